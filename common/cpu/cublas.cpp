@@ -1,0 +1,261 @@
+// cuBLAS on OpenBLAS: each call checks its arguments and enqueues the operation on the handle's stream.
+#include <cblas.h>
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+
+#include "common/cpu/stream.h"
+
+using workshop::cpu::enqueue_kernel;
+
+struct cublasContext {
+  cudaStream_t stream = nullptr;
+  cublasPointerMode_t mode = CUBLAS_POINTER_MODE_HOST;
+};
+
+namespace {
+
+// alpha or beta: on the host taken when the function is called, on the device read when the operation runs.
+class Scalar {
+ public:
+  Scalar(cublasHandle_t handle, const float* pointer) {
+    if (handle->mode == CUBLAS_POINTER_MODE_DEVICE) {
+      device_ = pointer;
+    } else {
+      host_ = *pointer;
+    }
+  }
+  float value() const { return device_ == nullptr ? host_ : *device_; }
+
+ private:
+  const float* device_ = nullptr;
+  float host_ = 0;
+};
+
+bool valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
+
+CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
+
+// A column-major matrix that op() turns into [rows, columns] is stored with at least so many rows.
+int stored_rows(cublasOperation_t op, int rows, int columns) { return std::max(1, op == CUBLAS_OP_N ? rows : columns); }
+
+struct Gemm {
+  CBLAS_TRANSPOSE transa, transb;
+  int m, n, k;
+  Scalar alpha, beta;
+  const float* a;
+  const float* b;
+  float* c;
+  int lda, ldb, ldc;
+
+  void run(std::size_t offset_a, std::size_t offset_b, std::size_t offset_c) const {
+    cblas_sgemm(CblasColMajor, transa, transb, m, n, k, alpha.value(), a + offset_a, lda, b + offset_b, ldb,
+                beta.value(), c + offset_c, ldc);
+  }
+};
+
+bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const float* alpha, int lda,
+                int ldb, const float* beta, int ldc) {
+  return valid(transa) && valid(transb) && m >= 0 && n >= 0 && k >= 0 && alpha != nullptr && beta != nullptr &&
+         lda >= stored_rows(transa, m, k) && ldb >= stored_rows(transb, k, n) && ldc >= std::max(1, m);
+}
+
+// Element i of a BLAS vector of n elements: with a negative increment it starts from the end.
+std::ptrdiff_t element(std::ptrdiff_t i, std::ptrdiff_t n, std::ptrdiff_t increment) {
+  return increment >= 0 ? i * increment : (i - n + 1) * increment;
+}
+
+// Enqueues `compute`, which writes *result, and waits for it where the result is on the host.
+template <typename Compute>
+cublasStatus_t enqueue_result(cublasHandle_t handle, Compute compute) {
+  enqueue_kernel(handle->stream, compute);
+  if (handle->mode == CUBLAS_POINTER_MODE_HOST) cudaStreamSynchronize(handle->stream);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+// The ranks of a job share the machine's cores already: one thread each, unless the user says otherwise.
+void limit_blas_threads() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
+  });
+}
+
+}  // namespace
+
+const char* cublasGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+  }
+  return "unknown status";
+}
+
+const char* cublasGetStatusString(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "an unsupported value or parameter was passed to the function";
+  }
+  return "unknown status";
+}
+
+cublasStatus_t cublasCreate(cublasHandle_t* handle) {
+  if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  limit_blas_threads();
+  *handle = new cublasContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasDestroy(cublasHandle_t handle) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  handle->stream = stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (stream == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  *stream = handle->stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (mode != CUBLAS_POINTER_MODE_HOST && mode != CUBLAS_POINTER_MODE_DEVICE) return CUBLAS_STATUS_INVALID_VALUE;
+  handle->mode = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetPointerMode(cublasHandle_t handle, cublasPointerMode_t* mode) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (mode == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  *mode = handle->mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
+                           int k, const float* alpha, const float* A, int lda, const float* B, int ldb,
+                           const float* beta, float* C, int ldc) {
+  return cublasSgemmStridedBatched(handle, transa, transb, m, n, k, alpha, A, lda, 0, B, ldb, 0, beta, C, ldc, 0, 1);
+}
+
+cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
+                                         int m, int n, int k, const float* alpha, const float* A, int lda,
+                                         long long int strideA, const float* B, int ldb, long long int strideB,
+                                         const float* beta, float* C, int ldc, long long int strideC, int batchCount) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (batchCount < 0 || !valid_gemm(transa, transb, m, n, k, alpha, lda, ldb, beta, ldc)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
+  const Gemm gemm = {
+      cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, A, B, C, lda, ldb, ldc};
+  enqueue_kernel(handle->stream, [=] {
+    for (int i = 0; i < batchCount; ++i) gemm.run(i * strideA, i * strideB, i * strideC);
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
+                           const float* alpha, const float* A, int lda, const float* beta, const float* B, int ldb,
+                           float* C, int ldc) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (!valid(transa) || !valid(transb) || m < 0 || n < 0 || alpha == nullptr || beta == nullptr ||
+      lda < stored_rows(transa, m, n) || ldb < stored_rows(transb, m, n) || ldc < std::max(1, m)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const Scalar scale_a(handle, alpha), scale_b(handle, beta);
+  enqueue_kernel(handle->stream, [=] {
+    // Element (i, j) of op(X), or 0 where its factor is 0 and X is not to be read.
+    const auto term = [](float scale, cublasOperation_t op, const float* x, int ld, int i, int j) {
+      const std::ptrdiff_t row = op == CUBLAS_OP_N ? i : j, column = op == CUBLAS_OP_N ? j : i;
+      return scale == 0 ? 0 : scale * x[row + column * ld];
+    };
+    const float a = scale_a.value(), b = scale_b.value();
+    for (int j = 0; j < n; ++j) {
+      for (int i = 0; i < m; ++i) {
+        C[i + static_cast<std::ptrdiff_t>(j) * ldc] = term(a, transa, A, lda, i, j) + term(b, transb, B, ldb, i, j);
+      }
+    }
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m, int n, const float* alpha,
+                           const float* A, int lda, const float* x, int incx, const float* beta, float* y, int incy) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (!valid(trans) || m < 0 || n < 0 || alpha == nullptr || beta == nullptr || lda < std::max(1, m) || incx == 0 ||
+      incy == 0) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const Scalar scale(handle, alpha), old_scale(handle, beta);
+  enqueue_kernel(handle->stream, [=] {
+    const int count = trans == CUBLAS_OP_N ? m : n;
+    float kept = old_scale.value();
+    if (kept == 0) {  // y may be NaN, and OpenBLAS would keep that
+      for (int i = 0; i < count; ++i) y[element(i, count, incy)] = 0;
+      kept = 1;
+    }
+    cblas_sgemv(CblasColMajor, cblas_op(trans), m, n, scale.value(), A, lda, x, incx, kept, y, incy);
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSdot(cublasHandle_t handle, int n, const float* x, int incx, const float* y, int incy,
+                          float* result) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  return enqueue_result(handle, [=] { *result = n <= 0 ? 0 : cblas_sdot(n, x, incx, y, incy); });
+}
+
+cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int incx, float* result) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  return enqueue_result(handle, [=] { *result = n <= 0 || incx <= 0 ? 0 : cblas_snrm2(n, x, incx); });
+}
+
+cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, const float* x, int incx, float* y,
+                           int incy) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (n <= 0) return CUBLAS_STATUS_SUCCESS;
+  const Scalar scale(handle, alpha);
+  enqueue_kernel(handle->stream, [=] { cblas_saxpy(n, scale.value(), x, incx, y, incy); });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, float* x, int incx) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (n <= 0 || incx <= 0) return CUBLAS_STATUS_SUCCESS;
+  const Scalar scale(handle, alpha);
+  // Not cblas_sscal: by 0 it makes a 0 of a NaN, where cuBLAS multiplies.
+  enqueue_kernel(handle->stream, [=] {
+    const float factor = scale.value();
+    for (std::ptrdiff_t i = 0; i < n; ++i) x[i * incx] *= factor;
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasScopy(cublasHandle_t handle, int n, const float* x, int incx, float* y, int incy) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (n <= 0) return CUBLAS_STATUS_SUCCESS;
+  enqueue_kernel(handle->stream, [=] { cblas_scopy(n, x, incx, y, incy); });
+  return CUBLAS_STATUS_SUCCESS;
+}

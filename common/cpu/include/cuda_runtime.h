@@ -1,0 +1,133 @@
+// The CUDA runtime API on a machine without a GPU: the part of it that the workshop uses, with the names, the values
+// and the semantics of the real header. See common/cpu/README.md for what differs.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+
+// A kernel is a plain function: one call works on its whole range.
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+
+// glibc has vector versions of these functions in libmvec, within 4 ulp, but declares them only under -ffast-math,
+// which would also allow the compiler to assume that there are no NaNs. A kernel that calls them vectorises with this.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__FAST_MATH__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((__simd__("notinbranch"))) float expf(float) noexcept;
+__attribute__((__simd__("notinbranch"))) float logf(float) noexcept;
+__attribute__((__simd__("notinbranch"))) float erff(float) noexcept;
+__attribute__((__simd__("notinbranch"))) float tanhf(float) noexcept;
+}
+#endif
+#endif
+
+extern "C" {
+
+typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
+typedef void (*cudaHostFn_t)(void* user_data);
+
+typedef enum cudaError {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidMemcpyDirection = 21,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
+  cudaErrorNotReady = 600,
+} cudaError_t;
+
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost = 0,
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+  cudaMemcpyDefault = 4,
+};
+
+#define cudaStreamDefault 0x00
+#define cudaStreamNonBlocking 0x01
+#define cudaEventDefault 0x00
+#define cudaEventBlockingSync 0x01
+#define cudaEventDisableTiming 0x02
+
+struct cudaDeviceProp {
+  char name[256];
+  size_t totalGlobalMem;  // bytes: WORKSHOP_DEVICE_MEMORY
+};
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaPeekAtLastError(void);
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceSynchronize(void);
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes);
+cudaError_t cudaFree(void* pointer);
+cudaError_t cudaMallocHost(void** pointer, size_t bytes);
+cudaError_t cudaFreeHost(void* pointer);
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
+cudaError_t cudaMemset(void* pointer, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream = nullptr);
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags = 0);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data);
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+
+}  // extern "C"
+
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned int flags) {
+  return cudaEventCreateWithFlags(event, flags);
+}
+template <typename T>
+cudaError_t cudaMalloc(T** pointer, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(pointer), bytes);
+}
+template <typename T>
+cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
+  return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
+}
+
+namespace workshop::cpu {
+
+// Arguments of an operation are kept inside the stream's queue, so that enqueueing one allocates nothing.
+inline constexpr std::size_t kTaskBytes = 176;
+
+// Enqueues `run(copy of task)` as a kernel.
+void enqueue_kernel(cudaStream_t stream, void (*run)(void*), const void* task, std::size_t bytes);
+
+// Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
+template <typename Kernel>
+void enqueue_kernel(cudaStream_t stream, Kernel kernel) {
+  static_assert(sizeof(Kernel) <= kTaskBytes && alignof(Kernel) <= 16, "too many kernel arguments");
+  static_assert(std::is_trivially_copyable_v<Kernel>, "kernel arguments must be trivially copyable");
+  enqueue_kernel(
+      stream, [](void* task) { (*static_cast<Kernel*>(task))(); }, &kernel, sizeof(Kernel));
+}
+
+}  // namespace workshop::cpu

@@ -1,0 +1,20 @@
+// What the cpu backend tells about itself, beyond the APIs that it implements.
+#pragma once
+
+#include <cstdint>
+
+namespace workshop::cpu {
+
+// How often this process has allocated device or pinned memory, and how often its host has waited for the device. Both
+// stand still during a training step that is written well.
+struct Counters {
+  std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
+  std::uint64_t synchronizations;  // synchronisation of device, stream or event; cudaMemcpy; BLAS results on the host
+};
+Counters counters();
+
+// False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI for ever, MPI_Finalize
+// would wait for it, and the process should end without.
+bool mpi_usable();
+
+}  // namespace workshop::cpu

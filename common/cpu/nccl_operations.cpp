@@ -1,0 +1,386 @@
+#include "common/cpu/nccl_operations.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+
+namespace workshop::cpu {
+namespace {
+
+constexpr int kTag = 0;
+constexpr int kSlowMilliseconds = 5;
+
+// ---- data types and reductions -------------------------------------------------------------------------------------
+
+MPI_Datatype mpi_type(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+      return MPI_INT8_T;
+    case ncclUint8:
+      return MPI_UINT8_T;
+    case ncclInt32:
+      return MPI_INT32_T;
+    case ncclUint32:
+      return MPI_UINT32_T;
+    case ncclInt64:
+      return MPI_INT64_T;
+    case ncclUint64:
+      return MPI_UINT64_T;
+    case ncclFloat32:
+      return MPI_FLOAT;
+    case ncclFloat64:
+      return MPI_DOUBLE;
+    case ncclBfloat16:
+      return MPI_UINT16_T;  // reduced by the functions below
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+// A bfloat16 is the upper half of a float.
+float to_float(std::uint16_t value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
+
+std::uint16_t to_bfloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (value != value) return static_cast<std::uint16_t>(bits >> 16 | 0x40);     // a NaN stays one
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest, ties to even
+}
+
+template <typename Combine>
+void reduce_bfloat16(void* in, void* inout, int* count, MPI_Datatype*) {
+  const auto* a = static_cast<const std::uint16_t*>(in);
+  auto* b = static_cast<std::uint16_t*>(inout);
+  for (int i = 0; i < *count; ++i) b[i] = to_bfloat16(Combine()(to_float(a[i]), to_float(b[i])));
+}
+
+struct Sum {
+  float operator()(float a, float b) const { return a + b; }
+};
+struct Product {
+  float operator()(float a, float b) const { return a * b; }
+};
+struct Maximum {
+  float operator()(float a, float b) const { return std::max(a, b); }
+};
+struct Minimum {
+  float operator()(float a, float b) const { return std::min(a, b); }
+};
+
+MPI_Op make_op(MPI_User_function* function) {
+  MPI_Op op = MPI_OP_NULL;
+  MPI_Op_create(function, /*commute=*/1, &op);
+  return op;
+}
+
+MPI_Op mpi_op(ncclRedOp_t op, ncclDataType_t type) {
+  static constexpr auto index = [](ncclRedOp_t op) { return op == ncclAvg ? ncclSum : op; };
+  static const MPI_Op standard[] = {MPI_SUM, MPI_PROD, MPI_MAX, MPI_MIN};
+  if (type != ncclBfloat16) return standard[index(op)];
+  static const MPI_Op bfloat16[] = {make_op(reduce_bfloat16<Sum>), make_op(reduce_bfloat16<Product>),
+                                    make_op(reduce_bfloat16<Maximum>), make_op(reduce_bfloat16<Minimum>)};
+  return bfloat16[index(op)];
+}
+
+template <typename T>
+void divide_all(void* data, std::size_t count, int n) {
+  auto* values = static_cast<T*>(data);
+  for (std::size_t i = 0; i < count; ++i) {
+    if constexpr (std::is_floating_point_v<T>) {
+      values[i] *= T(1) / static_cast<T>(n);
+    } else {
+      values[i] = static_cast<T>(values[i] / static_cast<T>(n));
+    }
+  }
+}
+
+void divide_all_bfloat16(void* data, std::size_t count, int n) {
+  auto* values = static_cast<std::uint16_t*>(data);
+  for (std::size_t i = 0; i < count; ++i) values[i] = to_bfloat16(to_float(values[i]) * (1.0f / static_cast<float>(n)));
+}
+
+// ncclAvg is a sum that is scaled by 1/n. NCCL scales floating-point values first; where n is a power of two, so that
+// scaling is exact, both give the same bits.
+void average(const Operation& o) {
+  const int n = o.comm->size;
+  switch (o.type) {
+    case ncclInt8:
+      return divide_all<std::int8_t>(o.to, o.count, n);
+    case ncclUint8:
+      return divide_all<std::uint8_t>(o.to, o.count, n);
+    case ncclInt32:
+      return divide_all<std::int32_t>(o.to, o.count, n);
+    case ncclUint32:
+      return divide_all<std::uint32_t>(o.to, o.count, n);
+    case ncclInt64:
+      return divide_all<std::int64_t>(o.to, o.count, n);
+    case ncclUint64:
+      return divide_all<std::uint64_t>(o.to, o.count, n);
+    case ncclFloat32:
+      return divide_all<float>(o.to, o.count, n);
+    case ncclFloat64:
+      return divide_all<double>(o.to, o.count, n);
+    case ncclBfloat16:
+      return divide_all_bfloat16(o.to, o.count, n);
+  }
+}
+
+// ---- calls of MPI --------------------------------------------------------------------------------------------------
+
+bool is_collective(Kind kind) { return kind != Kind::send && kind != Kind::receive; }
+
+// Where rank's part of a buffer of one part a rank begins.
+const void* part(const void* buffer, const Operation& o, int rank) {
+  return static_cast<const std::byte*>(buffer) + static_cast<std::size_t>(rank) * o.count * element_size(o.type);
+}
+
+// On the root broadcast reads `from`, and `to` gets a copy.
+void* broadcast_buffer(const Operation& o) {
+  if (o.comm->rank != o.root) return o.to;
+  if (o.from != o.to && o.count > 0) std::memcpy(o.to, o.from, o.count * element_size(o.type));
+  return const_cast<void*>(o.from);
+}
+
+// Starts an operation, or, without `request`, carries out a collective. Blocking collectives take half the time of
+// nonblocking ones for small messages, which is why both are here.
+int call(const Operation& o, MPI_Request* request) {
+  const int n = static_cast<int>(o.count);
+  const MPI_Datatype type = mpi_type(o.type);
+  const MPI_Comm comm = o.comm->mpi;
+  const bool is_root = o.comm->rank == o.root;
+  const auto run = [request](auto blocking, auto nonblocking, auto... args) {
+    return request == nullptr ? blocking(args...) : nonblocking(args..., request);
+  };
+  switch (o.kind) {
+    case Kind::broadcast:
+      return run(MPI_Bcast, MPI_Ibcast, broadcast_buffer(o), n, type, o.root, comm);
+    case Kind::reduce: {
+      const void* from = is_root && o.from == o.to ? MPI_IN_PLACE : o.from;
+      return run(MPI_Reduce, MPI_Ireduce, from, is_root ? o.to : nullptr, n, type, mpi_op(o.op, o.type), o.root, comm);
+    }
+    case Kind::all_reduce: {
+      const void* from = o.from == o.to ? MPI_IN_PLACE : o.from;
+      return run(MPI_Allreduce, MPI_Iallreduce, from, o.to, n, type, mpi_op(o.op, o.type), comm);
+    }
+    case Kind::reduce_scatter: {
+      // In place the result is this rank's part of `from`, which is not what MPI_IN_PLACE means. Open MPI has read all
+      // of `from` before it writes the result, so that the two may overlap; the conformance suite watches over that.
+      return run(MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, o.from, o.to, n, type, mpi_op(o.op, o.type),
+                 comm);
+    }
+    case Kind::all_gather: {
+      const void* from = o.from == part(o.to, o, o.comm->rank) ? MPI_IN_PLACE : o.from;
+      return run(MPI_Allgather, MPI_Iallgather, from, n, type, o.to, n, type, comm);
+    }
+    case Kind::all_to_all:
+      return run(MPI_Alltoall, MPI_Ialltoall, o.from, n, type, o.to, n, type, comm);
+    case Kind::gather: {
+      const void* from = is_root && o.from == part(o.to, o, o.root) ? MPI_IN_PLACE : o.from;
+      return run(MPI_Gather, MPI_Igather, from, n, type, is_root ? o.to : nullptr, n, type, o.root, comm);
+    }
+    case Kind::scatter: {
+      void* to = is_root && o.to == part(o.from, o, o.root) ? MPI_IN_PLACE : o.to;
+      return run(MPI_Scatter, MPI_Iscatter, is_root ? o.from : nullptr, n, type, to, n, type, o.root, comm);
+    }
+    // Synchronous, whatever the size: a send ends when its receive has begun, as NCCL's does.
+    case Kind::send:
+      return MPI_Issend(o.from, n, type, o.root, kTag, comm, request);
+    case Kind::receive:
+      return MPI_Irecv(o.to, n, type, o.root, kTag, comm, request);
+  }
+  return MPI_ERR_OTHER;
+}
+
+void check_status(const Operation& o, int status, const char* what) {
+  if (status != MPI_SUCCESS) asynchronous_error(*o.comm, mpi_error(status, what));
+}
+
+// MPI takes a message that is too short without a word.
+void check_received(const Operation& o, const MPI_Status& status) {
+  int received = 0;
+  MPI_Get_count(&status, mpi_type(o.type), &received);
+  if (static_cast<std::size_t>(received) == o.count) return;
+  asynchronous_error(
+      *o.comm, error(ncclInvalidUsage, "receive of %zu elements from rank %d: it sent %d", o.count, o.root, received));
+}
+
+void complete(const Operation& o) {
+  const bool has_result = o.kind == Kind::all_reduce || o.kind == Kind::reduce_scatter ||
+                          (o.kind == Kind::reduce && o.comm->rank == o.root);
+  if (has_result && o.op == ncclAvg) average(o);
+}
+
+// ---- taking turns --------------------------------------------------------------------------------------------------
+
+// The time between two looks at something that another stream or rank does.
+void pause_polling(int& polls) {
+  if (++polls < 100) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+// Waits for the operation's turn; false where there will be none, because the communicator was aborted.
+bool begin_turn(ncclComm& comm, std::uint64_t ticket) {
+  for (int polls = 0; comm.called.load() != ticket && !comm.aborted;) pause_polling(polls);
+  comm.running = true;
+  if (!comm.aborted) return true;
+  comm.running = false;
+  return false;
+}
+
+void end_turn(ncclComm& comm, std::uint64_t ticket) {
+  comm.called.store(ticket + 1, std::memory_order_release);
+  comm.running.store(false, std::memory_order_release);
+}
+
+// ---- operations on a worker ----------------------------------------------------------------------------------------
+
+// An abandoned worker never gets past the end of the section, so it does not touch the result either.
+void run_collective(const Operation& o) {
+  int status = MPI_SUCCESS;
+  {
+    o.comm->collective.store(this_worker(), std::memory_order_release);
+    const Uninterruptible section;
+    if (!o.comm->aborted) status = call(o, nullptr);
+  }
+  o.comm->collective.store(nullptr, std::memory_order_release);
+  check_status(o, status, "collective");
+  if (status == MPI_SUCCESS && !o.comm->aborted) complete(o);
+}
+
+bool any_aborted(const std::vector<Operation>& operations) {
+  return std::any_of(operations.begin(), operations.end(), [](auto& o) { return o.comm->aborted.load(); });
+}
+
+// A receive must not write into a buffer that its owner may free now. MPI cannot cancel anything else.
+void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& requests) {
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (requests[i] == MPI_REQUEST_NULL || operations[i].kind != Kind::receive) continue;
+    MPI_Cancel(&requests[i]);
+    MPI_Request_free(&requests[i]);
+  }
+}
+
+// Starts all operations, then waits for all: no order among them can make them wait for each other.
+void run_together(const std::vector<Operation>& operations) {
+  std::vector<MPI_Request> requests(operations.size(), MPI_REQUEST_NULL);
+  std::vector<MPI_Status> statuses(operations.size());
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    check_status(operations[i], call(operations[i], &requests[i]), "start of an operation");
+  }
+  int done = 0;
+  int status = MPI_SUCCESS;
+  for (int polls = 0;;) {
+    status = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data());
+    if (done != 0 || status != MPI_SUCCESS) break;
+    if (any_aborted(operations)) return cancel(operations, requests);
+    pause_polling(polls);
+  }
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    const Operation& o = operations[i];
+    check_status(o, status == MPI_SUCCESS ? MPI_SUCCESS : statuses[i].MPI_ERROR, "operation");
+    if (status != MPI_SUCCESS) continue;
+    if (o.kind == Kind::receive) check_received(o, statuses[i]);
+    complete(o);
+  }
+}
+
+struct Ticket {
+  ncclComm* comm;
+  std::uint64_t number;
+};
+
+struct Group {
+  std::vector<Operation> operations;
+  std::vector<Ticket> tickets;
+};
+
+void run_group(const Group& group) {
+  const auto begun = std::find_if_not(group.tickets.begin(), group.tickets.end(),
+                                      [](const Ticket& ticket) { return begin_turn(*ticket.comm, ticket.number); });
+  if (begun == group.tickets.end()) run_together(group.operations);
+  // Where one communicator was aborted, the whole group ends.
+  std::for_each(group.tickets.begin(), begun, [](const Ticket& ticket) { end_turn(*ticket.comm, ticket.number); });
+  std::for_each(begun, group.tickets.end(), [](const Ticket& ticket) {
+    if (ticket.comm->aborted) return;
+    if (begin_turn(*ticket.comm, ticket.number)) end_turn(*ticket.comm, ticket.number);
+  });
+}
+
+// Tickets are taken in the order in which the operations enter their streams.
+std::mutex& issue_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
+Group make_group(const std::vector<GroupedOperation>& grouped) {
+  Group group;
+  for (const GroupedOperation& member : grouped) {
+    group.operations.push_back(member.operation);
+    ncclComm* comm = member.operation.comm;
+    const auto same = [comm](const Ticket& ticket) { return ticket.comm == comm; };
+    if (std::any_of(group.tickets.begin(), group.tickets.end(), same)) continue;
+    group.tickets.push_back({comm, comm->issued++});
+  }
+  return group;
+}
+
+}  // namespace
+
+std::size_t element_size(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+      return 1;
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+void issue(const Operation& operation, cudaStream_t stream) {
+  if (!is_collective(operation.kind)) return issue_group({{operation, stream}});
+  if (slow().collectives) enqueue_delay(stream, kSlowMilliseconds);
+  const std::lock_guard lock(issue_mutex());
+  const std::uint64_t ticket = operation.comm->issued++;
+  enqueue(stream, [queued = operation, ticket] {
+    const Operation o = queued;  // if this worker is abandoned, the queue's copy will be overwritten
+    if (!begin_turn(*o.comm, ticket)) return;
+    run_collective(o);
+    end_turn(*o.comm, ticket);
+  });
+}
+
+void issue_group(std::vector<GroupedOperation> grouped) {
+  std::vector<cudaStream_t> streams;
+  for (const GroupedOperation& member : grouped) {
+    if (std::find(streams.begin(), streams.end(), member.stream) == streams.end()) streams.push_back(member.stream);
+  }
+  const std::lock_guard lock(issue_mutex());
+  const cudaStream_t leader = streams[0];
+  for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(leader, mark(streams[i]));
+  if (slow().collectives) enqueue_delay(leader, kSlowMilliseconds);
+  auto* group = new Group(make_group(grouped));
+  const auto run = [group] {
+    run_group(*group);
+    delete group;
+  };
+  const Position end = enqueue(leader, run, Awaited::yes);
+  for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(streams[i], end);
+}
+
+}  // namespace workshop::cpu

@@ -1,0 +1,86 @@
+// How NCCL's operations run: on the worker of a stream, as calls of MPI.
+#pragma once
+
+#include <mpi.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/cpu/stream.h"
+
+// A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
+struct ncclComm {
+  enum State { live, finalized, destroyed };
+  static constexpr std::uint64_t kMagic = 0x6e63636c6f6e4350;
+
+  std::uint64_t magic = kMagic;
+  std::atomic<State> state = live;
+  std::atomic<bool> aborted = false;
+  std::atomic<ncclResult_t> async_error = ncclSuccess;
+  MPI_Comm mpi = MPI_COMM_NULL;
+  int rank = 0;
+  int size = 1;
+  int device = 0;
+
+  // Operations of one communicator run in the order in which they were issued, whichever stream they are on: each takes
+  // a ticket when it is issued, and runs when the ticket is called.
+  std::atomic<std::uint64_t> issued = 0;
+  std::atomic<std::uint64_t> called = 0;
+  std::atomic<bool> running = false;                         // an operation's turn has come
+  std::atomic<workshop::cpu::Worker*> collective = nullptr;  // who is inside a blocking collective of MPI
+};
+
+namespace workshop::cpu {
+
+enum class Kind : std::uint8_t {
+  broadcast,
+  reduce,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  gather,
+  scatter,
+  send,
+  receive
+};
+
+struct Operation {
+  Kind kind;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;  // or the peer of a send or receive
+  std::size_t count;
+  const void* from;
+  void* to;
+  ncclComm* comm;
+};
+
+// An operation and the stream that it was issued on, inside a group.
+struct GroupedOperation {
+  Operation operation;
+  cudaStream_t stream;
+};
+
+// Enqueues one operation, or all operations of a group as one.
+void issue(const Operation& operation, cudaStream_t stream);
+void issue_group(std::vector<GroupedOperation> group);
+
+// Size in bytes of an element; 0 for what is no data type.
+std::size_t element_size(ncclDataType_t type);
+
+// Keeps the text for ncclGetLastError and returns `result`.
+[[gnu::format(printf, 2, 3)]] ncclResult_t error(ncclResult_t result, const char* format, ...);
+
+// The same for an error of MPI, and for an error that ncclCommGetAsyncError is to tell.
+ncclResult_t mpi_error(int status, const char* what);
+void asynchronous_error(ncclComm& comm, ncclResult_t result);
+
+// Notes that an operation was abandoned: see workshop_cpu.h.
+void mpi_unusable();
+
+}  // namespace workshop::cpu

@@ -1,0 +1,237 @@
+#include "common/cpu/stream.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+namespace workshop::cpu {
+namespace {
+
+thread_local Worker* current_worker = nullptr;
+
+// All streams of the process. Like everything that a worker may touch it is never destroyed: workers run until the
+// process ends, also while the destructors of static objects run.
+struct Streams {
+  std::mutex mutex;  // held while a blocking stream or the legacy default stream takes a new operation
+  std::vector<CUstream_st*> all;
+  CUstream_st* legacy = nullptr;
+};
+
+Streams& streams() {
+  static Streams& instance = *[] {
+    auto* streams = new Streams;
+    streams->legacy = new CUstream_st(/*blocking=*/false);
+    return streams;
+  }();
+  return instance;
+}
+
+CUstream_st* resolve(cudaStream_t stream) { return stream == nullptr ? streams().legacy : stream; }
+
+void push_wait(CUstream_st* stream, const Position& position) {
+  const auto task = [position] { position.stream->wait_for(position.number); };
+  stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task, Awaited::yes);
+}
+
+// Work on the legacy default stream comes after all earlier work of the blocking streams …
+void join_blocking_streams(Streams& streams) {
+  for (CUstream_st* stream : streams.all) {
+    const std::uint64_t pushed = stream->pushed();
+    if (!stream->blocking || stream->joined == pushed) continue;
+    push_wait(streams.legacy, {stream, pushed - 1});
+    stream->joined = pushed;
+  }
+}
+
+// … and work on a blocking stream after all earlier work of the legacy default stream.
+void join_legacy_stream(Streams& streams, CUstream_st* stream) {
+  const std::uint64_t pushed = streams.legacy->pushed();
+  if (stream->joined_legacy == pushed) return;
+  push_wait(stream, {streams.legacy, pushed - 1});
+  stream->joined_legacy = pushed;
+}
+
+[[noreturn]] void sleep_for_ever() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(24));
+}
+
+Slow read_slow() {
+  const char* value = std::getenv("WORKSHOP_SLOW");
+  const std::string names = value == nullptr ? "" : value;
+  if (names.empty()) return {};
+  if (names == "kernels") return {.kernels = true};
+  if (names == "collectives") return {.collectives = true};
+  bad_environment("WORKSHOP_SLOW", value, "kernels or collectives");
+}
+
+}  // namespace
+
+Worker* this_worker() { return current_worker; }
+
+bool abandon(Worker& worker) {
+  Worker::State expected = Worker::uninterruptible;
+  if (!worker.state.compare_exchange_strong(expected, Worker::abandoned)) return false;
+  worker.stream->take_over();
+  return true;
+}
+
+Uninterruptible::Uninterruptible() { current_worker->state = Worker::uninterruptible; }
+
+Uninterruptible::~Uninterruptible() {
+  Worker::State expected = Worker::uninterruptible;
+  if (!current_worker->state.compare_exchange_strong(expected, Worker::interruptible)) sleep_for_ever();
+}
+
+Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t bytes, Awaited awaited) {
+  Streams& all = streams();
+  CUstream_st* stream = resolve(handle);
+  if (stream != all.legacy && !stream->blocking.load(std::memory_order_relaxed)) {
+    return {stream, stream->push(run, task, bytes, awaited)};
+  }
+  const std::lock_guard lock(all.mutex);
+  if (stream == all.legacy) {
+    join_blocking_streams(all);
+  } else {
+    join_legacy_stream(all, stream);
+  }
+  return {stream, stream->push(run, task, bytes, Awaited::yes)};
+}
+
+Position mark(cudaStream_t stream) {
+  return enqueue(
+      stream, [] {}, Awaited::yes);
+}
+
+bool passed(const Position& position) { return position.stream->passed(position.number); }
+
+void wait_for(const Position& position) { position.stream->wait_for(position.number); }
+
+void enqueue_wait(cudaStream_t stream, const Position& position) {
+  if (passed(position) || resolve(stream) == position.stream) return;
+  enqueue(stream, [position] { wait_for(position); });
+}
+
+bool usable(cudaStream_t stream) { return resolve(stream)->live; }
+
+const Slow& slow() {
+  static const Slow instance = read_slow();
+  return instance;
+}
+
+void enqueue_delay(cudaStream_t stream, int milliseconds) {
+  enqueue(stream, [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
+}
+
+void bad_environment(const char* name, const char* value, const char* expected) {
+  std::fprintf(stderr, "%s is '%s'; expected %s\n", name, value, expected);
+  std::_Exit(2);
+}
+
+void enqueue_kernel(cudaStream_t stream, Run run, const void* task, std::size_t bytes) {
+  if (slow().kernels) enqueue_delay(stream, 1);
+  enqueue(stream, run, task, bytes, Awaited::no);
+}
+
+CUstream_st* acquire_stream(bool blocking) {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  for (CUstream_st* stream : all.all) {
+    if (stream->live || !stream->idle()) continue;
+    stream->blocking = blocking;
+    stream->live = true;
+    return stream;
+  }
+  return all.all.emplace_back(new CUstream_st(blocking));
+}
+
+std::vector<CUstream_st*> every_stream() {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  std::vector<CUstream_st*> result = all.all;
+  result.push_back(all.legacy);
+  return result;
+}
+
+}  // namespace workshop::cpu
+
+using namespace workshop::cpu;
+
+CUstream_st::CUstream_st(bool blocking) : blocking(blocking) { start_worker(0); }
+
+std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes, Awaited awaited) {
+  const std::lock_guard lock(producer_);
+  const std::uint64_t number = tail_.load(std::memory_order_relaxed);
+  if (number - head_.load() >= kSlots) wait_for_room(number);
+  Slot& slot = slots_[number % kSlots];
+  slot.run = run;
+  slot.awaited = awaited;
+  std::memcpy(slot.task, task, bytes);
+  tail_.store(number + 1);
+  if (asleep_.load() != 0 && asleep_.exchange(0) != 0) asleep_.notify_one();
+  return number;
+}
+
+// Until a quarter of the queue is free: a host that woke up for every slot would take the processor from the worker.
+void CUstream_st::wait_for_room(std::uint64_t number) {
+  while (number - head_.load() > kSlots / 4 * 3) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+std::uint64_t CUstream_st::push_marker() {
+  const char nothing = 0;
+  return push([](void*) {}, &nothing, sizeof nothing, Awaited::yes);
+}
+
+void CUstream_st::wait_for(std::uint64_t number) {
+  if (passed(number)) return;
+  ++waiting_;
+  for (;;) {
+    const int finished = finished_.load();
+    if (passed(number)) break;
+    finished_.wait(finished);
+  }
+  --waiting_;
+}
+
+void CUstream_st::start_worker(std::uint64_t first) {
+  auto* worker = new Worker;
+  worker->stream = this;
+  std::thread([this, worker, first] { work(worker, first); }).detach();
+}
+
+void CUstream_st::take_over() {
+  const std::uint64_t number = head_.load();
+  finish(number, Awaited::yes);
+  start_worker(number + 1);
+}
+
+void CUstream_st::work(Worker* worker, std::uint64_t first) {
+  current_worker = worker;
+  for (std::uint64_t number = first;; ++number) {
+    wait_for_work(number);
+    Slot& slot = slots_[number % kSlots];
+    slot.run(slot.task);
+    finish(number, slot.awaited);
+  }
+}
+
+void CUstream_st::wait_for_work(std::uint64_t number) {
+  // A host that enqueues one operation after the other needs less than this for each: do not sleep between them.
+  constexpr int kSpins = 1000;
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (tail_.load(std::memory_order_acquire) != number) return;
+  }
+  while (tail_.load() == number) {
+    asleep_ = 1;
+    if (tail_.load() == number) asleep_.wait(1);
+    asleep_ = 0;
+  }
+}
+
+void CUstream_st::finish(std::uint64_t number, Awaited awaited) {
+  head_.store(number + 1, std::memory_order_release);
+  if (awaited == Awaited::no) return;
+  ++finished_;
+  if (waiting_.load() != 0) finished_.notify_all();
+}

@@ -1,0 +1,144 @@
+// Streams: ordered queues of operations, each with a thread of its own that carries them out.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <type_traits>
+#include <vector>
+
+namespace workshop::cpu {
+
+using Run = void (*)(void* task);
+
+// A thread that carries out a stream's operations. Never freed: an abandoned one may come back at any time.
+struct Worker {
+  enum State { interruptible, uninterruptible, abandoned };
+  std::atomic<State> state = interruptible;
+  CUstream_st* stream = nullptr;
+};
+
+// Gives the stream of a worker that is in an Uninterruptible section to a fresh thread, which goes on after the
+// operation. Returns false, and does nothing, where the worker is not in such a section.
+bool abandon(Worker& worker);
+
+// Encloses a call that may never return. A worker that was abandoned meanwhile does not get past the section's end: it
+// sleeps there for the rest of the process, so it touches nothing that others have freed by then.
+class Uninterruptible {
+ public:
+  Uninterruptible();
+  ~Uninterruptible();
+  Uninterruptible(const Uninterruptible&) = delete;
+  Uninterruptible& operator=(const Uninterruptible&) = delete;
+};
+
+// The worker that calls this; null on a thread of the program.
+Worker* this_worker();
+
+// An operation of a stream: the number-th that was enqueued there.
+struct Position {
+  CUstream_st* stream = nullptr;
+  std::uint64_t number = 0;
+};
+
+// Whether others wait for the end of an operation. Only they are woken up, because waking costs more than most
+// operations do.
+enum class Awaited : bool { no, yes };
+
+// Enqueues `run(copy of task)` behind everything that the stream and, by the rules of the legacy default stream, other
+// streams must finish first. Waits only where the queue is full.
+Position enqueue(cudaStream_t stream, Run run, const void* task, std::size_t bytes, Awaited awaited);
+
+template <typename Task>
+Position enqueue(cudaStream_t stream, Task task, Awaited awaited = Awaited::no) {
+  static_assert(sizeof(Task) <= kTaskBytes && std::is_trivially_copyable_v<Task>);
+  return enqueue(
+      stream, [](void* copy) { (*static_cast<Task*>(copy))(); }, &task, sizeof(Task), awaited);
+}
+
+// The position behind all work enqueued on `stream` so far.
+Position mark(cudaStream_t stream);
+
+bool passed(const Position& position);
+
+// Lets the calling thread wait for a position that somebody awaits.
+void wait_for(const Position& position);
+
+// Lets all further work of `stream` wait for it.
+void enqueue_wait(cudaStream_t stream, const Position& position);
+
+// A stream for the program, new or used before.
+CUstream_st* acquire_stream(bool blocking);
+
+// All streams that ever were, and the legacy default stream.
+std::vector<CUstream_st*> every_stream();
+
+// False for a stream that was destroyed. The legacy default stream is always there.
+bool usable(cudaStream_t stream);
+
+// What WORKSHOP_SLOW asks for: each operation of that kind waits a little before it runs, so that a stream that should
+// have waited for it runs ahead in every run, not now and then.
+struct Slow {
+  bool kernels = false;
+  bool collectives = false;
+};
+const Slow& slow();
+void enqueue_delay(cudaStream_t stream, int milliseconds);
+
+// Ends the program with status 2 because an environment variable makes no sense.
+[[noreturn]] void bad_environment(const char* name, const char* value, const char* expected);
+
+// Adds one to counters().synchronizations.
+void count_synchronization();
+
+}  // namespace workshop::cpu
+
+// A stream is never freed, only used again, so that whoever holds a Position can always ask for it.
+struct CUstream_st {
+ public:
+  explicit CUstream_st(bool blocking);
+
+  std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes, workshop::cpu::Awaited awaited);
+  std::uint64_t push_marker();  // an operation that does nothing, to be waited for
+  std::uint64_t pushed() const { return tail_.load(); }
+  bool passed(std::uint64_t number) const { return head_.load() > number; }
+  bool idle() const { return head_.load() == tail_.load(); }
+  void wait_for(std::uint64_t number);
+
+  // Starts a thread that carries out the operations from the given one on.
+  void start_worker(std::uint64_t first);
+  // Ends the operation that an abandoned worker is stuck in, and goes on with a fresh one.
+  void take_over();
+
+  std::atomic<bool> live = true;
+  std::atomic<bool> blocking;  // ordered with the legacy default stream
+  // Guarded by the mutex of all streams: how many operations of this stream the legacy default stream waits for
+  // already, and how many of the legacy default stream this one waits for.
+  std::uint64_t joined = 0;
+  std::uint64_t joined_legacy = 0;
+
+ private:
+  static constexpr std::uint64_t kSlots = 1024;
+  struct Slot {
+    workshop::cpu::Run run;
+    workshop::cpu::Awaited awaited;
+    alignas(16) std::byte task[workshop::cpu::kTaskBytes];
+  };
+
+  void work(workshop::cpu::Worker* worker, std::uint64_t first);
+  void wait_for_room(std::uint64_t number);
+  void wait_for_work(std::uint64_t number);
+  void finish(std::uint64_t number, workshop::cpu::Awaited awaited);
+
+  std::vector<Slot> slots_{kSlots};
+  std::mutex producer_;
+  alignas(64) std::atomic<std::uint64_t> tail_ = 0;  // operations enqueued
+  std::atomic<int> asleep_ = 0;                      // the worker is about to sleep
+  alignas(64) std::atomic<std::uint64_t> head_ = 0;  // operations finished
+  std::atomic<int> finished_ = 0;                    // changes with every awaited operation that finishes
+  std::atomic<int> waiting_ = 0;                     // threads that wait for one
+};

@@ -1,0 +1,95 @@
+#include "common/data.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+namespace workshop {
+namespace {
+
+// out[i, :] = table[rows[i], :] for `count` rows of `width` values.
+__global__ void gather_rows(float* out, const float* table, const int* rows, int count, int width) {
+  for (int i : grid_stride(count * width)) {
+    const int row = i / width;
+    out[i] = table[static_cast<std::size_t>(rows[row]) * width + (i - row * width)];
+  }
+}
+
+std::vector<int> in_order(int count) {
+  std::vector<int> indices(count);
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+std::size_t elements(int rows, int width) { return static_cast<std::size_t>(rows) * width; }
+
+}  // namespace
+
+RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint64_t seed)
+    : samples(samples),
+      in(in),
+      out(out),
+      inputs(elements(samples, in)),
+      targets(elements(samples, out)),
+      generator(seed) {
+  for (int i = 0; i < samples; ++i) {
+    generator.randn(inputs.data() + elements(i, in), in);
+    generator.randn(targets.data() + elements(i, out), out);
+  }
+}
+
+std::vector<int> RandomSampler::next_epoch() {
+  if (!shuffle_) return in_order(samples_);
+  std::uint64_t seed = 0;
+  for (int iterator = 0; iterator < 2; ++iterator) {
+    generator_.random64();  // the base seed of the iterator's workers, drawn even where it has none
+    seed = generator_.random64();
+  }
+  return Generator(seed).randperm(samples_);
+}
+
+std::vector<int> DistributedSampler::indices() const {
+  const std::vector<int> order = shuffle_ ? Generator(seed_ + epoch_).randperm(samples_) : in_order(samples_);
+  std::vector<int> mine;
+  const int per_replica = (samples_ + replicas_ - 1) / replicas_;
+  for (int i = 0; i < per_replica; ++i) mine.push_back(order[(rank_ + i * replicas_) % samples_]);
+  return mine;
+}
+
+DataLoader::DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream)
+    : in_(dataset.in),
+      out_(dataset.out),
+      batch_size_(std::min(batch_size, dataset.samples)),
+      stream_(stream),
+      inputs_(dataset.inputs.size(), Memory::data),
+      targets_(dataset.targets.size(), Memory::data),
+      x_(elements(batch_size_, in_), Memory::data),
+      y_(elements(batch_size_, out_), Memory::data),
+      indices_(dataset.samples, Memory::data) {
+  inputs_.upload(dataset.inputs, stream);
+  targets_.upload(dataset.targets, stream);
+}
+
+void DataLoader::start_epoch(const std::vector<int>& indices) {
+  if (indices.size() > indices_.size()) {
+    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples of a data set of " +
+                                std::to_string(indices_.size()));
+  }
+  count_ = static_cast<int>(indices.size());
+  CUDA_CHECK(
+      cudaMemcpyAsync(indices_.data(), indices.data(), indices.size() * sizeof(int), cudaMemcpyHostToDevice, stream_));
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+int DataLoader::steps() const { return (count_ + batch_size_ - 1) / batch_size_; }
+
+Batch DataLoader::batch(int step) {
+  const int first = step * batch_size_;
+  const int rows = std::min(batch_size_, count_ - first);
+  launch(gather_rows, rows * in_, stream_, x_.data(), inputs_.data(), indices_.data() + first, rows, in_);
+  launch(gather_rows, rows * out_, stream_, y_.data(), targets_.data(), indices_.data() + first, rows, out_);
+  return {x_.data(), y_.data(), rows};
+}
+
+}  // namespace workshop

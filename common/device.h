@@ -1,0 +1,113 @@
+// RAII for what a program holds on its device: buffers whose memory is accounted by kind, streams, events.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "common/launch.h"
+
+namespace workshop {
+
+// What a device buffer is for. The peak of each kind goes to the run record and is compared with the README's formula.
+enum class Memory { parameters, gradients, optimizer, activations, buckets, data };
+inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations", "buckets", "data"};
+
+struct MemoryUse {
+  std::size_t current = 0;  // bytes
+  std::size_t peak = 0;     // bytes
+};
+
+// Use of one kind by this rank. Peaks of several kinds may lie at different times.
+MemoryUse memory_use(Memory kind);
+
+// Called by DeviceBuffer; `bytes` is negative for a release.
+void account_memory(Memory kind, std::ptrdiff_t bytes);
+
+// An array of `count` elements on the device. Its content is undefined until written (NaN on the cpu backend).
+template <typename T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(std::size_t count, Memory kind) : count_(count), kind_(kind) {
+    if (count_ == 0) return;
+    CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()));
+    account_memory(kind_, static_cast<std::ptrdiff_t>(bytes()));
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    DeviceBuffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (data_ == nullptr) return;
+    cudaFree(data_);
+    account_memory(kind_, -static_cast<std::ptrdiff_t>(bytes()));
+  }
+
+  T* data() const { return data_; }
+  std::size_t size() const { return count_; }
+  std::size_t bytes() const { return count_ * sizeof(T); }
+
+  // Copies from or to the host and waits until the copy is done. The host array must have size() elements.
+  void upload(const T* host, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(data_, host, bytes(), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
+  void upload(const std::vector<T>& host, cudaStream_t stream) { upload(host.data(), stream); }
+  std::vector<T> download(cudaStream_t stream) const {
+    std::vector<T> host(count_);
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), data_, bytes(), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return host;
+  }
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    std::swap(kind_, other.kind_);
+  }
+
+  T* data_ = nullptr;
+  std::size_t count_ = 0;
+  Memory kind_ = Memory::data;
+};
+
+// A stream that does not synchronise with the legacy default stream, so that two of them overlap.
+class Stream {
+ public:
+  Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// A point in a stream's work that another stream can wait for. Without timing, which makes it cheaper.
+class Event {
+ public:
+  explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace workshop

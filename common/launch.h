@@ -1,0 +1,85 @@
+// One way to write and launch a kernel, for nvcc and for a C++ compiler alone.
+//
+//   __global__ void add_bias(float* y, const float* bias, int rows, int cols) {
+//     for (int i : grid_stride(rows * cols)) y[i] += bias[i % cols];
+//   }
+//   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
+//
+// With CUDA the loop is a grid-stride loop over all threads. On a CPU one call runs the whole range, and the compiler
+// vectorises it. Write kernels whose iterations are independent of each other: then both mean the same.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "common/check.h"
+
+namespace workshop {
+
+// The indices of [0, n) that this thread works on: from `begin`, every `stride`-th.
+class GridStride {
+ public:
+  struct Sentinel {
+    int n;
+  };
+#ifdef __CUDACC__
+  class Iterator {
+   public:
+    __device__ Iterator(int i, int stride) : i_(i), stride_(stride) {}
+    __device__ int operator*() const { return i_; }
+    __device__ void operator++() { i_ += stride_; }
+    __device__ bool operator!=(Sentinel end) const { return i_ < end.n; }
+
+   private:
+    int i_, stride_;
+  };
+  __device__ explicit GridStride(int n) : n_(n) {}
+  __device__ Iterator begin() const {
+    return {static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), static_cast<int>(gridDim.x * blockDim.x)};
+  }
+  __device__ Sentinel end() const { return {n_}; }
+#else
+  class Iterator {
+   public:
+    explicit Iterator(int i) : i_(i) {}
+    int operator*() const { return i_; }
+    void operator++() { ++i_; }
+    bool operator!=(Sentinel end) const { return i_ < end.n; }
+
+   private:
+    int i_;
+  };
+  explicit GridStride(int n) : n_(n) {}
+  Iterator begin() const { return Iterator(0); }
+  Sentinel end() const { return {n_}; }
+#endif
+
+ private:
+  int n_;
+};
+
+#ifdef __CUDACC__
+__device__ inline GridStride grid_stride(int n) { return GridStride(n); }
+#else
+inline GridStride grid_stride(int n) { return GridStride(n); }
+#endif
+
+#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, nvcc alone can launch
+// Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
+// independent iterations; nothing is launched for none.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), int elements, cudaStream_t stream, Args... args) {
+  if (elements <= 0) return;
+#ifdef __CUDACC__
+  constexpr int kBlock = 256;
+  constexpr int kMaxBlocks = 4096;
+  const int needed = (elements + kBlock - 1) / kBlock;
+  const int blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
+  kernel<<<blocks, kBlock, 0, stream>>>(args...);
+  CUDA_CHECK(cudaGetLastError());
+#else
+  cpu::enqueue_kernel(stream, [=] { kernel(args...); });
+#endif
+}
+#endif
+
+}  // namespace workshop

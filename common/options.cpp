@@ -1,0 +1,242 @@
+#include "common/options.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "common/check.h"
+#include "common/job.h"
+
+namespace workshop {
+namespace {
+
+std::string join(const std::vector<std::string>& words, const char* separator) {
+  std::string joined;
+  for (const std::string& word : words) joined += (joined.empty() ? "" : separator) + word;
+  return joined;
+}
+
+// Reads a whole text as a number; false if it is not one or does not fit.
+template <typename T>
+bool read_number(const std::string& text, T& value) {
+  if (std::is_unsigned_v<T> && text.find('-') != std::string::npos) return false;
+  std::istringstream stream(text);
+  return (stream >> value) && stream.peek() == std::istringstream::traits_type::eof();
+}
+
+const std::vector<std::string> kActivations = {"none", "relu", "gelu"};
+const std::vector<std::string> kOptimizers = {"sgd", "adamw"};
+
+template <typename Enum>
+void read_choice(const std::vector<std::string>& names, const std::string& text, Enum& value) {
+  value = static_cast<Enum>(std::find(names.begin(), names.end(), text) - names.begin());
+}
+
+}  // namespace
+
+struct Options::Impl {
+  // One function an option that reads its text: "" or what would be accepted.
+  using Read = std::function<std::string(const std::string&)>;
+
+  CLI::App app;
+  Sampling sampling;
+  CLI::Option* model_seed = nullptr;
+  std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
+  std::vector<CLI::Option*> training;
+  std::vector<std::string> left_out;  // names of shared options that this program does without
+
+  // Texts are checked here and not by CLI11's conversions, so that every message has the same form.
+  CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, Read read) {
+    CLI::callback_t callback = [name, read](const CLI::results_t& texts) {
+      const std::string accepted = read(texts.back());
+      if (!accepted.empty()) usage_error(name + " is '" + texts.back() + "'; expected " + accepted);
+      return true;
+    };
+    return app.add_option(name, callback, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+
+  template <typename T>
+  CLI::Option* add_number(const std::string& name, T& value, const std::string& help, const std::string& type,
+                          const std::string& accepted, std::function<bool(T)> accepts) {
+    write(name, value);
+    std::ostringstream shown;
+    shown << value;
+    return add(name, help, type,
+               [&value, accepted, accepts](const std::string& text) {
+                 T read{};
+                 if (!read_number(text, read) || !accepts(read)) return accepted;
+                 value = read;
+                 return std::string();
+               })
+        ->default_str(shown.str());
+  }
+
+  template <typename T>
+  void write(const std::string& name, const T& value) {
+    writers.push_back([key = name.substr(2), &value](nlohmann::json& json) { json[key] = value; });
+  }
+};
+
+Options::Options(std::string program, std::string description, Sampling sampling)
+    : program_(std::move(program)), impl_(std::make_unique<Impl>()) {
+  impl_->sampling = sampling;
+  CLI::App& app = impl_->app;
+  app.description(description);
+  app.name(program_);
+
+  const auto layers_help = "widths of the layers: input,hidden…,output";
+  impl_->training.push_back(impl_
+                                ->add("--layers", layers_help, "N,N,…",
+                                      [this](const std::string& text) {
+                                        const std::string accepted =
+                                            "two or more widths of at least 1 with commas between, such as 6,4,2";
+                                        std::vector<int> widths;
+                                        std::istringstream stream(text);
+                                        for (std::string word; std::getline(stream, word, ',');) {
+                                          int width = 0;
+                                          if (!read_number(word, width) || width < 1) return accepted;
+                                          widths.push_back(width);
+                                        }
+                                        if (widths.size() < 2 || text.back() == ',') return accepted;
+                                        layers = widths;
+                                        return std::string();
+                                      })
+                                ->default_str("6,4,2"));
+  impl_->write("--layers", layers);
+
+  auto add_choice = [this](const std::string& name, const std::vector<std::string>& names, auto& value,
+                           const char* help) {
+    impl_->training.push_back(impl_
+                                  ->add(name, help, join(names, "|"),
+                                        [&value, &names](const std::string& text) {
+                                          if (std::find(names.begin(), names.end(), text) == names.end())
+                                            return join(names, ", ");
+                                          read_choice(names, text, value);
+                                          return std::string();
+                                        })
+                                  ->default_str(names[static_cast<int>(value)]));
+    impl_->writers.push_back(
+        [key = name.substr(2), &names, &value](nlohmann::json& json) { json[key] = names[static_cast<int>(value)]; });
+  };
+  add_choice("--activation", kActivations, activation, "between the layers");
+  add_choice("--optimizer", kOptimizers, optimizer, "update rule");
+
+  auto add_training = [this](const std::string& name, auto& value, const char* help, auto at_least) {
+    using T = std::remove_reference_t<decltype(value)>;
+    std::ostringstream accepted;
+    if constexpr (std::is_floating_point_v<T>) {
+      accepted << "a number of at least " << at_least;
+    } else {
+      accepted << "a whole number of at least " << at_least;
+    }
+    impl_->training.push_back(impl_->add_number<T>(
+        name, value, help, std::is_floating_point_v<T> ? "X" : "N", accepted.str(),
+        [at_least](T x) { return x >= static_cast<T>(at_least) && x <= std::numeric_limits<T>::max(); }));
+  };
+  add_training("--lr", lr, "learning rate", 0);
+  add_training("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0);
+  impl_->training.back()->default_str("");
+  add_training("--samples", samples, "samples in the data set", 1);
+  add_training("--batch-size", batch_size, "samples a rank and (micro-)batch", 1);
+  add_training("--epochs", epochs, "passes over the data set", 1);
+  add_training("--max-steps", max_steps, "stop after so many steps; 0: no limit", 0);
+  impl_->training.push_back(
+      app.add_flag("--shuffle,!--no-shuffle", shuffle, "a new order of the samples every epoch (default: on)"));
+  impl_->write("--shuffle", shuffle);
+  add_training("--seed", seed, "seed of the data set", 0);
+  add_training("--model-seed", model_seed, "seed of the initial parameters; default: that of the course's run", 0);
+  impl_->model_seed = impl_->training.back()->default_str("");
+  add_training("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
+
+  auto add_file = [this](const std::string& name, std::string& value, const char* help) {
+    impl_->add(name, help, "FILE", [&value](const std::string& text) {
+      if (text.empty()) return std::string("a file to write");
+      value = text;
+      return std::string();
+    });
+  };
+  add_file("--record", record, "write the run record (JSON Lines)");
+  add_file("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)");
+}
+
+Options::~Options() = default;
+
+void Options::without_training() {
+  for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
+  impl_->training.clear();
+  impl_->writers.clear();
+  impl_->model_seed = nullptr;
+}
+
+void Options::without(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    CLI::Option* option = impl_->app.get_option(name);
+    std::erase(impl_->training, option);
+    impl_->app.remove_option(option);
+    impl_->left_out.push_back(name.substr(2));
+  }
+}
+
+void Options::add(const std::string& name, int& value, const std::string& help, int at_least, int at_most) {
+  std::string accepted = "a whole number of at least " + std::to_string(at_least);
+  if (at_most < (1 << 30)) {
+    accepted = "a whole number from " + std::to_string(at_least) + " to " + std::to_string(at_most);
+  }
+  impl_->add_number<int>(name, value, help, "N", accepted, [=](int x) { return x >= at_least && x <= at_most; });
+}
+
+void Options::add(const std::string& name, double& value, const std::string& help, double greater_than) {
+  std::ostringstream accepted;
+  accepted << "a number greater than " << greater_than;
+  impl_->add_number<double>(name, value, help, "X", accepted.str(),
+                            [=](double x) { return x > greater_than && std::isfinite(x); });
+}
+
+void Options::add(const std::string& name, std::string& value, const std::string& help,
+                  std::vector<std::string> choices) {
+  impl_->write(name, value);
+  const std::string type = choices.empty() ? "TEXT" : join(choices, "|");
+  impl_
+      ->add(name, help, type,
+            [&value, choices](const std::string& text) {
+              if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end())
+                return join(choices, ", ");
+              value = text;
+              return std::string();
+            })
+      ->default_str(value);
+}
+
+void Options::add_flag(const std::string& name, bool& value, const std::string& help) {
+  impl_->write(name, value);
+  impl_->app.add_flag(name, value, help);
+}
+
+void Options::parse(int argc, char** argv) {
+  try {
+    impl_->app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    print0("%s", impl_->app.help().c_str());
+    std::exit(0);
+  } catch (const CLI::ParseError& error) {
+    std::string message = error.what();
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    usage_error(message + " (--help lists what is accepted)");
+  }
+  if (impl_->model_seed != nullptr && impl_->model_seed->count() == 0) {
+    const bool distributed = impl_->sampling == Sampling::distributed;
+    model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
+  }
+  if (weight_decay < 0) weight_decay = optimizer == Optimizer::adamw ? 0.01 : 0.0;
+}
+
+std::string Options::json() const {
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& write : impl_->writers) write(json);
+  for (const std::string& name : impl_->left_out) json.erase(name);
+  return json.dump();
+}
+
+}  // namespace workshop

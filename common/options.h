@@ -1,0 +1,74 @@
+// Command line options. The shared ones are the same in every chapter; a chapter adds its own with add().
+// A bad value ends every rank with status 2 and one line: the option, the value, and what would be accepted.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace workshop {
+
+enum class Activation { none, relu, gelu };  // gelu is the exact one, with erf
+enum class Optimizer { sgd, adamw };
+
+enum class Sampling { data_loader, distributed };  // PyTorch's DataLoader alone, or with a DistributedSampler
+
+// The programs of the course seed their data set but not their model, so every run starts from weights of its own:
+// PyTorch takes the seed of a process that sets none from the operating system. The workshop repeats one run of each,
+// from the seed that it happened to start from: with the samples in order, shuffled by the DataLoader, and by the
+// DistributedSampler. So all programs that go through the samples in the same way start from the same weights.
+inline constexpr std::uint64_t kModelSeedInOrder = 1507988244;
+inline constexpr std::uint64_t kModelSeedShuffled = 3787541278;
+inline constexpr std::uint64_t kModelSeedDistributed = 1952748940;
+
+class Options {
+ public:
+  // `program` is "02_ddp/ddp": the chapter and the program, as the run record names it.
+  Options(std::string program, std::string description, Sampling sampling = Sampling::data_loader);
+  ~Options();
+  Options(const Options&) = delete;  // the parser points into it
+  Options& operator=(const Options&) = delete;
+
+  // The options of every training program, with the defaults of the PyTorch programs.
+  std::vector<int> layers = {6, 4, 2};  // widths: input, hidden …, output
+  Activation activation = Activation::none;
+  Optimizer optimizer = Optimizer::sgd;
+  double lr = 0.01;
+  double weight_decay = -1;  // after parse(): what was given, else PyTorch's default (0 for SGD, 0.01 for AdamW)
+  int samples = 1024;
+  int batch_size = 32;  // samples a rank and micro-batch
+  int epochs = 1;
+  int max_steps = 0;  // stop after so many optimizer steps; 0: no limit
+  bool shuffle = true;
+  std::uint64_t seed = 12345;    // of the data set
+  std::uint64_t model_seed = 0;  // of the initial weights; after parse(): what was given, else one of kModelSeed…
+  int log_every = 8;             // steps between printed losses; 0 prints the end of each epoch alone
+  std::string record;            // file to write the run record to, if any
+  std::string timeline;          // file to write the timeline to, if any
+
+  // Leaves the training options out: for programs that train nothing. Call before parse().
+  void without_training();
+
+  // Leaves single shared options out, such as "--layers", where they mean nothing. Call before parse().
+  void without(const std::vector<std::string>& names);
+
+  // A chapter's own options; `value` holds the default. Bounds are inclusive.
+  void add(const std::string& name, int& value, const std::string& help, int at_least, int at_most = 1 << 30);
+  void add(const std::string& name, double& value, const std::string& help, double greater_than);
+  void add(const std::string& name, std::string& value, const std::string& help, std::vector<std::string> choices);
+  void add_flag(const std::string& name, bool& value, const std::string& help);
+
+  // Reads the command line; ends the program on --help (status 0) and on a bad value (status 2).
+  void parse(int argc, char** argv);
+
+  const std::string& program() const { return program_; }
+  std::string json() const;  // every option and its value after parse(), for the run record
+
+ private:
+  struct Impl;
+  std::string program_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace workshop

@@ -1,0 +1,40 @@
+// PyTorch's random numbers on the CPU, so that a chapter starts from the weights and the data of the PyTorch program
+// it stands for. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+namespace workshop {
+
+// torch.Generator on the CPU: MT19937 over the low 32 bits of the seed.
+class Generator {
+ public:
+  explicit Generator(std::uint64_t seed) { manual_seed(seed); }
+  void manual_seed(std::uint64_t seed);  // also forgets the cached normal
+
+  std::uint32_t random32();
+  std::uint64_t random64();  // the first draw is the high half
+
+  // Tensor.uniform_(from, to), float32: each value is 24 random bits scaled with one fused multiply-add.
+  void uniform(float* out, std::size_t count, double from, double to);
+  // torch.randn(count), float32. Fewer than 16 values come from double Box-Muller pairs whose second half is kept
+  // for the next call; 16 or more from blocks of 16.
+  void randn(float* out, std::size_t count);
+  // torch.randperm(count).
+  std::vector<int> randperm(int count);
+
+ private:
+  double uniform_double();
+  double normal_double();
+
+  std::mt19937 engine_;
+  std::optional<double> next_normal_;
+};
+
+// nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out].
+void init_linear(Generator& generator, int in, int out, float* weight, float* bias);
+
+}  // namespace workshop

@@ -1,0 +1,87 @@
+// What a run leaves behind: the run record that tests compare, the ledger of NCCL calls, the timeline, and the TODOs.
+// Everything here costs nothing unless --record or --timeline asks for it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/device.h"
+#include "common/options.h"
+
+namespace workshop {
+
+// ---- exercises -----------------------------------------------------------------------------------------------------
+
+// Stands where a participant has to write something. Prints the TODO's number, its text and its place, once a job, and
+// ends every rank with status 77.
+[[noreturn]] void todo(const char* id, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+// Records `shape` floats of device memory as they are at this point of `stream`, under the number of the TODO that has
+// just written them. It does not wait: the copy is one more operation of the stream. Only the first kProbedSteps steps
+// are probed.
+void probe(const char* todo, const std::string& name, const float* device, std::initializer_list<int> shape,
+           cudaStream_t stream);
+inline constexpr int kProbedSteps = 3;
+
+// Records numbers that a TODO has worked out on the host.
+void probe(const char* todo, const std::string& name, const std::vector<int>& values);
+
+// ---- run record ----------------------------------------------------------------------------------------------------
+
+// The loss of one optimizer step. `replica` is the data-parallel replica that saw it; `global_loss` is the mean over
+// all replicas. Each replica calls this on one of its ranks.
+void record_loss(int replica, int step, int epoch, float loss, float global_loss);
+
+// A number that this rank has measured, such as the share of its time that it idled.
+void record_value(const std::string& name, double value);
+
+// A full, unsharded parameter after the last step, under PyTorch's name. One rank of each replica calls this: the
+// values of replica 0 are recorded, and of every replica a hash, which tells whether all are the same to the last bit.
+// Waits for the stream.
+void record_parameter(int replica, const std::string& name, const float* device, std::vector<int> shape,
+                      cudaStream_t stream);
+
+// The losses of an epoch stay on the device until its end, so that no step waits for its own loss.
+class LossLog {
+ public:
+  // This rank is number `replica` of `replicas` data-parallel replicas. Where several ranks make up a replica, one of
+  // them, rank 0 among them, records its losses; the others give -1.
+  LossLog(const Options& options, int replica, int replicas, cudaStream_t stream);
+
+  // Begins an optimizer step. Returns where its loss belongs: a zero, so that micro-batches can add to it.
+  float* next(cudaStream_t stream);
+  // The losses of the epoch so far, [count()], and room for their mean over the replicas, for the caller to write if
+  // there are several replicas.
+  float* losses() const;
+  float* global_losses() const;
+  int count() const;
+  // True when --max-steps is reached: no more steps, no more epochs.
+  bool finished() const;
+  // Waits for the stream, prints every log_every-th step on rank 0, records all, and starts over.
+  void end_epoch(int epoch, cudaStream_t stream);
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// ---- timeline ------------------------------------------------------------------------------------------------------
+
+// Marks the work enqueued on `stream` during its lifetime as a span of the timeline (and as an NVTX range).
+class Range {
+ public:
+  Range(const std::string& name, cudaStream_t stream);
+  ~Range();
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  int span_ = -1;
+  cudaStream_t stream_;
+};
+
+}  // namespace workshop

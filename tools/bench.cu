@@ -1,0 +1,161 @@
+// What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
+//
+//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all
+//   ranks bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
+//
+// Each measurement is repeated and the two sides take turns; the best time of each side counts, because whatever else
+// runs on the machine only ever adds. --json FILE writes the numbers.
+#ifdef WORKSHOP_MPI
+#include <mpi.h>
+#endif
+
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <limits>
+
+#include "01_single_gpu/mlp.h"
+#include "common/job.h"
+
+using namespace workshop;
+
+namespace {
+
+double seconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The best times of two ways to do the same, in seconds.
+struct Pair {
+  double ours = std::numeric_limits<double>::infinity(), bare = ours;
+};
+
+Pair compare(int rounds, const std::function<void()>& ours, const std::function<void()>& bare) {
+  Pair best;
+  ours();
+  bare();
+  for (int round = 0; round < rounds; ++round) {
+    best.bare = std::min(best.bare, seconds_of(bare));
+    best.ours = std::min(best.ours, seconds_of(ours));
+  }
+  return best;
+}
+
+#ifdef WORKSHOP_MPI
+// One line a size: bytes, microseconds of ours and of MPI's, ratio of the bandwidths.
+std::string all_reduce(const Job& job) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+  const Stream stream;
+  std::string json;
+  print0("all-reduce on %d ranks        nccl.h          MPI   bandwidth ratio\n", job.world());
+  for (int kib = 1; kib <= 64 << 10; kib *= 4) {
+    const int count = kib * 256;
+    const int calls = std::max(2, std::min(20000, (64 << 10) / kib));
+    DeviceBuffer<float> in(count, Memory::data), out(count, Memory::data);
+    launch(fill, count, stream, in.data(), 1.0f, count);
+    launch(fill, count, stream, out.data(), 1.0f, count);
+    stream.synchronize();
+    const auto ours = [&] {
+      MPI_CHECK(MPI_Barrier(comm));
+      for (int i = 0; i < calls; ++i) {
+        NCCL_CHECK(ncclAllReduce(in.data(), out.data(), count, ncclFloat, ncclSum, job.comm(), stream));
+      }
+      stream.synchronize();
+    };
+    const auto bare = [&] {
+      MPI_CHECK(MPI_Barrier(comm));
+      for (int i = 0; i < calls; ++i) {
+        MPI_CHECK(MPI_Allreduce(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, comm));
+      }
+    };
+    const Pair best = compare(10, ours, bare);
+    const double ratio = best.bare / best.ours;
+    print0("%12d KiB   %12.2f us %12.2f us   %6.2f\n", kib, best.ours / calls * 1e6, best.bare / calls * 1e6, ratio);
+    char line[160];
+    std::snprintf(line, sizeof line, "%s{\"bytes\": %d, \"nccl_us\": %.3f, \"mpi_us\": %.3f, \"ratio\": %.3f}",
+                  json.empty() ? "" : ", ", kib << 10, best.ours / calls * 1e6, best.bare / calls * 1e6, ratio);
+    json += line;
+  }
+  MPI_CHECK(MPI_Comm_free(&comm));
+  return "{\"all_reduce\": [" + json + "]}\n";
+}
+#endif
+
+// Four GELU layers of width 1,024, batch 128, AdamW.
+std::string mlp_step(const Options& shared) {
+  constexpr int width = 1024, depth = 4, rows = 128, steps = 3;
+  const std::vector<int> widths(depth + 1, width);
+  const Stream stream;
+  Mlp model(widths, Activation::gelu, rows, stream);
+  model.initialize(1);
+  Activations activations = model.make_activations();
+  ParameterUpdate update(shared, model.count(), stream);
+  DeviceBuffer<float> x(rows * width, Memory::data), y(rows * width, Memory::data), loss(1, Memory::data);
+  std::vector<float> host(rows * width);
+  Generator(2).randn(host.data(), host.size());
+  x.upload(host, stream);
+  y.upload(host, stream);
+  CUDA_CHECK(cudaMemset(loss.data(), 0, sizeof(float)));
+
+  const auto step = [&] {
+    for (int i = 0; i < steps; ++i) {
+      model.forward(x.data(), rows, activations);
+      model.loss(activations, y.data(), rows * width, loss.data());
+      model.backward(activations);
+      update.step(model.values(), model.grads());
+    }
+    stream.synchronize();
+  };
+  const Blas blas(stream);
+  DeviceBuffer<float> product(rows * width, Memory::data);
+  const auto gemms = [&] {
+    for (int i = 0; i < steps; ++i) {
+      for (int k = 0; k < depth; ++k) {
+        const float* weight = model.layers()[k].weight;
+        float* weight_grad = model.layers()[k].weight_grad;
+        gemm(blas, Op::as_is, Op::transposed, rows, width, width, x.data(), weight, 0, product.data());
+        gemm(blas, Op::transposed, Op::as_is, width, width, rows, y.data(), x.data(), 0, weight_grad);
+        if (k > 0) gemm(blas, Op::as_is, Op::as_is, rows, width, width, y.data(), weight, 0, product.data());
+      }
+    }
+    stream.synchronize();
+  };
+  const Pair best = compare(20, step, gemms);
+  const double ratio = best.ours / best.bare;
+  print0("MLP of %d x %d, GELU, batch %d, AdamW: a step %.2f ms, its products alone %.2f ms, ratio %.2f\n", depth,
+         width, rows, best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
+  char json[160];
+  std::snprintf(json, sizeof json, "{\"mlp_step\": {\"step_ms\": %.4f, \"products_ms\": %.4f, \"ratio\": %.4f}}\n",
+                best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
+  return json;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options("tools/bench", "Measures what the common layer and the cpu backend cost.");
+  options.without_training();
+  std::string part = "mlp_step", json_file;
+  options.add("--part", part, "what to measure", {"all_reduce", "mlp_step"});
+  options.add("--json", json_file, "file to write the numbers to", {});
+  options.parse(argc, argv);
+  options.optimizer = Optimizer::adamw;
+  const Job job(options);
+
+  std::string json;
+  if (part == "mlp_step") {
+    json = mlp_step(options);
+  } else {
+#ifdef WORKSHOP_MPI
+    json = all_reduce(job);
+#else
+    usage_error("--part is 'all_reduce', which compares with MPI; this build has none");
+#endif
+  }
+  if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json)) {
+    fail(kFailed, "cannot write " + json_file);
+  }
+}

@@ -1,0 +1,99 @@
+# Tests of exercises: the participant's programs, and the machinery that judges them.
+
+set(_check ${CMAKE_SOURCE_DIR}/tools/check_exercise)
+
+# The command line of check_exercise for a program, without the number of ranks and the program to judge.
+function(_workshop_check_command result chapter program slow)
+  set(folder ${CMAKE_SOURCE_DIR}/solutions/${chapter})
+  set(command ${_check} --compare $<TARGET_FILE:compare_runs> --solution $<TARGET_FILE:solution_${chapter}_${program}>)
+  # The program's TODOs are in it and in the headers of its own chapter, which it includes by name alone.
+  file(STRINGS ${folder}/${program}.cu includes REGEX "^#include \"[^/]+\"")
+  list(TRANSFORM includes REPLACE "^#include \"(.+)\".*" "\\1")
+  foreach(source ${program}.cu ${includes})
+    list(APPEND command --todos ${folder}/${source})
+  endforeach()
+  foreach(part ${slow})
+    list(APPEND command --slow ${part})
+  endforeach()
+  set(${result} ${command} PARENT_SCOPE)
+endfunction()
+
+# workshop_check(02_ddp ddp RANKS 1 2 4 [SLOW kernels collectives] [OPTIONS …]): is the participant's program right on
+# so many ranks? Also checks that the solution itself is judged right.
+function(workshop_check chapter program)
+  cmake_parse_arguments(arg "" "" "RANKS;SLOW;OPTIONS" ${ARGN})
+  list(LENGTH arg_SLOW slow)
+  math(EXPR timeout "60 * (${slow} + 2) + 30")  # check_exercise gives each run 60 s
+  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}")
+  foreach(ranks ${arg_RANKS})
+    set(name ${chapter}.${program}.${ranks}ranks)
+    set(number 2)
+    while(TEST exercise.${name})  # the same ranks with other options
+      set(name ${chapter}.${program}.${ranks}ranks.${number})
+      math(EXPR number "${number} + 1")
+    endwhile()
+    workshop_test(exercise.${name} LABELS exercise TIMEOUT ${timeout}
+                  COMMAND ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
+    workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
+                  COMMAND ${check} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}> -- ${arg_OPTIONS})
+  endforeach()
+endfunction()
+
+# Builds `target` from a copy of the chapter that make_exercises writes to `folder`.
+function(_workshop_generated_program target chapter program folder)
+  cmake_parse_arguments(arg "" "" "FILL;DEPENDS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*)
+  file(GLOB headers RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
+       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
+  list(TRANSFORM headers PREPEND ${folder}/)
+  add_custom_command(
+    OUTPUT ${folder}/${chapter}/${program}.cu
+    BYPRODUCTS ${headers}
+    COMMAND make_exercises ${arg_FILL} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter}
+    DEPENDS ${sources} ${arg_DEPENDS}
+    VERBATIM)
+  workshop_program(${target} SOURCE ${folder}/${chapter}/${program}.cu INCLUDE ${CMAKE_SOURCE_DIR}/solutions
+                   OUTPUT ${folder})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
+                         $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
+endfunction()
+
+# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [TIMEOUT s] [SLOW …] [OPTIONS …]): TODO 02.1 filled
+# in as tests/exercises/02_ddp/02.1-sum.cu says, and all others right, is judged wrong and the verdict matches `regex`.
+function(workshop_wrong_filling chapter program mistake)
+  cmake_parse_arguments(arg "" "EXPECT;TIMEOUT" "RANKS;SLOW;OPTIONS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  string(REGEX REPLACE "-.*" "" id ${mistake})
+  set(snippet ${CMAKE_SOURCE_DIR}/tests/exercises/${chapter}/${mistake}.cu)
+  set(target filling_${mistake}_${program})
+  if(NOT TARGET ${target})
+    _workshop_generated_program(${target} ${chapter} ${program} ${CMAKE_BINARY_DIR}/fillings/${mistake}_${program}
+                                FILL --fill ${id}=${snippet} DEPENDS ${snippet})
+  endif()
+  list(LENGTH arg_SLOW slow)
+  math(EXPR timeout "${arg_TIMEOUT} * (${slow} + 1) + 90")
+  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}")
+  foreach(ranks ${arg_RANKS})
+    workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
+                  COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e ${arg_EXPECT} 1
+                          ${check} -n ${ranks} -t ${arg_TIMEOUT} --mine $<TARGET_FILE:${target}> -- ${arg_OPTIONS})
+  endforeach()
+endfunction()
+
+# workshop_unfilled(02_ddp ddp [RANKS 1 2 4] [OPTIONS …]): the exercise as handed out ends at once with the text of its
+# first TODO. tests/exercises/CMakeLists.txt calls it for the programs that a chapter's tests do not mention.
+function(workshop_unfilled chapter program)
+  cmake_parse_arguments(arg "" "" "RANKS;OPTIONS" ${ARGN})
+  if(NOT arg_RANKS)
+    set(arg_RANKS 1 2 4)
+  endif()
+  set(folder ${CMAKE_BINARY_DIR}/unfilled/${program})
+  _workshop_generated_program(unfilled_${chapter}_${program} ${chapter} ${program} ${folder})
+  foreach(ranks ${arg_RANKS})
+    workshop_test(unfilled.${chapter}.${program}.${ranks}ranks LABELS solution
+                  COMMAND ${CMAKE_SOURCE_DIR}/tests/exercises/check_unfilled ${ranks} ${folder}/${chapter}
+                          $<TARGET_FILE:unfilled_${chapter}_${program}> ${arg_OPTIONS})
+  endforeach()
+endfunction()

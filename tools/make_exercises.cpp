@@ -1,0 +1,179 @@
+// Makes the exercises from the solutions: the code of every region
+//
+//     // TODO 02.1: What to do.
+//     //   More about it, indented by two spaces more.
+//     code of the solution
+//     // END TODO 02.1
+//
+// becomes `todo("02.1");`. With --fill 02.1=FILE the region gets the content of FILE instead, and regions that no
+// --fill names keep the solution's code; that is how the tests make programs with one known mistake.
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream content;
+  content << file.rdbuf();
+  if (!file) throw std::runtime_error("cannot read " + path.string());
+  return content.str();
+}
+
+void write_file(const fs::path& path, const std::string& content) {
+  fs::create_directories(path.parent_path());
+  std::ofstream file(path, std::ios::binary);
+  file << content << std::flush;
+  if (!file) throw std::runtime_error("cannot write " + path.string());
+}
+
+bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
+
+// Rewrites the source files of one chapter and checks its regions.
+class Chapter {
+ public:
+  // `number` is the chapter's, "02". `fills` maps a TODO's number to the code that goes into its region.
+  Chapter(std::string number, const std::map<std::string, std::string>& fills)
+      : number_(std::move(number)), fills_(fills) {}
+
+  // The exercise that a source file of the solution becomes. Throws std::runtime_error "file:line: what is wrong".
+  std::string rewrite(const fs::path& path);
+
+  const std::set<std::string>& ids() const { return ids_; }
+
+ private:
+  void open(const std::string& line);
+  void close(const std::string& id, std::string& out);
+  [[noreturn]] void fail(int line, const std::string& message) const {
+    throw std::runtime_error(path_.string() + ":" + std::to_string(line) + ": " + message);
+  }
+
+  std::string number_;
+  const std::map<std::string, std::string>& fills_;
+  std::set<std::string> ids_;  // of the chapter so far
+
+  fs::path path_;
+  int line_ = 0;
+  // The region that is being read, if any.
+  std::string id_, indentation_, code_;
+  int opened_ = 0;  // line of its first comment; 0 outside regions
+};
+
+void Chapter::open(const std::string& line) {
+  static const std::regex kOpen(R"((\s*)// TODO (\d\d)\.(\d+): \S.*)");
+  std::smatch match;
+  if (opened_ > 0) fail(line_, "a TODO inside TODO " + id_ + ", which began in line " + std::to_string(opened_));
+  if (!std::regex_match(line, match, kOpen)) fail(line_, "expected '// TODO " + number_ + ".1: text'");
+  id_ = match[2].str() + "." + match[3].str();
+  indentation_ = match[1];
+  if (match[2] != number_) fail(line_, "TODO " + id_ + " in chapter " + number_);
+  if (!ids_.insert(id_).second) fail(line_, "a second TODO " + id_);
+  opened_ = line_;
+  code_.clear();
+}
+
+void Chapter::close(const std::string& id, std::string& out) {
+  if (opened_ == 0) fail(line_, "END TODO " + id + " without its TODO");
+  if (id != id_) fail(line_, "END TODO " + id + " closes TODO " + id_);
+  if (is_blank(code_)) fail(opened_, "TODO " + id_ + " has no code");
+  const auto fill = fills_.find(id_);
+  if (fill != fills_.end()) {
+    out += fill->second;
+  } else {
+    out += fills_.empty() ? indentation_ + "todo(\"" + id_ + "\");\n" : code_;
+  }
+  opened_ = 0;
+}
+
+std::string Chapter::rewrite(const fs::path& path) {
+  static const std::regex kMarker(R"(\s*//\s*(END )?TODO\b.*)");
+  static const std::regex kClose(R"(\s*// END TODO (\S+)\s*)");
+  static const std::regex kMoreText(R"(\s*//\s{3,}.*)");
+  path_ = path;
+  line_ = opened_ = 0;
+  std::istringstream in(read_file(path));
+  std::string line, out;
+  while (std::getline(in, line)) {
+    ++line_;
+    std::smatch match;
+    if (std::regex_match(line, match, kMarker)) {
+      if (!match[1].matched) {
+        open(line);
+      } else if (std::regex_match(line, match, kClose)) {
+        close(match[1], out);
+      } else {
+        fail(line_, "expected '// END TODO " + number_ + ".1'");
+      }
+    } else if (opened_ > 0 && !(code_.empty() && std::regex_match(line, kMoreText))) {
+      code_ += line + "\n";
+      continue;
+    }
+    out += line + "\n";
+  }
+  if (opened_ > 0) fail(opened_, "TODO " + id_ + " has no END TODO");
+  return out;
+}
+
+// Copies one chapter, rewriting its sources. Returns the numbers of its TODOs.
+std::set<std::string> make_chapter(const fs::path& from, const fs::path& to,
+                                   const std::map<std::string, std::string>& fills) {
+  if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
+  Chapter chapter(to.filename().string().substr(0, 2), fills);
+  std::set<fs::path> files;  // in order of name, so that messages do not depend on the file system
+  for (const auto& entry : fs::recursive_directory_iterator(from)) {
+    if (entry.is_regular_file()) files.insert(entry.path());
+  }
+  for (const fs::path& path : files) {
+    const bool source = path.extension() == ".cu" || path.extension() == ".h";
+    write_file(to / fs::relative(path, from), source ? chapter.rewrite(path) : read_file(path));
+  }
+  return chapter.ids();
+}
+
+int make_exercises(const std::vector<std::string>& args) {
+  std::vector<std::string> positional;
+  std::map<std::string, std::string> fills;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i] != "--fill") {
+      positional.push_back(args[i]);
+      continue;
+    }
+    const std::string fill = ++i < args.size() ? args[i] : "";
+    const std::size_t equals = fill.find('=');
+    if (equals == std::string::npos) throw std::runtime_error("--fill expects ID=FILE, not '" + fill + "'");
+    fills[fill.substr(0, equals)] = read_file(fill.substr(equals + 1));
+  }
+  if (positional.size() < 3) {
+    throw std::runtime_error("usage: make_exercises [--fill ID=FILE]... SOLUTIONS_DIR OUT_DIR CHAPTER...");
+  }
+  std::set<std::string> ids;
+  for (std::size_t i = 2; i < positional.size(); ++i) {
+    ids.merge(make_chapter(fs::path(positional[0]) / positional[i], fs::path(positional[1]) / positional[i], fills));
+  }
+  for (const auto& [id, code] : fills) {
+    if (!ids.contains(id)) throw std::runtime_error("--fill " + id + ": there is no TODO of this number");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return make_exercises({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}

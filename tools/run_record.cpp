@@ -1,0 +1,110 @@
+#include "tools/run_record.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace workshop::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+// Numbers that are not finite are strings in a record. None of them equals anything, so NaN stands for all.
+double number(const Json& value) {
+  return value.is_string() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+}
+
+Tensor read_tensor(const Json& line) {
+  Tensor tensor{line.at("name"), line.at("shape"), {}, number(line.at("l2")), number(line.at("sum"))};
+  for (const Json& value : line.at("values")) tensor.values.push_back(number(value));
+  if (static_cast<double>(tensor.values.size()) > tensor.size()) throw std::runtime_error("more values than the shape");
+  return tensor;
+}
+
+// Bytes of all kinds but the data set, which every rank holds whatever the strategy.
+double model_bytes(const Json& by_kind) {
+  double sum = 0;
+  for (const auto& [kind, bytes] : by_kind.items()) sum += kind == "data" ? 0 : bytes.get<double>();
+  return sum;
+}
+
+void read_line(const Json& line, RunRecord& record) {
+  const std::string type = line.at("type");
+  if (type == "run") {
+    record.chapter = line.at("chapter");
+    record.program = line.at("program");
+    record.world = line.at("world");
+  } else if (type == "step") {
+    record.losses.push_back(
+        {line.at("step"), line.at("replica"), number(line.at("loss")), number(line.at("global_loss"))});
+  } else if (type == "probe") {
+    record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(line)});
+  } else if (type == "parameter") {
+    record.parameters.push_back(read_tensor(line));
+  } else if (type == "collective") {
+    record.collectives.push_back({line.at("rank"), line.at("op"), line.at("communicator"), line.at("ranks"),
+                                  line.at("calls"), line.at("elements"), line.at("bytes")});
+  } else if (type == "memory") {
+    record.peak_memory[line.at("rank")] = model_bytes(line.at("peak"));
+  } else if (type == "host") {
+    record.synchronizations[line.at("rank")] = line.at("synchronizations");
+  } else if (type == "value") {
+    record.values[{line.at("rank"), line.at("name")}] = number(line.at("value"));
+  } else if (type == "replica") {
+    record.replicas[line.at("name")].insert(line.at("hash").get<std::string>());
+  } else if (type == "end") {
+    if (line.at("status") == "todo") {
+      record.todo = line.at("todo");
+    } else {
+      record.steps = line.at("steps");
+      record.seconds_per_step = number(line.at("seconds_per_step"));
+    }
+  } else {
+    throw std::runtime_error("unknown type '" + type + "'");
+  }
+}
+
+}  // namespace
+
+double Tensor::size() const {
+  double size = 1;
+  for (long extent : shape) size *= static_cast<double>(extent);
+  return size;
+}
+
+double Tensor::rms() const { return size() > 0 ? l2 / std::sqrt(size()) : 0; }
+
+RunRecord read_run_record(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  RunRecord record;
+  std::string text, last_type;
+  int number = 0;
+  while (std::getline(file, text)) {
+    ++number;
+    try {
+      const Json line = Json::parse(text);
+      read_line(line, record);
+      last_type = line.at("type");
+    } catch (const std::exception& error) {
+      throw std::runtime_error(path + ":" + std::to_string(number) + ": " + error.what());
+    }
+    if (number == 1 && last_type != "run") throw std::runtime_error(path + ":1: the first line is not the run's");
+  }
+  if (last_type != "end") throw std::runtime_error(path + ": the record stops before its end");
+  std::ranges::sort(record.probes, {}, [](const Probe& p) { return std::tuple(p.step, p.sequence, p.rank); });
+  std::ranges::sort(record.losses, {}, [](const StepLoss& l) { return std::tuple(l.step, l.replica); });
+  return record;
+}
+
+double relative_error(double a, double b, double scale) {
+  const double error = std::abs(a - b);
+  if (error == 0) return 0;
+  const double relative = error / std::max(scale, std::abs(b));
+  return std::isnan(relative) ? std::numeric_limits<double>::infinity() : relative;
+}
+
+}  // namespace workshop::tools

@@ -1,0 +1,65 @@
+// Reads the run records that programs write with --record.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace workshop::tools {
+
+struct Tensor {
+  std::string name;
+  std::vector<long> shape;
+  std::vector<double> values;  // the first 4,096 at most
+  double l2 = 0, sum = 0;      // of all values
+
+  double size() const;  // product of the shape
+  double rms() const;   // root mean square of all values
+};
+
+struct Probe {
+  std::string id;  // number of the TODO that wrote the tensor
+  int rank, step;
+  long sequence;  // running number on its rank
+  Tensor tensor;
+};
+
+struct StepLoss {
+  int step, replica;
+  double loss, global_loss;
+};
+
+// What one rank did with one operation on one communicator.
+struct Collective {
+  int rank;
+  std::string op, communicator;
+  int ranks;  // of the communicator
+  double calls, elements, bytes;
+};
+
+struct RunRecord {
+  std::string chapter, program;
+  int world = 1;
+  std::vector<Probe> probes;     // in order of step, then sequence, then rank
+  std::vector<StepLoss> losses;  // in order of step, then replica
+  std::vector<Tensor> parameters;
+  std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> what that rank has measured
+  std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
+  std::vector<Collective> collectives;
+  std::map<int, double> peak_memory;       // rank -> bytes: the peaks of all kinds but the data set, summed
+  std::map<int, double> synchronizations;  // rank -> times that the host waited during the steps (cpu backend)
+  std::string todo;                        // the TODO that ended the run; empty after a complete run
+  int steps = 0;
+  double seconds_per_step = 0;
+};
+
+// Throws std::runtime_error with one line "file:line: what is wrong", also for a record without its `end`.
+RunRecord read_run_record(const std::string& path);
+
+// |a - b| relative to the larger of |b| and `scale`; infinite when one of them is not finite.
+double relative_error(double a, double b, double scale = 0);
+
+}  // namespace workshop::tools
