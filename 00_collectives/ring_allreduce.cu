@@ -1,0 +1,166 @@
+// All-reduce from send and receive: the ranks stand in a ring, each sends to the next and receives from the previous.
+// Compared on the spot with ncclAllReduce.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "common/device.h"
+#include "common/job.h"
+#include "common/launch.h"
+#include "common/random.h"
+#include "common/record.h"
+
+namespace {
+
+using namespace workshop;
+
+__global__ void add(float* sum, const float* x, int count) {
+  for (int i : grid_stride(count)) sum[i] += x[i];
+}
+
+// A run of elements of the vector that is reduced.
+struct Chunk {
+  int begin, size;
+};
+
+// The vector cut into one chunk a rank. Where the ranks do not divide `count`, the first chunks have one element more;
+// with fewer elements than ranks the last chunks are empty.
+class Chunks {
+ public:
+  Chunks(int count, int world) : count_(count), world_(world) {}
+  // Chunk `index`, counted round the ring: index -1 is the last one, index `world` the first.
+  Chunk operator[](int index) const {
+    const int c = ((index % world_) + world_) % world_;
+    const int begin = c * (count_ / world_) + std::min(c, count_ % world_);
+    return {begin, count_ / world_ + (c < count_ % world_ ? 1 : 0)};
+  }
+
+ private:
+  int count_, world_;
+};
+
+struct Ring {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int rank, world;
+};
+
+// Sends `outgoing` of `data` to the next rank of the ring while the previous rank's chunk arrives in `received`.
+void pass_on(const float* data, Chunk outgoing, float* received, Chunk incoming, const Ring& ring) {
+  // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
+  //   A chunk is outgoing.size floats from data + outgoing.begin. Which rank is next after the last one?
+  //   All ranks do this at the same time. Who would receive if the send stood alone and had to finish first?
+  todo("00.10");
+  // END TODO 00.10
+  probe("00.10", "received", received, {incoming.size}, ring.stream);
+}
+
+// world-1 steps, after which rank r has the sum over all ranks in chunk r+1; its other chunks hold partial sums.
+// `received` has room for the largest chunk.
+void ring_reduce_scatter(float* data, float* received, const Chunks& chunks, const Ring& ring) {
+  for (int step = 0; step < ring.world - 1; ++step) {
+    Chunk outgoing = {}, incoming = {};
+    // TODO 00.11: Set `outgoing` and `incoming` to this step's chunks of the reduce-scatter.
+    //   In step 0 rank r sends chunk r; in every later step it sends the chunk that it has just added to.
+    //   Which chunk arrives, when the previous rank follows the same rule?
+    todo("00.11");
+    // END TODO 00.11
+    probe("00.11", "chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
+    probe("00.11", "chunk to add to", data + incoming.begin, {incoming.size}, ring.stream);
+    pass_on(data, outgoing, received, incoming, ring);
+    // TODO 00.12: Add `received` to the chunk of `data` that it belongs to: one launch of the kernel `add`.
+    //   Which operation on the stream must be done before it starts, and what makes sure of that?
+    todo("00.12");
+    // END TODO 00.12
+    probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);
+  }
+}
+
+// world-1 steps that carry the finished chunks round: afterwards every rank has all of them.
+void ring_all_gather(float* data, const Chunks& chunks, const Ring& ring) {
+  for (int step = 0; step < ring.world - 1; ++step) {
+    Chunk outgoing = {}, incoming = {};
+    // TODO 00.13: Set `outgoing` and `incoming` to this step's chunks of the all-gather.
+    //   The reduce-scatter has left rank r with the finished chunk r+1, which it sends in step 0.
+    //   What can it send in the step after, and which of its chunks is overwritten in this one?
+    todo("00.13");
+    // END TODO 00.13
+    probe("00.13", "finished chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
+    probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
+    pass_on(data, outgoing, data + incoming.begin, incoming, ring);
+  }
+}
+
+// Replaces data[count] on every rank with its sum over all ranks.
+void ring_all_reduce(float* data, int count, const Ring& ring) {
+  const Chunks chunks(count, ring.world);
+  DeviceBuffer<float> received(chunks[0].size, Memory::buckets);
+  ring_reduce_scatter(data, received.data(), chunks, ring);
+  ring_all_gather(data, chunks, ring);
+  CUDA_CHECK(cudaStreamSynchronize(ring.stream));  // `received` is freed here
+}
+
+// The vector of one rank: standard normal values, other ones on each rank and the same in every run.
+std::vector<float> vector_of(int rank, int count) {
+  std::vector<float> values(count);
+  Generator(rank).randn(values.data(), values.size());
+  return values;
+}
+
+// How far the ring and NCCL may be apart in each element. Both add `world` floats, in orders of their own. Whatever the
+// order, a sum of P floats is off by at most (P-1) u sum|x|, where u = FLT_EPSILON / 2 is the error of one rounding.
+// Two such sums differ by at most twice that.
+std::vector<double> tolerances(int count, int world) {
+  std::vector<double> sum_of_magnitudes(count);
+  for (int rank = 0; rank < world; ++rank) {
+    const std::vector<float> values = vector_of(rank, count);
+    for (int i = 0; i < count; ++i) sum_of_magnitudes[i] += std::abs(values[i]);
+  }
+  for (double& element : sum_of_magnitudes) element *= (world - 1) * static_cast<double>(FLT_EPSILON);
+  return sum_of_magnitudes;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int count = 1000;
+  Options options("00_collectives/ring_allreduce", "All-reduce from send and receive round a ring");
+  options.without_training();
+  options.add("--count", count, "elements of the vector that is reduced", 1, 1 << 24);
+  options.parse(argc, argv);
+  Job job(options);
+  Stream stream;
+  const Ring ring = {job.comm(), stream, job.rank(), job.world()};
+
+  DeviceBuffer<float> by_ring(count, Memory::data), by_nccl(count, Memory::data);
+  by_ring.upload(vector_of(job.rank(), count), stream);
+  by_nccl.upload(vector_of(job.rank(), count), stream);
+  ring_all_reduce(by_ring.data(), count, ring);
+  NCCL_CHECK(ncclAllReduce(by_nccl.data(), by_nccl.data(), count, ncclFloat, ncclSum, job.comm(), stream));
+
+  const std::vector<float> mine = by_ring.download(stream), theirs = by_nccl.download(stream);
+  const std::vector<double> tolerance = tolerances(count, job.world());
+  int wrong = 0;
+  double largest = 0;
+  for (int i = 0; i < count; ++i) {
+    const double difference = std::abs(static_cast<double>(mine[i]) - theirs[i]);
+    if (!(difference <= tolerance[i])) ++wrong;
+    largest = std::max(largest, difference);
+  }
+
+  const int steps = 2 * (job.world() - 1);
+  print0("%d ranks, %d elements: %d steps, each sending one chunk of at most %d elements\n", job.world(), count, steps,
+         Chunks(count, job.world())[0].size);
+  print0(
+      "a rank sends about 2(P-1)/P x %d = %.1f elements: with any number of ranks, never more than twice the vector\n",
+      count, static_cast<double>(steps) / job.world() * count);
+  if (wrong > 0) {
+    std::printf("rank %d: WRONG, %d of %d elements differ from ncclAllReduce by more than rounding can explain\n",
+                job.rank(), wrong, count);
+    return kFailed;
+  }
+  print0("ring and ncclAllReduce agree: largest difference on rank 0 is %.3g, within (P-1) eps sum|x|\n", largest);
+  return 0;
+}

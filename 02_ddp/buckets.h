@@ -1,0 +1,95 @@
+// Gradients averaged while the backward pass goes on: in buckets, on a stream of their own.
+//
+// The backward pass finishes the gradients of the last layer first. As soon as the layers of a bucket are done, its
+// all-reduce starts on the communication stream, while the compute stream works on the layers below. Follows PyTorch's
+// DDP (Li et al., VLDB 2020), but the gradients lie in one buffer already, so a bucket is a range and nothing is
+// copied.
+#pragma once
+
+#include <vector>
+
+#include "01_single_gpu/mlp.h"
+
+namespace workshop {
+
+// The gradients of the layers [first_layer, last_layer]: `count` floats from `offset` on in the model's buffer.
+struct Bucket {
+  int first_layer, last_layer;
+  int offset, count;
+};
+
+// Cuts the model into buckets, in the order in which the backward pass finishes them: last layer first. A bucket is
+// full as soon as it has `bucket_bytes`.
+inline std::vector<Bucket> make_buckets(const Mlp& model, double bucket_bytes) {
+  std::vector<Bucket> buckets;
+  int last = model.depth() - 1, count = 0;
+  for (int i = last; i >= 0; --i) {
+    const Linear& l = model.layers()[i];
+    // TODO 02.4: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
+    //   The bucket being filled has the layers (i, last] and `count` floats so far; it is full at `bucket_bytes`
+    //   bytes. Its offset is that of the weight's gradient of its lowest layer: l.weight_grad - model.grads(). Then
+    //   `last` and `count` start over.
+    todo("02.4");
+    // END TODO 02.4
+  }
+  std::vector<int> ranges;
+  for (const Bucket& b : buckets) ranges.insert(ranges.end(), {b.first_layer, b.last_layer, b.offset, b.count});
+  probe("02.4", "first layer, last layer, offset and count of each bucket", ranges);
+  return buckets;
+}
+
+class OverlappedAverage {
+ public:
+  // `bucket_bytes` is the size from which on a bucket is full.
+  OverlappedAverage(const Mlp& model, double bucket_bytes, ncclComm_t comm, cudaStream_t compute)
+      : grads_(model.grads()),
+        total_(model.count()),
+        buckets_(make_buckets(model, bucket_bytes)),
+        ready_(buckets_.size()),
+        comm_(comm),
+        compute_(compute) {}
+
+  // To be called by the last backward pass of a step when the gradients of layer i are enqueued on the compute stream.
+  void layer_ready(int i) {
+    const Bucket& bucket = buckets_[next_];
+    if (i != bucket.first_layer) return;
+    float* grads = grads_ + bucket.offset;
+    // TODO 02.5: Let the communication stream wait for the gradients that the compute stream has still to write.
+    //   Record the event ready_[next_] on one stream, and let the other wait for it: cudaEventRecord(event, stream),
+    //   cudaStreamWaitEvent(stream, event). The host must not wait.
+    todo("02.5");
+    // END TODO 02.5
+    probe("02.5", "bucket before its all-reduce", grads, {bucket.count}, communication_);
+    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
+    //   One NCCL call for all parameters of the bucket.
+    todo("02.6");
+    // END TODO 02.6
+    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
+    ++next_;
+  }
+
+  // To be called before the update: the compute stream goes on when all buckets are averaged.
+  void finish() {
+    // TODO 02.7: Let the compute stream wait for the communication stream. The event done_ is there for it.
+    //   One event is enough for all buckets: why?
+    todo("02.7");
+    // END TODO 02.7
+    probe("02.7", "gradients before the update", grads_, {total_}, compute_);
+    next_ = 0;
+  }
+
+  int buckets() const { return static_cast<int>(buckets_.size()); }
+
+ private:
+  float* grads_;
+  int total_;
+  std::vector<Bucket> buckets_;
+  std::vector<Event> ready_;  // one a bucket: an event that is recorded again forgets its first recording
+  Event done_;
+  std::size_t next_ = 0;  // the bucket that the backward pass is filling
+  ncclComm_t comm_;
+  cudaStream_t compute_;
+  Stream communication_;
+};
+
+}  // namespace workshop

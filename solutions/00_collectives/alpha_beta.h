@@ -1,0 +1,43 @@
+// The model of communication costs that the whole workshop uses, and how to get it from measured times.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace workshop {
+
+struct Measurement {
+  std::size_t bytes;  // of the message
+  double seconds;     // of one call: the mean over the iterations, on the slowest rank
+};
+
+// The time of a call: alpha + beta x bytes.
+struct Fit {
+  double alpha;  // seconds a call takes however short the message: the latency
+  double beta;   // seconds a byte
+  double seconds(double bytes) const { return alpha + beta * bytes; }
+};
+
+// Least squares over the relative errors. With absolute ones the longest messages alone would decide, and alpha, which
+// matters for the short ones, would be lost in their noise. Neither alpha nor beta is negative.
+// At least one measurement, none of them 0 seconds; with a single size alpha is 0.
+inline Fit fit(const std::vector<Measurement>& measurements) {
+  double w = 0, wx = 0, wxx = 0, wt = 0, wxt = 0;
+  for (const auto& [bytes, t] : measurements) {
+    const double weight = 1 / (t * t), x = static_cast<double>(bytes);
+    w += weight;
+    wx += weight * x;
+    wxx += weight * x * x;
+    wt += weight * t;
+    wxt += weight * x * t;
+  }
+  if (measurements.size() > 1) {
+    const double beta = (w * wxt - wx * wt) / (w * wxx - wx * wx);
+    const double alpha = (wt - beta * wx) / w;
+    if (beta < 0) return {wt / w, 0};
+    if (alpha >= 0) return {alpha, beta};
+  }
+  return {0, wxt / wxx};
+}
+
+}  // namespace workshop

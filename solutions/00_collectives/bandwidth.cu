@@ -1,0 +1,240 @@
+// How long a collective takes: time, algorithm bandwidth and bus bandwidth over message sizes, and the latency and
+// bandwidth that explain them: t = alpha + beta x bytes.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "00_collectives/alpha_beta.h"
+#include "common/device.h"
+#include "common/job.h"
+#include "common/record.h"
+
+namespace {
+
+using namespace workshop;
+
+enum class Op { all_reduce, all_gather, reduce_scatter, broadcast, send_recv };
+const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"};
+
+constexpr int kWarmUp = 3;    // calls before the clock starts: the first ones set up connections
+constexpr int kSizeStep = 4;  // each message is so many times as long as the one before
+constexpr double kGiga = 1e9;
+
+// Which collective is measured, by whom, on which stream.
+struct Group {
+  Op op;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int rank, world;
+};
+
+// The share of a message that each rank must at least send, through the one link that it has.
+double bus_factor(Op op, int world) {
+  double factor = 0;
+  // TODO 00.14: Set `factor` to the bus factor of each Op.
+  //   After an all-gather each of the P ranks has received all of the message but its own part, and somebody had to
+  //   send that: (P-1)/P. broadcast and send_recv send the whole message once.
+  //   What is left for a reduce-scatter, and for an all-reduce, which is both?
+  const double others = static_cast<double>(world - 1) / world;
+  if (op == Op::all_reduce) factor = 2 * others;
+  if (op == Op::all_gather || op == Op::reduce_scatter) factor = others;
+  if (op == Op::broadcast || op == Op::send_recv) factor = 1;
+  // END TODO 00.14
+  return factor;
+}
+
+// Probes see device memory, so the factors of all ops, [ops], go there once.
+void probe_bus_factors(const Group& group) {
+  std::vector<float> factors;
+  for (int op = 0; op < static_cast<int>(kOps.size()); ++op) {
+    factors.push_back(static_cast<float>(bus_factor(static_cast<Op>(op), group.world)));
+  }
+  DeviceBuffer<float> on_device(factors.size(), Memory::data);
+  on_device.upload(factors, group.stream);
+  probe("00.14", "bus factors", on_device.data(), {static_cast<int>(factors.size())}, group.stream);
+  CUDA_CHECK(cudaStreamSynchronize(group.stream));
+}
+
+// As in nccl-tests, a message is the longest buffer that a rank takes part with. In all-gather and reduce-scatter that
+// is the one with a part for every rank, while the `count` of the call is the length of one part.
+int parts(const Group& group) { return group.op == Op::all_gather || group.op == Op::reduce_scatter ? group.world : 1; }
+
+// The `count` argument of the call for a message of `bytes`, rounded down to whole elements, at least one.
+std::size_t count_argument(std::size_t bytes, const Group& group) {
+  return std::max<std::size_t>(1, bytes / sizeof(float) / parts(group));
+}
+
+// Enqueues one call of the collective.
+void enqueue(const float* in, float* out, std::size_t count, const Group& group) {
+  const auto& [op, comm, stream, rank, world] = group;
+  switch (op) {
+    case Op::all_reduce:
+      NCCL_CHECK(ncclAllReduce(in, out, count, ncclFloat, ncclSum, comm, stream));
+      break;
+    case Op::all_gather:
+      NCCL_CHECK(ncclAllGather(in, out, count, ncclFloat, comm, stream));
+      break;
+    case Op::reduce_scatter:
+      NCCL_CHECK(ncclReduceScatter(in, out, count, ncclFloat, ncclSum, comm, stream));
+      break;
+    case Op::broadcast:
+      NCCL_CHECK(ncclBroadcast(in, out, count, ncclFloat, 0, comm, stream));
+      break;
+    case Op::send_recv:  // to the next rank, from the previous one
+      NCCL_CHECK(ncclGroupStart());
+      NCCL_CHECK(ncclSend(in, count, ncclFloat, (rank + 1) % world, comm, stream));
+      NCCL_CHECK(ncclRecv(out, count, ncclFloat, (rank + world - 1) % world, comm, stream));
+      NCCL_CHECK(ncclGroupEnd());
+      break;
+  }
+}
+
+// The largest of the ranks' values. pncclAllReduce is ncclAllReduce, but stays out of the ledger.
+double slowest(float seconds, const Group& group) {
+  DeviceBuffer<float> value(1, Memory::data);
+  value.upload(&seconds, group.stream);
+  NCCL_CHECK(pncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclMax, group.comm, group.stream));
+  return value.download(group.stream)[0];
+}
+
+// Measures calls of the collective with the same buffers, and checks what they leave in `out`.
+class Benchmark {
+ public:
+  Benchmark(std::size_t max_bytes, const Group& group)
+      : group_(group),
+        in_(count_argument(max_bytes, group) * parts(group), Memory::data),
+        out_(in_.size(), Memory::data) {
+    in_.upload(std::vector<float>(in_.size(), 1.0f), group_.stream);
+  }
+
+  Measurement measure(std::size_t bytes, int iterations) {
+    const std::size_t count = count_argument(bytes, group_);
+    const float* in = in_.data();
+    float* out = out_.data();
+    for (int i = 0; i < kWarmUp; ++i) enqueue(in, out, count, group_);
+    CUDA_CHECK(cudaMemsetAsync(out, 0, out_.bytes(), group_.stream));
+    CUDA_CHECK(cudaStreamSynchronize(group_.stream));
+
+    Event start(cudaEventDefault), stop(cudaEventDefault);
+    float milliseconds = 0;
+    const auto before = std::chrono::steady_clock::now();
+    // TODO 00.15: Set `milliseconds` to the time that `iterations` calls of enqueue() take on the device.
+    //   Record `start` and `stop` around them and ask cudaEventElapsedTime for the time between the two.
+    //   enqueue() only enqueues. What must have happened before that time is known?
+    CUDA_CHECK(cudaEventRecord(start, group_.stream));
+    for (int i = 0; i < iterations; ++i) enqueue(in, out, count, group_);
+    CUDA_CHECK(cudaEventRecord(stop, group_.stream));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, stop));
+    // END TODO 00.15
+    CUDA_CHECK(cudaStreamSynchronize(group_.stream));
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - before;
+    probe("00.15", "result", out, {static_cast<int>(std::min<std::size_t>(count, 4096))}, group_.stream);
+    seconds_timed_ += milliseconds / 1e3;
+    seconds_waited_ += waited.count();
+    check_result(count);
+    return {count * parts(group_) * sizeof(float), slowest(milliseconds / 1e3f / iterations, group_)};
+  }
+
+  bool results_right() const { return results_right_; }
+
+  // The time between the events lies within the time that the host waited for the calls, and is most of it. The bounds
+  // are wide because the host may be slow to notice that the device is done.
+  double share_timed() const { return seconds_timed_ / seconds_waited_; }
+  bool timing_plausible() const { return share_timed() >= 0.1 && share_timed() <= 1.1; }
+
+ private:
+  void check_result(std::size_t count) {
+    const bool sums = group_.op == Op::all_reduce || group_.op == Op::reduce_scatter;
+    const float expected = sums ? static_cast<float>(group_.world) : 1.0f;
+    const std::size_t written = group_.op == Op::reduce_scatter ? count : count * parts(group_);
+    const std::vector<float> out = out_.download(group_.stream);
+    results_right_ = results_right_ && std::all_of(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(written),
+                                                   [expected](float x) { return x == expected; });
+  }
+
+  Group group_;
+  DeviceBuffer<float> in_, out_;
+  double seconds_timed_ = 0, seconds_waited_ = 0;
+  bool results_right_ = true;
+};
+
+void print_table(const std::vector<Measurement>& measurements, const Fit& fit, double factor) {
+  print0("%12s %12s %18s %12s %12s\n", "bytes", "time [us]", "algorithm [GB/s]", "bus [GB/s]", "fit [us]");
+  for (const auto& [bytes, t] : measurements) {
+    const double algorithm = static_cast<double>(bytes) / t / kGiga;
+    print0("%12zu %12.1f %18.3f %12.3f %12.1f\n", bytes, t * 1e6, algorithm, factor * algorithm,
+           fit.seconds(static_cast<double>(bytes)) * 1e6);
+  }
+  print0("t = %.1f us + bytes / %.3f GB/s\n", fit.alpha * 1e6, 1 / fit.beta / kGiga);
+}
+
+void write_json(std::ostream& json, const std::string& op, int world, const std::vector<Measurement>& measurements,
+                const Fit& fit, double factor) {
+  json.precision(9);
+  json << "{\"op\": \"" << op << "\", \"ranks\": " << world << ", \"bus_factor\": " << factor
+       << ", \"alpha_seconds\": " << fit.alpha << ", \"beta_seconds_per_byte\": " << fit.beta
+       << ",\n \"measurements\": [";
+  const char* separator = "";
+  for (const auto& [bytes, t] : measurements) {
+    const double algorithm = static_cast<double>(bytes) / t / kGiga;
+    json << separator << "\n  {\"bytes\": " << bytes << ", \"seconds\": " << t
+         << ", \"algorithm_gb_per_s\": " << algorithm << ", \"bus_gb_per_s\": " << factor * algorithm << "}";
+    separator = ",";
+  }
+  json << "]}\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int min_kib = 4, max_mib = 16, iterations = 10;
+  std::string op = kOps[0], json_file;
+  Options options("00_collectives/bandwidth", "Time and bandwidth of a collective over message sizes");
+  options.without_training();
+  options.add("--op", op, "what to measure", kOps);
+  options.add("--min-kib", min_kib, "shortest message [KiB]", 1, 1 << 21);
+  options.add("--max-mib", max_mib, "longest message [MiB]", 1, 1 << 11);
+  options.add("--iterations", iterations, "calls that are timed together", 1);
+  options.add("--json", json_file, "write the measurements and the fit to this file", {});
+  options.parse(argc, argv);
+  const std::size_t min_bytes = std::size_t{1024} * min_kib, max_bytes = std::size_t{1024 * 1024} * max_mib;
+  if (min_bytes > max_bytes) {
+    usage_error("--min-kib is '" + std::to_string(min_kib) + "'; expected at most --max-mib, " +
+                std::to_string(max_bytes / 1024) + " KiB");
+  }
+  Job job(options);
+  std::ofstream json;
+  if (job.rank() == 0 && !json_file.empty()) {
+    json.open(json_file);
+    if (!json) fail(kUsage, "--json is '" + json_file + "'; expected a file that can be written");
+  }
+  Stream stream;
+  const auto chosen = static_cast<Op>(std::find(kOps.begin(), kOps.end(), op) - kOps.begin());
+  const Group group = {chosen, job.comm(), stream, job.rank(), job.world()};
+
+  probe_bus_factors(group);
+  const double factor = bus_factor(group.op, job.world());
+  print0("%s on %d ranks, %d calls a size after %d to warm up; bus bandwidth = %.4g x algorithm bandwidth\n",
+         op.c_str(), job.world(), iterations, kWarmUp, factor);
+  Benchmark benchmark(max_bytes, group);
+  std::vector<Measurement> measurements;
+  for (std::size_t bytes = min_bytes; bytes <= max_bytes; bytes *= kSizeStep) {
+    measurements.push_back(benchmark.measure(bytes, iterations));
+  }
+  const Fit line = fit(measurements);
+  print_table(measurements, line, factor);
+  if (json.is_open()) write_json(json, op, job.world(), measurements, line, factor);
+
+  if (!benchmark.results_right()) {
+    std::printf("rank %d: WRONG, the calls left other values than expected\n", job.rank());
+  }
+  if (!benchmark.timing_plausible()) {
+    std::printf("rank %d: WRONG, TODO 00.15 measures %.2g times the time that the host waited for the calls\n",
+                job.rank(), benchmark.share_timed());
+  }
+  return benchmark.results_right() && benchmark.timing_plausible() ? 0 : kFailed;
+}

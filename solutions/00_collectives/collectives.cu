@@ -1,0 +1,246 @@
+// The eight collective operations, each shown before and after, rank by rank; then all-reduce from its two halves.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/device.h"
+#include "common/job.h"
+#include "common/record.h"
+
+namespace {
+
+using namespace workshop;
+
+// Who takes part in a collective, and the stream that it is enqueued on.
+struct Group {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int rank;   // of this process
+  int world;  // number of ranks
+  int root;   // the rank that broadcast and scatter read from, and that gather and reduce write to
+};
+
+// in: [count], read on the root alone; out: [count], the root's values on every rank.
+void broadcast(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.1: Copy the root's `count` values of `in` to `out` on every rank: one NCCL call.
+  //   All ranks make the same call with the same arguments. Which of them says who sends?
+  NCCL_CHECK(ncclBroadcast(in, out, count, ncclFloat, group.root, group.comm, group.stream));
+  // END TODO 00.1
+  probe("00.1", "broadcast", out, {count}, group.stream);
+}
+
+// in: [world, count], read on the root alone; out: [count], row r of the root's `in` on rank r.
+void scatter(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
+  //   A group is what stands between ncclGroupStart and ncclGroupEnd; in it a rank may send to itself.
+  //   Who sends how often, and who receives?
+  NCCL_CHECK(ncclGroupStart());
+  if (group.rank == group.root) {
+    for (int to = 0; to < group.world; ++to) {
+      NCCL_CHECK(ncclSend(in + to * count, count, ncclFloat, to, group.comm, group.stream));
+    }
+  }
+  NCCL_CHECK(ncclRecv(out, count, ncclFloat, group.root, group.comm, group.stream));
+  NCCL_CHECK(ncclGroupEnd());
+  // END TODO 00.2
+  probe("00.2", "scatter", out, {count}, group.stream);
+}
+
+// in: [count]; out: [world, count], written on the root alone: row r is rank r's `in`.
+void gather(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.3: Bring rank r's `in` to row r of the root's `out`, with one group of sends and receives.
+  //   It is scatter backwards. What becomes of each send and of each receive?
+  NCCL_CHECK(ncclGroupStart());
+  NCCL_CHECK(ncclSend(in, count, ncclFloat, group.root, group.comm, group.stream));
+  if (group.rank == group.root) {
+    for (int from = 0; from < group.world; ++from) {
+      NCCL_CHECK(ncclRecv(out + from * count, count, ncclFloat, from, group.comm, group.stream));
+    }
+  }
+  NCCL_CHECK(ncclGroupEnd());
+  // END TODO 00.3
+  probe("00.3", "gather", out, {group.world, count}, group.stream);
+}
+
+// in: [count]; out: [count], written on the root alone: the sum of `in` over the ranks.
+void reduce(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.4: Add `in` up over all ranks, element by element, into the root's `out`: one NCCL call.
+  //   Which argument chooses the sum rather than the maximum or the average?
+  NCCL_CHECK(ncclReduce(in, out, count, ncclFloat, ncclSum, group.root, group.comm, group.stream));
+  // END TODO 00.4
+  probe("00.4", "reduce", out, {count}, group.stream);
+}
+
+// in: [count]; out: [world, count], row r is rank r's `in`, on every rank.
+void all_gather(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.5: Give every rank the `in` of all ranks, as the rows of `out`: one NCCL call.
+  //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
+  NCCL_CHECK(ncclAllGather(in, out, count, ncclFloat, group.comm, group.stream));
+  // END TODO 00.5
+  probe("00.5", "all-gather", out, {group.world, count}, group.stream);
+}
+
+// in: [world, count]; out: [count], on rank r the sum over the ranks of their rows r.
+void reduce_scatter(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.6: Add `in` up over all ranks and leave row r of the sum in rank r's `out`: one NCCL call.
+  //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
+  NCCL_CHECK(ncclReduceScatter(in, out, count, ncclFloat, ncclSum, group.comm, group.stream));
+  // END TODO 00.6
+  probe("00.6", "reduce-scatter", out, {count}, group.stream);
+}
+
+// in: [world, count]; out: [world, count], on rank r: row s is row r of rank s's `in` (a transposition of blocks).
+void all_to_all(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.7: Send row r of `in` to rank r, and receive row r of `out` from rank r, for every r.
+  //   What would happen to these sends and receives without a group around them?
+  NCCL_CHECK(ncclGroupStart());
+  for (int peer = 0; peer < group.world; ++peer) {
+    NCCL_CHECK(ncclSend(in + peer * count, count, ncclFloat, peer, group.comm, group.stream));
+    NCCL_CHECK(ncclRecv(out + peer * count, count, ncclFloat, peer, group.comm, group.stream));
+  }
+  NCCL_CHECK(ncclGroupEnd());
+  // END TODO 00.7
+  probe("00.7", "all-to-all", out, {group.world, count}, group.stream);
+}
+
+// in: [world, count]; out: [world, count], the sum of `in` over the ranks, on every rank.
+void all_reduce(const float* in, float* out, int count, const Group& group) {
+  // TODO 00.8: Add `in` up over all ranks into every rank's `out`: one NCCL call.
+  //   Here `in` has world x count elements, and nothing is split. What is the count of this call?
+  NCCL_CHECK(ncclAllReduce(in, out, group.world * count, ncclFloat, ncclSum, group.comm, group.stream));
+  // END TODO 00.8
+  probe("00.8", "all-reduce", out, {group.world, count}, group.stream);
+}
+
+// The same as all_reduce, in two halves. Chapter 06 (FSDP) lives on doing other work between them.
+void all_reduce_in_halves(const float* in, float* out, int count, const Group& group) {
+  float* my_row = out + group.rank * count;
+  // TODO 00.9: Reduce-scatter `in` into `my_row`, then all-gather the rows into `out`: two NCCL calls.
+  //   `my_row` lies inside `out`. What makes the second call an in-place one, which copies nothing to itself?
+  NCCL_CHECK(ncclReduceScatter(in, my_row, count, ncclFloat, ncclSum, group.comm, group.stream));
+  NCCL_CHECK(ncclAllGather(my_row, out, count, ncclFloat, group.comm, group.stream));
+  // END TODO 00.9
+  probe("00.9", "reduce-scatter + all-gather", out, {group.world, count}, group.stream);
+}
+
+// What rank `rank` starts with: 100, 101, … on rank 0, 200, 201, … on rank 1. Integers, so sums are exact in any order.
+float initial(int rank, int i) { return static_cast<float>(100 * (rank + 1) + i); }
+
+float sum_of_initial(int i, int world) {
+  float sum = 0;
+  for (int rank = 0; rank < world; ++rank) sum += initial(rank, i);
+  return sum;
+}
+
+// A collective with the sizes of its buffers and, element by element, what it must leave in `out`.
+struct Example {
+  const char* title;
+  int in, out;  // elements of a rank's input and output
+  void (*run)(const float* in, float* out, int count, const Group& group);
+  float (*expected)(int rank, int i, int count, const Group& group);  // 0 where nothing is written
+};
+
+std::vector<Example> examples(int count, int world) {
+  const int all = world * count;
+  return {
+      {"broadcast", count, count, broadcast,
+       [](int, int i, int, const Group& group) { return initial(group.root, i); }},
+      {"scatter", all, count, scatter,
+       [](int rank, int i, int count, const Group& group) { return initial(group.root, rank * count + i); }},
+      {"gather", count, all, gather,
+       [](int rank, int i, int count, const Group& group) {
+         return rank == group.root ? initial(i / count, i % count) : 0;
+       }},
+      {"reduce", count, count, reduce,
+       [](int rank, int i, int, const Group& group) {
+         return rank == group.root ? sum_of_initial(i, group.world) : 0;
+       }},
+      {"all-gather", count, all, all_gather,
+       [](int, int i, int count, const Group&) { return initial(i / count, i % count); }},
+      {"reduce-scatter", all, count, reduce_scatter,
+       [](int rank, int i, int count, const Group& group) { return sum_of_initial(rank * count + i, group.world); }},
+      {"all-to-all", all, all, all_to_all,
+       [](int rank, int i, int count, const Group&) { return initial(i / count, rank * count + i % count); }},
+      {"all-reduce", all, all, all_reduce,
+       [](int, int i, int, const Group& group) { return sum_of_initial(i, group.world); }},
+      {"reduce-scatter, then all-gather", all, all, all_reduce_in_halves,
+       [](int, int i, int, const Group& group) { return sum_of_initial(i, group.world); }},
+  };
+}
+
+// Every rank's buffer, on every rank's host: [world, mine.size()]. The pnccl names are the same NCCL calls under the
+// name that tools are meant to use, so this one stays out of the ledger of the calls you make.
+std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Group& group) {
+  DeviceBuffer<float> all(group.world * mine.size(), Memory::data);
+  NCCL_CHECK(pncclAllGather(mine.data(), all.data(), mine.size(), ncclFloat, group.comm, group.stream));
+  return all.download(group.stream);
+}
+
+// " 100 101 | 102 103": a bar between the rows of `count`, a dot where nothing was written.
+std::string to_string(const float* values, int size, int count) {
+  std::string text;
+  for (int i = 0; i < size; ++i) {
+    char cell[16];
+    std::snprintf(cell, sizeof cell, values[i] == 0 ? "    ." : "%5g", values[i]);
+    text += i > 0 && i % count == 0 ? " |" : "";
+    text += cell;
+  }
+  return text;
+}
+
+// Runs one collective and prints every rank's buffers before and after. Returns all outputs, [world, out], and clears
+// `right` when they are not what the collective promises.
+std::vector<float> demonstrate(const Example& example, int count, const Group& group, bool& right) {
+  std::vector<float> host(example.in);
+  for (int i = 0; i < example.in; ++i) host[i] = initial(group.rank, i);
+  DeviceBuffer<float> in(example.in, Memory::data), out(example.out, Memory::data);
+  in.upload(host, group.stream);
+  CUDA_CHECK(cudaMemsetAsync(out.data(), 0, out.bytes(), group.stream));
+  const std::vector<float> before = from_all_ranks(in, group);
+  example.run(in.data(), out.data(), count, group);
+  const std::vector<float> after = from_all_ranks(out, group);
+
+  print0("\n%s\n", example.title);
+  for (int rank = 0; rank < group.world; ++rank) {
+    const float* row = &after[rank * example.out];
+    std::vector<float> expected(example.out);
+    for (int i = 0; i < example.out; ++i) expected[i] = example.expected(rank, i, count, group);
+    const bool row_right = std::equal(expected.begin(), expected.end(), row);
+    print0("  rank %d %s  -> %s\n", rank, to_string(&before[rank * example.in], example.in, count).c_str(),
+           to_string(row, example.out, count).c_str());
+    if (!row_right) print0("  WRONG: expected %s\n", to_string(expected.data(), example.out, count).c_str());
+    right = right && row_right;
+  }
+  return after;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int count = 2;
+  int root = 0;
+  Options options("00_collectives/collectives", "The collective operations, shown before and after");
+  options.without_training();
+  options.add("--count", count, "elements a rank contributes", 1, 64);
+  options.add("--root", root, "root of broadcast, scatter, gather and reduce", 0);
+  options.parse(argc, argv);
+  Job job(options);
+  if (root >= job.world()) {
+    usage_error("--root is '" + std::to_string(root) + "'; expected a rank of this run, 0 to " +
+                std::to_string(job.world() - 1));
+  }
+  Stream stream;
+  const Group group = {job.comm(), stream, job.rank(), job.world(), root};
+
+  print0("%d ranks, %d elements a rank, root %d; a dot is an element that nothing was written to\n", job.world(), count,
+         root);
+  bool right = true;
+  std::vector<std::vector<float>> outputs;
+  for (const Example& example : examples(count, job.world())) {
+    outputs.push_back(demonstrate(example, count, group, right));
+  }
+  const bool same = outputs[outputs.size() - 1] == outputs[outputs.size() - 2];
+  print0("\nall-reduce and its two halves give %s values on all ranks\n", same ? "the same" : "DIFFERENT");
+  return right && same ? 0 : kFailed;
+}
