@@ -1,0 +1,244 @@
+// cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "tests/conformance/support.h"
+
+namespace conformance {
+namespace {
+
+using workshop::DeviceBuffer;
+using workshop::Memory;
+using workshop::Stream;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> numbers(int count, int seed) {
+  std::vector<float> values(count);
+  for (int i = 0; i < count; ++i) values[i] = static_cast<float>((i * 7 + seed * 13 + i / 5) % 9 - 4);
+  return values;
+}
+
+class Blas : public testing::Test {
+ protected:
+  Blas() {
+    CUBLAS_CHECK(cublasCreate(&handle_));
+    CUBLAS_CHECK(cublasSetStream(handle_, stream_));
+  }
+  ~Blas() override { cublasDestroy(handle_); }
+
+  DeviceBuffer<float> device(const std::vector<float>& host) {
+    DeviceBuffer<float> buffer(host.size(), Memory::data);
+    buffer.upload(host, stream_);
+    return buffer;
+  }
+  std::vector<float> host(const DeviceBuffer<float>& buffer) {
+    finish(stream_);
+    return buffer.download(stream_);
+  }
+
+  Stream stream_;
+  cublasHandle_t handle_ = nullptr;
+};
+
+// Element (i, j) of op(x), x column-major with `ld` rows.
+float element(const std::vector<float>& x, cublasOperation_t op, int ld, int i, int j, int offset = 0) {
+  return op == CUBLAS_OP_N ? x[offset + i + j * ld] : x[offset + j + i * ld];
+}
+
+// What gemm leaves in c: a NaN there must not count where beta is 0.
+void plain_gemm(cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, float alpha,
+                const std::vector<float>& a, int lda, const std::vector<float>& b, int ldb, float beta,
+                std::vector<float>& c, int ldc, int stride_a = 0, int stride_b = 0, int stride_c = 0, int batches = 1) {
+  for (int batch = 0; batch < batches; ++batch) {
+    for (int j = 0; j < n; ++j) {
+      for (int i = 0; i < m; ++i) {
+        float sum = 0;
+        for (int l = 0; l < k; ++l) {
+          sum += element(a, ta, lda, i, l, batch * stride_a) * element(b, tb, ldb, l, j, batch * stride_b);
+        }
+        float& value = c[batch * stride_c + i + j * ldc];
+        value = alpha * sum + (beta == 0 ? 0 : beta * value);
+      }
+    }
+  }
+}
+
+TEST_F(Blas, GemmInAllTransposes) {
+  for (auto [m, n, k] : {std::tuple{1, 1, 1}, {3, 5, 4}, {17, 33, 9}, {64, 64, 64}, {100, 1, 31}}) {
+    for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+      for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+        for (float beta : {0.0f, 1.0f, -2.0f}) {
+          const int lda = (ta == CUBLAS_OP_N ? m : k) + 2, ldb = (tb == CUBLAS_OP_N ? k : n) + 1, ldc = m + 3;
+          const auto a = numbers(lda * (ta == CUBLAS_OP_N ? k : m), 1),
+                     b = numbers(ldb * (tb == CUBLAS_OP_N ? n : k), 2);
+          auto c = beta == 0 ? std::vector<float>(ldc * n, kNaN) : numbers(ldc * n, 3);
+          const auto da = device(a), db = device(b), dc = device(c);
+          const float alpha = 2;
+          CUBLAS_CHECK(
+              cublasSgemm(handle_, ta, tb, m, n, k, &alpha, da.data(), lda, db.data(), ldb, &beta, dc.data(), ldc));
+          plain_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+          const auto result = host(dc);
+          for (int j = 0; j < n; ++j) {
+            for (int i = 0; i < m; ++i) ASSERT_EQ(result[i + j * ldc], c[i + j * ldc]) << m << " " << n << " " << k;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Blas, GemmOfNothing) {
+  auto c = device({kNaN, kNaN});
+  const float alpha = 1, beta = 0;
+  CUBLAS_CHECK(
+      cublasSgemm(handle_, CUBLAS_OP_N, CUBLAS_OP_N, 2, 1, 0, &alpha, c.data(), 2, c.data(), 1, &beta, c.data(), 2));
+  EXPECT_EQ(host(c), (std::vector<float>{0, 0}));
+  EXPECT_EQ(
+      cublasSgemm(handle_, CUBLAS_OP_N, CUBLAS_OP_N, 0, 1, 1, &alpha, c.data(), 1, c.data(), 1, &beta, c.data(), 1),
+      CUBLAS_STATUS_SUCCESS);
+}
+
+TEST_F(Blas, GemmKeepsNaN) {
+  const auto a = device({kNaN, 1}), b = device({0, 1});
+  auto c = device({0});
+  const float alpha = 1, beta = 0;
+  CUBLAS_CHECK(
+      cublasSgemm(handle_, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 2, &alpha, a.data(), 1, b.data(), 2, &beta, c.data(), 1));
+  EXPECT_TRUE(std::isnan(host(c)[0]));
+}
+
+TEST_F(Blas, BatchedGemm) {
+  const int m = 4, n = 3, k = 5, batches = 6;
+  const auto a = numbers(m * k * batches, 1), b = numbers(k * n * batches, 2);
+  auto c = std::vector<float>(m * n * batches, kNaN);
+  const auto da = device(a), db = device(b), dc = device(c);
+  const float alpha = 1, beta = 0;
+  CUBLAS_CHECK(cublasSgemmStridedBatched(handle_, CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, &alpha, da.data(), m, m * k,
+                                         db.data(), n, k * n, &beta, dc.data(), m, m * n, batches));
+  plain_gemm(CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, 1, a, m, b, n, 0, c, m, m * k, k * n, m * n, batches);
+  EXPECT_EQ(host(dc), c);
+}
+
+TEST_F(Blas, GeamAddsAndTransposes) {
+  const int m = 3, n = 4;
+  const auto a = numbers(m * n, 1), b = numbers(m * n, 2);
+  const auto da = device(a), db = device(b);
+  auto c = device(std::vector<float>(m * n, kNaN));
+  float alpha = 2, beta = -1;
+  CUBLAS_CHECK(
+      cublasSgeam(handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, &alpha, da.data(), n, &beta, db.data(), m, c.data(), m));
+  auto result = host(c);
+  for (int j = 0; j < n; ++j) {
+    for (int i = 0; i < m; ++i) ASSERT_EQ(result[i + j * m], 2 * a[j + i * n] - b[i + j * m]);
+  }
+  alpha = 1, beta = 0;
+  auto d = device(std::vector<float>(m * n, kNaN));
+  CUBLAS_CHECK(
+      cublasSgeam(handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, &alpha, da.data(), n, &beta, d.data(), m, d.data(), m));
+  EXPECT_EQ(host(d)[1], a[n]);
+}
+
+TEST_F(Blas, GemvInBothTransposes) {
+  const int m = 7, n = 5, lda = 9;
+  const auto a = numbers(lda * n, 1), x = numbers(2 * (m + n), 2);
+  const auto da = device(a), dx = device(x);
+  for (auto op : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+    for (float beta : {0.0f, 3.0f}) {
+      const int rows = op == CUBLAS_OP_N ? m : n, columns = op == CUBLAS_OP_N ? n : m;
+      auto y = beta == 0 ? std::vector<float>(rows, kNaN) : numbers(rows, 4);
+      const auto dy = device(y);
+      const float alpha = -1;
+      CUBLAS_CHECK(cublasSgemv(handle_, op, m, n, &alpha, da.data(), lda, dx.data(), 2, &beta, dy.data(), 1));
+      for (int i = 0; i < rows; ++i) {
+        float sum = 0;
+        for (int j = 0; j < columns; ++j) sum += element(a, op, lda, i, j) * x[2 * j];
+        y[i] = -sum + (beta == 0 ? 0 : beta * y[i]);
+      }
+      EXPECT_EQ(host(dy), y);
+    }
+  }
+}
+
+TEST_F(Blas, VectorOperations) {
+  const int n = 1001;
+  const auto x = numbers(n, 1), y = numbers(n, 2);
+  const auto dx = device(x), dy = device(y);
+  float dot = 0, squares = 0, result = -1;
+  for (int i = 0; i < n; ++i) dot += x[i] * y[i], squares += x[i] * x[i];
+  CUBLAS_CHECK(cublasSdot(handle_, n, dx.data(), 1, dy.data(), 1, &result));
+  EXPECT_EQ(result, dot);
+  CUBLAS_CHECK(cublasSnrm2(handle_, n, dx.data(), 1, &result));
+  EXPECT_NEAR(result, std::sqrt(squares), 1e-4);
+  CUBLAS_CHECK(cublasSdot(handle_, 0, dx.data(), 1, dy.data(), 1, &result));
+  EXPECT_EQ(result, 0);
+  const float alpha = 3;
+  CUBLAS_CHECK(cublasSaxpy(handle_, n, &alpha, dx.data(), 1, dy.data(), 1));
+  EXPECT_EQ(host(dy)[17], y[17] + 3 * x[17]);
+  CUBLAS_CHECK(cublasSscal(handle_, n, &alpha, dy.data(), 1));
+  EXPECT_EQ(host(dy)[17], 3 * (y[17] + 3 * x[17]));
+  CUBLAS_CHECK(cublasScopy(handle_, n / 2, dx.data(), 2, dy.data(), 1));
+  EXPECT_EQ(host(dy)[17], x[34]);
+}
+
+TEST_F(Blas, ScalingByZeroKeepsNaN) {
+  auto x = device({kNaN, 1});
+  const float zero = 0;
+  CUBLAS_CHECK(cublasSscal(handle_, 2, &zero, x.data(), 1));
+  const auto result = host(x);
+  EXPECT_TRUE(std::isnan(result[0]));
+  EXPECT_EQ(result[1], 0);
+}
+
+TEST_F(Blas, HostScalarsAreTakenAtTheCall) {
+  const auto x = device({1, 2});
+  auto y = device({0, 0});
+  float alpha = 10;
+  {
+    Gate gate(stream_);
+    CUBLAS_CHECK(cublasSaxpy(handle_, 2, &alpha, x.data(), 1, y.data(), 1));
+    alpha = 0;
+  }
+  EXPECT_EQ(host(y), (std::vector<float>{10, 20}));
+}
+
+TEST_F(Blas, DeviceScalarsAreReadWhenTheOperationRuns) {
+  const auto x = device({1, 2});
+  auto y = device({0, 0});
+  auto alpha = device({0}), result = device({kNaN});
+  const float five = 5;
+  CUBLAS_CHECK(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_DEVICE));
+  {
+    Gate gate(stream_);
+    CUDA_CHECK(cudaMemcpyAsync(alpha.data(), &five, sizeof five, cudaMemcpyHostToDevice, stream_));
+    CUBLAS_CHECK(cublasSaxpy(handle_, 2, alpha.data(), x.data(), 1, y.data(), 1));
+    CUBLAS_CHECK(cublasSdot(handle_, 2, x.data(), 1, y.data(), 1, result.data()));
+    EXPECT_FALSE(finished(stream_));
+  }
+  EXPECT_EQ(host(y), (std::vector<float>{5, 10}));
+  EXPECT_EQ(host(result)[0], 25);
+  cublasPointerMode_t mode;
+  CUBLAS_CHECK(cublasGetPointerMode(handle_, &mode));
+  EXPECT_EQ(mode, CUBLAS_POINTER_MODE_DEVICE);
+}
+
+TEST_F(Blas, WrongArgumentsAreRefused) {
+  auto x = device(numbers(16, 1));
+  float* p = x.data();
+  const float one = 1;
+  const auto N = CUBLAS_OP_N;
+  EXPECT_EQ(cublasSgemm(nullptr, N, N, 1, 1, 1, &one, p, 1, p, 1, &one, p, 1), CUBLAS_STATUS_NOT_INITIALIZED);
+  EXPECT_EQ(cublasSgemm(handle_, N, N, -1, 1, 1, &one, p, 1, p, 1, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cublasSgemm(handle_, N, N, 4, 2, 2, &one, p, 2, p, 2, &one, p, 4), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cublasSgemm(handle_, N, N, 4, 2, 2, &one, p, 4, p, 2, &one, p, 2), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cublasSgemv(handle_, N, 2, 2, &one, p, 1, p, 1, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cublasSgemv(handle_, N, 2, 2, &one, p, 2, p, 0, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
+  cudaStream_t stream = nullptr;
+  EXPECT_EQ(cublasGetStream(handle_, &stream), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(stream, static_cast<cudaStream_t>(stream_));
+  EXPECT_STREQ(cublasGetStatusName(CUBLAS_STATUS_INVALID_VALUE), "CUBLAS_STATUS_INVALID_VALUE");
+}
+
+}  // namespace
+}  // namespace conformance

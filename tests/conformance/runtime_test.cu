@@ -1,0 +1,425 @@
+// CUDA runtime: streams, events, memory, errors.
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+
+#include "tests/conformance/support.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
+
+namespace conformance {
+namespace {
+
+using workshop::DeviceBuffer;
+using workshop::Event;
+using workshop::grid_stride;
+using workshop::launch;
+using workshop::Memory;
+using workshop::Stream;
+
+__global__ void fill(float* x, float value, int n) {
+  for (int i : grid_stride(n)) x[i] = value;
+}
+
+__global__ void add(float* x, float value, int n) {
+  for (int i : grid_stride(n)) x[i] += value;
+}
+
+// Streams that are ordered with the legacy default stream.
+class BlockingStream {
+ public:
+  BlockingStream() { CUDA_CHECK(cudaStreamCreate(&stream_)); }
+  ~BlockingStream() { cudaStreamDestroy(stream_); }
+  BlockingStream(const BlockingStream&) = delete;
+  BlockingStream& operator=(const BlockingStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+DeviceBuffer<float> floats(int n, float value = 0) {
+  DeviceBuffer<float> buffer(n, Memory::data);
+  launch(fill, n, nullptr, buffer.data(), value, n);
+  CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  return buffer;
+}
+
+float first(const DeviceBuffer<float>& buffer) {
+  float value = 0;
+  CUDA_CHECK(cudaMemcpy(&value, buffer.data(), sizeof value, cudaMemcpyDeviceToHost));
+  return value;
+}
+
+TEST(Streams, RunTheirOperationsInOrder) {
+  const Stream stream;
+  const int n = 1000;
+  auto x = floats(n);
+  for (int i = 1; i <= 5000; ++i) launch(add, n, stream, x.data(), 1.0f, n);
+  launch(fill, 1, stream, x.data() + 1, 7.0f, 1);
+  finish(stream);
+  const auto host = x.download(stream);
+  EXPECT_EQ(host[0], 5000);
+  EXPECT_EQ(host[1], 7);
+  EXPECT_EQ(host[n - 1], 5000);
+}
+
+TEST(Streams, DoNotMakeTheHostWait) {
+  const Stream stream;
+  Gate gate(stream);
+  auto x = floats(1);
+  launch(add, 1, stream, x.data(), 1.0f, 1);
+  float host = -1;
+  CUDA_CHECK(cudaMemcpyAsync(&host, x.data(), sizeof host, cudaMemcpyDeviceToHost, stream));
+  EXPECT_FALSE(within(kNever, [&] { return finished(stream); }));
+  gate.open();
+  finish(stream);
+  EXPECT_EQ(host, 1);
+}
+
+TEST(Streams, OverlapWithEachOther) {
+  const Stream held, free;
+  auto x = floats(1);
+  Gate gate(held);
+  launch(add, 1, free, x.data(), 1.0f, 1);
+  finish(free);
+  EXPECT_FALSE(finished(held));
+  gate.open();
+  finish(held);
+}
+
+TEST(Streams, QueueMoreThanTheRingHolds) {
+  const Stream stream;
+  auto x = floats(1);
+  Gate gate(stream);
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    gate.open();
+  });
+  for (int i = 0; i < 3000; ++i) launch(add, 1, stream, x.data(), 1.0f, 1);
+  finish(stream);
+  opener.join();
+  EXPECT_EQ(first(x), 3000);
+}
+
+TEST(Streams, FinishTheirWorkAfterDestruction) {
+  auto x = floats(1);
+  cudaStream_t stream = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  {
+    Gate gate(stream);
+    launch(add, 1, stream, x.data(), 1.0f, 1);
+    CUDA_CHECK(cudaStreamDestroy(stream));
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  EXPECT_EQ(first(x), 1);
+}
+
+TEST(Streams, TakeOperationsFromSeveralThreads) {
+  const Stream stream;
+  auto x = floats(1);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) launch(add, 1, stream, x.data(), 1.0f, 1);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  finish(stream);
+  EXPECT_EQ(first(x), 2000);
+}
+
+TEST(DefaultStream, WaitsForBlockingStreams) {
+  const BlockingStream blocking;
+  Gate gate(blocking);
+  auto* x = static_cast<float*>(nullptr);
+  CUDA_CHECK(cudaMalloc(&x, sizeof(float)));
+  CUDA_CHECK(cudaMemsetAsync(x, 0, sizeof(float), nullptr));
+  EXPECT_FALSE(within(kNever, [] { return finished(nullptr); }));
+  gate.open();
+  finish(nullptr);
+  EXPECT_TRUE(finished(blocking));
+  CUDA_CHECK(cudaFree(x));
+}
+
+TEST(DefaultStream, HoldsBlockingStreamsBack) {
+  const BlockingStream one, two;
+  auto x = floats(2);
+  Gate gate(nullptr);
+  launch(add, 1, one, x.data(), 1.0f, 1);
+  launch(add, 1, two, x.data() + 1, 1.0f, 1);
+  EXPECT_FALSE(within(kNever, [&] { return finished(one) || finished(two); }));
+  gate.open();
+  finish(one);
+  finish(two);
+}
+
+TEST(DefaultStream, LeavesNonBlockingStreamsAlone) {
+  const Stream stream;
+  auto x = floats(1);
+  {
+    Gate gate(nullptr);
+    launch(add, 1, stream, x.data(), 1.0f, 1);
+    finish(stream);
+    EXPECT_FALSE(finished(nullptr));
+  }
+  finish(nullptr);
+  Gate gate(stream);
+  CUDA_CHECK(cudaMemsetAsync(x.data(), 0, sizeof(float), nullptr));
+  finish(nullptr);
+  EXPECT_FALSE(finished(stream));
+}
+
+TEST(DefaultStream, CopiesWithTheHostWaiting) {
+  auto x = floats(1);
+  launch(fill, 1, nullptr, x.data(), 3.0f, 1);
+  EXPECT_EQ(first(x), 3);
+}
+
+TEST(Events, OrderTwoStreams) {
+  const Stream producer, consumer;
+  auto x = floats(1), y = floats(1);
+  const Event ready;
+  Gate gate(producer);
+  launch(fill, 1, producer, x.data(), 5.0f, 1);
+  CUDA_CHECK(cudaEventRecord(ready, producer));
+  CUDA_CHECK(cudaStreamWaitEvent(consumer, ready));
+  CUDA_CHECK(cudaMemcpyAsync(y.data(), x.data(), sizeof(float), cudaMemcpyDeviceToDevice, consumer));
+  EXPECT_FALSE(within(kNever, [&] { return finished(consumer); }));
+  gate.open();
+  finish(consumer);
+  EXPECT_EQ(first(y), 5);
+}
+
+TEST(Events, NeverRecordedHoldNobodyBack) {
+  const Stream stream;
+  const Event event;
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+  finish(stream);
+  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+  EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
+}
+
+TEST(Events, AreWaitedForAsLastRecordedAtTheCall) {
+  const Stream held, free, waiting, late;
+  const Event event;
+  Gate gate(held);
+  CUDA_CHECK(cudaEventRecord(event, held));
+  CUDA_CHECK(cudaStreamWaitEvent(waiting, event));
+  CUDA_CHECK(cudaEventRecord(event, free));  // does not release the one that waits already
+  CUDA_CHECK(cudaStreamWaitEvent(late, event));
+  finish(late);
+  EXPECT_FALSE(within(kNever, [&] { return finished(waiting); }));
+  gate.open();
+  finish(waiting);
+}
+
+TEST(Events, MayBeDestroyedBeforeTheyAreReached) {
+  const Stream held, waiting;
+  Gate gate(held);
+  {
+    const Event event(cudaEventDefault);
+    CUDA_CHECK(cudaEventRecord(event, held));
+    CUDA_CHECK(cudaStreamWaitEvent(waiting, event));
+  }
+  EXPECT_FALSE(within(kNever, [&] { return finished(waiting); }));
+  gate.open();
+  finish(waiting);
+}
+
+TEST(Events, TellWhetherTheyWereReached) {
+  const Stream stream;
+  const Event event;
+  Gate gate(stream);
+  CUDA_CHECK(cudaEventRecord(event, stream));
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  cudaGetLastError();
+  gate.open();
+  EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+}
+
+TEST(Events, MeasureTime) {
+  const Stream stream;
+  const Event start(cudaEventDefault), end(cudaEventDefault);
+  CUDA_CHECK(cudaEventRecord(start, stream));
+  Gate gate(stream);
+  CUDA_CHECK(cudaEventRecord(end, stream));
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, end), cudaErrorNotReady);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  gate.open();
+  finish(stream);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, end), cudaSuccess);
+  EXPECT_GE(milliseconds, 29);
+  EXPECT_LT(milliseconds, 60'000);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, end, start), cudaSuccess);
+  EXPECT_LE(milliseconds, -29);
+  cudaGetLastError();  // the one that was expected
+}
+
+TEST(Events, WithoutTimingOrRecordHaveNoTime) {
+  const Stream stream;
+  const Event untimed, timed(cudaEventDefault), never(cudaEventDefault);
+  CUDA_CHECK(cudaEventRecord(untimed, stream));
+  CUDA_CHECK(cudaEventRecord(timed, stream));
+  finish(stream);
+  float milliseconds = 0;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, untimed, timed), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, timed, never), cudaErrorInvalidResourceHandle);
+  cudaGetLastError();
+}
+
+TEST(Memory, IsAlignedAndCopied) {
+  void* p = nullptr;
+  CUDA_CHECK(cudaMalloc(&p, 100));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u);
+  std::vector<unsigned char> host(100, 0), back(100);
+  for (int i = 0; i < 100; ++i) host[i] = static_cast<unsigned char>(i);
+  CUDA_CHECK(cudaMemcpy(p, host.data(), 100, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemcpy(back.data(), p, 100, cudaMemcpyDefault));
+  EXPECT_EQ(host, back);
+  CUDA_CHECK(cudaMemset(p, 0x5A, 50));
+  CUDA_CHECK(cudaMemcpy(back.data(), p, 100, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(back[49], 0x5A);
+  EXPECT_EQ(back[50], 50);
+  CUDA_CHECK(cudaFree(p));
+}
+
+TEST(Memory, StartsAsNaN) {
+  if (!kCpu) GTEST_SKIP() << "a GPU leaves in new memory what was there before";
+  const DeviceBuffer<float> x(1000, Memory::data);
+  const Stream stream;
+  for (float value : x.download(stream)) ASSERT_TRUE(std::isnan(value));
+}
+
+TEST(Memory, IsCountedAndLimited) {
+  std::size_t free = 0, total = 0, now = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  EXPECT_LE(free, total);
+  void* p = nullptr;
+  EXPECT_EQ(cudaMalloc(&p, total + 1), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  CUDA_CHECK(cudaMalloc(&p, 64 << 10));
+  CUDA_CHECK(cudaMemGetInfo(&now, &total));
+  EXPECT_LE(now, free);
+  CUDA_CHECK(cudaFree(p));
+  if (!kCpu) return;  // other processes use the same GPU
+  EXPECT_EQ(now, free - (64 << 10));
+  CUDA_CHECK(cudaMemGetInfo(&now, &total));
+  EXPECT_EQ(now, free);
+}
+
+TEST(Memory, HasTheSizeThatWasAskedFor) {
+  const char* asked = std::getenv("WORKSHOP_DEVICE_MEMORY");
+  if (!kCpu || asked == nullptr || std::string(asked) != "1M") GTEST_SKIP() << "needs WORKSHOP_DEVICE_MEMORY=1M";
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  EXPECT_EQ(total, 1u << 20);
+  void *half = nullptr, *other = nullptr;
+  CUDA_CHECK(cudaMalloc(&half, 600'000));
+  EXPECT_EQ(cudaMalloc(&other, 600'000), cudaErrorMemoryAllocation);
+  CUDA_CHECK(cudaFree(half));
+  EXPECT_EQ(cudaMalloc(&other, 600'000), cudaSuccess);
+  CUDA_CHECK(cudaFree(other));
+  cudaGetLastError();
+}
+
+TEST(Memory, RefusesWrongPointers) {
+  EXPECT_EQ(cudaFree(nullptr), cudaSuccess);
+  int local = 0;
+  EXPECT_EQ(cudaFree(&local), cudaErrorInvalidValue);
+  void* p = nullptr;
+  CUDA_CHECK(cudaMalloc(&p, 16));
+  CUDA_CHECK(cudaFree(p));
+  EXPECT_EQ(cudaFree(p), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMalloc(static_cast<void**>(nullptr), 16), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(&local, &local, 4, static_cast<cudaMemcpyKind>(7)), cudaErrorInvalidMemcpyDirection);
+  void* pinned = nullptr;
+  CUDA_CHECK(cudaMallocHost(&pinned, 64));
+  CUDA_CHECK(cudaFreeHost(pinned));
+  cudaGetLastError();
+}
+
+TEST(Memory, IsFreedAfterTheWorkThatUsesIt) {
+  const Stream stream;
+  auto x = floats(1);
+  float host = 0;
+  {
+    Gate gate;
+    auto y = floats(1, 4.0f);
+    gate.hold(stream);
+    CUDA_CHECK(cudaMemcpyAsync(x.data(), y.data(), sizeof(float), cudaMemcpyDeviceToDevice, stream));
+    std::thread opener([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      gate.open();
+    });
+    y = {};  // cudaFree waits
+    EXPECT_TRUE(finished(stream));
+    opener.join();
+  }
+  CUDA_CHECK(cudaMemcpy(&host, x.data(), sizeof host, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(host, 4);
+}
+
+TEST(LastError, IsKeptUntilAskedFor) {
+  cudaGetLastError();
+  EXPECT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);
+  int device = -1;
+  EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_STREQ(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation");
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");
+}
+
+TEST(Devices, CanBeCountedAndDescribed) {
+  int count = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  EXPECT_GE(count, 1);
+  EXPECT_EQ(cudaSetDevice(count), cudaErrorInvalidDevice);
+  cudaDeviceProp properties;
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+  EXPECT_GT(properties.totalGlobalMem, 0u);
+  EXPECT_NE(std::string(properties.name), "");
+  cudaGetLastError();
+}
+
+#ifdef WORKSHOP_BACKEND_CPU
+TEST(Counters, CountAllocationsAndWaits) {
+  const Stream stream;
+  auto x = floats(1);
+  const auto before = workshop::cpu::counters();
+  launch(add, 1, stream, x.data(), 1.0f, 1);
+  CUDA_CHECK(cudaMemsetAsync(x.data(), 0, 4, stream));
+  const auto enqueued = workshop::cpu::counters();
+  EXPECT_EQ(enqueued.allocations, before.allocations);
+  EXPECT_EQ(enqueued.synchronizations, before.synchronizations);
+  stream.synchronize();
+  first(x);
+  { const DeviceBuffer<float> y(1, Memory::data); }
+  const auto after = workshop::cpu::counters();
+  EXPECT_EQ(after.allocations, before.allocations + 2);
+  EXPECT_EQ(after.synchronizations, before.synchronizations + 2);
+}
+
+TEST(Slow, KernelsShowAMissingEvent) {
+  const char* slow = std::getenv("WORKSHOP_SLOW");
+  if (slow == nullptr || std::string(slow) != "kernels") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
+  const Stream producer, consumer;
+  for (int i = 0; i < 20; ++i) {
+    auto x = floats(1);
+    float seen = -1;
+    launch(fill, 1, producer, x.data(), 1.0f, 1);
+    CUDA_CHECK(cudaMemcpyAsync(&seen, x.data(), sizeof seen, cudaMemcpyDeviceToHost, consumer));
+    finish(consumer);
+    finish(producer);
+    EXPECT_EQ(seen, 0);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace conformance

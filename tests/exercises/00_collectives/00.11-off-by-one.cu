@@ -1,0 +1,2 @@
+    outgoing = chunks[ring.rank - step];
+    incoming = chunks[ring.rank - step - 2];

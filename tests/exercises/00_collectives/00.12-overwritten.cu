@@ -1,0 +1,2 @@
+    CUDA_CHECK(cudaMemcpyAsync(data + incoming.begin, received, incoming.size * sizeof(float), cudaMemcpyDeviceToDevice,
+                               ring.stream));

@@ -1,0 +1,1 @@
+    NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count, ncclFloat, 1, comm, stream));

@@ -1,0 +1,1 @@
+    NCCL_CHECK(ncclAllReduce(p.value, p.value, p.count, ncclFloat, ncclAvg, comm, stream));

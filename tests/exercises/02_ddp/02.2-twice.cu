@@ -1,0 +1,2 @@
+    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count, ncclFloat, ncclAvg, comm, stream));
+    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count, ncclFloat, ncclAvg, comm, stream));

@@ -1,0 +1,1 @@
+    end += layers / parts + (p <= layers % parts ? 1 : 0);

@@ -1,0 +1,1 @@
+    end += layers / parts + (p >= parts - layers % parts ? 1 : 0);

@@ -1,0 +1,1 @@
+    end += layers / parts;

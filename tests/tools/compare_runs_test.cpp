@@ -1,0 +1,340 @@
+// Every verdict of compare_runs, on records made by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/tools/run_tool.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using Values = std::vector<double>;
+
+Json tensor(Json line, std::vector<int> shape, const Values& values) {
+  double squares = 0, sum = 0;
+  line["values"] = Json::array();
+  for (double v : values) {
+    squares += v * v;
+    sum += v;
+    line["values"].push_back(std::isfinite(v) ? Json(v) : Json("nan"));
+  }
+  line["shape"] = shape;
+  line["l2"] = std::isfinite(squares) ? Json(std::sqrt(squares)) : Json("nan");
+  line["sum"] = std::isfinite(sum) ? Json(sum) : Json("nan");
+  return line;
+}
+
+const Values kGradient = {1, -2, 3, 4, 5, 6};  // [2, 3]
+const Values kOther = {9, 8, 7, -6, 5, 1};
+
+// A run of two ranks and two steps: TODO 02.1 broadcasts a bias, 02.2 averages a gradient.
+class Record {
+ public:
+  Record() {
+    for (int rank = 0; rank < 2; ++rank) probe(rank, "02.1", "bias", 0, {3}, {0.5, 0.25, double(rank + 1)});
+    for (int step = 0; step < 2; ++step) {
+      for (int rank = 0; rank < 2; ++rank) probe(rank, "02.2", "grad", step, {2, 3}, step == 0 ? kGradient : kOther);
+      for (int replica = 0; replica < 2; ++replica) {
+        lines.push_back({{"type", "step"},
+                         {"replica", replica},
+                         {"step", step},
+                         {"epoch", 0},
+                         {"loss", 1.5 - replica},
+                         {"global_loss", 1.0}});
+      }
+    }
+    lines.push_back(tensor({{"type", "parameter"}, {"name", "weight"}}, {2, 3}, kGradient));
+    for (int rank = 0; rank < 2; ++rank) {
+      lines.push_back({{"type", "collective"},
+                       {"rank", rank},
+                       {"op", "ncclAllReduce"},
+                       {"communicator", "world"},
+                       {"ranks", 2},
+                       {"calls", 8},
+                       {"elements", 48},
+                       {"bytes", 192}});
+      lines.push_back({{"type", "memory"},
+                       {"rank", rank},
+                       {"peak", {{"parameters", 100}, {"data", 5}}},
+                       {"current", {{"parameters", 100}, {"data", 5}}}});
+      lines.push_back({{"type", "host"}, {"rank", rank}, {"allocations", 0}, {"synchronizations", 2}});
+    }
+  }
+
+  void probe(int rank, const char* id, const char* name, int step, std::vector<int> shape, const Values& values) {
+    lines.push_back(tensor({{"type", "probe"},
+                            {"rank", rank},
+                            {"id", id},
+                            {"name", name},
+                            {"step", step},
+                            {"sequence", sequence_[rank]++}},
+                           shape, values));
+  }
+
+  // The n-th line of a type.
+  Json& line(const char* type, int n = 0) {
+    for (Json& line : lines) {
+      if (line["type"] == type && n-- == 0) return line;
+    }
+    throw std::out_of_range(type);
+  }
+  void set_values(const char* type, int n, const Values& values) {
+    Json& old = line(type, n);
+    old = tensor(old, old["shape"], values);
+  }
+  void scale_gradient(double factor) {  // on every rank in step 0
+    Values scaled = kGradient;
+    for (double& v : scaled) v *= factor;
+    set_values("probe", 2, scaled);
+    set_values("probe", 3, scaled);
+  }
+  void stop_at(const char* todo) {
+    std::erase_if(
+        lines, [todo](const Json& line) { return line["type"] != "probe" || line["rank"] != 0 || line["id"] >= todo; });
+    end = {{"type", "end"}, {"status", "todo"}, {"todo", todo}};
+  }
+
+  std::string text() const {
+    std::string text = Json{{"type", "run"},    {"chapter", "02_ddp"}, {"program", "ddp"},
+                            {"backend", "cpu"}, {"world", world},      {"options", Json::object()}}
+                           .dump() +
+                       "\n";
+    for (const Json& line : lines) text += line.dump() + "\n";
+    return text + end.dump() + "\n";
+  }
+
+  int world = 2;
+  std::vector<Json> lines;
+  Json end = {{"type", "end"}, {"status", "complete"}, {"steps", 2}, {"seconds_per_step", 1e-5}};
+
+ private:
+  int sequence_[2] = {0, 0};
+};
+
+class CompareRuns : public testing::Test {
+ protected:
+  ToolResult compare(const std::string& options = "") {
+    return run_tool("compare_runs " + folder_.write("expected", expected.text()) + " " +
+                    folder_.write("mine", mine.text()) + " " + options);
+  }
+  // Runs and expects the verdict to contain each of the texts.
+  void verdict(int status, const std::vector<std::string>& texts, const std::string& options = "") {
+    const ToolResult result = compare(options);
+    EXPECT_EQ(result.status, status) << result.output;
+    for (const std::string& text : texts) {
+      EXPECT_NE(result.output.find(text), std::string::npos) << "'" << text << "' is not in:\n" << result.output;
+    }
+  }
+  std::string todos() {
+    return "--todos " + folder_.write("ddp.cu",
+                                      "  // TODO 02.1: Broadcast.\n  // END TODO 02.1\n"
+                                      "  // TODO 02.2: Average the gradient.\n  // END TODO 02.2\n");
+  }
+
+  TemporaryFolder folder_;
+  Record expected, mine;
+};
+
+TEST_F(CompareRuns, EqualRuns) {
+  verdict(0, {"all 2 TODOs right: tensors (6), losses (4), parameters (1), NCCL calls (16) agree"});
+}
+
+TEST_F(CompareRuns, ToleranceIsRelativeToTheTensor) {
+  Values close = kGradient;
+  close[0] += 3e-5;  // of an rms of about 3.9
+  mine.set_values("probe", 2, close);
+  verdict(0, {});
+  verdict(1, {"TODO 02.2 is the first that differs"}, "--tolerance 1e-6");
+}
+
+TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
+  Values wrong = kGradient;
+  wrong[4] = 7;
+  mine.set_values("probe", 3, wrong);
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) is the first that differs.\n  tensor 'grad' on rank 1, step 0, shape "
+           "[2, 3]\n  largest difference at [1, 1]: yours 7, expected 5\n",
+           "Right until there: TODO 02.1\n"},
+          todos());
+}
+
+TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
+  mine.set_values("probe", 4, {0, 0, 0, 0, 0, 1});  // 02.2 in step 1
+  mine.set_values("probe", 1, {3, 1, 4});           // 02.1 in step 0
+  verdict(1, {"TODO 02.1 is the first that differs"});
+}
+
+TEST_F(CompareRuns, NotANumber) {
+  mine.set_values("probe", 2, Values(6, NAN));
+  verdict(1, {"TODO 02.2", "Every value is NaN or infinite", "nothing wrote"});
+  mine.set_values("probe", 2, {1, -2, NAN, 4, NAN, 6});
+  verdict(1, {"TODO 02.2", "yours not a number", "2 of 6 values are NaN or infinite, the first at position 2"});
+}
+
+TEST_F(CompareRuns, NotANumberNeverAgrees) {
+  for (Record* run : {&expected, &mine}) run->set_values("probe", 2, Values(6, NAN));
+  verdict(1, {"TODO 02.2", "solution's own values are not finite"});
+}
+
+TEST_F(CompareRuns, Zeros) {
+  mine.set_values("probe", 2, Values(6, 0));
+  verdict(1, {"Every value is zero"});
+}
+
+TEST_F(CompareRuns, ConstantFactors) {
+  mine.scale_gradient(2);
+  verdict(1, {"2 times what is expected: summed over the 2 ranks, not averaged"});
+  mine.scale_gradient(0.5);
+  verdict(1, {"1/2 of what is expected: divided by the number of ranks once too often"});
+  mine.scale_gradient(-1);
+  verdict(1, {"wrong sign"});
+  mine.scale_gradient(1.0 / 32);
+  verdict(1, {"32 times smaller than what is expected"});
+  mine.scale_gradient(6);
+  verdict(1, {"6 times what is expected"});
+  expected.world = mine.world = 1;
+  mine.scale_gradient(2);
+  verdict(1, {"twice what is expected"});
+  mine.scale_gradient(0.5);
+  verdict(1, {"half of what is expected"});
+}
+
+TEST_F(CompareRuns, EachRankKeepsItsOwn) {
+  Values rest = kGradient;
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = 2 * kGradient[i] - kOther[i];
+  mine.set_values("probe", 2, kOther);
+  mine.set_values("probe", 3, rest);
+  verdict(1, {"The mean over your ranks would be right", "were not combined"});
+  for (double& v : rest) v -= kGradient[&v - rest.data()];
+  mine.set_values("probe", 3, rest);
+  verdict(1, {"The sum over your ranks would be right"});
+}
+
+TEST_F(CompareRuns, ValuesOfAnotherRank) {
+  mine.set_values("probe", 1, {0.5, 0.25, 1});
+  verdict(1, {"TODO 02.1", "on rank 1", "values that rank 0 should have"});
+}
+
+TEST_F(CompareRuns, ValuesOfTheStepBefore) {
+  mine.set_values("probe", 4, kGradient);
+  mine.set_values("probe", 5, kGradient);
+  verdict(1, {"step 1", "right values of the step before"});
+}
+
+TEST_F(CompareRuns, Transpose) {
+  mine.set_values("probe", 2, {1, 4, -2, 5, 3, 6});
+  verdict(1, {"the transpose of what is expected"});
+}
+
+TEST_F(CompareRuns, OnlyThePartThatTheCountCovers) {
+  mine.set_values("probe", 2, {1, -2, 7, 7, 7, 7});
+  verdict(1, {"The first 2 of 6 values are right"});
+}
+
+TEST_F(CompareRuns, AnotherOrder) {
+  mine.set_values("probe", 2, {4, 5, 6, 1, -2, 3});
+  verdict(1, {"right values in another order"});
+}
+
+TEST_F(CompareRuns, AnotherShape) {
+  mine.line("probe", 2)["shape"] = {3, 2};
+  verdict(1, {"shape: yours [3, 2], expected [2, 3]"});
+}
+
+TEST_F(CompareRuns, ValuesBeyondThoseWrittenOut) {
+  for (Record* run : {&expected, &mine}) run->line("probe", 2)["shape"] = {2000, 3};
+  mine.line("probe", 2)["l2"] = 100;
+  verdict(1, {"the first 6 values agree, later ones do not"});
+}
+
+TEST_F(CompareRuns, MissingAndExtraTensors) {
+  mine.lines.erase(mine.lines.begin() + 3);  // 02.2 on rank 1 in step 0
+  verdict(1, {"TODO 02.2 was not reached as often as expected", "tensor 'grad' on rank 1, step 0: not there at all"});
+  mine = Record();
+  mine.probe(1, "02.2", "grad", 1, {2, 3}, kOther);
+  verdict(1, {"TODO 02.2 is reached more often than expected", "on rank 1, step 1: seen 2 times"});
+}
+
+TEST_F(CompareRuns, Losses) {
+  mine.line("step", 3)["loss"] = 0.75;
+  verdict(1, {"The loss of step 1 on replica 1 differs: yours 0.75, expected 0.5."});
+  mine = Record();
+  mine.line("step", 0)["global_loss"] = "nan";
+  verdict(1, {"The global loss of step 0 on replica 0 differs: yours not a number, expected 1."});
+  mine = Record();
+  mine.lines.erase(std::find(mine.lines.begin(), mine.lines.end(), mine.line("step", 3)));
+  verdict(1, {"Your run recorded 3 losses, expected 4"});
+}
+
+TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
+  mine.line("step", 0)["global_loss"] = 2;
+  verdict(1, {"The global loss of step 0", "none stands for TODO 02.3: look there first"},
+          todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
+}
+
+TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
+  const std::string own = "--todos " + folder_.write("ddp.cu", "// TODO 02.2: Average the gradient.\n");
+  verdict(0, {"the TODO is right"}, own);
+  mine.set_values("probe", 1, {3, 1, 4});
+  verdict(1, {"TODO 02.1 is the first that differs", "It belongs to an earlier chapter"}, own);
+}
+
+TEST_F(CompareRuns, Parameters) {
+  mine.set_values("parameter", 0, {1, -2, 3, 4, 5, 6.5});
+  verdict(1, {"parameter 'weight' after the last step", "largest difference at [1, 2]: yours 6.5, expected 6"});
+  mine.line("parameter", 0)["name"] = "other";
+  verdict(1, {"The parameter 'weight' is not in your record"});
+}
+
+TEST_F(CompareRuns, TrafficMatters) {
+  for (int rank = 0; rank < 2; ++rank) {
+    mine.line("collective", rank)["calls"] = 32;
+    mine.line("collective", rank)["bytes"] = 768;
+  }
+  verdict(1, {"The numbers are right",
+              "your ncclAllReduce on communicator 'world' is called 32 times on rank 0, "
+              "expected 8; with 768 bytes, expected 192"});
+  mine.line("collective", 1)["op"] = "ncclReduce";
+  verdict(1, {"your ncclReduce on communicator 'world' is called 32 times on rank 1, expected 0"});
+}
+
+TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
+  mine.line("memory", 1)["peak"]["parameters"] = 200;
+  mine.line("host", 0)["synchronizations"] = 66;
+  verdict(0, {"all 2 TODOs right", "Note: your rank 1 holds up to 200 bytes of device memory, the solution's 100",
+              "Note: your rank 0 waits for its device 66 times during the steps, the solution's 2 times"});
+}
+
+TEST_F(CompareRuns, UnfinishedButRightSoFar) {
+  mine.stop_at("02.2");
+  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2\n"}, todos());
+  mine.stop_at("02.1");
+  verdict(77, {"Next: TODO 02.1"});
+}
+
+TEST_F(CompareRuns, UnfinishedAndWrong) {
+  mine.stop_at("02.2");
+  mine.set_values("probe", 0, {0.5, 0.25, 3});
+  verdict(1, {"TODO 02.1 is the first that differs"});
+}
+
+TEST_F(CompareRuns, NothingToCompare) {
+  mine.world = 4;
+  verdict(2, {"different programs or numbers of ranks"});
+  mine = Record();
+  mine.end = {{"type", "memory"}, {"rank", 0}, {"peak", Json::object()}, {"current", Json::object()}};
+  verdict(2, {"mine: the record stops before its end"});
+  mine.end = {{"type", "what"}};
+  verdict(2, {":19: unknown type 'what'"});
+  EXPECT_EQ(run_tool("compare_runs /no/such /file").status, 2);
+  EXPECT_EQ(run_tool("compare_runs").status, 2);
+  EXPECT_EQ(run_tool("compare_runs --tolerance x a b").status, 2);
+  folder_.write("mine", "{\n");
+  EXPECT_EQ(run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine")).status, 2);
+  folder_.write("mine", "");
+  EXPECT_EQ(run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine")).status, 2);
+}
+
+}  // namespace

@@ -1,0 +1,112 @@
+#include <gtest/gtest.h>
+
+#include "tests/tools/run_tool.h"
+
+namespace {
+
+const char* const kSolution = R"(int main() {
+  // TODO 02.1: Average the gradient.
+  //   One call a parameter.
+  // An ordinary comment of the solution.
+  average();
+  // END TODO 02.1
+  check();
+    // TODO 02.10: Return.
+    return 0;
+    // END TODO 02.10
+}
+)";
+
+class MakeExercises : public testing::Test {
+ protected:
+  ToolResult make(const std::string& options = "") {
+    return run_tool("make_exercises " + options + " " + (folder_ / "solutions") + " " + (folder_ / "out") + " 02_ddp");
+  }
+  void solution(const std::string& source) { folder_.write("solutions/02_ddp/ddp.cu", source); }
+  // The one line that a solution is refused with, without the path of the folder.
+  std::string refusal(const std::string& source) {
+    solution(source);
+    const ToolResult result = make();
+    EXPECT_EQ(result.status, 2) << result.output;
+    const std::size_t name = result.output.find("ddp.cu");
+    return name == std::string::npos ? result.output : result.output.substr(name);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(MakeExercises, ReplacesTheCodeAndKeepsTheText) {
+  solution(kSolution);
+  const ToolResult result = make();
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu"), R"(int main() {
+  // TODO 02.1: Average the gradient.
+  //   One call a parameter.
+  todo("02.1");
+  // END TODO 02.1
+  check();
+    // TODO 02.10: Return.
+    todo("02.10");
+    // END TODO 02.10
+}
+)");
+}
+
+TEST_F(MakeExercises, CopiesOtherFilesUnchanged) {
+  folder_.write("solutions/02_ddp/README.md", "Write `// TODO 02.1: text`\n// TODO\nno line end");
+  folder_.write("solutions/02_ddp/figures/ring.svg", "<svg/>\r\n");
+  EXPECT_EQ(make().status, 0);
+  EXPECT_EQ(folder_.read("out/02_ddp/README.md"), "Write `// TODO 02.1: text`\n// TODO\nno line end");
+  EXPECT_EQ(folder_.read("out/02_ddp/figures/ring.svg"), "<svg/>\r\n");
+}
+
+TEST_F(MakeExercises, FillsOneRegionAndKeepsTheSolutionElsewhere) {
+  solution(kSolution);
+  const std::string snippet = folder_.write("wrong.cu", "  sum();\n");
+  const ToolResult result = make("--fill 02.1=" + snippet);
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu"), R"(int main() {
+  // TODO 02.1: Average the gradient.
+  //   One call a parameter.
+  sum();
+  // END TODO 02.1
+  check();
+    // TODO 02.10: Return.
+    return 0;
+    // END TODO 02.10
+}
+)");
+  EXPECT_EQ(make("--fill 02.2=" + snippet).output, "--fill 02.2: there is no TODO of this number\n");
+  EXPECT_EQ(make("--fill 02.1=/no/such/file").status, 2);
+  EXPECT_EQ(make("--fill 02.1").status, 2);
+}
+
+TEST_F(MakeExercises, NamesWhatIsWrongWithARegion) {
+  EXPECT_EQ(refusal("\n// TODO 02.1: a\nf();\n"), "ddp.cu:2: TODO 02.1 has no END TODO\n");
+  EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// TODO 02.2: b\n"),
+            "ddp.cu:3: a TODO inside TODO 02.1, which began in line 1\n");
+  EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// END TODO 02.1\n// TODO 02.1: b\n"), "ddp.cu:4: a second TODO 02.1\n");
+  EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// END TODO 02.2\n"), "ddp.cu:3: END TODO 02.2 closes TODO 02.1\n");
+  EXPECT_EQ(refusal("// TODO 02.1: a\n//   more\n\n// END TODO 02.1\n"), "ddp.cu:1: TODO 02.1 has no code\n");
+  EXPECT_EQ(refusal("// TODO 03.1: a\nf();\n// END TODO 03.1\n"), "ddp.cu:1: TODO 03.1 in chapter 02\n");
+  EXPECT_EQ(refusal("// END TODO 02.1\n"), "ddp.cu:1: END TODO 02.1 without its TODO\n");
+  EXPECT_EQ(refusal("// TODO 02.1\n"), "ddp.cu:1: expected '// TODO 02.1: text'\n");
+  EXPECT_EQ(refusal("// TODO 02.1: \n"), "ddp.cu:1: expected '// TODO 02.1: text'\n");
+  EXPECT_EQ(refusal("// TODO: later\n"), "ddp.cu:1: expected '// TODO 02.1: text'\n");
+  EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// END TODO\n"), "ddp.cu:3: expected '// END TODO 02.1'\n");
+}
+
+TEST_F(MakeExercises, FindsTheSameNumberInTwoFiles) {
+  solution("// TODO 02.1: a\nf();\n// END TODO 02.1\n");
+  folder_.write("solutions/02_ddp/buckets.h", "// TODO 02.1: a\nf();\n// END TODO 02.1\n");
+  EXPECT_EQ(make().status, 2);
+}
+
+TEST_F(MakeExercises, RefusesAChapterThatIsNotThere) {
+  const ToolResult result = make();
+  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.output, "no chapter " + (folder_ / "solutions") + "/02_ddp\n");
+  EXPECT_EQ(run_tool("make_exercises").status, 2);
+}
+
+}  // namespace

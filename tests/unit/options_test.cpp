@@ -1,0 +1,117 @@
+// The shared options: defaults, every form of a value, and the one line that a bad one gets.
+#include "common/options.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace workshop {
+namespace {
+
+void parse(Options& options, std::vector<std::string> words) {
+  words.insert(words.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  options.parse(static_cast<int>(argv.size()), argv.data());
+}
+
+struct Parsed : Options {
+  explicit Parsed(const std::vector<std::string>& words) : Options("01_single_gpu/mlp", "test") {
+    workshop::parse(*this, words);
+  }
+};
+
+TEST(Options, DefaultsAreThePyTorchPrograms) {
+  const Parsed options({});
+  EXPECT_EQ(options.layers, (std::vector<int>{6, 4, 2}));
+  EXPECT_EQ(options.activation, Activation::none);
+  EXPECT_EQ(options.optimizer, Optimizer::sgd);
+  EXPECT_EQ(options.lr, 0.01);
+  EXPECT_EQ(options.weight_decay, 0);
+  EXPECT_EQ(options.samples, 1024);
+  EXPECT_EQ(options.batch_size, 32);
+  EXPECT_TRUE(options.shuffle);
+  EXPECT_EQ(Parsed({"--optimizer", "adamw"}).weight_decay, 0.01);
+}
+
+TEST(Options, ValuesAreRead) {
+  const Parsed options({"--layers", "16,8,4,2", "--activation=gelu", "--lr", "1e-3", "--no-shuffle", "--seed",
+                        "18446744073709551615", "--weight-decay", "0.5"});
+  EXPECT_EQ(options.layers, (std::vector<int>{16, 8, 4, 2}));
+  EXPECT_EQ(options.activation, Activation::gelu);
+  EXPECT_EQ(options.lr, 1e-3);
+  EXPECT_EQ(options.weight_decay, 0.5);
+  EXPECT_EQ(options.seed, 18446744073709551615ull);
+  EXPECT_FALSE(options.shuffle);
+  const auto json = nlohmann::json::parse(options.json());
+  EXPECT_EQ(json["layers"], (std::vector<int>{16, 8, 4, 2}));
+  EXPECT_EQ(json["activation"], "gelu");
+  EXPECT_EQ(json["shuffle"], false);
+}
+
+using BadOption = std::pair<std::vector<std::string>, const char*>;
+class BadOptions : public testing::TestWithParam<BadOption> {};
+
+TEST_P(BadOptions, EndWithStatus2AndOneLine) {
+  const auto& [words, message] = GetParam();
+  EXPECT_EXIT(static_cast<void>(Parsed{words}), testing::ExitedWithCode(2), message);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Every, BadOptions,
+    testing::Values(
+        BadOption{{"--layers", "6"}, "^error: --layers is '6'; expected two or more widths of at least 1"},
+        BadOption{{"--layers", "6,0,2"}, "^error: --layers is '6,0,2'; expected two or more widths"},
+        BadOption{{"--layers", "6,x,2"}, "^error: --layers is '6,x,2'"},
+        BadOption{{"--layers", "6,4,"}, "^error: --layers is '6,4,'"},
+        BadOption{{"--layers", ""}, "^error: --layers is ''"},
+        BadOption{{"--activation", "tanh"}, "^error: --activation is 'tanh'; expected none, relu, gelu\n$"},
+        BadOption{{"--optimizer", "adam"}, "^error: --optimizer is 'adam'; expected sgd, adamw\n$"},
+        BadOption{{"--lr", "-1"}, "^error: --lr is '-1'; expected a number of at least 0\n$"},
+        BadOption{{"--lr", "nan"}, "^error: --lr is 'nan'; expected a number of at least 0\n$"},
+        BadOption{{"--weight-decay", "x"}, "^error: --weight-decay is 'x'; expected a number of at least 0\n$"},
+        BadOption{{"--samples", "0"}, "^error: --samples is '0'; expected a whole number of at least 1\n$"},
+        BadOption{{"--samples", "99999999999"}, "^error: --samples is '99999999999'; expected a whole number"},
+        BadOption{{"--batch-size", "0"}, "^error: --batch-size is '0'; expected a whole number of at least 1\n$"},
+        BadOption{{"--batch-size", "1.5"}, "^error: --batch-size is '1.5'; expected a whole number"},
+        BadOption{{"--epochs", "0"}, "^error: --epochs is '0'; expected a whole number of at least 1\n$"},
+        BadOption{{"--max-steps=-1"}, "^error: --max-steps is '-1'; expected a whole number of at least 0\n$"},
+        BadOption{{"--seed", "-1"}, "^error: --seed is '-1'; expected a whole number of at least 0\n$"},
+        BadOption{{"--model-seed", "x"}, "^error: --model-seed is 'x'; expected a whole number of at least 0\n$"},
+        BadOption{{"--log-every", "often"}, "^error: --log-every is 'often'; expected a whole number of at least 0"},
+        BadOption{{"--record", ""}, "^error: --record is ''; expected a file to write\n$"},
+        BadOption{{"--lr"}, "^error: --lr[^\n]*\n$"}, BadOption{{"--learning-rate", "1"}, "--learning-rate[^\n]*\n$"},
+        BadOption{{"stray"}, "stray[^\n]*\n$"}));
+
+TEST(Options, AChaptersOwn) {
+  Options options("04_pipeline/pipeline", "test");
+  int count = 4;
+  double size = 25;
+  std::string schedule = "gpipe";
+  bool recompute = false;
+  options.add("--count", count, "", 1, 8);
+  options.add("--size", size, "", 0.0);
+  options.add("--schedule", schedule, "", {"gpipe", "1f1b"});
+  options.add_flag("--recompute", recompute, "");
+  EXPECT_EXIT(parse(options, {"--count", "9"}), testing::ExitedWithCode(2), "expected a whole number from 1 to 8\n$");
+  EXPECT_EXIT(parse(options, {"--size", "0"}), testing::ExitedWithCode(2), "expected a number greater than 0\n$");
+  EXPECT_EXIT(parse(options, {"--schedule", "x"}), testing::ExitedWithCode(2), "is 'x'; expected gpipe, 1f1b\n$");
+  parse(options, {"--count", "8", "--size", "0.5", "--schedule", "1f1b", "--recompute"});
+  EXPECT_EQ(count, 8);
+  EXPECT_EQ(size, 0.5);
+  EXPECT_EQ(schedule, "1f1b");
+  EXPECT_TRUE(recompute);
+}
+
+TEST(Options, ProgramsThatTrainNothingRefuseTrainingOptions) {
+  EXPECT_EXIT(
+      {
+        Options options("00_collectives/collectives", "test");
+        options.without_training();
+        parse(options, {"--lr", "1"});
+      },
+      testing::ExitedWithCode(2), "--lr");
+}
+
+}  // namespace
+}  // namespace workshop
