@@ -409,6 +409,7 @@ TEST(Slow, KernelsShowAMissingEvent) {
   const char* slow = std::getenv("WORKSHOP_SLOW");
   if (slow == nullptr || std::string(slow) != "kernels") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
   const Stream producer, consumer;
+  int shown = 0;  // on a busy machine the consumer may be even later than the slow kernel
   for (int i = 0; i < 20; ++i) {
     auto x = floats(1);
     float seen = -1;
@@ -416,8 +417,9 @@ TEST(Slow, KernelsShowAMissingEvent) {
     CUDA_CHECK(cudaMemcpyAsync(&seen, x.data(), sizeof seen, cudaMemcpyDeviceToHost, consumer));
     finish(consumer);
     finish(producer);
-    EXPECT_EQ(seen, 0);
+    shown += seen == 0;
   }
+  EXPECT_GT(shown, 0);
 }
 #endif
 

@@ -1,0 +1,211 @@
+// Pipeline schedules as data: for every stage a list of instructions, which it carries out one after the other.
+//
+// The model is cut into stages · chunks parts of consecutive layers. Stage s holds the parts s, s + stages,
+// s + 2·stages …, its chunks 0, 1, 2 …: with one chunk a stage holds one part. GPipe: Huang et al., NeurIPS 2019. 1F1B:
+// Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM), SC 2021.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/record.h"
+
+namespace workshop {
+
+struct Instruction {
+  enum Kind {
+    forward,
+    backward,
+    send_activation,     // the output of the chunk, to the part above
+    receive_activation,  // the input of the chunk, from the part below
+    send_gradient,       // of the input, to the part below
+    receive_gradient,    // of the output, from the part above
+    update,              // of the parameters, once all gradients are there
+  };
+  Kind kind;
+  int micro_batch = 0;
+  int chunk = 0;  // of the stage
+  bool operator==(const Instruction&) const = default;
+};
+
+struct Schedule {
+  std::string name;
+  int stages = 1, micro_batches = 1, chunks = 1;
+  std::vector<int> in_flight;  // at most so many micro-batches of a stage, all chunks counted, wait for their backward
+  std::vector<std::vector<Instruction>> lists;  // of each stage
+
+  int part(int stage, int chunk) const { return chunk * stages + stage; }
+  int parts() const { return stages * chunks; }
+};
+
+inline bool is_compute(Instruction::Kind kind) { return kind == Instruction::forward || kind == Instruction::backward; }
+inline bool is_send(Instruction::Kind kind) {
+  return kind == Instruction::send_activation || kind == Instruction::send_gradient;
+}
+inline bool is_activation(Instruction::Kind kind) {
+  return kind == Instruction::send_activation || kind == Instruction::receive_activation;
+}
+
+// The stage that a message goes to or comes from. Stages are a ring: above the last one are the next chunks.
+inline int peer(const Schedule& schedule, int stage, Instruction::Kind kind) {
+  const bool above = kind == Instruction::send_activation || kind == Instruction::receive_gradient;
+  return (stage + (above ? 1 : schedule.stages - 1)) % schedule.stages;
+}
+
+// A send and the receive in the same direction right behind it are one group: they begin together, and neither waits
+// for the other. Every other send or receive is a group of its own.
+inline bool joins_group(const Instruction& before, const Instruction& i) {
+  return (before.kind == Instruction::send_activation && i.kind == Instruction::receive_activation) ||
+         (before.kind == Instruction::send_gradient && i.kind == Instruction::receive_gradient);
+}
+
+// ---- sends and receives --------------------------------------------------------------------------------------------
+
+// Adds to a stage's forwards and backwards the messages that they need, and the update at the end.
+//
+// A result is sent as soon as it is there. In a group with it goes the receive for the next instruction of the same
+// kind (for the one after that if `ahead` is 2): activations travel while the stage computes backwards, gradients while
+// it computes forwards. Activations and gradients do not wait for each other.
+inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
+                                        int ahead) {
+  std::vector<Instruction> list;
+  const auto receive = [&](const Instruction& i) {
+    const int part = schedule.part(stage, i.chunk);
+    if (i.kind == Instruction::forward && part > 0) {
+      list.push_back({Instruction::receive_activation, i.micro_batch, i.chunk});
+    } else if (i.kind == Instruction::backward && part < schedule.parts() - 1) {
+      list.push_back({Instruction::receive_gradient, i.micro_batch, i.chunk});
+    }
+  };
+  const auto send = [&](const Instruction& i) {
+    const int part = schedule.part(stage, i.chunk);
+    if (i.kind == Instruction::forward && part < schedule.parts() - 1) {
+      list.push_back({Instruction::send_activation, i.micro_batch, i.chunk});
+    } else if (i.kind == Instruction::backward && part > 0) {
+      list.push_back({Instruction::send_gradient, i.micro_batch, i.chunk});
+    }
+  };
+  std::vector<Instruction> same[2];  // the forwards and the backwards
+  for (const Instruction& i : order) same[i.kind == Instruction::backward].push_back(i);
+  std::size_t done[2] = {0, 0};
+  for (const Instruction& i : order) {
+    const bool backward = i.kind == Instruction::backward;
+    const std::vector<Instruction>& kind = same[backward];
+    std::size_t& n = done[backward];
+    for (std::size_t first = 0; n == 0 && first < std::min<std::size_t>(ahead, kind.size()); ++first) {
+      receive(kind[first]);
+    }
+    list.push_back(i);
+    send(i);
+    if (n + ahead < kind.size()) receive(kind[n + ahead]);
+    ++n;
+  }
+  list.push_back({Instruction::update});
+  return list;
+}
+
+// ---- schedules -----------------------------------------------------------------------------------------------------
+
+// Records the order of a stage: a forward as 1 + micro-batch + micro_batches · chunk, a backward as minus that.
+inline void probe_order(const char* todo, const Schedule& s, int stage, const std::vector<Instruction>& order) {
+  std::vector<int> numbers;
+  for (const Instruction& i : order) {
+    const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
+    numbers.push_back(i.kind == Instruction::forward ? number : -number);
+  }
+  probe(todo, "order of stage " + std::to_string(stage) + ", backwards negative", numbers);
+}
+
+// All forwards, then all backwards.
+inline Schedule gpipe(int stages, int micro_batches) {
+  Schedule s{"gpipe", stages, micro_batches, 1, std::vector<int>(stages, micro_batches), {}};
+  for (int stage = 0; stage < stages; ++stage) {
+    std::vector<Instruction> order;
+    // TODO 04.1: Append the forwards of all micro-batches to `order`, then their backwards, the last micro-batch first.
+    //   order.push_back({Instruction::forward, m}) appends the forward of micro-batch m. All stages have the same
+    //   order.
+    todo("04.1");
+    // END TODO 04.1
+    probe_order("04.1", s, stage, order);
+    // All inputs are kept until the backwards, so receiving one more ahead costs no memory, and hides the transfers.
+    s.lists.push_back(connect(s, stage, order, /*ahead=*/2));
+  }
+  return s;
+}
+
+// One forward, one backward: a micro-batch's backward comes as early as it can.
+inline Schedule one_f_one_b(int stages, int micro_batches) {
+  Schedule s{"1f1b", stages, micro_batches, 1, {}, {}};
+  for (int stage = 0; stage < stages; ++stage) {
+    s.in_flight.push_back(std::min(micro_batches, stages - stage));
+    std::vector<Instruction> order;
+    // TODO 04.2: Append the order of `stage`: warm-up, then a forward and a backward in turns, then what is left.
+    //   Forwards and backwards both go from micro-batch 0 up. How many forwards can a stage do before its first
+    //   backward's gradient can be there, if each stage after it needs one of its own? The last stage does not warm up
+    //   at all. There may be fewer micro-batches than that.
+    todo("04.2");
+    // END TODO 04.2
+    probe_order("04.2", s, stage, order);
+    s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
+  }
+  return s;
+}
+
+// 1F1B with several chunks a stage. Groups of `stages` micro-batches take turns: each goes through chunk 0, then chunk
+// 1 …, before the next group begins. `micro_batches` must be a multiple of `stages`.
+inline Schedule interleaved(int stages, int micro_batches, int chunks) {
+  Schedule s{"interleaved", stages, micro_batches, chunks, {}, {}};
+  const int total = micro_batches * chunks;
+  std::vector<Instruction> forwards, backwards;
+  std::vector<int> numbers;
+  for (int n = 0; n < total; ++n) {
+    int micro_batch = 0, chunk = 0;
+    // TODO 04.3: Which micro-batch and which chunk does the n-th forward of a stage (from 0) work on?
+    //   With 2 stages and 2 chunks the micro-batches are 0 1 0 1 2 3 2 3 … and their chunks 0 0 1 1 0 0 1 1 …
+    todo("04.3");
+    // END TODO 04.3
+    numbers.insert(numbers.end(), {micro_batch, chunk});
+    forwards.push_back({Instruction::forward, micro_batch, chunk});
+    // The backwards go through the chunks the other way round.
+    backwards.push_back({Instruction::backward, micro_batch, chunks - 1 - chunk});
+  }
+  probe("04.3", "micro-batch and chunk of each forward", numbers);
+  for (int stage = 0; stage < stages; ++stage) {
+    // The first backward is that of the last chunk, which the first group reaches after chunks - 1 rounds. Until its
+    // gradient is back from the last stage and on, a stage above has two slots less to fill than the one below.
+    const int warm_up = std::min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage));
+    s.in_flight.push_back(std::min(total, warm_up + 1));
+    std::vector<Instruction> order(forwards.begin(), forwards.begin() + warm_up);
+    for (int n = warm_up; n < total; ++n) {
+      order.push_back(forwards[n]);
+      order.push_back(backwards[n - warm_up]);
+    }
+    order.insert(order.end(), backwards.end() - warm_up, backwards.end());
+    s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
+  }
+  return s;
+}
+
+// ---- buffers -------------------------------------------------------------------------------------------------------
+
+// Which of a pool of buffers each micro-batch of a chunk has, from the instruction that `takes` it to the one that
+// `returns` it; -1 for one that takes none.
+inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int micro_batches, int chunk,
+                                       Instruction::Kind takes, Instruction::Kind returns) {
+  std::vector<int> buffer(micro_batches, -1);
+  std::vector<bool> taken;  // of each buffer in the pool so far
+  for (const Instruction& i : list) {
+    const bool nothing_to_return = i.kind == returns && buffer[i.micro_batch] < 0;
+    if (i.chunk != chunk || (i.kind != takes && i.kind != returns) || nothing_to_return) continue;
+    // TODO 04.4: Take the lowest free buffer for micro-batch i.micro_batch, or give the one that it has back.
+    //   i.kind says which. Where no buffer is free the pool grows: taken.push_back(true). Its size in the end is the
+    //   largest number of micro-batches in flight: the memory that the schedule needs.
+    todo("04.4");
+    // END TODO 04.4
+  }
+  probe("04.4", "buffers of the micro-batches of chunk " + std::to_string(chunk), buffer);
+  return buffer;
+}
+
+}  // namespace workshop

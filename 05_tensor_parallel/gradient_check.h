@@ -1,0 +1,57 @@
+// Gradients against central differences, for networks whose parameters are cut over ranks.
+#pragma once
+
+#include <cmath>
+#include <functional>
+
+#include "common/job.h"
+#include "shards.h"
+
+namespace workshop {
+
+// Compares the gradients that backward() has left with (L(p + h) - L(p - h)) / 2h, for up to 20 values of each part of
+// each parameter, and prints a line a parameter. `loss` computes L of the whole group, the same number on every rank,
+// and all ranks call it together: only the owner of a value shifts it, all ranks where they are replicas. True if all
+// agree, to 2 % of their norm and to what float32 leaves of a difference of losses: 4 roundings of L, divided by 2h. A
+// gradient may be zero: attention does not change with the bias of its keys, because a softmax does not change with
+// what is added to all scores of a row.
+inline bool check_gradients(const std::vector<ShardedParameter>& parameters, const TensorGroup& group,
+                            const std::function<double()>& loss, cudaStream_t stream) {
+  constexpr float h = 1e-2f;
+  constexpr double tolerance = 2e-2;
+  const double rounding = 4 * std::pow(2.0, -24) * loss() / (2 * h);
+  bool agree = true;
+  for (const ShardedParameter& p : parameters) {
+    std::vector<float> value(p.count()), grad(p.count());
+    CUDA_CHECK(cudaMemcpy(value.data(), p.value, value.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(grad.data(), p.grad, grad.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
+    for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size); ++owner) {
+      const bool mine = p.split == Split::none || owner == group.rank;
+      for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
+        const auto loss_at = [&](float shifted) {
+          if (mine) CUDA_CHECK(cudaMemcpy(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice));
+          return loss();
+        };
+        const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
+        const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
+        if (!mine) continue;
+        CUDA_CHECK(cudaMemcpy(p.value + i, &value[i], sizeof value[i], cudaMemcpyHostToDevice));
+        sums[0] += static_cast<float>(std::pow(difference - grad[i], 2));
+        sums[1] += static_cast<float>(std::pow(difference, 2));
+        ++sums[2];
+      }
+    }
+    DeviceBuffer<float> total(3, Memory::data);
+    total.upload(sums, stream);
+    NCCL_CHECK(pncclAllReduce(total.data(), total.data(), 3, ncclFloat, ncclSum, group.comm, stream));
+    sums = total.download(stream);
+    const double error = std::sqrt(sums[0]), norm = std::sqrt(sums[1]);
+    const bool good = error <= tolerance * norm + rounding * std::sqrt(sums[2]);
+    print0("%-16s  norm %.1e  difference %.1e  %s\n", p.name.c_str(), norm, error, good ? "agrees" : "WRONG");
+    agree = agree && good;
+  }
+  return agree;
+}
+
+}  // namespace workshop

@@ -1,0 +1,82 @@
+// Measures how much of its time a stage computes, with events that are read at the end: no step waits for the clock.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "common/device.h"
+
+namespace workshop {
+
+class IdleClock {
+ public:
+  // The first `warm_up` steps do not count, unless there are no more: in them NCCL connects the ranks.
+  IdleClock(cudaStream_t stream, int warm_up) : stream_(stream), warm_up_(warm_up) {}
+
+  // Begins a step.
+  void next_step() {
+    if (steps_ == 0 || steps_ == warm_up_) {
+      begins_.clear();
+      used_ = 0;
+      counting_ = true;
+    }
+    if (steps_ == warm_up_ + kSteps) stop();
+    if (counting_) begins_.push_back(mark());
+    ++steps_;
+  }
+
+  // Counts what `enqueue` puts on the stream as computing.
+  template <typename Enqueue>
+  void compute(const Enqueue& enqueue) {
+    if (counting_) mark();
+    enqueue();
+    if (counting_) mark();
+  }
+
+  // Ends the measurement on the stream: at the end of an epoch, say, where the host waits. If all steps so far were
+  // warm-up, it begins anew after them.
+  void stop() {
+    if (counting_) begins_.push_back(mark());
+    counting_ = false;
+  }
+
+  // The share of its time, between 0 and 1, that the stage did not compute: the median over the steps, because a step
+  // in which the machine did something else says nothing. The stream must have got to the end.
+  double idle_share() const {
+    std::vector<double> shares;
+    for (std::size_t step = 0; step + 1 < begins_.size(); ++step) {
+      const std::size_t begin = begins_[step], end = begins_[step + 1];
+      double busy = 0;
+      for (std::size_t i = begin + 1; i < end; i += 2) busy += milliseconds(i, i + 1);
+      shares.push_back(1 - busy / milliseconds(begin, end));
+    }
+    const auto middle = shares.begin() + static_cast<std::ptrdiff_t>(shares.size() / 2);
+    std::nth_element(shares.begin(), middle, shares.end());
+    return *middle;
+  }
+
+ private:
+  static constexpr int kSteps = 16;  // are measured at most
+
+  std::size_t mark() {
+    if (used_ == marks_.size()) marks_.emplace_back(cudaEventDefault);
+    CUDA_CHECK(cudaEventRecord(marks_[used_], stream_));
+    return used_++;
+  }
+
+  double milliseconds(std::size_t from, std::size_t to) const {
+    float time = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&time, marks_[from], marks_[to]));
+    return time;
+  }
+
+  cudaStream_t stream_;
+  int warm_up_;
+  int steps_ = 0;
+  bool counting_ = false;
+  std::vector<Event> marks_;         // of each step: its begin, then the begin and the end of each computation
+  std::vector<std::size_t> begins_;  // where in marks_ the steps begin, and where the last one ends
+  std::size_t used_ = 0;             // marks so far
+};
+
+}  // namespace workshop

@@ -1,0 +1,150 @@
+// A schedule as the executor would run it, without a device: when is each instruction done?
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "schedule.h"
+
+namespace workshop {
+
+inline Instruction::Kind other_half(Instruction::Kind message) {
+  switch (message) {
+    case Instruction::send_activation:
+      return Instruction::receive_activation;
+    case Instruction::receive_activation:
+      return Instruction::send_activation;
+    case Instruction::send_gradient:
+      return Instruction::receive_gradient;
+    default:
+      return Instruction::send_gradient;
+  }
+}
+
+// When each instruction is done, by stage and place in its list: a forward or a backward takes one slot of time, all
+// else none. -1 for what is never done because it waits for ever.
+using Times = std::vector<std::vector<int>>;
+
+// One stage as the executor runs it: three queues, each of which carries out its groups of instructions one after the
+// other. The compute queue has groups of one. The two message queues hold a group back until what precedes it in the
+// list is computed, and leave it when the other half of each of its messages has begun too: a send waits for its
+// receive.
+class Simulation {
+ public:
+  explicit Simulation(const Schedule& schedule) : schedule_(schedule) {
+    for (int stage = 0; stage < schedule.stages; ++stage) {
+      const std::vector<Instruction>& list = schedule.lists[stage];
+      Stage& s = stages_.emplace_back();
+      s.begun.assign(list.size(), -1);
+      times.emplace_back(list.size(), -1);
+      for (int at = 0; at < static_cast<int>(list.size()); ++at) {
+        Queue& queue = s.queues[is_compute(list[at].kind) || list[at].kind == Instruction::update ? 0
+                                : is_activation(list[at].kind)                                    ? 1
+                                                                                                  : 2];
+        const bool joins = at > 0 && joins_group(list[at - 1], list[at]);
+        if (!joins) queue.groups.emplace_back();
+        queue.groups.back().push_back(at);
+        s.of_kind[list[at].kind].push_back(at);
+      }
+    }
+    for (bool progress = true; progress;) {
+      progress = false;
+      for (int stage = 0; stage < schedule.stages; ++stage) {
+        progress |=
+            compute(stage) | exchange(stage, stages_[stage].queues[1]) | exchange(stage, stages_[stage].queues[2]);
+      }
+    }
+  }
+
+  Times times;
+
+ private:
+  struct Queue {
+    std::vector<std::vector<int>> groups;  // of places in the list
+    std::size_t next = 0;
+    int time = 0;  // when the group before `next` was done
+  };
+  struct Stage {
+    Queue queues[3];                                        // compute, activations, gradients
+    std::vector<int> begun;                                 // when a message's group began
+    std::map<Instruction::Kind, std::vector<int>> of_kind;  // places in the list
+  };
+
+  // Carries out the next forward or backward if its input is there.
+  bool compute(int stage) {
+    Stage& s = stages_[stage];
+    Queue& queue = s.queues[0];
+    if (queue.next == queue.groups.size()) return false;
+    const int at = queue.groups[queue.next][0];
+    const std::vector<Instruction>& list = schedule_.lists[stage];
+    Instruction input = list[at];
+    input.kind = input.kind == Instruction::forward ? Instruction::receive_activation : Instruction::receive_gradient;
+    int begin = queue.time;
+    if (is_compute(list[at].kind)) {
+      const auto received = std::find(list.begin(), list.end(), input);
+      if (received != list.end()) {
+        const int arrived = times[stage][received - list.begin()];
+        if (arrived < 0) return false;
+        begin = std::max(begin, arrived);
+      }
+      ++begin;
+    }
+    times[stage][at] = queue.time = begin;
+    ++queue.next;
+    return true;
+  }
+
+  // Begins or ends the next group of messages if it can.
+  bool exchange(int stage, Queue& queue) {
+    if (queue.next == queue.groups.size()) return false;
+    const std::vector<int>& group = queue.groups[queue.next];
+    Stage& s = stages_[stage];
+    if (s.begun[group[0]] < 0) {
+      const Queue& computing = s.queues[0];
+      if (computing.next < computing.groups.size() && computing.groups[computing.next][0] < group[0]) return false;
+      int begin = queue.time;
+      for (std::size_t done = 0; done < computing.next; ++done) {
+        const int at = computing.groups[done][0];
+        if (at < group[0]) begin = std::max(begin, times[stage][at]);
+      }
+      for (int at : group) s.begun[at] = begin;
+      return true;
+    }
+    int end = s.begun[group[0]];
+    for (int at : group) {
+      const int other = other_half_begun(stage, at);
+      if (other < 0) return false;
+      end = std::max(end, other);
+    }
+    for (int at : group) times[stage][at] = end;
+    queue.time = end;
+    ++queue.next;
+    return true;
+  }
+
+  // Between two ranks the n-th send meets the n-th receive, whatever they were meant for.
+  int other_half_begun(int stage, int at) const {
+    const Instruction::Kind kind = schedule_.lists[stage][at].kind;
+    const std::vector<int>& mine = stages_[stage].of_kind.at(kind);
+    const Stage& other = stages_[peer(schedule_, stage, kind)];
+    const auto theirs = other.of_kind.find(other_half(kind));
+    const std::size_t n = std::find(mine.begin(), mine.end(), at) - mine.begin();
+    if (theirs == other.of_kind.end() || n >= theirs->second.size()) return -1;
+    return other.begun[theirs->second[n]];
+  }
+
+  const Schedule& schedule_;
+  std::vector<Stage> stages_;
+};
+
+// Slots that the whole schedule takes.
+inline int makespan(const Schedule& schedule) {
+  int last = 0;
+  for (const auto& times : Simulation(schedule).times) {
+    for (int time : times) last = std::max(last, time);
+  }
+  return last;
+}
+
+}  // namespace workshop

@@ -1,0 +1,2 @@
+    chunk = n / micro_batches;
+    micro_batch = n % micro_batches;

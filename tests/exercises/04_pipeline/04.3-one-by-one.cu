@@ -1,0 +1,2 @@
+    chunk = n % chunks;
+    micro_batch = n / chunks;

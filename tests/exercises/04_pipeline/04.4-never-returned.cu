@@ -1,0 +1,4 @@
+    if (i.kind == takes) {
+      buffer[i.micro_batch] = static_cast<int>(taken.size());
+      taken.push_back(true);
+    }

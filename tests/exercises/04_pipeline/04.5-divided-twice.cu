@@ -1,0 +1,1 @@
+      elements_[m] = batch.rows * outputs_ * micro_batches_;

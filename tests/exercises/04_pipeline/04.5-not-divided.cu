@@ -1,0 +1,1 @@
+      elements_[m] = rows(m) * outputs_;

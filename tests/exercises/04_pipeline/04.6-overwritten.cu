@@ -1,0 +1,1 @@
+    accumulate = false;

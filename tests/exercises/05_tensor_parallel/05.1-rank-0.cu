@@ -1,0 +1,1 @@
+    std::copy_n(whole.begin(), p.count(), part.begin());

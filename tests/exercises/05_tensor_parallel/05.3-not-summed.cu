@@ -1,0 +1,1 @@
+  launch(add_bias, rows * l.out, stream, y, l.bias, rows, l.out);

@@ -1,0 +1,1 @@
+  // The other ranks have their features, and this one has its own.

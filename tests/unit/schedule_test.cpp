@@ -1,0 +1,183 @@
+// Pipeline schedules: those of chapter 04 are valid and as short as they can be, and the check finds what is wrong.
+#include "04_pipeline/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "04_pipeline/check_schedule.h"
+
+namespace workshop {
+namespace {
+
+std::vector<Schedule> all_schedules(int stages, int micro_batches) {
+  std::vector<Schedule> schedules = {gpipe(stages, micro_batches), one_f_one_b(stages, micro_batches)};
+  for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {
+    schedules.push_back(interleaved(stages, micro_batches, chunks));
+  }
+  return schedules;
+}
+
+// "F0 F1 B0 B1"
+std::string order(const Schedule& schedule, int stage) {
+  std::string text;
+  for (const Instruction& i : schedule.lists[stage]) {
+    if (!is_compute(i.kind)) continue;
+    text += text.empty() ? "" : " ";
+    text += i.kind == Instruction::forward ? 'F' : 'B';
+    text += std::to_string(i.micro_batch);
+    if (schedule.chunks > 1) text += static_cast<char>('a' + i.chunk);
+  }
+  return text;
+}
+
+int largest_in_flight(const std::vector<Instruction>& list) {
+  int in_flight = 0, largest = 0;
+  for (const Instruction& i : list) {
+    if (i.kind == Instruction::forward) largest = std::max(largest, ++in_flight);
+    if (i.kind == Instruction::backward) --in_flight;
+  }
+  return largest;
+}
+
+bool mentions(const std::vector<ScheduleError>& errors, const std::string& text) {
+  return std::any_of(errors.begin(), errors.end(),
+                     [&](const ScheduleError& e) { return e.what.find(text) != std::string::npos; });
+}
+
+TEST(Schedule, AllAreValidAndAsShortAsPossible) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches : {1, 2, 3, 4, 7, 8, 16, 24}) {
+      for (const Schedule& s : all_schedules(stages, micro_batches)) {
+        SCOPED_TRACE(s.name + " " + std::to_string(stages) + " " + std::to_string(micro_batches));
+        const std::vector<ScheduleError> errors = check_schedule(s);
+        EXPECT_TRUE(errors.empty()) << report(s, errors);
+        EXPECT_EQ(makespan(s), 2 * (s.chunks * micro_batches + stages - 1));
+        for (int stage = 0; stage < stages; ++stage) {
+          EXPECT_EQ(largest_in_flight(s.lists[stage]), s.in_flight[stage]);
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedule, Orders) {
+  EXPECT_EQ(order(gpipe(3, 3), 1), "F0 F1 F2 B2 B1 B0");
+  const Schedule s = one_f_one_b(3, 4);
+  EXPECT_EQ(order(s, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
+  EXPECT_EQ(order(s, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
+  EXPECT_EQ(order(s, 2), "F0 B0 F1 B1 F2 B2 F3 B3");
+  const Schedule i = interleaved(2, 4, 2);
+  EXPECT_EQ(order(i, 0), "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a");
+  EXPECT_EQ(order(i, 1), "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a");
+}
+
+TEST(Schedule, SendsGoWithTheNextReceive) {
+  // In the steady state of a stage in the middle, activations and gradients travel in turns.
+  const Schedule s = one_f_one_b(3, 4);
+  const std::vector<Instruction> expected = {
+      {Instruction::forward, 2},  {Instruction::send_activation, 2}, {Instruction::receive_activation, 3},
+      {Instruction::backward, 1}, {Instruction::send_gradient, 1},   {Instruction::receive_gradient, 2}};
+  const auto& list = s.lists[1];
+  EXPECT_NE(std::search(list.begin(), list.end(), expected.begin(), expected.end()), list.end());
+}
+
+TEST(Schedule, BuffersAreSharedByThoseNotInFlight) {
+  const Schedule s = one_f_one_b(4, 8);
+  EXPECT_EQ(assign_buffers(s.lists[2], 8, 0, Instruction::forward, Instruction::backward),
+            (std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1}));
+  // One more input than there are in flight: the next is on its way.
+  const std::vector<int> inputs =
+      assign_buffers(s.lists[2], 8, 0, Instruction::receive_activation, Instruction::backward);
+  EXPECT_EQ(*std::max_element(inputs.begin(), inputs.end()), 2);
+  EXPECT_EQ(assign_buffers(s.lists[0], 8, 0, Instruction::receive_activation, Instruction::backward),
+            std::vector<int>(8, -1));
+}
+
+// ---- what is wrong is found ----------------------------------------------------------------------------------------
+
+TEST(ScheduleCheck, FindsEveryInstructionThatIsMissingOrThereTwice) {
+  for (const Schedule& right : all_schedules(2, 4)) {
+    for (int stage = 0; stage < right.stages; ++stage) {
+      for (std::size_t at = 0; at < right.lists[stage].size(); ++at) {
+        Schedule less = right, more = right;
+        less.lists[stage].erase(less.lists[stage].begin() + at);
+        more.lists[stage].insert(more.lists[stage].begin() + at, right.lists[stage][at]);
+        EXPECT_FALSE(check_schedule(less).empty()) << right.name << " without " << at;
+        EXPECT_FALSE(check_schedule(more).empty()) << right.name << " with two " << at;
+      }
+    }
+  }
+}
+
+// Whatever two instructions change places, either something is reported or the schedule runs to its end.
+TEST(ScheduleCheck, LetsNothingThroughThatHangs) {
+  for (const Schedule& right : all_schedules(2, 2)) {
+    for (int stage = 0; stage < right.stages; ++stage) {
+      for (std::size_t a = 0; a < right.lists[stage].size(); ++a) {
+        for (std::size_t b = 0; b < a; ++b) {
+          Schedule s = right;
+          std::swap(s.lists[stage][a], s.lists[stage][b]);
+          if (!check_schedule(s).empty()) continue;
+          for (const auto& times : Simulation(s).times) {
+            EXPECT_EQ(std::count(times.begin(), times.end(), -1), 0) << chart(s);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleCheck, FindsAWarmUpThatIsTooLong) {
+  Schedule s = one_f_one_b(2, 4);
+  const std::vector<Instruction> order = {
+      {Instruction::forward, 0}, {Instruction::forward, 1},  {Instruction::forward, 2},  {Instruction::backward, 0},
+      {Instruction::forward, 3}, {Instruction::backward, 1}, {Instruction::backward, 2}, {Instruction::backward, 3}};
+  s.lists[0] = connect(s, 0, order, 1);
+  const std::vector<ScheduleError> errors = check_schedule(s);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(errors[0].stage, 0);
+  EXPECT_EQ(s.lists[0][errors[0].position], (Instruction{Instruction::forward, 2}));
+  EXPECT_EQ(errors[0].what, "with forward 2 3 micro-batches are in flight; 1f1b has at most 2 here");
+  EXPECT_NE(chart(s, errors).find(" F2! "), std::string::npos);
+}
+
+TEST(ScheduleCheck, FindsBackwardsBeforeTheirForwards) {
+  Schedule s = gpipe(1, 2);
+  s.lists[0] = {{Instruction::forward, 0},
+                {Instruction::backward, 1},
+                {Instruction::forward, 1},
+                {Instruction::backward, 0},
+                {Instruction::update}};
+  EXPECT_TRUE(mentions(check_schedule(s), "backward 1 comes before the forward 1 that it needs"));
+}
+
+TEST(ScheduleCheck, FindsNumbersThatDoNotExist) {
+  Schedule s = gpipe(2, 2);
+  s.lists[1][1].micro_batch = 2;
+  EXPECT_TRUE(mentions(check_schedule(s), "there is no micro-batch 2"));
+  s.lists[1][1] = {Instruction::forward, 0, -1};
+  EXPECT_TRUE(mentions(check_schedule(s), "there is no chunk -1"));
+}
+
+TEST(ScheduleCheck, FindsMessagesThatMeetTheWrongOnes) {
+  Schedule s = gpipe(2, 2);
+  s.lists[1] = connect(
+      s, 1,
+      {{Instruction::forward, 1}, {Instruction::forward, 0}, {Instruction::backward, 1}, {Instruction::backward, 0}},
+      1);
+  EXPECT_TRUE(mentions(check_schedule(s), "send_activation 0 meets receive_activation 1 of stage 1"));
+}
+
+// Each stage waits for what the other would send after it has received.
+TEST(ScheduleCheck, FindsADeadlock) {
+  Schedule s = interleaved(2, 2, 2);
+  for (std::vector<Instruction>& list : s.lists) {
+    for (std::size_t at = 1; at < list.size(); ++at) {
+      if (joins_group(list[at - 1], list[at])) std::swap(list[at - 1], list[at]);
+    }
+  }
+  EXPECT_TRUE(mentions(check_schedule(s), "waits for ever"));
+  EXPECT_NE(chart(s).find('?'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace workshop
