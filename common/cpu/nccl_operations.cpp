@@ -216,9 +216,10 @@ void complete(const Operation& o) {
 
 // ---- taking turns --------------------------------------------------------------------------------------------------
 
-// The time between two looks at something that another stream or rank does.
+// The time between two looks at something that another stream or rank does. At first the core goes to whoever wants it;
+// who has waited for about a millisecond sleeps in between, so that ranks which wait long leave the cores alone.
 void pause_polling(int& polls) {
-  if (++polls < 100) {
+  if (++polls < 2000) {
     sched_yield();
   } else {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
