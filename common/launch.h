@@ -5,14 +5,16 @@
 //   }
 //   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
 //
-// With CUDA the loop is a grid-stride loop over all threads. On a CPU one call runs the whole range, and the compiler
-// vectorises it. Write kernels whose iterations are independent of each other: then both mean the same.
+// With CUDA the loop is a grid-stride loop over all threads. On a CPU one call runs the whole range, or of a large one
+// a share on each core of the rank, and the compiler vectorises it. Write kernels whose iterations are independent of
+// each other: then all this means the same.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "common/check.h"
 
+#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 namespace workshop {
 
 // The indices of [0, n) that this thread works on: from `begin`, every `stride`-th.
@@ -48,12 +50,16 @@ class GridStride {
    private:
     int i_;
   };
-  explicit GridStride(int n) : n_(n) {}
-  Iterator begin() const { return Iterator(0); }
+  explicit GridStride(int n) : begin_(bound(n, cpu::share.index)), n_(bound(n, cpu::share.index + 1)) {}
+  Iterator begin() const { return Iterator(begin_); }
   Sentinel end() const { return {n_}; }
 #endif
 
  private:
+#ifndef __CUDACC__
+  static int bound(int n, int part) { return static_cast<int>(static_cast<long>(n) * part / cpu::share.count); }
+  int begin_;
+#endif
   int n_;
 };
 
@@ -63,7 +69,6 @@ __device__ inline GridStride grid_stride(int n) { return GridStride(n); }
 inline GridStride grid_stride(int n) { return GridStride(n); }
 #endif
 
-#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, nvcc alone can launch
 // Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
 // independent iterations; nothing is launched for none.
 template <typename... Params, typename... Args>
@@ -77,9 +82,14 @@ void launch(void (*kernel)(Params...), int elements, cudaStream_t stream, Args..
   kernel<<<blocks, kBlock, 0, stream>>>(args...);
   CUDA_CHECK(cudaGetLastError());
 #else
-  cpu::enqueue_kernel(stream, [=] { kernel(args...); });
+  const auto run = [=] { kernel(args...); };
+  if (elements < cpu::kSharedElements) {
+    cpu::enqueue_kernel(stream, run);
+  } else {
+    cpu::enqueue_kernel(stream, [run] { cpu::run_shared(run); });
+  }
 #endif
 }
-#endif
 
 }  // namespace workshop
+#endif

@@ -161,6 +161,7 @@ int main(int argc, char** argv) {
   options.add("--json", json_file, "file to write the numbers to", {});
   options.parse(argc, argv);
   options.optimizer = Optimizer::adamw;
+  options.lr = 1e-4;  // with more this width diverges, and numbers too small for float32 take the processor far longer
   const Job job(options);
 
   std::string json;

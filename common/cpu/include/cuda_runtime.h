@@ -130,4 +130,20 @@ void enqueue_kernel(cudaStream_t stream, Kernel kernel) {
       stream, [](void* task) { (*static_cast<Kernel*>(task))(); }, &kernel, sizeof(Kernel));
 }
 
+// What the calling thread is to do of a kernel's range: the index-th of `count` equal parts.
+struct Share {
+  int index = 0, count = 1;
+};
+inline thread_local Share share;
+
+// A kernel of at least so many iterations is worth waking other cores for.
+inline constexpr int kSharedElements = 1 << 18;
+
+// Calls `kernel` on every core that this rank has to itself, with a share for each, and waits for all.
+void run_shared(void (*kernel)(const void*), const void* task);
+template <typename Kernel>
+void run_shared(const Kernel& kernel) {
+  run_shared([](const void* task) { (*static_cast<const Kernel*>(task))(); }, &kernel);
+}
+
 }  // namespace workshop::cpu
