@@ -1,40 +1,76 @@
 // Puts the parts of ./workshop bench together: bench_report [--json FILE] PART...
-// A part is a JSON object that a measurement wrote (bench, bench_torch.py) or the run record of a training program
-// (*.jsonl), whose time a step counts. Prints the times a step, beside PyTorch's where those were measured.
+// A part is a JSON object that a measurement wrote (bench, bench_torch.py), the run record of a training program
+// (*.jsonl) or a timeline (*.timeline.json). The first record is that of one process. Prints the times a step, beside
+// PyTorch's where those were measured.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The time a step of a training program in microseconds, under its name and number of ranks.
+// The time a step of a training program in microseconds, under its name and number of ranks, and the mean share of time
+// that its ranks idle, where they measure that.
 void add_record(const std::string& path, std::ifstream& file, Json& report) {
-  std::string name;
+  Json entry;
+  double idle = 0;
+  int measured = 0;
   for (std::string text; std::getline(file, text);) {
     const Json line = Json::parse(text);
-    if (line["type"] == "run") name = line["program"].get<std::string>() + std::to_string(line["world"].get<int>());
-    if (line["type"] != "end") continue;
-    if (line["status"] != "complete") throw std::runtime_error(path + ": the run did not end well");
-    report["step_us"][name] = line["seconds_per_step"].get<double>() * 1e6;
-    return;
+    if (line["type"] == "run") {
+      const std::string schedule = line["options"].value("schedule", "");
+      entry["program"] = line["program"].get<std::string>() + (schedule.empty() ? "" : " " + schedule);
+      entry["ranks"] = line["world"];
+    } else if (line["type"] == "value" && line["name"] == "idle share") {
+      idle += line["value"].get<double>();
+      ++measured;
+    } else if (line["type"] == "end") {
+      if (line["status"] != "complete") throw std::runtime_error(path + ": the run did not end well");
+      entry["step_us"] = line["seconds_per_step"].get<double>() * 1e6;
+      if (measured > 0) entry["idle_share"] = idle / measured;
+      report["steps"].push_back(entry);
+      return;
+    }
   }
   throw std::runtime_error(path + ": not a complete run record");
+}
+
+// The share of the time of all collectives during which their rank computes on another stream, from a timeline.
+void add_timeline(std::ifstream& file, Json& report) {
+  std::vector<Json> communication, computation;
+  for (const Json& event : Json::parse(file)["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    const std::string name = event["name"];
+    if (name.starts_with("ncclAllReduce")) communication.push_back(event);
+    if (name.find("ward ") != std::string::npos) computation.push_back(event);  // forward and backward
+  }
+  double total = 0, hidden = 0;
+  const auto begin = [](const Json& span) { return span["ts"].get<double>(); };
+  const auto end = [](const Json& span) { return span["ts"].get<double>() + span["dur"].get<double>(); };
+  for (const Json& a : communication) {
+    total += end(a) - begin(a);
+    for (const Json& b : computation) {
+      if (a["pid"] != b["pid"] || a["tid"] == b["tid"]) continue;
+      hidden += std::max(0.0, std::min(end(a), end(b)) - std::max(begin(a), begin(b)));
+    }
+  }
+  report["overlap_share"] = total > 0 ? hidden / total : 0;
 }
 
 void add_part(const std::string& path, Json& report) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
   if (path.ends_with(".jsonl")) return add_record(path, file, report);
+  if (path.ends_with(".timeline.json")) return add_timeline(file, report);
   const Json part = Json::parse(file);
   if (part.contains("torch")) {
-    report["torch"] = {{"version", part["torch"]},
-                       {"mlp1", part["mlp_us_per_step"]},
-                       {"ddp2", part["ddp2_us_per_step"]}};
+    report["torch"] = {{"version", part["torch"]}, {"mlp", part["mlp_us_per_step"]}, {"ddp", part["ddp2_us_per_step"]}};
   } else {
     report.update(part);
   }
@@ -42,18 +78,28 @@ void add_part(const std::string& path, Json& report) {
 
 void print_steps(const Json& report) {
   const bool with_torch = report.contains("torch");
-  std::printf("%-28s %12s", "time a step", "ours");
+  const double one_process = report["steps"][0]["step_us"];
+  std::printf("%-26s %5s %12s %10s %6s", "6-4-2, batch 32 a run", "ranks", "time a step", "to mlp's", "idle");
   if (with_torch) std::printf(" %12s %8s", "PyTorch", "times");
   std::printf("\n");
-  for (const auto& [name, time] : report["step_us"].items()) {
-    const std::string ranks = name.substr(name.size() - 1);
-    const std::string label = name.substr(0, name.size() - 1) + ", 6-4-2, ranks: " + ranks;
-    std::printf("%-28s %9.2f us", label.c_str(), time.get<double>());
-    if (with_torch && report["torch"].contains(name)) {
-      const double torch = report["torch"][name];
-      std::printf(" %9.1f us %8.1f", torch, torch / time.get<double>());
+  for (const Json& step : report["steps"]) {
+    const std::string program = step["program"];
+    const double time = step["step_us"];
+    std::printf("%-26s %5d %9.2f us %10.2f ", program.c_str(), step["ranks"].get<int>(), time, time / one_process);
+    if (step.contains("idle_share")) {
+      std::printf("%4.0f %%", step["idle_share"].get<double>() * 100);
+    } else {
+      std::printf("%6s", "-");
+    }
+    if (with_torch && report["torch"].contains(program)) {
+      const double torch = report["torch"][program];
+      std::printf(" %9.1f us %8.1f", torch, torch / time);
     }
     std::printf("\n");
+  }
+  if (report.contains("overlap_share")) {
+    std::printf("ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks, slow kernels: %.0f %% of the communication is hidden\n",
+                report["overlap_share"].get<double>() * 100);
   }
 }
 
@@ -71,8 +117,9 @@ int main(int argc, char** argv) {
         add_part(word, report);
       }
     }
-    if (report.contains("step_us")) print_steps(report);
-    if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n")) throw std::runtime_error("cannot write " + out);
+    if (report.contains("steps")) print_steps(report);
+    if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n"))
+      throw std::runtime_error("cannot write " + out);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_report: %s\n", error.what());
     return 2;

@@ -36,6 +36,8 @@ void read_line(const Json& line, RunRecord& record) {
   if (type == "run") {
     record.chapter = line.at("chapter");
     record.program = line.at("program");
+    if (const auto options = line.find("options"); options != line.end())
+      record.schedule = options->value("schedule", "");
     record.world = line.at("world");
   } else if (type == "step") {
     record.losses.push_back(

@@ -42,6 +42,7 @@ struct Collective {
 
 struct RunRecord {
   std::string chapter, program;
+  std::string schedule;  // of a pipeline
   int world = 1;
   std::vector<Probe> probes;     // in order of step, then sequence, then rank
   std::vector<StepLoss> losses;  // in order of step, then replica

@@ -85,7 +85,7 @@ using Row = std::array<std::string, 7>;
 Row row(const RunRecord& run, const RunRecord& baseline) {
   if (run.losses.empty()) throw std::runtime_error(run.program + " has no losses to compare");
   const std::string apart = &run == &baseline ? "-" : formatted("%.1e", difference(run, baseline));
-  return {run.chapter + " " + run.program,
+  return {run.chapter + " " + run.program + (run.schedule.empty() ? "" : " " + run.schedule),
           std::to_string(run.world),
           formatted("%.6f", run.losses.back().global_loss),
           apart,
