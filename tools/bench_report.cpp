@@ -44,7 +44,8 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
 // The share of the time of all collectives during which their rank computes on another stream, from a timeline.
 void add_timeline(std::ifstream& file, Json& report) {
   std::vector<Json> communication, computation;
-  for (const Json& event : Json::parse(file)["traceEvents"]) {
+  const Json timeline = Json::parse(file);
+  for (const Json& event : timeline["traceEvents"]) {
     if (event["ph"] != "X") continue;
     const std::string name = event["name"];
     if (name.starts_with("ncclAllReduce")) communication.push_back(event);
