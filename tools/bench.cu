@@ -37,12 +37,6 @@ double stream_seconds(
   return milliseconds / 1e3;
 }
 
-double host_seconds(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 // The best times of two ways to do the same, in seconds.
 struct Pair {
   double ours = std::numeric_limits<double>::infinity(), bare = ours;
@@ -60,6 +54,12 @@ Pair compare(int rounds, const std::function<double()>& ours, const std::functio
 }
 
 #ifdef WORKSHOP_MPI
+double host_seconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // One line a size: bytes, microseconds of ours and of MPI's, ratio of the bandwidths.
 std::string all_reduce(const Job& job) {
   MPI_Comm comm = MPI_COMM_NULL;

@@ -37,6 +37,7 @@ function(workshop_chapter chapter)
     target_compile_options(solution_${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
     target_compile_options(${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
                            $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)  # declared but never referenced
+    add_dependencies(programs solution_${chapter}_${name} ${chapter}_${name})
   endforeach()
 endfunction()
 
