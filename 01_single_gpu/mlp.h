@@ -204,6 +204,9 @@ struct Activations {
   std::vector<DeviceBuffer<float>> z, a;  // of each layer, before and after the activation; a is empty without one
 };
 
+// Where a model's parameters and gradients are: in buffers of its own, or where place() puts them.
+enum class Storage { own, placed };
+
 // Linear layers with an activation between them. All parameters lie one after the other in one buffer, layer by layer,
 // weight then bias, and the gradients in another: an optimizer is one launch, and a bucket of gradients is a range.
 class Mlp {
@@ -211,7 +214,7 @@ class Mlp {
   // `widths` are those of --layers; a batch has at most `max_rows` rows. A model may hold a part of the layers,
   // [first, last), for a rank that has the others elsewhere: layer i goes from widths[i] to widths[i + 1].
   Mlp(const std::vector<int>& widths, Activation activation, int max_rows, cudaStream_t stream, int first = 0,
-      int last = -1)
+      int last = -1, Storage storage = Storage::own)
       : widths_(widths),
         activation_(activation),
         first_(first),
@@ -225,26 +228,56 @@ class Mlp {
       count_ += (widths[i] + 1) * widths[i + 1];
       widest = std::max(widest, widths[i + 1]);
     }
-    values_ = DeviceBuffer<float>(count_, Memory::parameters);
-    grads_ = DeviceBuffer<float>(count_, Memory::gradients);
     for (auto& gradient : gradients_) gradient = DeviceBuffer<float>(max_rows * widest, Memory::activations);
-    for (int i = first_, offset = 0; i < last_; offset += (widths[i] + 1) * widths[i + 1], ++i) add_layer(i, offset);
+    for (int i = first_; i < last_; ++i) add_layer(i);
+    if (storage == Storage::own) {
+      own_values_ = DeviceBuffer<float>(count_, Memory::parameters);
+      own_grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+      place(own_values_.data(), own_grads_.data());
+    }
     launch(fill, max_rows, stream, ones_.data(), 1.0f, max_rows);
   }
 
-  // PyTorch's initial parameters for this seed of its default generator: drawn for all layers, kept for those held.
-  void initialize(std::uint64_t seed) {
+  // Has the model work with parameters and gradients that lie elsewhere, count() floats each, from now on. Work that is
+  // enqueued already goes on with the old ones.
+  void place(float* values, float* grads) {
+    values_ = values;
+    grads_ = grads;
+    int offset = 0;
+    const auto take = [&](Parameter& p) {
+      p.value = values + offset;
+      p.grad = grads + offset;
+      offset += p.count;
+    };
+    for (int i = 0; i < depth(); ++i) {
+      Parameter &weight = parameters_[2 * i], &bias = parameters_[2 * i + 1];
+      take(weight);
+      take(bias);
+      Linear& l = layers_[i];
+      l = {l.name, l.in, l.out, weight.value, bias.value, weight.grad, bias.grad};
+    }
+  }
+
+  // PyTorch's initial parameters for this seed of its default generator: drawn for all layers, returned for those held,
+  // in the order in which they lie in values().
+  std::vector<float> initial_values(std::uint64_t seed) const {
     Generator generator(seed);
-    std::vector<float> host(count_);
+    std::vector<float> values;
     for (int i = 0; i < total(); ++i) {
       std::vector<float> weight(widths_[i] * widths_[i + 1]), bias(widths_[i + 1]);
       init_linear(generator, widths_[i], widths_[i + 1], weight.data(), bias.data());
       if (i < first_ || i >= last_) continue;
-      const Linear& l = layers_[i - first_];
-      std::copy(weight.begin(), weight.end(), &host[l.weight - values()]);
-      std::copy(bias.begin(), bias.end(), &host[l.bias - values()]);
+      values.insert(values.end(), weight.begin(), weight.end());
+      values.insert(values.end(), bias.begin(), bias.end());
     }
-    values_.upload(host, blas_.stream());
+    return values;
+  }
+
+  // Gives the parameters their initial values. Waits for the stream.
+  void initialize(std::uint64_t seed) {
+    const std::vector<float> values = initial_values(seed);
+    CUDA_CHECK(cudaMemcpyAsync(values_, values.data(), count_ * sizeof(float), cudaMemcpyHostToDevice, blas_.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(blas_.stream()));
   }
 
   Activations make_activations() const {
@@ -301,8 +334,8 @@ class Mlp {
   int depth() const { return static_cast<int>(layers_.size()); }  // layers held
   const std::vector<Linear>& layers() const { return layers_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  float* values() const { return values_.data(); }  // [count()]
-  float* grads() const { return grads_.data(); }    // [count()]
+  float* values() const { return values_; }  // [count()]
+  float* grads() const { return grads_; }    // [count()]
   int count() const { return count_; }
   // The gradient of the output [rows, out], for backward() to start from, which overwrites it.
   float* output_gradient() { return gradients_[0].data(); }
@@ -310,14 +343,13 @@ class Mlp {
  private:
   int total() const { return static_cast<int>(widths_.size()) - 1; }
 
-  void add_layer(int i, int offset) {
+  void add_layer(int i) {
     // nn.Sequential counts its activations too.
     const std::string name = std::to_string(activation_ == Activation::none ? i : 2 * i);
     const int in = widths_[i], out = widths_[i + 1];
-    float *weight = values() + offset, *weight_grad = grads() + offset;
-    layers_.push_back({name, in, out, weight, weight + in * out, weight_grad, weight_grad + in * out});
-    parameters_.push_back({name + ".weight", weight, weight_grad, {out, in}, in * out});
-    parameters_.push_back({name + ".bias", weight + in * out, weight_grad + in * out, {out}, out});
+    layers_.push_back({name, in, out, nullptr, nullptr, nullptr, nullptr});
+    parameters_.push_back({name + ".weight", nullptr, nullptr, {out, in}, in * out});
+    parameters_.push_back({name + ".bias", nullptr, nullptr, {out}, out});
   }
 
   // Every layer is followed by the activation but the last of the whole network.
@@ -334,7 +366,8 @@ class Mlp {
   int first_, last_, max_rows_;
   Blas blas_;
   int count_ = 0;
-  DeviceBuffer<float> values_, grads_, ones_, scratch_;
+  float *values_ = nullptr, *grads_ = nullptr;
+  DeviceBuffer<float> own_values_, own_grads_, ones_, scratch_;
   DeviceBuffer<float> gradients_[2];  // on its way down: of this layer's output, of the one below
   std::vector<Linear> layers_;
   std::vector<Parameter> parameters_;
@@ -357,6 +390,12 @@ class ParameterUpdate {
       CUDA_CHECK(cudaMemsetAsync(state->data(), 0, state->bytes(), stream));
     }
   }
+
+  // What AdamW keeps from step to step, [count] each; null for SGD.
+  float* mean() const { return mean_.data(); }
+  float* square() const { return square_.data(); }
+  // Goes on after a number of steps that another process has made, from a checkpoint.
+  void set_steps(int steps) { steps_ = steps; }
 
   // One step: updates value[count] with grad[count].
   void step(float* value, const float* grad) {
