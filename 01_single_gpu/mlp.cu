@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "checkpoint_mlp.h"
 #include "common/data.h"
 #include "common/job.h"
 #include "mlp.h"
@@ -68,6 +69,7 @@ int main(int argc, char** argv) {
   Options options("01_single_gpu/mlp", "Trains an MLP on one GPU.");
   bool gradient_check = false;
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
+  options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
   if (job.world() != 1)
@@ -85,6 +87,12 @@ int main(int argc, char** argv) {
   DataLoader loader(dataset, options.batch_size, stream);
   LossLog losses(options, 0, 1, stream);
 
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  add_training(checkpoints, model, update);
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
   if (gradient_check) {
     RandomSampler in_order(options.samples, false, dataset.generator);
     loader.start_epoch(in_order.next_epoch());
@@ -93,17 +101,19 @@ int main(int argc, char** argv) {
     }
   }
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       const Batch batch = loader.batch(step);
       model.forward(batch.x, batch.rows, activations);
       model.loss(activations, batch.y, batch.rows * outputs, loss);
       model.backward(activations);
       update.step(model.values(), model.grads());
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   for (const Parameter& p : model.parameters()) record_parameter(0, p.name, p.value, p.shape, stream);
 }

@@ -19,8 +19,9 @@ struct Bucket {
 };
 
 // Cuts the model into buckets, in the order in which the backward pass finishes them: last layer first. A bucket is
-// full as soon as it has `bucket_bytes`.
-inline std::vector<Bucket> make_buckets(const Mlp& model, double bucket_bytes) {
+// full as soon as it has `bucket_bytes`. The model is chapter 01's, or one whose gradients lie in one buffer likewise.
+template <typename Model>
+std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
   std::vector<Bucket> buckets;
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
@@ -41,7 +42,8 @@ inline std::vector<Bucket> make_buckets(const Mlp& model, double bucket_bytes) {
 class OverlappedAverage {
  public:
   // `bucket_bytes` is the size from which on a bucket is full.
-  OverlappedAverage(const Mlp& model, double bucket_bytes, ncclComm_t comm, cudaStream_t compute)
+  template <typename Model>
+  OverlappedAverage(const Model& model, double bucket_bytes, ncclComm_t comm, cudaStream_t compute)
       : grads_(model.grads()),
         total_(model.count()),
         buckets_(make_buckets(model, bucket_bytes)),

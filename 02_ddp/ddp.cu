@@ -1,5 +1,8 @@
 // Distributed data parallelism: every rank holds the whole model and its share of each batch, and the ranks average
 // their gradients before each update. Replicas that start alike and see the same gradients stay alike.
+#include <limits>
+
+#include "01_single_gpu/checkpoint_mlp.h"
 #include "01_single_gpu/mlp.h"
 #include "common/data.h"
 #include "common/job.h"
@@ -39,13 +42,49 @@ void average_losses(const LossLog& losses, ncclComm_t comm, cudaStream_t stream)
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
+// The mean square error over the `held_out` samples after the first `trained_on`, each of them counted once, whatever
+// the number of ranks. Ranks may have different numbers of batches here: nothing is sent until all are done.
+double validate(Mlp& model, Activations& activations, DataLoader& loader, int trained_on, int held_out, int outputs,
+                const Job& job, cudaStream_t stream) {
+  const Range range("validate", stream);
+  std::vector<int> mine;
+  // TODO 02.8: Which of the samples trained_on … trained_on + held_out - 1 are this rank's?
+  //   As DistributedSampler does: every world-th from the rank-th on. But without padding: a sample that two ranks see
+  //   would count twice, and the result would depend on the number of ranks.
+  todo("02.8");
+  // END TODO 02.8
+  probe("02.8", "this rank's validation samples", mine);
+
+  DeviceBuffer<float> loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), stream));
+  loader.start_epoch(mine);
+  for (int i = 0; i < loader.steps(); ++i) {
+    const Batch batch = loader.batch(i);
+    model.forward(batch.x, batch.rows, activations);
+    model.loss(activations, batch.y, held_out * outputs, loss.data());  // this batch's share of the mean over all
+  }
+  // TODO 02.9: Put the ranks' shares of the mean together, in place, on every rank: one float.
+  //   Each share is divided by the number of all samples already: is it the sum or the average of them?
+  todo("02.9");
+  // END TODO 02.9
+  probe("02.9", "validation loss", loss.data(), {1}, stream);
+  return loss.download(stream)[0];
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options("02_ddp/ddp", "Trains an MLP with distributed data parallelism.", Sampling::distributed);
   int accumulation_steps = 1;
   options.add("--accumulation-steps", accumulation_steps, "batches a rank works through before each update", 1);
+  int held_out = 0;
+  options.add("--validation-samples", held_out, "last samples of the data set, not trained on", 0);
+  options.with_checkpoints("full");
   options.parse(argc, argv);
+  if (held_out >= options.samples) {
+    usage_error("--validation-samples is '" + std::to_string(held_out) + "'; expected fewer than the " +
+                std::to_string(options.samples) + " of --samples");
+  }
   Job job(options);
 
   const Stream stream;
@@ -58,14 +97,24 @@ int main(int argc, char** argv) {
   ParameterUpdate update(options, model.count(), stream);
 
   const RandomTensorDataset dataset(options.samples, inputs, outputs, options.seed);
-  DistributedSampler sampler(options.samples, job.world(), job.rank(), options.shuffle);
+  const int trained_on = options.samples - held_out;
+  DistributedSampler sampler(trained_on, job.world(), job.rank(), options.shuffle);
   DataLoader loader(dataset, options.batch_size, stream);
   LossLog losses(options, job.rank(), job.world(), stream);
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  // All replicas are alike: rank 0 saves for all, and all load.
+  Checkpoints checkpoints(options, job.world(), job.comm(), stream);
+  add_training(checkpoints, model, update);
+  double best = std::numeric_limits<double>::max();
+  checkpoints.add("best validation loss", best);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     sampler.set_epoch(epoch);  // else every epoch would have the same order
     loader.start_epoch(sampler.indices());
-    for (int first = 0; first < loader.steps() && !losses.finished(); first += accumulation_steps) {
+    for (int first = start.first_batch(epoch); first < loader.steps() && !losses.finished();
+         first += accumulation_steps) {
       float* loss = losses.next(stream);
       const int last = std::min(first + accumulation_steps, loader.steps());
       const int elements = loader.rows(first, last) * outputs;
@@ -78,9 +127,18 @@ int main(int argc, char** argv) {
       // Once a step, however many batches it has: the sum of the averages is the average of the sums.
       average_gradients(model, job.comm(), stream);
       update.step(model.values(), model.grads());
+      checkpoints.step_done(epoch, last, loader);
     }
     average_losses(losses, job.comm(), stream);
     losses.end_epoch(epoch, stream);
+    if (held_out == 0) continue;
+    const double loss = validate(model, activations, loader, trained_on, held_out, outputs, job, stream);
+    const bool better = loss < best;
+    if (better) best = loss;
+    print0("epoch %3d  validation loss %.6f%s\n", epoch, loss, better ? ", the best so far" : "");
+    if (job.rank() == 0) record_value("validation loss of epoch " + std::to_string(epoch), loss);
+    if (better) checkpoints.save("best-");
   }
+  checkpoints.finish();
   for (const Parameter& p : model.parameters()) record_parameter(job.rank(), p.name, p.value, p.shape, stream);
 }

@@ -2,6 +2,7 @@
 // gradients come back the same way, and while one rank computes the others wait. It buys memory, not time.
 #include <optional>
 
+#include "01_single_gpu/checkpoint_mlp.h"
 #include "01_single_gpu/mlp.h"
 #include "common/data.h"
 #include "common/job.h"
@@ -50,7 +51,7 @@ class IdleClock {
     used_ = 0;
   }
 
-  float idle_share() const { return static_cast<float>(1 - busy_ / total_); }
+  float idle_share() const { return total_ > 0 ? static_cast<float>(1 - busy_ / total_) : 0; }
 
  private:
   void mark() {
@@ -193,6 +194,7 @@ int main(int argc, char** argv) {
   std::string partition = "uniform";
   options.add("--partition", partition, "what the ranks get equal shares of: layers or parameters",
               {"uniform", "parameters"});
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_layers(options, process_ranks().world);
   Job job(options);
@@ -211,9 +213,15 @@ int main(int argc, char** argv) {
   DataLoader loader(dataset, options.batch_size, stream);
   LossLog losses(options, rank == 0 ? 0 : -1, 1, stream);
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  add_training(checkpoints, stage.model, stage.optimizer);  // each rank its layers
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  stage.optimizer.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       stage.clock.next_step();
       const Batch batch = loader.batch(step);
@@ -221,12 +229,14 @@ int main(int argc, char** argv) {
       if (rank == last) stage.loss(batch.y, batch.rows, loss);
       backward(stage, batch.rows, job, stream);
       stage.update();
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     send_losses(losses, job, stream);
     stage.clock.stop();
     losses.end_epoch(epoch, stream);
     stage.clock.read();
   }
+  checkpoints.finish();
   for (const Parameter& p : stage.model.parameters()) record_parameter(0, p.name, p.value, p.shape, stream);
   report(stage, bounds, job, stream);
 }

@@ -16,11 +16,13 @@
 
 namespace workshop {
 
-class PipelineExecutor {
+template <typename Model>
+class PipelineExecutorOf {
  public:
   // `comm` has one rank a stage, in their order; the stage is this rank's. The schedule must have passed
   // check_schedule.
-  PipelineExecutor(const Schedule& schedule, Stage& stage, ncclComm_t comm, cudaStream_t compute, IdleClock& clock)
+  PipelineExecutorOf(const Schedule& schedule, StageOf<Model>& stage, ncclComm_t comm, cudaStream_t compute,
+                     IdleClock& clock)
       : schedule_(schedule), stage_(stage), compute_(compute), clock_(clock) {
     NCCL_CHECK(ncclCommUserRank(comm, &rank_));
     links_[0].comm = comm;
@@ -33,9 +35,9 @@ class PipelineExecutor {
     }
     for (Task& task : tasks_) task.input = find_input(task.instructions[0]);
   }
-  ~PipelineExecutor() { ncclCommDestroy(links_[1].comm); }
-  PipelineExecutor(const PipelineExecutor&) = delete;
-  PipelineExecutor& operator=(const PipelineExecutor&) = delete;
+  ~PipelineExecutorOf() { ncclCommDestroy(links_[1].comm); }
+  PipelineExecutorOf(const PipelineExecutorOf&) = delete;
+  PipelineExecutorOf& operator=(const PipelineExecutorOf&) = delete;
 
   // Enqueues one step, on a batch that stage.begin_step() has been given. `update` is called when all gradients of the
   // parameters are enqueued; `ready(chunk, layer)` for each layer as soon as its are, which lets their reduction over
@@ -109,7 +111,7 @@ class PipelineExecutor {
   }
 
   const Schedule& schedule_;
-  Stage& stage_;
+  StageOf<Model>& stage_;
   cudaStream_t compute_;
   IdleClock& clock_;
   int rank_ = 0;
@@ -117,5 +119,7 @@ class PipelineExecutor {
   std::vector<Task> tasks_;
   Event computed_;
 };
+
+using PipelineExecutor = PipelineExecutorOf<Mlp>;
 
 }  // namespace workshop

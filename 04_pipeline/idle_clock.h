@@ -41,8 +41,9 @@ class IdleClock {
   }
 
   // The share of its time, between 0 and 1, that the stage did not compute: the median over the steps, because a step
-  // in which the machine did something else says nothing. The stream must have got to the end.
+  // in which the machine did something else says nothing. 0 without a step. The stream must have got to the end.
   double idle_share() const {
+    if (begins_.size() < 2) return 0;
     std::vector<double> shares;
     for (std::size_t step = 0; step + 1 < begins_.size(); ++step) {
       const std::size_t begin = begins_[step], end = begins_[step + 1];

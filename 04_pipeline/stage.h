@@ -18,20 +18,24 @@ namespace workshop {
 
 // How a stage computes.
 struct StageMode {
-  bool recompute = false;   // a forward keeps the part's input alone, and its backward repeats the forward
-  double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
+  bool recompute = false;          // a forward keeps the part's input alone, and its backward repeats the forward
+  double milliseconds = 0;         // above 0: a forward or a backward waits for so long instead of computing
+  Storage storage = Storage::own;  // of the parameters; `placed` by the caller before the first step
 };
 
 // One of the parts of the model that a stage holds, with its buffers. Where micro-batches share a pool, a vector<int>
 // has the place of each.
-struct Part {
-  Part(const Options& options, int rows, int first_layer, int last_layer, cudaStream_t stream)
+template <typename Model>
+struct PartOf {
+  template <typename... Group>
+  PartOf(const Options& options, int rows, int first_layer, int last_layer, Storage storage, cudaStream_t stream,
+         const Group&... group)
       : in(options.layers[first_layer]),
         out(options.layers[last_layer]),
-        model(options.layers, options.activation, rows, stream, first_layer, last_layer) {}
+        model(options.layers, options.activation, rows, group..., stream, first_layer, last_layer, storage) {}
 
   int in, out;  // widths
-  Mlp model;
+  Model model;
   bool is_first = false, is_last = false;  // of the whole model
   std::vector<int> input_of, activations_of, gradient_of;
   std::vector<DeviceBuffer<float>> inputs;  // received, kept for the backward
@@ -43,11 +47,17 @@ struct Part {
   int forwards = 0, backwards = 0;                   // of this step so far
 };
 
-class Stage {
+// Model is chapter 01's Mlp, or one with the same methods whose layers are cut over a group of ranks.
+template <typename Model>
+class StageOf {
  public:
+  using Part = PartOf<Model>;
+
   // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide options.batch_size.
-  Stage(const Options& options, const Schedule& schedule, int stage, const std::vector<int>& bounds, StageMode mode,
-        cudaStream_t stream)
+  // `group` is the Model's, if it has one.
+  template <typename... Group>
+  StageOf(const Options& options, const Schedule& schedule, int stage, const std::vector<int>& bounds, StageMode mode,
+          cudaStream_t stream, const Group&... group)
       : micro_batches_(schedule.micro_batches),
         outputs_(options.layers.back()),
         mode_(mode),
@@ -56,7 +66,7 @@ class Stage {
     const int rows = options.batch_size / micro_batches_;
     for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
       const int p = schedule.part(stage, chunk);
-      Part& part = parts_.emplace_back(options, rows, bounds[p], bounds[p + 1], stream);
+      Part& part = parts_.emplace_back(options, rows, bounds[p], bounds[p + 1], mode.storage, stream, group...);
       part.is_first = p == 0;
       part.is_last = p == schedule.parts() - 1;
       make_buffers(part, schedule.lists[stage], chunk, rows);
@@ -184,7 +194,7 @@ class Stage {
     // END TODO 04.6
     probe("04.6", "accumulate", std::vector<int>{accumulate});
     if (n == 0) {  // of a short batch: nothing to add
-      const Mlp& model = part.model;
+      const Model& model = part.model;
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(float), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
       return;
@@ -218,5 +228,8 @@ class Stage {
   Batch batch_{};
   float* loss_ = nullptr;
 };
+
+using Part = PartOf<Mlp>;
+using Stage = StageOf<Mlp>;
 
 }  // namespace workshop

@@ -2,6 +2,7 @@
 //
 // A sample of the data set is a sequence: --sequence positions of --width random numbers each, with a target likewise.
 #include "attention.h"
+#include "checkpoint_shards.h"
 #include "common/data.h"
 #include "common/job.h"
 #include "gradient_check.h"
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   options.add("--heads", heads, "attention heads; they divide the width, and the ranks divide them", 1);
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.shuffle = false;
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   if (width % heads != 0) {
     usage_error("--width is '" + std::to_string(width) + "'; expected a multiple of the " + std::to_string(heads) +
@@ -72,17 +74,25 @@ int main(int argc, char** argv) {
     }
   }
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  add_training(checkpoints, parameters, group, update);
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       const Batch batch = loader.batch(step);
       model.forward(batch.x, batch.rows);
       model.loss(batch.y, batch.rows, loss);
       model.backward(batch.x, batch.rows);
       update.step(parameters.values(), parameters.grads());
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   parameters.record(job.rank());
 }

@@ -1,5 +1,6 @@
 // Trains a network of layer norms and pairs of linear layers whose rows are cut over the ranks between the pairs:
 // sequence_parallel.h has them.
+#include "checkpoint_shards.h"
 #include "common/data.h"
 #include "common/job.h"
 #include "gradient_check.h"
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
   bool gradient_check = false;
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.shuffle = false;
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_pairs(options.layers, process_ranks().world);
   require_equal_rows(options, process_ranks().world);
@@ -75,18 +77,26 @@ int main(int argc, char** argv) {
     if (!check_gradients(parameters.all(), group, loss, stream)) fail(kFailed, "the gradients are wrong");
   }
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  add_training(checkpoints, parameters, group, update);
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       const Batch batch = loader.batch(step);
       forward(batch, loss);
       backward(batch);
       update.step(parameters.values(), parameters.grads());
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     // Each rank knows the losses of its rows. Rank 0 prints and records their sums.
     NCCL_CHECK(ncclReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclSum, 0, group.comm, stream));
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   parameters.record(job.rank());
 }

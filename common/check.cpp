@@ -36,14 +36,16 @@ void fail(int status, const std::string& message) {
   end_job(status);
 }
 
-void usage_error(const std::string& message) {
+void fail_alike(int status, const std::string& message) {
   if (process_ranks().rank == 0) {
     std::fprintf(stderr, "error: %s\n", message.c_str());
   } else {
     usleep(500000);  // whoever ends first takes the others along: let rank 0 speak before
   }
-  end_job(kUsage);
+  end_job(status);
 }
+
+void usage_error(const std::string& message) { fail_alike(kUsage, message); }
 
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
   call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));

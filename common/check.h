@@ -24,7 +24,10 @@ enum ExitStatus : int {
 // Prints "rank R: message" on stderr and ends every rank of the job with `status`.
 [[noreturn]] void fail(int status, const std::string& message);
 
-// Bad input that every rank sees alike: rank 0 prints one line, all ranks end with status 2.
+// What every rank finds alike: rank 0 prints "error: message", all ranks end with `status`.
+[[noreturn]] void fail_alike(int status, const std::string& message);
+
+// Bad input that every rank sees alike: fail_alike with status 2.
 [[noreturn]] void usage_error(const std::string& message);
 
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);

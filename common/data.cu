@@ -1,9 +1,9 @@
-#include "common/data.h"
-
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+
+#include "common/data.h"
 
 namespace workshop {
 namespace {
@@ -40,6 +40,8 @@ RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint
 }
 
 std::vector<int> RandomSampler::next_epoch() {
+  before_ = generator_;
+  ++epoch_;
   if (!shuffle_) return in_order(samples_);
   std::uint64_t seed = 0;
   for (int iterator = 0; iterator < 2; ++iterator) {
@@ -47,6 +49,15 @@ std::vector<int> RandomSampler::next_epoch() {
     seed = generator_.random64();
   }
   return Generator(seed).randperm(samples_);
+}
+
+void RandomSampler::go_to(int epoch, const std::string& state) {
+  if (state.empty()) {
+    while (epoch_ < epoch) next_epoch();
+    return;
+  }
+  generator_.set_state(state);
+  epoch_ = epoch;
 }
 
 std::vector<int> DistributedSampler::indices() const {

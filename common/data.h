@@ -24,13 +24,20 @@ struct RandomTensorDataset {
 class RandomSampler {
  public:
   RandomSampler(int samples, bool shuffle, Generator generator)
-      : samples_(samples), shuffle_(shuffle), generator_(generator) {}
+      : samples_(samples), shuffle_(shuffle), generator_(generator), before_(generator) {}
   std::vector<int> next_epoch();
+
+  // For checkpoints: the generator as it is before the draws of this epoch, the coming or the last one.
+  std::string state(int epoch) const { return (epoch == epoch_ ? generator_ : before_).state(); }
+  // Makes this epoch the coming one, with the generator in this state; where there is none (""), by drawing the epochs
+  // before it again.
+  void go_to(int epoch, const std::string& state);
 
  private:
   int samples_;
   bool shuffle_;
-  Generator generator_;
+  Generator generator_, before_;  // now, and before the last epoch's draws
+  int epoch_ = 0;                 // the coming one
 };
 
 // DistributedSampler(dataset, num_replicas, rank, shuffle, seed): one permutation that all ranks draw alike, padded

@@ -13,9 +13,11 @@
 
 namespace workshop {
 
-// What a device buffer is for. The peak of each kind goes to the run record and is compared with the README's formula.
-enum class Memory { parameters, gradients, optimizer, activations, buckets, data };
-inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations", "buckets", "data"};
+// What a buffer is for. The peak of each kind goes to the run record and is compared with the README's formula. All are
+// device memory but `host`, which is pinned memory of the host, whatever it is for.
+enum class Memory { parameters, gradients, optimizer, activations, buckets, data, host };
+inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations",
+                                            "buckets",    "data",      "host"};
 
 struct MemoryUse {
   std::size_t current = 0;  // bytes
@@ -25,7 +27,7 @@ struct MemoryUse {
 // Use of one kind by this rank. Peaks of several kinds may lie at different times.
 MemoryUse memory_use(Memory kind);
 
-// Called by DeviceBuffer; `bytes` is negative for a release.
+// Called by the buffers; `bytes` is negative for a release.
 void account_memory(Memory kind, std::ptrdiff_t bytes);
 
 // An array of `count` elements on the device. Its content is undefined until written (NaN on the cpu backend).
@@ -76,6 +78,42 @@ class DeviceBuffer {
   T* data_ = nullptr;
   std::size_t count_ = 0;
   Memory kind_ = Memory::data;
+};
+
+// An array of `count` elements in pinned host memory: copies between it and the device are asynchronous, and kernels
+// can read and write it too. Its content is undefined until written.
+template <typename T>
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  explicit HostBuffer(std::size_t count) : count_(count) {
+    if (count_ == 0) return;
+    CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes()));
+    account_memory(Memory::host, static_cast<std::ptrdiff_t>(bytes()));
+  }
+  HostBuffer(HostBuffer&& other) noexcept { swap(other); }
+  HostBuffer& operator=(HostBuffer&& other) noexcept {
+    HostBuffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~HostBuffer() {
+    if (data_ == nullptr) return;
+    cudaFreeHost(data_);
+    account_memory(Memory::host, -static_cast<std::ptrdiff_t>(bytes()));
+  }
+
+  T* data() const { return data_; }
+  std::size_t size() const { return count_; }
+  std::size_t bytes() const { return count_ * sizeof(T); }
+
+ private:
+  void swap(HostBuffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+  }
+
+  T* data_ = nullptr;
+  std::size_t count_ = 0;
 };
 
 // A stream that does not synchronise with the legacy default stream, so that two of them overlap.

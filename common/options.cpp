@@ -73,6 +73,16 @@ struct Options::Impl {
         ->default_str(shown.str());
   }
 
+  // Not part of the record: where a run writes to says nothing about it.
+  void add_path(const std::string& name, std::string& value, const char* help, const char* type,
+                const std::string& accepted) {
+    add(name, help, type, [&value, accepted](const std::string& text) {
+      if (text.empty()) return accepted;
+      value = text;
+      return std::string();
+    });
+  }
+
   template <typename T>
   void write(const std::string& name, const T& value) {
     writers.push_back([key = name.substr(2), &value](nlohmann::json& json) { json[key] = value; });
@@ -150,18 +160,21 @@ Options::Options(std::string program, std::string description, Sampling sampling
   impl_->model_seed = impl_->training.back()->default_str("");
   add_training("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
 
-  auto add_file = [this](const std::string& name, std::string& value, const char* help) {
-    impl_->add(name, help, "FILE", [&value](const std::string& text) {
-      if (text.empty()) return std::string("a file to write");
-      value = text;
-      return std::string();
-    });
-  };
-  add_file("--record", record, "write the run record (JSON Lines)");
-  add_file("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)");
+  impl_->add_path("--record", record, "write the run record (JSON Lines)", "FILE", "a file to write");
+  impl_->add_path("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)", "FILE", "a file to write");
 }
 
 Options::~Options() = default;
+
+void Options::with_checkpoints(const std::string& format) {
+  impl_->add_path("--checkpoints", checkpoints, "save checkpoints to this folder", "FOLDER", "a folder to write to");
+  impl_->add_path("--resume", resume, "go on from this checkpoint, or from the newest in this folder", "FOLDER",
+                  "a folder to read");
+  add("--save-every", save_every, "steps between checkpoints; 0: one at the end", 0);
+  add("--keep", keep, "checkpoints to keep, the newest ones; 0: all", 0);
+  checkpoint_format = format;
+  add("--checkpoint-format", checkpoint_format, "one file, gathered on rank 0, or one a rank", {"full", "sharded"});
+}
 
 void Options::without_training() {
   for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
@@ -174,6 +187,7 @@ void Options::without(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     CLI::Option* option = impl_->app.get_option(name);
     std::erase(impl_->training, option);
+    if (impl_->model_seed == option) impl_->model_seed = nullptr;
     impl_->app.remove_option(option);
     impl_->left_out.push_back(name.substr(2));
   }
@@ -210,7 +224,7 @@ void Options::add(const std::string& name, std::string& value, const std::string
 }
 
 void Options::add_flag(const std::string& name, bool& value, const std::string& help) {
-  impl_->write(name, value);
+  impl_->write(name.substr(0, name.find(',')), value);
   impl_->app.add_flag(name, value, help);
 }
 

@@ -47,6 +47,16 @@ class Options {
   std::string record;            // file to write the run record to, if any
   std::string timeline;          // file to write the timeline to, if any
 
+  // Where checkpoints go and come from: in programs that call with_checkpoints().
+  std::string checkpoints;        // folder to save to, if any
+  std::string resume;             // checkpoint to go on from, or a folder of such
+  std::string checkpoint_format;  // "full" or "sharded"
+  int save_every = 0;             // steps between checkpoints; 0: one at the end
+  int keep = 3;                   // checkpoints to keep; 0: all
+
+  // Adds the options of checkpoints. `format` is the default of --checkpoint-format. Call before parse().
+  void with_checkpoints(const std::string& format);
+
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
 

@@ -1,8 +1,11 @@
 #include "common/random.h"
 
+#include <bit>
 #include <cmath>
 #include <numbers>
 #include <numeric>
+#include <sstream>
+#include <stdexcept>
 #include <utility>
 
 namespace workshop {
@@ -28,6 +31,26 @@ void normal_block(float* block) {
 void Generator::manual_seed(std::uint64_t seed) {
   engine_.seed(static_cast<std::uint32_t>(seed));
   next_normal_.reset();
+}
+
+std::string Generator::state() const {
+  std::ostringstream text;
+  text << engine_ << ' ' << next_normal_.has_value();
+  if (next_normal_) text << ' ' << std::bit_cast<std::uint64_t>(*next_normal_);
+  return text.str();
+}
+
+void Generator::set_state(const std::string& text) {
+  std::istringstream stream(text);
+  bool has_normal = false;
+  std::uint64_t normal = 0;
+  stream >> engine_ >> has_normal;
+  if (has_normal) stream >> normal;
+  if (!stream || stream.peek() != std::istringstream::traits_type::eof()) {
+    throw std::runtime_error("the random state is no state of this generator");
+  }
+  next_normal_.reset();
+  if (has_normal) next_normal_ = std::bit_cast<double>(normal);
 }
 
 std::uint32_t Generator::random32() { return static_cast<std::uint32_t>(engine_()); }

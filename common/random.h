@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace workshop {
@@ -14,6 +15,10 @@ class Generator {
  public:
   explicit Generator(std::uint64_t seed) { manual_seed(seed); }
   void manual_seed(std::uint64_t seed);  // also forgets the cached normal
+
+  // All that the next draws depend on, as text, and back. set_state() throws std::runtime_error on any other text.
+  std::string state() const;
+  void set_state(const std::string& text);
 
   std::uint32_t random32();
   std::uint64_t random64();  // the first draw is the high half

@@ -57,7 +57,8 @@ Json number(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-void add_values(Json& line, const float* values, std::size_t count) {
+template <typename T>
+void add_values(Json& line, const T* values, std::size_t count) {
   double squares = 0, sum = 0;
   Json list = Json::array();
   for (std::size_t i = 0; i < count; ++i) {
@@ -172,7 +173,7 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
 
 }  // namespace
 
-void probe(const char* todo, const std::string& name, const float* device, std::initializer_list<int> shape,
+void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
            cudaStream_t stream) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
@@ -183,19 +184,22 @@ void probe(const char* todo, const std::string& name, const float* device, std::
   if (bytes > 0) {
     CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&pending.values), bytes));
     ++recorder().own_allocations;
-    CUDA_CHECK(cudaMemcpyAsync(pending.values, device, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
   }
   CUDA_CHECK(cudaEventRecord(pending.copied, stream));
   recorder().probes.push_back(std::move(pending));
 }
 
-void probe(const char* todo, const std::string& name, const std::vector<int>& values) {
+void probe(const char* todo, const std::string& name, const std::vector<double>& values) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
   (*line)["shape"] = {values.size()};
-  const std::vector<float> numbers(values.begin(), values.end());
-  add_values(*line, numbers.data(), numbers.size());
+  add_values(*line, values.data(), values.size());
   record_line(line->dump());
+}
+
+void probe(const char* todo, const std::string& name, const std::vector<int>& values) {
+  probe(todo, name, std::vector<double>(values.begin(), values.end()));
 }
 
 // ---- run record ----------------------------------------------------------------------------------------------------
@@ -371,6 +375,8 @@ LossLog::LossLog(const Options& options, int replica, int replicas, cudaStream_t
   log.global_losses = DeviceBuffer<float>(steps, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
 }
+
+void LossLog::start_at(int step) { impl_->first_step = recorder().steps_done = step; }
 
 float* LossLog::next(cudaStream_t stream) {
   Impl& log = *impl_;

@@ -20,15 +20,16 @@ namespace workshop {
 // ends every rank with status 77.
 [[noreturn]] void todo(const char* id, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
-// Records `shape` floats of device memory as they are at this point of `stream`, under the number of the TODO that has
-// just written them. It does not wait: the copy is one more operation of the stream. Only the first kProbedSteps steps
-// are probed.
-void probe(const char* todo, const std::string& name, const float* device, std::initializer_list<int> shape,
+// Records `shape` floats as they are at this point of `stream`, in device or pinned host memory, under the number of
+// the TODO that has just written them. It does not wait: the copy is one more operation of the stream. Only the first
+// kProbedSteps steps are probed.
+void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
            cudaStream_t stream);
 inline constexpr int kProbedSteps = 3;
 
 // Records numbers that a TODO has worked out on the host.
 void probe(const char* todo, const std::string& name, const std::vector<int>& values);
+void probe(const char* todo, const std::string& name, const std::vector<double>& values);
 
 // ---- run record ----------------------------------------------------------------------------------------------------
 
@@ -51,6 +52,9 @@ class LossLog {
   // This rank is number `replica` of `replicas` data-parallel replicas. Where several ranks make up a replica, one of
   // them, rank 0 among them, records its losses; the others give -1.
   LossLog(const Options& options, int replica, int replicas, cudaStream_t stream);
+
+  // Counts the steps from this one on, for a run that goes on from a checkpoint.
+  void start_at(int step);
 
   // Begins an optimizer step. Returns where its loss belongs: a zero, so that micro-batches can add to it.
   float* next(cudaStream_t stream);

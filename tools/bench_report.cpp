@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/run_record.h"
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -24,8 +26,8 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
   for (std::string text; std::getline(file, text);) {
     const Json line = Json::parse(text);
     if (line["type"] == "run") {
-      const std::string schedule = line["options"].value("schedule", "");
-      entry["program"] = line["program"].get<std::string>() + (schedule.empty() ? "" : " " + schedule);
+      const std::string variant = workshop::tools::read_run_record(path).variant;
+      entry["program"] = line["program"].get<std::string>() + (variant.empty() ? "" : " " + variant);
       entry["ranks"] = line["world"];
     } else if (line["type"] == "value" && line["name"] == "idle share") {
       idle += line["value"].get<double>();
@@ -99,8 +101,10 @@ void print_steps(const Json& report) {
     std::printf("\n");
   }
   if (report.contains("overlap_share")) {
-    std::printf("ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks, slow kernels: %.0f %% of the communication is hidden\n",
-                report["overlap_share"].get<double>() * 100);
+    std::printf(
+        "ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks, slow kernels: %.0f %% of the communication is "
+        "hidden\n",
+        report["overlap_share"].get<double>() * 100);
   }
 }
 

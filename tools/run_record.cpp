@@ -24,11 +24,24 @@ Tensor read_tensor(const Json& line) {
   return tensor;
 }
 
-// Bytes of all kinds but the data set, which every rank holds whatever the strategy.
+// Bytes of device memory of all kinds but the data set, which every rank holds whatever the strategy.
 double model_bytes(const Json& by_kind) {
   double sum = 0;
-  for (const auto& [kind, bytes] : by_kind.items()) sum += kind == "data" ? 0 : bytes.get<double>();
+  for (const auto& [kind, bytes] : by_kind.items()) sum += kind == "data" || kind == "host" ? 0 : bytes.get<double>();
   return sum;
+}
+
+std::string variant(const Json& options) {
+  std::string text;
+  if (options.contains("dp")) {
+    for (const char* size : {"dp", "pp", "tp"}) text.append(size).append(" ").append(options[size].dump()).append(" ");
+    text.pop_back();
+  } else if (options.contains("stage")) {
+    text = "stage " + options["stage"].dump();
+  } else {
+    text = options.value("schedule", "");
+  }
+  return text;
 }
 
 void read_line(const Json& line, RunRecord& record) {
@@ -36,8 +49,7 @@ void read_line(const Json& line, RunRecord& record) {
   if (type == "run") {
     record.chapter = line.at("chapter");
     record.program = line.at("program");
-    if (const auto options = line.find("options"); options != line.end())
-      record.schedule = options->value("schedule", "");
+    if (const auto options = line.find("options"); options != line.end()) record.variant = variant(*options);
     record.world = line.at("world");
   } else if (type == "step") {
     record.losses.push_back(
@@ -50,6 +62,7 @@ void read_line(const Json& line, RunRecord& record) {
     record.collectives.push_back({line.at("rank"), line.at("op"), line.at("communicator"), line.at("ranks"),
                                   line.at("calls"), line.at("elements"), line.at("bytes")});
   } else if (type == "memory") {
+    record.peaks[line.at("rank")] = line.at("peak").get<std::map<std::string, double>>();
     record.peak_memory[line.at("rank")] = model_bytes(line.at("peak"));
   } else if (type == "host") {
     record.synchronizations[line.at("rank")] = line.at("synchronizations");
@@ -78,6 +91,18 @@ double Tensor::size() const {
 }
 
 double Tensor::rms() const { return size() > 0 ? l2 / std::sqrt(size()) : 0; }
+
+// The count of reduce-scatter is what a rank receives, that of all-gather and all-to-all what it gives to each rank.
+double bytes_sent(const Collective& c) {
+  const double ranks = c.ranks;
+  if (c.op == "ncclAllReduce") return c.bytes * 2 * (ranks - 1) / ranks;
+  if (c.op == "ncclReduceScatter" || c.op == "ncclAllGather" || c.op == "ncclAlltoAll") return c.bytes * (ranks - 1);
+  if (c.op == "ncclBroadcast" || c.op == "ncclBcast" || c.op == "ncclReduce") return c.bytes * (ranks - 1) / ranks;
+  if (c.op == "ncclGather" || c.op == "ncclScatter") return c.bytes * (ranks - 1) / ranks;
+  if (c.op == "ncclSend") return c.bytes;
+  if (c.op == "ncclRecv") return 0;  // counted where it is sent
+  throw std::runtime_error("no formula for what " + c.op + " sends");
+}
 
 RunRecord read_run_record(const std::string& path) {
   std::ifstream file(path);

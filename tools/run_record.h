@@ -40,9 +40,13 @@ struct Collective {
   double calls, elements, bytes;
 };
 
+// Bytes that a rank sends with it, on average over the ranks, with the ring algorithms. Throws std::runtime_error for
+// an operation without a formula.
+double bytes_sent(const Collective& collective);
+
 struct RunRecord {
   std::string chapter, program;
-  std::string schedule;  // of a pipeline
+  std::string variant;  // what tells runs of the program apart: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
   int world = 1;
   std::vector<Probe> probes;     // in order of step, then sequence, then rank
   std::vector<StepLoss> losses;  // in order of step, then replica
@@ -50,7 +54,8 @@ struct RunRecord {
   std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> what that rank has measured
   std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
   std::vector<Collective> collectives;
-  std::map<int, double> peak_memory;       // rank -> bytes: the peaks of all kinds but the data set, summed
+  std::map<int, std::map<std::string, double>> peaks;  // rank -> kind -> bytes
+  std::map<int, double> peak_memory;                   // rank -> bytes: the peaks of all kinds but the data set, summed
   std::map<int, double> synchronizations;  // rank -> times that the host waited during the steps (cpu backend)
   std::string todo;                        // the TODO that ended the run; empty after a complete run
   int steps = 0;

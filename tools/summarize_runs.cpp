@@ -15,22 +15,9 @@ namespace {
 
 using namespace workshop::tools;
 
-// Bytes that a rank sends for each byte of the call's count, on average over the ranks, with the ring algorithms. The
-// count of reduce-scatter is what a rank receives, that of all-gather and all-to-all what it gives to each rank.
-double sent_a_byte(const Collective& c) {
-  const double ranks = c.ranks;
-  if (c.op == "ncclAllReduce") return 2 * (ranks - 1) / ranks;
-  if (c.op == "ncclReduceScatter" || c.op == "ncclAllGather" || c.op == "ncclAlltoAll") return ranks - 1;
-  if (c.op == "ncclBroadcast" || c.op == "ncclBcast" || c.op == "ncclReduce") return (ranks - 1) / ranks;
-  if (c.op == "ncclGather" || c.op == "ncclScatter") return (ranks - 1) / ranks;
-  if (c.op == "ncclSend") return 1;
-  if (c.op == "ncclRecv") return 0;  // counted where it is sent
-  throw std::runtime_error("no formula for what " + c.op + " sends");
-}
-
-double bytes_sent(const RunRecord& run) {
+double most_sent(const RunRecord& run) {
   std::map<int, double> by_rank;
-  for (const Collective& c : run.collectives) by_rank[c.rank] += c.bytes * sent_a_byte(c);
+  for (const Collective& c : run.collectives) by_rank[c.rank] += bytes_sent(c);
   double most = 0;
   for (const auto& [rank, bytes] : by_rank) most = std::max(most, bytes);
   return most;
@@ -85,13 +72,13 @@ using Row = std::array<std::string, 7>;
 Row row(const RunRecord& run, const RunRecord& baseline) {
   if (run.losses.empty()) throw std::runtime_error(run.program + " has no losses to compare");
   const std::string apart = &run == &baseline ? "-" : formatted("%.1e", difference(run, baseline));
-  return {run.chapter + " " + run.program + (run.schedule.empty() ? "" : " " + run.schedule),
+  return {run.chapter + " " + run.program + (run.variant.empty() ? "" : " " + run.variant),
           std::to_string(run.world),
           formatted("%.6f", run.losses.back().global_loss),
           apart,
           time_text(run.seconds_per_step),
           bytes_text(peak_memory(run)),
-          bytes_text(bytes_sent(run))};
+          bytes_text(most_sent(run))};
 }
 
 void print(const std::vector<Row>& table) {

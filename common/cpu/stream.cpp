@@ -63,7 +63,8 @@ Slow read_slow() {
   if (names.empty()) return {};
   if (names == "kernels") return {.kernels = true};
   if (names == "collectives") return {.collectives = true};
-  bad_environment("WORKSHOP_SLOW", value, "kernels or collectives");
+  if (names == "kernels,collectives") return {.kernels = true, .collectives = true};
+  bad_environment("WORKSHOP_SLOW", value, "kernels, collectives or kernels,collectives");
 }
 
 }  // namespace

@@ -59,11 +59,16 @@ __global__ void fill(float* y, float value, int n) {
   for (int i : grid_stride(n)) y[i] = value;
 }
 
-__global__ void sgd(float* value, const float* grad, float lr, float weight_decay, int n) {
-  for (int i : grid_stride(n)) value[i] -= lr * (grad[i] + weight_decay * value[i]);
+// The optimizers' arithmetic is also there for the host: chapter 06 updates what it keeps in host memory.
+__host__ __device__ inline void sgd_value(float& value, float grad, float lr, float weight_decay) {
+  value -= lr * (grad + weight_decay * value);
 }
 
-// What AdamW's kernel needs to know of step t = 1, 2, …
+__global__ void sgd(float* value, const float* grad, float lr, float weight_decay, int n) {
+  for (int i : grid_stride(n)) sgd_value(value[i], grad[i], lr, weight_decay);
+}
+
+// What AdamW needs to know of step t = 1, 2, …
 struct AdamWStep {
   float decay;            // 1 - lr·λ
   float beta1, beta2;     // of the running means
@@ -72,14 +77,32 @@ struct AdamWStep {
   float epsilon;
 };
 
+inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
+  AdamWStep s{};
+  // TODO 01.8: Fill in what AdamW needs to know of step number t.
+  //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the running means too small at first, and by
+  //   which factors? Compute in double.
+  const double beta1 = 0.9, beta2 = 0.999;
+  s.decay = static_cast<float>(1 - lr * weight_decay);
+  s.beta1 = static_cast<float>(beta1);
+  s.beta2 = static_cast<float>(beta2);
+  s.step_size = static_cast<float>(lr / (1 - std::pow(beta1, t)));
+  s.root_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2, t)));
+  s.epsilon = 1e-8f;
+  // END TODO 01.8
+  return s;
+}
+
 // Decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
+__host__ __device__ inline void adamw_value(float& value, float grad, float& mean, float& square, const AdamWStep& s) {
+  mean += (1.0f - s.beta1) * (grad - mean);
+  square = s.beta2 * square + (1.0f - s.beta2) * grad * grad;
+  const float denominator = sqrtf(square) / s.root_correction + s.epsilon;
+  value = value * s.decay - s.step_size * mean / denominator;
+}
+
 __global__ void adamw(float* value, const float* grad, float* mean, float* square, AdamWStep s, int n) {
-  for (int i : grid_stride(n)) {
-    mean[i] += (1.0f - s.beta1) * (grad[i] - mean[i]);
-    square[i] = s.beta2 * square[i] + (1.0f - s.beta2) * grad[i] * grad[i];
-    const float denominator = sqrtf(square[i]) / s.root_correction + s.epsilon;
-    value[i] = value[i] * s.decay - s.step_size * mean[i] / denominator;
-  }
+  for (int i : grid_stride(n)) adamw_value(value[i], grad[i], mean[i], square[i], s);
 }
 
 // ---- matrices ------------------------------------------------------------------------------------------------------
@@ -408,19 +431,8 @@ class ParameterUpdate {
       launch(sgd, count_, stream_, value, grad, static_cast<float>(lr_), static_cast<float>(weight_decay_), count_);
       // END TODO 01.7
     } else {
-      ++steps_;
-      // TODO 01.8: Update with AdamW: fill in what its kernel needs to know of step number steps_, and launch it.
-      //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the running means too small at first, and
-      //   by which factors?
-      const double beta1 = 0.9, beta2 = 0.999;
-      const AdamWStep s{static_cast<float>(1 - lr_ * weight_decay_),
-                        static_cast<float>(beta1),
-                        static_cast<float>(beta2),
-                        static_cast<float>(lr_ / (1 - std::pow(beta1, steps_))),
-                        static_cast<float>(std::sqrt(1 - std::pow(beta2, steps_))),
-                        1e-8f};
+      const AdamWStep s = adamw_step(lr_, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, mean_.data(), square_.data(), s, count_);
-      // END TODO 01.8
     }
     probe(optimizer_ == Optimizer::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
   }

@@ -1,5 +1,6 @@
 // Data parallelism that hides its communication: ddp.cu with the gradients averaged in buckets on a second stream while
 // the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in buckets.h.
+#include "01_single_gpu/checkpoint_mlp.h"
 #include "01_single_gpu/mlp.h"
 #include "buckets.h"
 #include "common/data.h"
@@ -14,6 +15,7 @@ int main(int argc, char** argv) {
   double bucket_mb = 25;
   options.add("--accumulation-steps", accumulation_steps, "batches a rank works through before each update", 1);
   options.add("--bucket-mb", bucket_mb, "size from which on a bucket of gradients is full (MiB)", 0.0);
+  options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
 
@@ -32,10 +34,16 @@ int main(int argc, char** argv) {
   DataLoader loader(dataset, options.batch_size, stream);
   LossLog losses(options, job.rank(), job.world(), stream);
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, job.world(), job.comm(), stream);
+  add_training(checkpoints, model, update);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     sampler.set_epoch(epoch);
     loader.start_epoch(sampler.indices());
-    for (int first = 0; first < loader.steps() && !losses.finished(); first += accumulation_steps) {
+    for (int first = start.first_batch(epoch); first < loader.steps() && !losses.finished();
+         first += accumulation_steps) {
       float* loss = losses.next(stream);
       const int last = std::min(first + accumulation_steps, loader.steps());
       const int elements = loader.rows(first, last) * outputs;
@@ -51,10 +59,12 @@ int main(int argc, char** argv) {
       }
       average.finish();
       update.step(model.values(), model.grads());
+      checkpoints.step_done(epoch, last, loader);
     }
     NCCL_CHECK(
         ncclAllReduce(losses.losses(), losses.global_losses(), losses.count(), ncclFloat, ncclAvg, job.comm(), stream));
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   for (const Parameter& p : model.parameters()) record_parameter(job.rank(), p.name, p.value, p.shape, stream);
 }

@@ -3,6 +3,7 @@
 #include <deque>
 #include <thread>
 
+#include "01_single_gpu/checkpoint_mlp.h"
 #include "01_single_gpu/mlp.h"
 #include "03_model_parallel/partition.h"
 #include "check_schedule.h"
@@ -137,13 +138,22 @@ void train(const Options& options, Stage& stage, PipelineExecutor& executor, Idl
   LossLog losses(options, job.rank() == 0 ? 0 : -1, 1, stream);
   const int rank = job.rank(), last = job.world() - 1;
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  for (std::size_t chunk = 0; chunk < updates.size(); ++chunk) {
+    add_training(checkpoints, stage.parts()[chunk].model, updates[chunk]);
+  }
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  for (ParameterUpdate& part : updates) part.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       clock.next_step();
       stage.begin_step(loader.batch(step), loss);
       executor.step(update);
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     // The last stage has the losses, rank 0 prints them.
     if (rank == last && last > 0) {
@@ -154,6 +164,7 @@ void train(const Options& options, Stage& stage, PipelineExecutor& executor, Idl
     clock.stop();
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   for (const Part& part : stage.parts()) {
     for (const Parameter& p : part.model.parameters()) record_parameter(0, p.name, p.value, p.shape, stream);
   }
@@ -194,6 +205,7 @@ int main(int argc, char** argv) {
   Options options("04_pipeline/pipeline", "Trains an MLP whose stages work on several micro-batches at once.");
   Settings settings;
   add_options(options, settings);
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   complete(settings, options);
   if (settings.print) {

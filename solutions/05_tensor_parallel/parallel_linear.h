@@ -102,7 +102,7 @@ class ParallelMlp {
   // `widths` are those of --layers, with require_pairs(); a batch has at most `max_rows` rows. Layers [first, last) are
   // held, as in Mlp; both are even.
   ParallelMlp(const std::vector<int>& widths, Activation activation, int max_rows, const TensorGroup& group,
-              cudaStream_t stream, int first = 0, int last = -1)
+              cudaStream_t stream, int first = 0, int last = -1, Storage storage = Storage::own)
       : widths_(widths),
         activation_(activation),
         first_(first),
@@ -118,7 +118,7 @@ class ParallelMlp {
       parameters_.add(name(i) + ".weight", {widths[i + 1], widths[i]}, split);
       parameters_.add(name(i) + ".bias", {widths[i + 1]}, column_parallel(i) ? Split::rows : Split::none);
     }
-    parameters_.allocate();
+    if (storage == Storage::own) parameters_.allocate();
     int widest = 0;
     for (int i = 0; i < last_ - first_; ++i) {
       layers_.push_back(linear_part(name(first_ + i), parameters_[2 * i], parameters_[2 * i + 1]));
@@ -126,6 +126,14 @@ class ParallelMlp {
     }
     for (auto& gradient : gradients_) gradient = DeviceBuffer<float>(max_rows * widest, Memory::activations);
     launch(fill, max_rows, stream, ones_.data(), 1.0f, max_rows);
+  }
+
+  // As Mlp's, for this rank's parts.
+  void place(float* values, float* grads) {
+    parameters_.place(values, grads);
+    for (int i = 0; i < depth(); ++i) {
+      layers_[i] = linear_part(layers_[i].name, parameters_[2 * i], parameters_[2 * i + 1]);
+    }
   }
 
   // PyTorch's initial parameters for this seed: drawn for all layers and all ranks, of which this rank keeps its parts.
@@ -201,6 +209,7 @@ class ParallelMlp {
   }
 
   int depth() const { return static_cast<int>(layers_.size()); }  // layers held
+  const std::vector<Linear>& layers() const { return layers_; }   // this rank's parts of them
   const ShardedParameters& parameters() const { return parameters_; }
   float* values() const { return parameters_.values(); }  // [count()]
   float* grads() const { return parameters_.grads(); }    // [count()]

@@ -81,12 +81,19 @@ class ShardedParameters {
   }
 
   void allocate() {
-    values_ = DeviceBuffer<float>(count_, Memory::parameters);
-    grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+    own_values_ = DeviceBuffer<float>(count_, Memory::parameters);
+    own_grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+    place(own_values_.data(), own_grads_.data());
+  }
+
+  // In place of allocate(): the parameters and gradients lie in memory that somebody else holds, count() floats each.
+  void place(float* values, float* grads) {
+    values_ = values;
+    grads_ = grads;
     int offset = 0;
     for (ShardedParameter& p : parameters_) {
-      p.value = values() + offset;
-      p.grad = grads() + offset;
+      p.value = values + offset;
+      p.grad = grads + offset;
       offset += p.count();
     }
   }
@@ -132,16 +139,17 @@ class ShardedParameters {
 
   const ShardedParameter& operator[](int i) const { return parameters_[i]; }
   const std::vector<ShardedParameter>& all() const { return parameters_; }
-  float* values() const { return values_.data(); }  // [count()]
-  float* grads() const { return grads_.data(); }    // [count()]
-  int count() const { return count_; }              // floats on this rank
+  float* values() const { return values_; }  // [count()]
+  float* grads() const { return grads_; }    // [count()]
+  int count() const { return count_; }       // floats on this rank
 
  private:
   TensorGroup group_;
   cudaStream_t stream_;
   int count_ = 0;
   std::vector<ShardedParameter> parameters_;
-  DeviceBuffer<float> values_, grads_;
+  float *values_ = nullptr, *grads_ = nullptr;
+  DeviceBuffer<float> own_values_, own_grads_;
 };
 
 }  // namespace workshop

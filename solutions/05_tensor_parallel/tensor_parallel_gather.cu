@@ -5,6 +5,7 @@
 // Activations are transposed here, [features, rows]: then the features of a rank are one block of memory, the blocks of
 // all ranks lie in the order of the ranks, and all-gather and reduce-scatter work on them as they are. Row by row they
 // would be columns, to be packed before and unpacked after each call.
+#include "checkpoint_shards.h"
 #include "common/data.h"
 #include "common/job.h"
 #include "parallel_linear.h"
@@ -156,6 +157,7 @@ void require_divisible(const std::vector<int>& widths, int ranks) {
 int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel_gather", "Trains an MLP with column-parallel layers alone.");
   options.shuffle = false;
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_divisible(options.layers, process_ranks().world);
   Job job(options);
@@ -172,17 +174,25 @@ int main(int argc, char** argv) {
   DataLoader loader(dataset, options.batch_size, stream);
   LossLog losses(options, job.rank() == 0 ? 0 : -1, 1, stream);
 
-  for (int epoch = 0; epoch < options.epochs && !losses.finished(); ++epoch) {
+  Checkpoints checkpoints(options, 1, job.comm(), stream);
+  add_training(checkpoints, parameters, group, update);
+  checkpoints.add(sampler);
+  const Progress start = checkpoints.resume(losses);
+  update.set_steps(start.step);
+
+  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
     loader.start_epoch(sampler.next_epoch());
-    for (int step = 0; step < loader.steps() && !losses.finished(); ++step) {
+    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
       float* loss = losses.next(stream);
       const Batch batch = loader.batch(step);
       model.forward(batch.x, batch.rows);
       model.loss(batch.y, batch.rows, loss);
       model.backward(batch.x, batch.rows);
       update.step(parameters.values(), parameters.grads());
+      checkpoints.step_done(epoch, step + 1, loader);
     }
     losses.end_epoch(epoch, stream);
   }
+  checkpoints.finish();
   parameters.record(job.rank());
 }

@@ -45,6 +45,13 @@ foreach(program ddp overlap)
   same_training(solution.02.${program}_on_one_rank EXPECTED 1 $<TARGET_FILE:solution_01_single_gpu_mlp> ${net}
                 FOUND 1 ${${program}} ${net})
 endforeach()
+# The validation loss does not depend on the number of ranks, though neither 3 nor 4 divides the 101 samples.
+foreach(ranks 3 4)
+  math(EXPR rows "12 / ${ranks}")
+  set(split ${ddp} --samples 341 --epochs 2 --validation-samples 101 --log-every 0)
+  same_training(solution.02.validation.${ranks} BOUND ${bound}
+                EXPECTED 1 ${split} --batch-size 12 FOUND ${ranks} ${split} --batch-size ${rows})
+endforeach()
 # Four batches of 8 rows and one update are one batch of 32 rows; 100 samples a rank leave a last step of 4 rows.
 foreach(program ddp overlap)
   set(run 2 ${${program}} --samples 200 --epochs 3)
@@ -96,6 +103,8 @@ foreach(ranks 1 4)
   endforeach()
   bad_input(solution.02.bad.accumulation.${ranks} "--accumulation-steps is '0'. expected" RANKS ${ranks}
             PROGRAM ${ddp} --accumulation-steps 0)
+  bad_input(solution.02.bad.validation.${ranks} "--validation-samples is '1024'. expected fewer than the 1024 of"
+            RANKS ${ranks} PROGRAM ${ddp} --validation-samples 1024)
   bad_input(solution.02.bad.bucket.${ranks} "--bucket-mb is '0'. expected a number greater than 0" RANKS ${ranks}
             PROGRAM ${overlap} --bucket-mb 0)
 endforeach()

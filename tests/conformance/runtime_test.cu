@@ -14,6 +14,7 @@ namespace {
 using workshop::DeviceBuffer;
 using workshop::Event;
 using workshop::grid_stride;
+using workshop::HostBuffer;
 using workshop::launch;
 using workshop::Memory;
 using workshop::Stream;
@@ -295,6 +296,22 @@ TEST(Memory, StartsAsNaN) {
   for (float value : x.download(stream)) ASSERT_TRUE(std::isnan(value));
 }
 
+TEST(Memory, OfTheHostIsSharedWithKernels) {
+  const HostBuffer<float> pinned(3);
+  const Stream stream;
+  auto x = floats(3);
+  std::fill_n(pinned.data(), 3, 1.0f);
+  launch(add, 3, stream, pinned.data(), 1.0f, 3);
+  CUDA_CHECK(cudaMemcpyAsync(x.data(), pinned.data(), x.bytes(), cudaMemcpyDefault, stream));
+  launch(add, 3, stream, x.data(), 1.0f, 3);
+  CUDA_CHECK(cudaMemcpyAsync(pinned.data(), x.data(), x.bytes(), cudaMemcpyDefault, stream));
+  const auto halve = [](void* values) { static_cast<float*>(values)[2] /= 2; };
+  CUDA_CHECK(cudaLaunchHostFunc(stream, halve, pinned.data()));
+  finish(stream);
+  EXPECT_EQ(pinned.data()[0], 3);
+  EXPECT_EQ(pinned.data()[2], 1.5f);
+}
+
 TEST(Memory, IsCountedAndLimited) {
   std::size_t free = 0, total = 0, now = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
@@ -408,7 +425,7 @@ TEST(Counters, CountAllocationsAndWaits) {
 
 TEST(Slow, KernelsShowAMissingEvent) {
   const char* slow = std::getenv("WORKSHOP_SLOW");
-  if (slow == nullptr || std::string(slow) != "kernels") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
+  if (slow == nullptr || std::string(slow) == "collectives") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
   const Stream producer, consumer;
   int shown = 0;  // on a busy machine the consumer may be even later than the slow kernel
   for (int i = 0; i < 20; ++i) {

@@ -1,0 +1,170 @@
+// A mesh of ranks: every rank has a place in three dimensions, and a group of ranks along each of them.
+//
+//   rank = ((pipeline · D) + data) · T + tensor          P · D · T ranks
+//
+// Which dimension varies fastest decides which ranks are neighbours, and launchers put neighbours on the same node. So
+// the dimensions come in the order of what they need from their links:
+//
+//   tensor    two all-reduces a pair of layers and micro-batch, which nothing can hide: the fastest links, within a
+//   node data      one average of all gradients a step: many bytes, but behind the backward pass there is time for them
+//   pipeline  one activation a micro-batch and boundary, to one neighbour: the slowest links will do
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/device.h"
+#include "common/job.h"
+#include "common/recorder.h"
+
+namespace workshop {
+
+struct MeshShape {
+  int data = 1, pipeline = 1, tensor = 1;  // D, P, T
+  std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
+};
+
+// The place of a rank in the mesh.
+struct Coordinates {
+  int pipeline, data, tensor;
+};
+
+inline int rank_of(const Coordinates& c, const MeshShape& shape) {
+  return (c.pipeline * shape.data + c.data) * shape.tensor + c.tensor;
+}
+
+// The other way round.
+inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
+  int pipeline = 0, data = 0, tensor = 0;
+  // TODO 07.1: Work out the three coordinates of `rank`.
+  //   rank_of() above says which rank has which. As with the digits of a number, / and % take them apart: the tensor
+  //   coordinate varies fastest, then the data coordinate.
+  todo("07.1");
+  // END TODO 07.1
+  return {pipeline, data, tensor};
+}
+
+// ---- groups --------------------------------------------------------------------------------------------------------
+
+// Some of the ranks, with a communicator of their own.
+struct Group {
+  ncclComm_t comm = nullptr;
+  int rank = 0, size = 1;    // of this process in comm, and of comm
+  std::vector<int> members;  // their ranks in the job, in their order in comm
+};
+
+// Every rank's value, in the order of the ranks of `comm`. Preparation and no part of the training: it goes past the
+// ledger, through NCCL's own name for the same call. Waits.
+inline std::vector<int> gather(int value, ncclComm_t comm) {
+  int size = 0;
+  NCCL_CHECK(ncclCommCount(comm, &size));
+  const Stream stream;
+  DeviceBuffer<int> mine(1, Memory::data), all(size, Memory::data);
+  mine.upload(&value, stream);
+  NCCL_CHECK(pncclAllGather(mine.data(), all.data(), 1, ncclInt, comm, stream));
+  return all.download(stream);
+}
+
+// The ranks that give the same color become one group, in the order of their keys. All ranks of `world` must call
+// this, also those that one group or another is not for: a split is a collective.
+inline Group split(ncclComm_t world, int color, int key, const std::string& name) {
+  Group group;
+  int rank = 0;
+  NCCL_CHECK(ncclCommUserRank(world, &rank));
+  NCCL_CHECK(ncclCommSplit(world, color, key, &group.comm, nullptr));
+  name_communicator(group.comm, name);
+  NCCL_CHECK(ncclCommUserRank(group.comm, &group.rank));
+  NCCL_CHECK(ncclCommCount(group.comm, &group.size));
+  group.members = gather(rank, group.comm);
+  return group;
+}
+
+class Mesh {
+ public:
+  // All ranks of the job build their mesh, of one shape with as many ranks. Every rank makes the same splits in the
+  // same order, or some would wait for ever.
+  Mesh(const MeshShape& shape, const Job& job) : shape(shape), at(coordinates_of(job.rank(), shape)) {
+    probe("07.1", "pipeline, data and tensor coordinate", std::vector<int>{at.pipeline, at.data, at.tensor});
+    if (rank_of(at, shape) != job.rank()) {
+      fail(kFailed, "my coordinates, pipeline " + std::to_string(at.pipeline) + ", data " + std::to_string(at.data) +
+                        ", tensor " + std::to_string(at.tensor) + ", are those of rank " +
+                        std::to_string(rank_of(at, shape)) + ": see TODO 07.1");
+    }
+    int color = 0, key = 0;
+    // TODO 07.2: The tensor group: the ranks that share this rank's layers and its batches.
+    //   They differ in their tensor coordinate alone. Which two numbers are the same on all of them, and on no rank of
+    //   another group? Make one color of these: at has the coordinates, shape the sizes. The key orders the ranks in
+    //   the group: rank i of it is to have the tensor coordinate i.
+    todo("07.2");
+    // END TODO 07.2
+    tensor = split(job.comm(), color, key, "tensor");
+    require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
+
+    // TODO 07.3: The data group: the ranks that have the same parameters as this one, and other batches.
+    //   As above, for the data coordinate.
+    todo("07.3");
+    // END TODO 07.3
+    data = split(job.comm(), color, key, "data");
+    require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
+
+    // TODO 07.4: The pipeline group: the ranks that have the other layers of this rank's replica.
+    //   As above, for the pipeline coordinate. Each tensor rank has a pipeline of its own.
+    todo("07.4");
+    // END TODO 07.4
+    pipeline = split(job.comm(), color, key, "pipeline");
+    require("pipeline", "07.4", pipeline, shape.pipeline, [this](int i) { return Coordinates{i, at.data, at.tensor}; });
+  }
+  ~Mesh() {
+    for (const Group* group : {&tensor, &data, &pipeline}) ncclCommDestroy(group->comm);
+  }
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
+  const MeshShape shape;
+  const Coordinates at;
+  Group tensor, data, pipeline;
+
+ private:
+  // Ends the job unless member i of the group has the coordinates member(i): on wrong groups it would hang, or train
+  // something else.
+  template <typename Member>
+  void require(const std::string& name, const std::string& todo, const Group& group, int size, Member member) const {
+    std::vector<int> expected;
+    for (int i = 0; i < size; ++i) expected.push_back(rank_of(member(i), shape));
+    probe(todo.c_str(), "ranks of the " + name + " group", group.members);
+    if (group.members == expected) return;
+    const auto list = [](const std::vector<int>& ranks) {
+      std::string text;
+      for (int rank : ranks) text += " " + std::to_string(rank);
+      return text;
+    };
+    fail(kFailed, "my " + name + " group is made of the ranks" + list(group.members) + "; expected" + list(expected) +
+                      ", in this order: see TODO " + todo);
+  }
+};
+
+// ---- nodes ---------------------------------------------------------------------------------------------------------
+
+// The first rank of the first tensor group that is not on one node alone, or -1. `nodes` says of each rank where it is.
+inline int tensor_group_across_nodes(const std::vector<int>& nodes, int tensor) {
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank) {
+    const std::size_t first = rank - rank % tensor;
+    if (nodes[rank] != nodes[first]) return static_cast<int>(first);
+  }
+  return -1;
+}
+
+// Ends all ranks with status 2 if a tensor group is on several nodes. Collective over the job. The ranks of a node are
+// numbered one after the other, so that the first of them stands for the node.
+inline void require_tensor_groups_within_nodes(const MeshShape& shape, const Job& job) {
+  const Ranks& ranks = job.ranks();
+  const int first = tensor_group_across_nodes(gather(ranks.rank - ranks.local_rank, job.comm()), shape.tensor);
+  if (first < 0) return;
+  usage_error("--tp is '" + std::to_string(shape.tensor) + "', which puts ranks " + std::to_string(first) + " to " +
+              std::to_string(first + shape.tensor - 1) +
+              ", a tensor group, on several nodes; expected a divisor of the ranks on each node, or "
+              "--allow-tp-across-nodes");
+}
+
+}  // namespace workshop

@@ -1,0 +1,133 @@
+// Checkpoints: what it takes to go on with a training run, on any number of ranks and with any strategy.
+//
+// Every rank says which parts of which tensors it holds; a checkpoint is all tensors of all ranks, each element once.
+// Loading puts the tensors together again and gives every rank the parts that it asks for, so it does not matter who
+// held which of them when they were saved.
+//
+// A checkpoint is a folder of safetensors files, of one ("full") or of one a rank ("sharded"), with an index.json that
+// says where each part is, how far the training was, and how long and which checksum each file is to be. It is written
+// to a folder with another name, flushed to the disk, and renamed: whenever a process dies, what has the name of a
+// checkpoint is a complete one. All ranks must see the same file system.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/data.h"
+#include "common/options.h"
+#include "common/record.h"
+
+namespace workshop {
+
+// Elements of a row-major tensor: `rows` runs of `columns` elements each, whose beginnings lie `stride` elements apart,
+// the first one at element `first`. A whole tensor, a range of a flattened one, and a block of a matrix are such parts.
+struct TensorPart {
+  std::string tensor;      // its name: PyTorch's, such as "0.weight"
+  std::vector<int> shape;  // of the whole tensor
+  std::int64_t first, rows, columns, stride;
+  float* values;  // [rows * columns], on the device or in pinned memory of the host
+
+  std::int64_t count() const { return rows * columns; }
+};
+
+// All of a tensor.
+TensorPart whole_tensor(const std::string& name, const std::vector<int>& shape, float* values);
+
+// Elements [begin, end) of what `part` holds, as up to three parts: the end of a run, whole runs, and the beginning of
+// one. `values` is where element `begin` is.
+std::vector<TensorPart> range_of(const TensorPart& part, std::int64_t begin, std::int64_t end, float* values);
+
+// Elements [begin, end) of the flat array in which `parts` lie one after the other; what lies behind them, padding, is
+// no part. `values` is where element `begin` is. So a shard of a flat array is described.
+std::vector<TensorPart> range_of(const std::vector<TensorPart>& parts, std::int64_t begin, std::int64_t end,
+                                 float* values);
+
+// How far a training run is.
+struct Progress {
+  int step = 0;   // optimizer steps made
+  int epoch = 0;  // the epoch to go on with, and the batch in it, of those of one rank
+  int batch = 0;
+
+  int first_batch(int of_epoch) const { return of_epoch == epoch ? batch : 0; }
+};
+
+struct CheckpointIndex;
+
+// Saves and restores the training state of all ranks together. Every rank makes the same calls in the same order.
+// Without --checkpoints and --resume it does nothing.
+//
+// Bad folders and files end every rank with status 2 and one line that names the file and what is wrong with it.
+class Checkpoints {
+ public:
+  // `replicas` is the number of data-parallel replicas, which go through a batch each at a time. The folder of
+  // --checkpoints is made if it is missing; it must not hold checkpoints that the run would write again.
+  Checkpoints(const Options& options, int replicas, ncclComm_t comm, cudaStream_t stream);
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
+
+  // ---- what belongs to the state: all of it before resume() ----
+  // Parts that several ranks hold alike are saved once and loaded on each.
+  void add(const TensorPart& part) { parts_.push_back(part); }
+  void add(const std::vector<TensorPart>& parts) { parts_.insert(parts_.end(), parts.begin(), parts.end()); }
+  // The optimizer's running means of what the parts hold, which lie as the parts' values do from `values` on. Null
+  // pointers, of an optimizer without such, add nothing.
+  void add_adamw(const std::vector<TensorPart>& parts, const float* values, float* mean, float* square);
+  // The order of the samples, where it comes from a random state.
+  void add(RandomSampler& sampler) { sampler_ = &sampler; }
+  // A number of the run's own.
+  void add(const std::string& name, double& value) { numbers_[name] = &value; }
+
+  // With --resume, loads the state and returns how far it is; else, and if there is no checkpoint yet in the folder
+  // that this run writes to itself, returns the beginning. `losses` goes on counting from there.
+  Progress resume(LossLog& losses);
+
+  // To be called after every optimizer step, with the batches of the epoch that are done by now. Saves if --save-every
+  // asks for it.
+  void step_done(int epoch, int batches, const DataLoader& loader) {
+    const bool epoch_done = batches >= loader.steps();
+    ++step_;
+    epoch_ = epoch_done ? epoch + 1 : epoch;
+    batches_ = epoch_done ? 0 : batches;
+    if (save_every_ > 0 && step_ % save_every_ == 0) save("step-");
+  }
+  // Saves the end of the training, unless that is done.
+  void finish();
+  // Saves the state under a name of its own and removes older ones of this name: "best-".
+  void save(const std::string& prefix);
+
+ private:
+  Progress load(const CheckpointIndex& index, const std::string& folder);
+  void load_parts(const CheckpointIndex& index, const std::string& folder);
+  CheckpointIndex describe() const;
+  void place_parts(CheckpointIndex& index);
+  void write_full(CheckpointIndex& index, const std::string& folder);
+  void write_sharded(CheckpointIndex& index, const std::string& folder);
+  void download(const TensorPart& part, float* host);
+  void send(const TensorPart& part);
+  void receive(const TensorPart& part, int owner, float* host);
+  void remove_old(const std::string& prefix, int keep) const;
+  void agree(const std::string& error, int status) const;
+  std::vector<std::string> exchange(const std::string& text) const;
+
+  const Options& options_;
+  int replicas_, rank_ = 0, world_ = 1;
+  ncclComm_t comm_;
+  cudaStream_t stream_;
+  int save_every_ = 0;
+  int step_ = 0, epoch_ = 0, batches_ = 0, saved_ = -1;  // the last step saved or loaded
+  std::vector<TensorPart> parts_;
+  RandomSampler* sampler_ = nullptr;
+  std::map<std::string, double*> numbers_;
+  // Of all ranks together, each element once, and who writes it: known from the first save on.
+  struct OwnedPart {
+    TensorPart part;  // its values only on the owner
+    int owner;
+  };
+  std::vector<OwnedPart> owned_;
+};
+
+}  // namespace workshop

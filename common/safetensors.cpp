@@ -1,0 +1,189 @@
+#include "common/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace workshop {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kPrefix = 8;  // bytes of the header's length
+constexpr std::uint64_t kLongestHeader = 100'000'000;
+
+[[noreturn]] void system_failed(const std::string& path, const char* what) {
+  throw std::runtime_error(path + ": " + what + ": " + std::strerror(errno));
+}
+
+std::uint64_t elements(const std::vector<std::int64_t>& shape) {
+  std::uint64_t count = 1;
+  for (std::int64_t extent : shape) count *= static_cast<std::uint64_t>(extent);
+  return count;
+}
+
+}  // namespace
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<NamedShape>& tensors)
+    : path_(path), file_(std::fopen(path.c_str(), "wb")) {
+  if (file_ == nullptr) system_failed(path, "cannot be written");
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::uint64_t offset = 0;
+  for (const auto& [name, shape] : tensors) {
+    const std::uint64_t end = offset + elements(shape) * sizeof(float);
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the values are aligned
+  const std::uint64_t length = text.size();
+  expected_ = kPrefix + length + offset;
+  append(&length, kPrefix);
+  append(text.data(), length);
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void SafetensorsWriter::append(const void* data, std::size_t size) {
+  if (std::fwrite(data, 1, size, file_) != size) system_failed(path_, "cannot be written");
+  bytes_ += size;
+  checksum_ = static_cast<std::uint32_t>(crc32_z(checksum_, static_cast<const unsigned char*>(data), size));
+}
+
+void SafetensorsWriter::finish() {
+  if (bytes_ != expected_) throw std::logic_error(path_ + ": its header promises other values than were written");
+  if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) system_failed(path_, "cannot be written");
+  const int status = std::fclose(file_);
+  file_ = nullptr;
+  if (status != 0) system_failed(path_, "cannot be written");
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) system_failed(path, "cannot be read");
+  struct stat status {};
+  if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+    bytes_ = static_cast<std::uint64_t>(status.st_size);
+    void* data = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
+    data_ = data == MAP_FAILED ? nullptr : static_cast<const char*>(data);
+  }
+  close(file);
+  try {
+    if (data_ == nullptr) reject("it is empty or no regular file");
+    read_header();
+  } catch (...) {
+    if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
+    throw;
+  }
+}
+
+SafetensorsFile::~SafetensorsFile() { munmap(const_cast<char*>(data_), bytes_); }
+
+void SafetensorsFile::reject(const std::string& reason) const {
+  throw std::runtime_error(path_ + " is no intact safetensors file: " + reason);
+}
+
+void SafetensorsFile::read_header() {
+  if (bytes_ < kPrefix) reject("it ends within the length of its header");
+  std::uint64_t length = 0;
+  std::memcpy(&length, data_, kPrefix);
+  if (length > kLongestHeader) reject("its header would be " + std::to_string(length) + " bytes long");
+  if (length > bytes_ - kPrefix) reject("it ends within its header");
+  const std::uint64_t available = bytes_ - kPrefix - length;  // for values
+
+  // Names must not come twice, which the parser would let pass.
+  std::vector<std::string> names;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::key) names.push_back(parsed.get<std::string>());
+    return true;
+  };
+  Json header;
+  try {
+    header = Json::parse(data_ + kPrefix, data_ + kPrefix + length, watch);
+    if (!header.is_object()) throw std::runtime_error("not an object");
+  } catch (const std::exception&) {
+    reject("its header is not a JSON object");
+  }
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) reject("it has the tensor '" + *twice + "' twice");
+
+  std::map<std::uint64_t, std::uint64_t> ranges;  // where a tensor begins: where it ends
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::string tensor = "the tensor '" + name + "'";
+    Tensor read{};
+    std::vector<std::uint64_t> offsets;
+    try {
+      if (entry.at("dtype") != "F32") reject(tensor + " is of the type " + entry.at("dtype").dump() + ", not F32");
+      // A negative or fractional extent must not pass as a large or a rounded one.
+      for (const char* key : {"shape", "data_offsets"}) {
+        for (const Json& number : entry.at(key)) {
+          if (!number.is_number_unsigned()) throw std::invalid_argument(key);
+        }
+      }
+      read.shape = entry.at("shape").get<std::vector<std::int64_t>>();
+      offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
+    } catch (const Json::exception&) {
+      reject(tensor + " lacks its type, shape or place");
+    } catch (const std::invalid_argument&) {
+      reject(tensor + " has a shape or place that is no list of whole numbers");
+    }
+    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > available || offsets[0] % sizeof(float) != 0) {
+      reject(tensor + " would lie outside the file");
+    }
+    // Stepwise, because the product of huge extents would overflow.
+    std::uint64_t count = 1;
+    const std::uint64_t most = available / sizeof(float);
+    for (std::int64_t extent : read.shape) {
+      if (extent < 0 || (extent > 0 && count > most / static_cast<std::uint64_t>(extent))) {
+        reject(tensor + " would be larger than the file");
+      }
+      count *= static_cast<std::uint64_t>(extent);
+    }
+    if (offsets[1] - offsets[0] != count * sizeof(float)) reject(tensor + " has a shape that does not fit its place");
+    if (length % sizeof(float) != 0) reject("its values are not aligned");
+    read.values = reinterpret_cast<const float*>(data_ + kPrefix + length + offsets[0]);
+    read.count = static_cast<std::int64_t>(count);
+    if (count > 0 && !ranges.emplace(offsets[0], offsets[1]).second) reject(tensor + " lies where another one does");
+    tensors_.emplace(name, read);
+  }
+  std::uint64_t end = 0;
+  for (const auto& [first, last] : ranges) {
+    if (first != end) reject("its tensors overlap or leave a gap");
+    end = last;
+  }
+  if (end != available) {
+    reject("its tensors end after " + std::to_string(kPrefix + length + end) + " bytes, it has " +
+           std::to_string(bytes_));
+  }
+}
+
+const SafetensorsFile::Tensor& SafetensorsFile::operator[](const std::string& name) const {
+  const auto place = tensors_.find(name);
+  if (place == tensors_.end()) throw std::runtime_error(path_ + " has no tensor '" + name + "'");
+  return place->second;
+}
+
+std::uint32_t SafetensorsFile::checksum() const {
+  return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(data_), bytes_));
+}
+
+}  // namespace workshop

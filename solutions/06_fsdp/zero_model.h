@@ -1,0 +1,226 @@
+// A model as ZeRO's stages keep it on a rank. Of what there is for every parameter, a rank holds all (whole) or just
+// its own shard of every unit (1/N):
+//
+//             optimizer state   gradients   parameters
+//   stage 0   whole             whole       whole         data parallelism, as in chapter 02
+//   stage 1   1/N               whole       whole
+//   stage 2   1/N               1/N         whole
+//   stage 3   1/N               1/N         1/N
+#pragma once
+
+#include "01_single_gpu/checkpoint_mlp.h"
+#include "units.h"
+
+namespace workshop {
+
+// The values [first, first + count) of a unit: those that this rank updates.
+struct Part {
+  int first, count;
+};
+
+inline Part own_part(const Sharding& sharding, int rank) {
+  Part part{0, 0};
+  // TODO 06.3: Which part of a unit does rank `rank` update, and hence keep optimizer state for?
+  //   The shards lie in the order of the ranks. Set part.first and part.count from sharding.shard.
+  part = {rank * sharding.shard, sharding.shard};
+  // END TODO 06.3
+  probe("06.3", "part of the unit: first, count", std::vector<int>{part.first, part.count});
+  return part;
+}
+
+// Moments of a step. At those that are true a unit's values are gathered from the ranks.
+struct Gathers {
+  bool before_forward, before_backward, after_update;
+};
+
+inline Gathers gathers_at(int stage) {
+  Gathers gathers{false, false, false};
+  // TODO 06.4: At which moments does this stage have to gather a unit's values?
+  //   Where a rank keeps all values, whose are out of date, and since when? Where it keeps its own alone, all units use
+  //   one buffer in turns. Set the three members of `gathers`.
+  gathers = {stage == 3, stage == 3, stage == 1 || stage == 2};
+  // END TODO 06.4
+  probe("06.4", "gathers before the forward pass, before the backward pass, after the update",
+        std::vector<int>{gathers.before_forward, gathers.before_backward, gathers.after_update});
+  return gathers;
+}
+
+// One float for every parameter: its value, or its gradient. Whole, the units lie one after the other; sharded, this
+// rank's parts of them do, and one buffer has room for all values of one unit at a time.
+class FlatArray {
+ public:
+  struct Place {
+    float* full;  // all of the unit, [sharding.padded()]
+    float* part;  // this rank's part, [sharding.shard]; where the array is whole, it lies within `full`
+  };
+
+  FlatArray(const std::deque<Unit>& units, const std::vector<Part>& parts, bool sharded, Memory kind) {
+    int held = 0, largest = 0;
+    for (const Unit& unit : units) {
+      held += sharded ? unit.sharding.shard : unit.sharding.padded();
+      largest = std::max(largest, unit.sharding.padded());
+    }
+    held_ = DeviceBuffer<float>(held, kind);
+    buffer_ = DeviceBuffer<float>(sharded ? largest : 0, Memory::buckets);
+    float* next = held_.data();
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      places_.push_back(sharded ? Place{buffer_.data(), next} : Place{next, next + parts[u].first});
+      next += sharded ? units[u].sharding.shard : units[u].sharding.padded();
+    }
+  }
+
+  const Place& operator[](int unit) const { return places_[unit]; }
+
+ private:
+  DeviceBuffer<float> held_, buffer_;
+  std::vector<Place> places_;
+};
+
+// All work goes to one stream, so a buffer may be used again as soon as what reads it is enqueued.
+class ZeroModel {
+ public:
+  ZeroModel(const Options& options, int stage, int rank, int ranks, ncclComm_t comm, cudaStream_t stream)
+      : stage_(stage),
+        shard_(stage == 0 ? 0 : rank),
+        gathers_(gathers_at(stage)),
+        comm_(comm),
+        stream_(stream),
+        units_(make_units(options, 1, stage == 0 ? 1 : ranks, stream)),  // at stage 0 one shard is all of the unit
+        parts_(own_parts(units_, shard_)),
+        values_(units_, parts_, stage >= 3, Memory::parameters),
+        grads_(units_, parts_, stage >= 2, Memory::gradients) {
+    for (int u = 0; u < units(); ++u) {
+      units_[u].model.place(values_[u].full, grads_[u].full);
+      updates_.emplace_back(options, parts_[u].count, stream);
+    }
+  }
+
+  // Every rank draws the same values and keeps its part of them. Waits for the stream.
+  void initialize(std::uint64_t seed) {
+    for (int u = 0; u < units(); ++u) {
+      const std::vector<float> part = initial_shard(units_[u], shard_, seed);
+      const std::size_t bytes = part.size() * sizeof(float);
+      CUDA_CHECK(cudaMemcpyAsync(values_[u].part, part.data(), bytes, cudaMemcpyHostToDevice, stream_));
+      CUDA_CHECK(cudaStreamSynchronize(stream_));
+      probe("06.2", name(u) + ": initial shard", values_[u].part, {units_[u].sharding.shard}, stream_);
+    }
+  }
+
+  void forward(const float* x, int rows) {
+    for (int u = 0; u < units(); ++u) {
+      if (gathers_.before_forward) gather_values(u);
+      x = units_[u].model.forward(x, rows, units_[u].activations);
+    }
+  }
+
+  // Adds the mean square error over `elements` to *loss and prepares the backward pass.
+  void loss(const float* target, int elements, float* loss) {
+    units_.back().model.loss(units_.back().activations, target, elements, loss);
+  }
+
+  // The gradients of one batch, the `first` or the `last` of a step or neither. After the last, those of this rank's
+  // parts are the mean over the ranks of the sum over the batches.
+  void backward(bool first, bool last) {
+    for (int u = units() - 1; u >= 0; --u) {
+      if (gathers_.before_backward) gather_values(u);
+      // Whole gradients add up on the rank and are reduced once a step. Sharded ones have to be reduced at once: the
+      // next unit's take their place.
+      const bool whole = stage_ < 2;
+      float* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
+      units_[u].model.backward(units_[u].activations, /*accumulate=*/whole && !first, {}, dx);
+      if (last || !whole) reduce_gradients(u, /*add=*/!whole && !first);
+    }
+  }
+
+  void update() {
+    for (int u = 0; u < units(); ++u) {
+      updates_[u].step(values_[u].part, grads_[u].part);
+      if (gathers_.after_update) gather_values(u);
+    }
+  }
+
+  // Has `checkpoints` keep this rank's part of every unit and of the optimizer's state, and goes on from the one that
+  // is to be resumed, if any. To be called before the first step, which it gathers the values for.
+  Progress resume(Checkpoints& checkpoints, LossLog& losses) {
+    for (int u = 0; u < units(); ++u) {
+      const auto [first, count] = parts_[u];
+      const auto parts = range_of(parts_of(units_[u].model), first, first + count, values_[u].part);
+      checkpoints.add(parts);
+      checkpoints.add_adamw(parts, values_[u].part, updates_[u].mean(), updates_[u].square());
+    }
+    const Progress progress = checkpoints.resume(losses);
+    for (int u = 0; u < units(); ++u) {
+      updates_[u].set_steps(progress.step);
+      if (gathers_.after_update) gather_values(u);
+    }
+    return progress;
+  }
+
+  // Records the full parameters. Collective at stage 3.
+  void record(int replica) {
+    for (int u = 0; u < units(); ++u) {
+      if (gathers_.before_forward) gather_values(u);
+      for (const Parameter& p : units_[u].model.parameters()) {
+        record_parameter(replica, p.name, p.value, p.shape, stream_);
+      }
+    }
+  }
+
+ private:
+  static std::vector<Part> own_parts(const std::deque<Unit>& units, int rank) {
+    std::vector<Part> parts;
+    for (const Unit& unit : units) parts.push_back(own_part(unit.sharding, rank));
+    return parts;
+  }
+
+  int units() const { return static_cast<int>(units_.size()); }
+  static std::string name(int u) { return "unit " + std::to_string(u); }
+
+  // Every rank gets all values of unit u, each rank giving its part.
+  void gather_values(int u) {
+    const auto [full, part] = values_[u];
+    const int count = units_[u].sharding.shard;
+    // TODO 06.5: Gather the parts of all ranks, `count` values each, in `full`.
+    //   One NCCL call. At stages 1 and 2 it works in place: where in `full` does NCCL want `part` to be then?
+    NCCL_CHECK(ncclAllGather(part, full, count, ncclFloat, comm_, stream_));
+    // END TODO 06.5
+    probe("06.5", name(u) + ": values, gathered", full, {units_[u].sharding.padded()}, stream_);
+  }
+
+  // Averages the gradients of unit u over the ranks: at stage 0 all of them, else those of each rank's part on that
+  // rank. `add`: to those of the step's earlier batches, which the part has already.
+  void reduce_gradients(int u, bool add) {
+    const auto [full, part] = grads_[u];
+    const Sharding& sharding = units_[u].sharding;
+    if (stage_ == 0) {
+      NCCL_CHECK(ncclAllReduce(full, full, sharding.count, ncclFloat, ncclAvg, comm_, stream_));
+      return;
+    }
+    // The padding is sent like the rest, but no backward pass writes it.
+    const std::size_t padding = sharding.padded() - sharding.count;
+    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(float), stream_));
+    float* received = add ? full + parts_[u].first : part;
+    // TODO 06.6: Average the unit's gradients, `full`, over the ranks: those of each rank's part into its `received`.
+    //   One NCCL call, the first half of an all-reduce. Its count is what a rank receives, sharding.shard.
+    NCCL_CHECK(ncclReduceScatter(full, received, sharding.shard, ncclFloat, ncclAvg, comm_, stream_));
+    // END TODO 06.6
+    probe("06.6", name(u) + ": gradients, averaged", received, {sharding.shard}, stream_);
+    if (!add) return;
+    // TODO 06.7: Add the gradients of this batch, `received`, to those of the step's earlier ones, `part`.
+    //   launch() chapter 01's add_scaled.
+    launch(add_scaled, sharding.shard, stream_, part, received, 1.0f, sharding.shard);
+    // END TODO 06.7
+    probe("06.7", name(u) + ": gradients, accumulated", part, {sharding.shard}, stream_);
+  }
+
+  int stage_, shard_;  // shard_: the number of the shards that this rank holds
+  Gathers gathers_;
+  ncclComm_t comm_;
+  cudaStream_t stream_;
+  std::deque<Unit> units_;
+  std::vector<Part> parts_;  // of each unit, this rank's
+  FlatArray values_, grads_;
+  std::deque<ParameterUpdate> updates_;  // of each unit, for this rank's part
+};
+
+}  // namespace workshop

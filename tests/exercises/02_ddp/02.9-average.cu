@@ -1,0 +1,1 @@
+  NCCL_CHECK(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat, ncclAvg, job.comm(), stream));

@@ -1,0 +1,1 @@
+    shard = count / ranks + 1;

@@ -1,0 +1,2 @@
+    layout.offsets.push_back(layout.count);
+    layout.count += unit.sharding.padded();

@@ -1,0 +1,1 @@
+    NCCL_CHECK(ncclReduceScatter(whole, shard, size, ncclFloat, ncclSum, groups_.shard_comm(), communication_));

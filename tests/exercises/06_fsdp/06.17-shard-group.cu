@@ -1,0 +1,1 @@
+      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclAvg, groups_.shard_comm(), communication_));

@@ -1,0 +1,1 @@
+  std::copy_n(values.begin(), size, shard.begin());

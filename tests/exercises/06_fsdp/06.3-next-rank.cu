@@ -1,0 +1,1 @@
+  part = {(rank + 1) % sharding.ranks * sharding.shard, sharding.shard};

@@ -1,0 +1,1 @@
+  part = {0, sharding.shard};

@@ -1,0 +1,1 @@
+  gathers = {false, false, true};

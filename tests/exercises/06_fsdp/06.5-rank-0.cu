@@ -1,0 +1,1 @@
+    NCCL_CHECK(ncclAllGather(full, full, count, ncclFloat, comm_, stream_));

@@ -1,0 +1,1 @@
+    NCCL_CHECK(ncclAllReduce(full, full, sharding.padded(), ncclFloat, ncclAvg, comm_, stream_));

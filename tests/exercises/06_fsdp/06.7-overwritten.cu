@@ -1,0 +1,1 @@
+    CUDA_CHECK(cudaMemcpyAsync(part, received, sharding.shard * sizeof(float), cudaMemcpyDeviceToDevice, stream_));

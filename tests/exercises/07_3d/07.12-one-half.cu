@@ -1,0 +1,1 @@
+  sent = model.bytes() * rows * summed * (layout.tp - 1) / layout.tp;

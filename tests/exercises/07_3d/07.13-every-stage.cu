@@ -1,0 +1,1 @@
+  sent = model.bytes() * rows * (part.out + part.in);

@@ -1,0 +1,1 @@
+  share = (layout.pp - 1.0) / layout.micro_batches;

@@ -1,0 +1,1 @@
+  seconds = t.busy / (1 - bubble) + messages + t.gather + t.reduce;

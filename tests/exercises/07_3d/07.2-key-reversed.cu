@@ -1,0 +1,2 @@
+    color = at.pipeline * shape.data + at.data;
+    key = shape.tensor - at.tensor;

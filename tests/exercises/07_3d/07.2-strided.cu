@@ -1,0 +1,2 @@
+    color = at.pipeline * shape.tensor + at.tensor;
+    key = at.data;

@@ -1,0 +1,2 @@
+    color = 0;
+    key = rank_of(at, shape);

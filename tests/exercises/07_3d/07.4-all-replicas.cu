@@ -1,0 +1,2 @@
+    color = at.tensor;
+    key = at.pipeline;

@@ -1,0 +1,2 @@
+    color = at.data * shape.tensor + at.tensor;
+    key = -at.pipeline;

@@ -1,0 +1,224 @@
+#include "common/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint_index.h"
+#include "common/safetensors.h"
+
+namespace workshop {
+namespace {
+
+// ---- parts ---------------------------------------------------------------------------------------------------------
+
+// The elements of the whole tensor that the parts hold, in the order in which they hold them; and where in the local
+// array they are must be that same order.
+std::vector<std::int64_t> elements_of(const std::vector<TensorPart>& parts, const float* values) {
+  std::vector<std::int64_t> all;
+  for (const TensorPart& p : parts) {
+    EXPECT_EQ(p.values - values, static_cast<std::ptrdiff_t>(all.size()));
+    for (std::int64_t row = 0; row < p.rows; ++row) {
+      for (std::int64_t column = 0; column < p.columns; ++column) all.push_back(p.first + row * p.stride + column);
+    }
+  }
+  return all;
+}
+
+TEST(TensorPart, RangesOfABlockHoldItsElementsInOrder) {
+  float values[1];
+  const TensorPart block{"w", {5, 7}, 9, 4, 3, 7, values};  // rows 1 to 4, columns 2 to 4
+  const std::vector<std::int64_t> all = elements_of({block}, values);
+  ASSERT_EQ(all.size(), 12u);
+  for (std::int64_t begin = 0; begin <= 12; ++begin) {
+    for (std::int64_t end = begin; end <= 12; ++end) {
+      const std::vector<TensorPart> parts = range_of(block, begin, end, values);
+      EXPECT_LE(parts.size(), 3u);
+      EXPECT_EQ(elements_of(parts, values), std::vector<std::int64_t>(all.begin() + begin, all.begin() + end));
+    }
+  }
+}
+
+// ---- safetensors ---------------------------------------------------------------------------------------------------
+
+std::string temporary(const char* name) { return (std::filesystem::path(testing::TempDir()) / name).string(); }
+
+std::string write_file(const std::string& header, const std::string& data) {
+  const std::string path = temporary("file.safetensors");
+  const std::uint64_t length = header.size();
+  std::string content(reinterpret_cast<const char*>(&length), sizeof length);
+  std::ofstream(path, std::ios::binary) << content << header << data;
+  return path;
+}
+
+// What the reader says of a file, without the path in front.
+std::string complaint(const std::string& header, const std::string& data) {
+  const std::string path = write_file(header, data);
+  try {
+    const SafetensorsFile file(path);
+  } catch (const std::runtime_error& error) {
+    const std::string message = error.what();
+    EXPECT_TRUE(message.starts_with(path)) << message;
+    return message.substr(path.size());
+  }
+  return "";
+}
+
+TEST(Safetensors, ReadsWhatItWrote) {
+  const std::string path = temporary("written.safetensors");
+  std::vector<float> values(7);
+  std::iota(values.begin(), values.end(), 1.0f);
+  SafetensorsWriter writer(path, {{"b", {2, 3}}, {"a", {1}}, {"empty", {0, 4}}, {"scalar", {}}});
+  writer.write(values.data(), 4);
+  writer.write(values.data() + 4, 3);
+  EXPECT_THROW(writer.finish(), std::logic_error);  // the scalar is missing
+  writer.write(values.data(), 1);
+  writer.finish();
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.bytes(), writer.bytes());
+  EXPECT_EQ(file.checksum(), writer.checksum());
+  EXPECT_EQ(file.tensors().size(), 4u);
+  EXPECT_EQ(file["b"].shape, (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(std::vector<float>(file["b"].values, file["b"].values + 6), std::vector<float>(&values[0], &values[6]));
+  EXPECT_EQ(file["a"].values[0], 7);
+  EXPECT_EQ(file["scalar"].values[0], 1);
+  EXPECT_EQ(file["empty"].count, 0);
+  EXPECT_THROW(file["c"], std::runtime_error);
+}
+
+TEST(Safetensors, NamesWhatIsWrong) {
+  const std::string eight(8, '\0');
+  const auto entry = [](const char* shape, const char* offsets, const char* dtype = "\"F32\"") {
+    return std::string(R"({"dtype":)") + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+  };
+  const auto one = [&](const char* shape, const char* offsets, const char* dtype = "\"F32\"") {
+    std::string header = R"({"w":)" + entry(shape, offsets, dtype) + "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    return header;
+  };
+  EXPECT_EQ(complaint(one("[2]", "[0,8]"), eight), "");
+  const std::pair<std::string, const char*> wrong[] = {
+      {complaint("{\"w\":", ""), "not a JSON object"},
+      {complaint("[1]", ""), "not a JSON object"},
+      {complaint(one("[2]", "[0,8]", "\"F16\""), eight), "\"F16\", not F32"},
+      {complaint(one("[2]", "[0,8]", "7"), eight), "7, not F32"},
+      {complaint(one("[2]", "[0,16]"), eight), "lie outside the file"},
+      {complaint(one("[2]", "[8,0]"), eight), "lie outside the file"},
+      {complaint(one("[2]", "[2,8]"), eight), "lie outside the file"},
+      {complaint(one("[3]", "[0,8]"), eight), "larger than the file"},
+      {complaint(one("[1]", "[0,8]"), eight), "does not fit its place"},
+      {complaint(one("[4611686018427387904,4]", "[0,0]"), ""), "larger than the file"},
+      {complaint(one("[-2]", "[0,8]"), eight), "no list of whole numbers"},
+      {complaint(one("[2.5]", "[0,8]"), eight), "no list of whole numbers"},
+      {complaint(one("[18446744073709551615]", "[0,8]"), eight), "larger than the file"},
+      {complaint(one("2", "[0,8]"), eight), "lacks its type, shape or place"},
+      {complaint(one("[2]", "{}"), eight), "lacks its type, shape or place"},
+      {complaint(R"({"w": {}} )", eight), "lacks its type, shape or place"},
+      {complaint(one("[2]", "[0,8]"), eight + "x"), "it has "},
+      {complaint(one("[1]", "[4,8]"), eight), "overlap or leave a gap"},
+      {complaint(R"({"v":)" + entry("[2]", "[0,8]") + R"(,"w":)" + entry("[1]", "[0,4]") + "} ", eight), "another one"},
+      {complaint(R"({"v":)" + entry("[2]", "[0,8]") + R"(,"v":)" + entry("[2]", "[0,8]") + "} ", eight), "'v' twice"},
+      {complaint(R"({"v":)" + entry("[2]", "[0,8]") + "}", eight), "not aligned"},
+  };
+  for (const auto& [found, expected] : wrong) EXPECT_NE(found.find(expected), std::string::npos) << found << expected;
+
+  const std::string path = write_file(one("[2]", "[0,8]"), eight);
+  for (std::uintmax_t size = 0, all = std::filesystem::file_size(path); size < all; ++size) {
+    std::filesystem::resize_file(write_file(one("[2]", "[0,8]"), eight), size);
+    EXPECT_THROW(SafetensorsFile{path}, std::runtime_error) << size;
+  }
+  EXPECT_THROW(SafetensorsFile("/nowhere/file"), std::runtime_error);
+  EXPECT_THROW(SafetensorsFile("/"), std::runtime_error);
+  std::ofstream(path, std::ios::binary) << std::string(8, '\xff');
+  EXPECT_THROW(SafetensorsFile{path}, std::runtime_error);
+}
+
+// ---- index ---------------------------------------------------------------------------------------------------------
+
+CheckpointIndex small_index() {
+  CheckpointIndex index;
+  index.program = "02_ddp/ddp";
+  index.ranks = 2;
+  index.step = 3;
+  index.samples = 96;
+  index.random = "1 2 3";
+  index.settings = {{"layers", "[6,4,2]"}};
+  index.numbers = {{"loss", 0.1}};
+  index.tensors = {{"w", {2, 3}}};
+  index.parts = {{"w", 0, 2, 2, 3, "f", "w[0]"}, {"w", 2, 2, 1, 3, "f", "w[2]"}};
+  index.files = {{"f", {100, 7}}};
+  return index;
+}
+
+TEST(CheckpointIndex, ReadsWhatItWrote) {
+  const CheckpointIndex index = parse_index(to_text(small_index()));
+  EXPECT_EQ(to_text(index), to_text(small_index()));
+  EXPECT_EQ(index.parts[1].columns, 1);
+  EXPECT_EQ(index.numbers.at("loss"), 0.1);
+  EXPECT_EQ(index.files.at("f").checksum, 7u);
+}
+
+TEST(CheckpointIndex, EveryChangedByteIsFound) {
+  const std::string text = to_text(small_index());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    std::string changed = text;
+    changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
+    EXPECT_THROW(parse_index(changed), std::runtime_error) << i;
+    EXPECT_THROW(parse_index(text.substr(0, i)), std::runtime_error) << i;
+  }
+}
+
+TEST(CheckpointIndex, PartsMustMakeUpTheTensors) {
+  const auto refused = [](auto change) {
+    CheckpointIndex index = small_index();
+    change(index);
+    EXPECT_THROW(to_text(index), std::runtime_error);
+  };
+  refused([](CheckpointIndex& i) { i.parts.pop_back(); });
+  refused([](CheckpointIndex& i) { i.parts[0].first = 2; });
+  refused([](CheckpointIndex& i) { i.parts[0].first = -1; });
+  refused([](CheckpointIndex& i) { i.parts[0].stride = 1'000'000'000'000; });
+  refused([](CheckpointIndex& i) { i.parts[0].tensor = "v"; });
+  refused([](CheckpointIndex& i) { i.parts[0].file = "g"; });
+  refused([](CheckpointIndex& i) { i.parts.push_back(i.parts[0]); });
+}
+
+// ---- random state --------------------------------------------------------------------------------------------------
+
+TEST(Generator, GoesOnFromItsState) {
+  Generator generator(7);
+  float value[3];
+  generator.randn(value, 3);  // leaves a normal for the next call
+  Generator other(1);
+  other.set_state(generator.state());
+  for (int i = 0; i < 2000; ++i) {
+    generator.randn(value, 1);
+    const float expected = value[0];
+    other.randn(value, 1);
+    ASSERT_EQ(value[0], expected);
+  }
+  for (const char* text : {"", "1 2 3", "no numbers"}) EXPECT_THROW(other.set_state(text), std::runtime_error);
+  EXPECT_THROW(other.set_state(generator.state() + " 1"), std::runtime_error);
+}
+
+TEST(RandomSampler, GoesOnInAnyEpoch) {
+  RandomSampler sampler(50, true, Generator(3)), again(50, true, Generator(3)), restored(50, true, Generator(99));
+  const std::string first = sampler.state(0);
+  std::vector<std::vector<int>> epochs;
+  for (int epoch = 0; epoch < 4; ++epoch) epochs.push_back(sampler.next_epoch());
+  restored.go_to(3, sampler.state(3));  // the one under way
+  EXPECT_EQ(restored.next_epoch(), epochs[3]);
+  restored.go_to(4, sampler.state(4));  // the coming one
+  EXPECT_EQ(restored.next_epoch(), sampler.next_epoch());
+  again.go_to(3, "");  // without a state
+  EXPECT_EQ(again.next_epoch(), epochs[3]);
+  again.go_to(0, first);
+  EXPECT_EQ(again.next_epoch(), epochs[0]);
+}
+
+}  // namespace
+}  // namespace workshop
