@@ -5,8 +5,8 @@
 // Which dimension varies fastest decides which ranks are neighbours, and launchers put neighbours on the same node. So
 // the dimensions come in the order of what they need from their links:
 //
-//   tensor    two all-reduces a pair of layers and micro-batch, which nothing can hide: the fastest links, within a
-//   node data      one average of all gradients a step: many bytes, but behind the backward pass there is time for them
+//   tensor    two all-reduces a pair of layers and micro-batch, which nothing can hide: the links within a node
+//   data      one average of all gradients a step: many bytes, but the backward pass gives them time
 //   pipeline  one activation a micro-batch and boundary, to one neighbour: the slowest links will do
 #pragma once
 

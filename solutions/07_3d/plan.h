@@ -18,8 +18,7 @@ namespace workshop {
 
 enum class Precision {
   fp32,
-  mixed,  // parameters, gradients and activations of 2 bytes; the optimizer keeps its own copy of the parameters in
-          // fp32
+  mixed,  // 2 bytes a parameter, gradient and activation; the optimizer has its own copy of the parameters in fp32
 };
 
 struct Model {
