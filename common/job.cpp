@@ -27,7 +27,7 @@ namespace {
     std::fprintf(stderr, "error: %s\n", message.c_str());
     let_others_pass();
   } else {
-    usleep(200'000);
+    usleep(500'000);
   }
   end_job(status);
 }
@@ -92,23 +92,16 @@ void start_mpi(const Ranks& ranks) {
 #endif
 
 // The NCCL id that rank 0 has, on every rank.
-void share_id(const Ranks& ranks, bool with_mpi, ncclUniqueId& id) {
+void share_id(const Ranks& ranks, [[maybe_unused]] bool with_mpi, ncclUniqueId& id) {
 #ifdef WORKSHOP_MPI
   if (with_mpi) {
     MPI_CHECK(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
     return;
   }
 #endif
-  (void)with_mpi;
-  const MeetingPoint point = from_environment([&](const Environment& env) { return meeting_point(env, ranks.world); });
-  try {
-    const std::string bytes = meet(point, job_name(process_environment), ranks.rank, ranks.world,
-                                   {reinterpret_cast<const char*>(&id), sizeof id});
-    if (bytes.size() != sizeof id) fail(kFailed, "rank 0 uses another version of NCCL");
-    std::memcpy(&id, bytes.data(), sizeof id);
-  } catch (const MeetingFailed& failure) {
-    environment_error(kFailed, failure.what());
-  }
+  const std::string bytes = meet_without_mpi(ranks, {reinterpret_cast<const char*>(&id), sizeof id});
+  if (bytes.size() != sizeof id) fail(kFailed, "rank 0 uses another version of NCCL");
+  std::memcpy(&id, bytes.data(), sizeof id);
 }
 
 ncclComm_t make_world(const Ranks& ranks, bool with_mpi) {
@@ -121,6 +114,15 @@ ncclComm_t make_world(const Ranks& ranks, bool with_mpi) {
 }
 
 }  // namespace
+
+std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
+  const MeetingPoint point = from_environment([&](const Environment& env) { return meeting_point(env, ranks.world); });
+  try {
+    return meet(point, job_name(process_environment), ranks.rank, ranks.world, message);
+  } catch (const MeetingFailed& failure) {
+    environment_error(kFailed, failure.what());
+  }
+}
 
 Job::Job(const Options& options) : ranks_(process_ranks()) {
   start_recording(options, ranks_);

@@ -198,8 +198,7 @@ MeetingPoint meeting_point(const Environment& env, int world) {
 
 std::string job_name(const Environment& env) {
   std::string job;
-  for (const char* name :
-       {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name : {"SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
     if (const char* value = env(name)) job += std::string(job.empty() ? "" : "-") + value;
   }
   return job;

@@ -37,8 +37,7 @@ struct MeetingPoint {
 };
 MeetingPoint meeting_point(const Environment& env, int world);
 
-// What the ranks of one job have in common and other jobs on the same nodes do not have: the launcher's names for it.
-// Empty where nothing has started this process.
+// What a launcher calls the job, the same on all nodes; empty where it has no name.
 std::string job_name(const Environment& env);
 
 // The device of a rank on a node with `visible` devices, and whether ranks of the node share them.

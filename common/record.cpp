@@ -147,7 +147,10 @@ bool first_of_job() {
     const int file = open(path.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file >= 0 || errno == EEXIST) return file >= 0;
   }
-  const std::string job = job_name(process_environment);
+  std::string job = job_name(process_environment);
+  for (const char* name : {"PMIX_NAMESPACE", "SLURM_STEP_ID", "MASTER_PORT"}) {
+    if (const char* value = std::getenv(name)) job += std::string("-") + value;
+  }
   if (job.empty()) return true;  // nothing started this process: it is alone
   name_taken = take_name(std::to_string(getuid()) + "-workshop-" + job) >= 0;
   return name_taken;

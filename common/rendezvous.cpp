@@ -182,7 +182,8 @@ class Host {
   bool welcome(Guest& guest) {
     Hello hello;
     std::memcpy(&hello, guest.received.data(), sizeof hello);
-    if (std::memcmp(hello.job, expected_.job, sizeof hello.job) != 0) {
+    const bool named = hello.job[0] != '\0' && expected_.job[0] != '\0';
+    if (named && std::memcmp(hello.job, expected_.job, sizeof hello.job) != 0) {
       send_answer(guest.socket, kFailedToMeet,
                   "another job meets at " + place(point_) + "; each job needs a MASTER_PORT of its own");
       return false;
