@@ -247,7 +247,7 @@ struct AddressList {
   }
 };
 
-// Does no call on this socket wait for longer?
+// Lets no call on this socket wait for longer.
 void limit_waiting(int fd, Clock::duration left) {
   const long long us = std::max<long long>(1000, std::chrono::duration_cast<std::chrono::microseconds>(left).count());
   const timeval limit{static_cast<time_t>(us / 1'000'000), static_cast<suseconds_t>(us % 1'000'000)};
