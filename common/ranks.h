@@ -1,0 +1,53 @@
+// Who am I among the ranks, which device is mine, and where do we meet: from the variables that launchers set.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace workshop {
+
+// Where a process stands in its job.
+struct Ranks {
+  int rank = 0;                   // 0 … world-1
+  int world = 1;                  // number of processes in the job
+  int local_rank = 0;             // rank among those of the same node: chooses the device
+  int local_world = 1;            // processes on this node
+  std::string launcher = "none";  // "torchrun", "mpirun", "slurm" or "none"
+  bool by_mpi = false;            // the same ranks are MPI's: MPI_Init() finds the others
+};
+
+// Looks a variable up; returns nullptr where it is not set.
+using Environment = std::function<const char*(const char*)>;
+
+// This process's own: std::getenv.
+const char* process_environment(const char* name);
+
+// Rank, world size and local rank from, in this order: RANK/WORLD_SIZE/LOCAL_RANK (torchrun's convention), Open MPI's
+// variables, Slurm's, else one process. This and what follows throw std::invalid_argument with one line that names the
+// variable at fault.
+Ranks discover_ranks(const Environment& env);
+
+// Where the ranks of a job meet that MPI did not start, and how long they wait for each other there.
+struct MeetingPoint {
+  std::string address;  // of rank 0's node
+  int port = 0;
+  int seconds = 60;
+};
+MeetingPoint meeting_point(const Environment& env, int world);
+
+// What a launcher calls the job, the same on all nodes; empty where it has no name.
+std::string job_name(const Environment& env);
+
+// The device of a rank on a node with `visible` devices, and whether ranks of the node share them.
+struct DeviceChoice {
+  int device = 0;
+  bool shared = false;
+};
+DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visible);
+
+// The variables that let NCCL of this version (as ncclGetVersion() says it) have several ranks on one GPU.
+std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks, int nccl_version);
+
+}  // namespace workshop

@@ -1,0 +1,23 @@
+// How the ranks of a job meet that MPI did not start: rank 0 listens at the meeting point, counts who comes, and hands
+// out what the others need to know, NCCL's id. NCCL's own bootstrap would do without, but it waits for ever for a rank
+// that never comes, and does not say which.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "common/ranks.h"
+
+namespace workshop {
+
+// The ranks did not meet; what() is one line that says why.
+struct MeetingFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Rank 0's `message` on every rank, once all of them have come. `job`, a name, tells jobs apart that use the same port
+// by mistake; an empty one goes with every other. Throws MeetingFailed: on rank 0 and on all who have come to it if
+// some do not come in time, if two have the same rank, or if one ends again; on the others if they cannot find rank 0.
+std::string meet(const MeetingPoint& point, const std::string& job, int rank, int world, const std::string& message);
+
+}  // namespace workshop
