@@ -275,7 +275,8 @@ ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclData
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return noted("ncclSend", count, type, peer, comm, stream, [=] { return pncclSend(send, count, type, peer, comm, stream); });
+  return noted("ncclSend", count, type, peer, comm, stream,
+               [=] { return pncclSend(send, count, type, peer, comm, stream); });
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,

@@ -143,7 +143,8 @@ std::string find_difference(const std::vector<Note>& notes) {
 std::string find_missing_ranks(const std::vector<Note>& notes, int world) {
   std::vector<int> missing;
   for (int rank = 0; rank < world; ++rank) {
-    if (std::none_of(notes.begin(), notes.end(), [=](auto& note) { return note.rank == rank; })) missing.push_back(rank);
+    if (std::none_of(notes.begin(), notes.end(), [=](auto& note) { return note.rank == rank; }))
+      missing.push_back(rank);
   }
   if (missing.empty()) return "";
   return "missing rank: " + list_of_ranks(missing) + (missing.size() == 1 ? " does" : " do") +
@@ -179,7 +180,8 @@ std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallN
 
 std::string find_unmet_message(const std::vector<Note>& notes) {
   if (const auto ranks = find_all_in(notes, is_send); !ranks.empty()) {
-    return "all send first: " + ranks + " wait in ncclSend, none receives. In one group (ncclGroupStart, ncclGroupEnd) " +
+    return "all send first: " + ranks +
+           " wait in ncclSend, none receives. In one group (ncclGroupStart, ncclGroupEnd) " +
            "sends and receives do not wait for each other";
   }
   if (const auto ranks = find_all_in(notes, is_receive); !ranks.empty()) {

@@ -9,13 +9,13 @@ namespace workshop {
 
 // An NCCL call as its rank knows it.
 struct CallNote {
-  std::string operation;           // "ncclAllReduce"
-  std::string communicator;        // its name
-  std::uint64_t communicator_id;   // the same on all of its ranks
-  std::int64_t number;             // collectives of a communicator are numbered, and messages of a pair of ranks
+  std::string operation;          // "ncclAllReduce"
+  std::string communicator;       // its name
+  std::uint64_t communicator_id;  // the same on all of its ranks
+  std::int64_t number;            // collectives of a communicator are numbered, and messages of a pair of ranks
   std::uint64_t count;
   std::string type;
-  int peer;  // the other rank of a message, or the root, within the communicator; -1 where there is none
+  int peer;           // the other rank of a message, or the root, within the communicator; -1 where there is none
   std::string place;  // file:line
   bool completed;
 };

@@ -40,11 +40,11 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 using namespace std::chrono_literals;
 
-constexpr auto kTick = 100ms;          // between two looks
-constexpr auto kAnswer = 2s;           // for the others to answer
-constexpr auto kAfterError = 1s;       // to wait for a communicator that has failed
+constexpr auto kTick = 100ms;           // between two looks
+constexpr auto kAnswer = 2s;            // for the others to answer
+constexpr auto kAfterError = 1s;        // to wait for a communicator that has failed
 constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
-constexpr std::uint64_t kTold = 8;     // calls before the first that has not completed, and from it on
+constexpr std::uint64_t kTold = 8;      // calls before the first that has not completed, and from it on
 
 // ---- the log of calls ----------------------------------------------------------------------------------------------
 
@@ -70,8 +70,8 @@ struct Call {
   cudaEvent_t event = nullptr;  // made for the first call in this place of the ring
 };
 
-// A ring: the calls [head, tail) have not completed; those before head are remembered until their place is taken. A call
-// that finds no place is not watched: the ones before it tell enough.
+// A ring: the calls [head, tail) have not completed; those before head are remembered until their place is taken. A
+// call that finds no place is not watched: the ones before it tell enough.
 struct Log {
   std::mutex mutex;
   std::map<std::uint64_t, Communicator> communicators;  // by id
@@ -166,22 +166,26 @@ std::string communicator_error() {
 // Looks at this rank every tick.
 class Observer {
  public:
-  // For how long the rank has waited for the same call.
+  // For how long the rank has waited for other ranks in the same call.
   Seconds look() {
     Log& log = watchdog().log;
     const std::lock_guard lock(log.mutex);
     note_completed_calls();
     const CallSite* site = InCall::current();
     const Seconds call = first_.unchanged(log.head < log.tail, log.head);
-    const Seconds program = program_.unchanged(site != nullptr && starts_communication(site->text), InCall::number());
+    const Seconds program = program_.unchanged(site != nullptr, InCall::number());
     error_ = communicator_error();
-    return std::max(call, program);
+    unchanged_ = std::max(call, program);
+    return site != nullptr && starts_communication(site->text) ? unchanged_ : call;
   }
+  // For how long it has waited for anything.
+  Seconds unchanged() const { return unchanged_; }
   // Of a communicator, at the last look.
   const std::string& error() const { return error_; }
 
  private:
   Progress first_, program_;
+  Seconds unchanged_{0};
   std::string error_;
 };
 
@@ -233,7 +237,8 @@ void open_socket(Address& self) {
   socklen_t size = sizeof any;
   if (file < 0 || bind(file, reinterpret_cast<sockaddr*>(&any), size) != 0 ||
       getsockname(file, reinterpret_cast<sockaddr*>(&any), &size) != 0) {
-    fail(kFailed, std::string("the watchdog has no socket: ") + std::strerror(errno) + "; WORKSHOP_TIMEOUT=0 does without");
+    fail(kFailed,
+         std::string("the watchdog has no socket: ") + std::strerror(errno) + "; WORKSHOP_TIMEOUT=0 does without");
   }
   self.port = any.sin_port;
   ifaddrs* list = nullptr;
@@ -339,9 +344,10 @@ void watch(int device) {
   while (!watchdog().stopping) {
     const bool called = receive_note(kTick) && others_are_waiting();
     const Seconds stuck = observer.look();
-    if (const std::string* failure = watchdog().failure) end_stuck_job(stuck, *failure);
-    const Seconds limit = observer.error().empty() ? watchdog().timeout : std::min<Seconds>(watchdog().timeout, kAfterError);
-    if (called || stuck > limit) end_stuck_job(stuck, observer.error());
+    if (const std::string* failure = watchdog().failure) end_stuck_job(observer.unchanged(), *failure);
+    const Seconds limit =
+        observer.error().empty() ? watchdog().timeout : std::min<Seconds>(watchdog().timeout, kAfterError);
+    if (called || stuck > limit) end_stuck_job(observer.unchanged(), observer.error());
   }
 }
 
@@ -479,9 +485,8 @@ void calls_enqueued(std::span<const WatchedCall> calls) {
   // One event tells for all calls of a group on the same stream: that behind the last of them.
   for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
     if (call->index < 0) continue;
-    const auto last = std::find_if(calls.rbegin(), call, [&](auto& other) {
-      return other.index >= 0 && other.stream == call->stream;
-    });
+    const auto last = std::find_if(calls.rbegin(), call,
+                                   [&](auto& other) { return other.index >= 0 && other.stream == call->stream; });
     Call& entry = watchdog().log.at(call->index);
     if (last == call) {
       // Without the mutex: it may wait for room in the stream, and nobody else touches this event before the end.
