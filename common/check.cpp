@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "common/job.h"
+#include "common/watchdog.h"
 
 namespace workshop {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 
 // MPI's launcher ends the other ranks when one aborts; every other launcher does when one fails.
 void end_job(int status) {
+  dismiss_watchdog();
   std::fflush(stdout);
   std::fflush(stderr);
 #ifdef WORKSHOP_MPI
@@ -59,6 +61,8 @@ void nccl_failed(ncclResult_t status, const char* call, const char* file, int li
   const char* detail = ncclGetLastError(nullptr);
   std::string reason = ncclGetErrorString(status);
   if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";
+  // Where another rank is the cause, the ranks find out which.
+  report_failed_communicators(std::string(call) + " failed at " + file + ":" + std::to_string(line) + ": " + reason);
   call_failed(call, file, line, reason);
 }
 

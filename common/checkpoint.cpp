@@ -19,6 +19,7 @@
 #include "common/checkpoint_index.h"
 #include "common/device.h"
 #include "common/job.h"
+#include "common/recorder.h"
 #include "common/safetensors.h"
 
 namespace workshop {
@@ -220,13 +221,14 @@ Checkpoints::Checkpoints(const Options& options, int replicas, ncclComm_t comm, 
     usage_error("--save-every needs a folder to save to: --checkpoints");
 }
 
-// The texts of all ranks, on all ranks. Past the ledger, which counts what the training sends.
+// The texts of all ranks, on all ranks.
 std::vector<std::string> Checkpoints::exchange(const std::string& text) const {
+  const OffTheRecord off_the_record;
   std::vector<unsigned long long> sizes(world_);
   sizes[rank_] = text.size();
   DeviceBuffer<unsigned long long> device_sizes(world_, Memory::data);
   device_sizes.upload(sizes, stream_);
-  NCCL_CHECK(pncclAllGather(device_sizes.data() + rank_, device_sizes.data(), 1, ncclUint64, comm_, stream_));
+  NCCL_CHECK(ncclAllGather(device_sizes.data() + rank_, device_sizes.data(), 1, ncclUint64, comm_, stream_));
   sizes = device_sizes.download(stream_);
 
   const std::size_t longest = std::max<std::size_t>(1, *std::max_element(sizes.begin(), sizes.end()));
@@ -234,7 +236,7 @@ std::vector<std::string> Checkpoints::exchange(const std::string& text) const {
   padded.resize(longest);
   DeviceBuffer<char> mine(longest, Memory::data), all(longest * world_, Memory::data);
   mine.upload(padded.data(), stream_);
-  NCCL_CHECK(pncclAllGather(mine.data(), all.data(), longest, ncclChar, comm_, stream_));
+  NCCL_CHECK(ncclAllGather(mine.data(), all.data(), longest, ncclChar, comm_, stream_));
   const std::vector<char> received = all.download(stream_);
   std::vector<std::string> texts;
   for (int rank = 0; rank < world_; ++rank) texts.emplace_back(received.data() + rank * longest, sizes[rank]);

@@ -47,6 +47,8 @@ class DeviceBuffer {
   }
   ~DeviceBuffer() {
     if (data_ == nullptr) return;
+    static constexpr CallSite site = {"cudaFree", __FILE__, __LINE__};
+    const InCall in_call(site);
     cudaFree(data_);
     account_memory(kind_, -static_cast<std::ptrdiff_t>(bytes()));
   }

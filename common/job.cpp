@@ -13,6 +13,7 @@
 #include "common/device.h"
 #include "common/recorder.h"
 #include "common/rendezvous.h"
+#include "common/watchdog.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
 #endif
@@ -139,24 +140,32 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   if (with_mpi) start_mpi(ranks_);
 #endif
   set_device(ranks_);
+  start_watchdog(ranks_);
   comm_ = make_world(ranks_, with_mpi);
   name_communicator(comm_, "world");
+  connect_watchdogs(comm_);
   start_clock(comm_);
 }
 
 Job::~Job() {
   CUDA_CHECK(cudaDeviceSynchronize());
+  report_failed_communicators();
   write_record(comm_);
+#ifdef WORKSHOP_MPI
+  // Where a rank ends too early, it waits here: mpirun does not survive it if a job is aborted in MPI_Finalize.
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized) MPI_CHECK(MPI_Barrier(MPI_COMM_WORLD));
+#endif
   NCCL_CHECK(ncclCommDestroy(comm_));
   std::fflush(stdout);
 #ifdef WORKSHOP_MPI
-  int initialized = 0;
-  MPI_Initialized(&initialized);
 #ifdef WORKSHOP_BACKEND_CPU
   if (!cpu::mpi_usable()) MPI_Abort(MPI_COMM_WORLD, 0);  // MPI_Finalize would wait for what ncclCommAbort left behind
 #endif
   if (initialized) MPI_CHECK(MPI_Finalize());
 #endif
+  stop_watchdog();
 }
 
 void print0(const char* format, ...) {

@@ -6,14 +6,17 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "common/device.h"
 #include "common/record.h"
 #include "common/recorder.h"
+#include "common/watchdog.h"
 
 namespace workshop {
 namespace {
@@ -34,6 +37,7 @@ struct Span {
 };
 
 struct Ledger {
+  bool closed = false;
   std::map<std::string, Communicator> communicators;  // by name; they outlive their handles
   std::map<ncclComm_t, Communicator*> open;
   int unnamed = 0;
@@ -58,6 +62,7 @@ Timeline& timeline() {
 struct Group {
   int depth = 0;
   std::map<cudaStream_t, std::string> names;
+  std::vector<WatchedCall> calls;
 };
 thread_local Group group;
 
@@ -91,15 +96,28 @@ void enter(const char* op, std::size_t count, ncclDataType_t type, ncclComm_t co
   calls.bytes += count * element_size(type);
 }
 
+// Tells the watchdog what became of calls that take effect together.
+void tell_watchdog(std::span<const WatchedCall> calls, ncclResult_t status) {
+  if (status == ncclSuccess) return calls_enqueued(calls);
+  for (const WatchedCall& call : calls) call_ended(call);
+}
+
 template <typename Call>
-ncclResult_t noted(const char* op, std::size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream,
-                   Call call) {
+ncclResult_t noted(const char* op, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                   cudaStream_t stream, Call call) {
+  const bool in_timeline = timeline().enabled && !ledger().closed;
   int span = -1;
-  if (timeline().enabled && group.depth == 0) span = begin_span(op, stream);
+  if (in_timeline && group.depth == 0) span = begin_span(op, stream);
+  const WatchedCall watched = begin_call(op, count, type, peer, comm, stream);
   const ncclResult_t status = call();
-  if (status == ncclSuccess) enter(op, count, type, comm);
+  if (group.depth > 0) {
+    group.calls.push_back(watched);
+  } else {
+    tell_watchdog({&watched, 1}, status);
+  }
+  if (status == ncclSuccess && !ledger().closed) enter(op, count, type, comm);
   if (span >= 0) end_span(span, stream);
-  if (timeline().enabled && group.depth > 0) {
+  if (in_timeline && group.depth > 0) {
     std::string& names = group.names[stream];
     if (names.find(op) == std::string::npos) names += (names.empty() ? "" : " + ") + std::string(op);
   }
@@ -114,7 +132,11 @@ void name_communicator(ncclComm_t comm, const std::string& name) {
   Communicator& communicator = ledger().communicators[name];
   communicator.ranks = ranks;
   ledger().open[comm] = &communicator;
+  rename_watched(comm, name);
 }
+
+OffTheRecord::OffTheRecord() { ledger().closed = true; }
+OffTheRecord::~OffTheRecord() { ledger().closed = false; }
 
 std::string ledger_json(int rank) {
   std::string lines;
@@ -142,10 +164,11 @@ bool timeline_enabled() { return timeline().enabled; }
 
 void start_clock(ncclComm_t comm) {
   if (!timeline().enabled) return;
+  const OffTheRecord off_the_record;
   // All ranks leave an all-reduce at about the same time, to within its latency.
   Stream stream;
   DeviceBuffer<float> one(1, Memory::data);
-  NCCL_CHECK(pncclAllReduce(one.data(), one.data(), 1, ncclFloat, ncclSum, comm, stream));
+  NCCL_CHECK(ncclAllReduce(one.data(), one.data(), 1, ncclFloat, ncclSum, comm, stream));
   CUDA_CHECK(cudaEventRecord(timeline().start, stream));
   stream.synchronize();
 }
@@ -202,62 +225,63 @@ extern "C" {
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return noted("ncclBroadcast", count, type, comm, stream,
+  return noted("ncclBroadcast", count, type, root, comm, stream,
                [=] { return pncclBroadcast(send, receive, count, type, root, comm, stream); });
 }
 
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return noted("ncclReduce", count, type, comm, stream,
+  return noted("ncclReduce", count, type, root, comm, stream,
                [=] { return pncclReduce(send, receive, count, type, op, root, comm, stream); });
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return noted("ncclAllReduce", count, type, comm, stream,
+  return noted("ncclAllReduce", count, type, -1, comm, stream,
                [=] { return pncclAllReduce(send, receive, count, type, op, comm, stream); });
 }
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return noted("ncclAllGather", count, type, comm, stream,
+  return noted("ncclAllGather", count, type, -1, comm, stream,
                [=] { return pncclAllGather(send, receive, count, type, comm, stream); });
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return noted("ncclReduceScatter", count, type, comm, stream,
+  return noted("ncclReduceScatter", count, type, -1, comm, stream,
                [=] { return pncclReduceScatter(send, receive, count, type, op, comm, stream); });
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
-  return noted("ncclAlltoAll", count, type, comm, stream,
+  return noted("ncclAlltoAll", count, type, -1, comm, stream,
                [=] { return pncclAlltoAll(send, receive, count, type, comm, stream); });
 }
 
 ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                         cudaStream_t stream) {
-  return noted("ncclGather", count, type, comm, stream,
+  return noted("ncclGather", count, type, root, comm, stream,
                [=] { return pncclGather(send, receive, count, type, root, comm, stream); });
 }
 
 ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                          cudaStream_t stream) {
-  return noted("ncclScatter", count, type, comm, stream,
+  return noted("ncclScatter", count, type, root, comm, stream,
                [=] { return pncclScatter(send, receive, count, type, root, comm, stream); });
 }
 #endif
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return noted("ncclSend", count, type, comm, stream, [=] { return pncclSend(send, count, type, peer, comm, stream); });
+  return noted("ncclSend", count, type, peer, comm, stream,
+               [=] { return pncclSend(send, count, type, peer, comm, stream); });
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return noted("ncclRecv", count, type, comm, stream,
+  return noted("ncclRecv", count, type, peer, comm, stream,
                [=] { return pncclRecv(receive, count, type, peer, comm, stream); });
 }
 
@@ -275,14 +299,44 @@ ncclResult_t ncclGroupEnd() {
     group.names.clear();
   }
   const ncclResult_t status = pncclGroupEnd();
+  if (group.depth == 0) {
+    workshop::tell_watchdog(group.calls, status);
+    group.calls.clear();
+  }
   for (const auto& [span, stream] : spans) workshop::end_span(span, stream);
+  return status;
+}
+
+// ---- communicators -------------------------------------------------------------------------------------------------
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  const ncclResult_t status = pncclCommInitRank(comm, ranks, id, rank);
+  const std::string_view bytes(id.internal, sizeof id.internal);
+  if (status == ncclSuccess) workshop::watch_communicator(*comm, std::hash<std::string_view>()(bytes), "unnamed");
+  return status;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* split, ncclConfig_t* config) {
+  const workshop::WatchedCall call = workshop::begin_call("ncclCommSplit", 0, -1, -1, comm, nullptr);
+  const ncclResult_t status = pncclCommSplit(comm, color, key, split, config);
+  const bool made = status == ncclSuccess && workshop::group.depth == 0 && *split != nullptr;
+  if (made) workshop::watch_communicator(*split, workshop::id_of_split(call, color), "unnamed");
+  workshop::call_ended(call);
   return status;
 }
 
 // A handle may be reused by the library after this; its name must not be.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  static constexpr workshop::CallSite site = {"ncclCommDestroy", __FILE__, __LINE__};
+  const workshop::InCall in_call(site);  // called in destructors, without NCCL_CHECK
   workshop::ledger().open.erase(comm);
+  workshop::forget_communicator(comm);
   return pncclCommDestroy(comm);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  workshop::forget_communicator(comm);
+  return pncclCommAbort(comm);
 }
 
 }  // extern "C"

@@ -301,9 +301,9 @@ Json memory_line(int rank) {
   return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}};
 }
 
-// All ranks' texts, one after the other, on rank 0. Goes through NCCL, which is there with and without MPI, but past
-// the ledger, which counts what the chapter sends.
+// All ranks' texts, one after the other, on rank 0. Goes through NCCL, which is there with and without MPI.
 std::string gather_text(const std::string& text, ncclComm_t comm) {
+  const OffTheRecord off_the_record;
   int rank = 0, world = 0;
   NCCL_CHECK(ncclCommUserRank(comm, &rank));
   NCCL_CHECK(ncclCommCount(comm, &world));
@@ -312,19 +312,19 @@ std::string gather_text(const std::string& text, ncclComm_t comm) {
   sizes[rank] = text.size();
   DeviceBuffer<unsigned long long> device_sizes(world, Memory::data);
   device_sizes.upload(sizes, stream);
-  NCCL_CHECK(pncclAllGather(device_sizes.data() + rank, device_sizes.data(), 1, ncclUint64, comm, stream));
+  NCCL_CHECK(ncclAllGather(device_sizes.data() + rank, device_sizes.data(), 1, ncclUint64, comm, stream));
   sizes = device_sizes.download(stream);
 
   std::size_t total = 0;
   for (auto size : sizes) total += size;
   DeviceBuffer<char> mine(text.size(), Memory::data), all(rank == 0 ? total : 0, Memory::data);
   if (!text.empty()) mine.upload(text.data(), stream);
-  NCCL_CHECK(pncclGroupStart());
-  NCCL_CHECK(pncclSend(mine.data(), text.size(), ncclChar, 0, comm, stream));
+  NCCL_CHECK(ncclGroupStart());
+  NCCL_CHECK(ncclSend(mine.data(), text.size(), ncclChar, 0, comm, stream));
   for (std::size_t peer = 0, offset = 0; rank == 0 && peer < sizes.size(); offset += sizes[peer++]) {
-    NCCL_CHECK(pncclRecv(all.data() + offset, sizes[peer], ncclChar, static_cast<int>(peer), comm, stream));
+    NCCL_CHECK(ncclRecv(all.data() + offset, sizes[peer], ncclChar, static_cast<int>(peer), comm, stream));
   }
-  NCCL_CHECK(pncclGroupEnd());
+  NCCL_CHECK(ncclGroupEnd());
   const std::vector<char> received = all.download(stream);
   stream.synchronize();
   return {received.begin(), received.end()};

@@ -37,6 +37,15 @@ void name_communicator(ncclComm_t comm, const std::string& name);
 // Every line of the ledger as JSON, one line an operation and communicator.
 std::string ledger_json(int rank);
 
+// As long as it lives, NCCL calls enter neither ledger nor timeline: they are not the program's.
+class OffTheRecord {
+ public:
+  OffTheRecord();
+  ~OffTheRecord();
+  OffTheRecord(const OffTheRecord&) = delete;
+  OffTheRecord& operator=(const OffTheRecord&) = delete;
+};
+
 // Starts the timeline's clock on all ranks at about the same time. Collective over `comm`.
 void start_clock(ncclComm_t comm);
 void enable_timeline();

@@ -174,7 +174,7 @@ Heap& pinned_heap() {
 void synchronize_device() {
   std::vector<Position> positions;
   for (CUstream_st* stream : every_stream()) {
-    if (!stream->idle()) positions.push_back({stream, stream->push_marker()});
+    if (!stream->idle()) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
 }
@@ -264,7 +264,7 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
     const std::lock_guard lock(event->mutex);
     if (event->generation == generation) event->reached = Clock::now();
   };
-  return enqueue(stream, stamp, Awaited::yes);
+  return enqueue(stream, stamp);
 }
 
 }  // namespace

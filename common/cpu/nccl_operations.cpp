@@ -380,7 +380,7 @@ void issue_group(std::vector<GroupedOperation> grouped) {
     run_group(*group);
     delete group;
   };
-  const Position end = enqueue(leader, run, Awaited::yes);
+  const Position end = enqueue(leader, run);
   for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(streams[i], end);
 }
 

@@ -32,7 +32,7 @@ CUstream_st* resolve(cudaStream_t stream) { return stream == nullptr ? streams()
 
 void push_wait(CUstream_st* stream, const Position& position) {
   const auto task = [position] { position.stream->wait_for(position.number); };
-  stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task, Awaited::yes);
+  stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task);
 }
 
 // Work on the legacy default stream comes after all earlier work of the blocking streams …
@@ -85,11 +85,11 @@ Uninterruptible::~Uninterruptible() {
   if (!current_worker->state.compare_exchange_strong(expected, Worker::interruptible)) sleep_for_ever();
 }
 
-Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t bytes, Awaited awaited) {
+Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t bytes) {
   Streams& all = streams();
   CUstream_st* stream = resolve(handle);
   if (stream != all.legacy && !stream->blocking.load(std::memory_order_relaxed)) {
-    return {stream, stream->push(run, task, bytes, awaited)};
+    return {stream, stream->push(run, task, bytes)};
   }
   const std::lock_guard lock(all.mutex);
   if (stream == all.legacy) {
@@ -97,12 +97,14 @@ Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t byt
   } else {
     join_legacy_stream(all, stream);
   }
-  return {stream, stream->push(run, task, bytes, Awaited::yes)};
+  return {stream, stream->push(run, task, bytes)};
 }
 
-Position mark(cudaStream_t stream) {
-  return enqueue(
-      stream, [] {}, Awaited::yes);
+Position mark(cudaStream_t handle) {
+  CUstream_st* stream = resolve(handle);
+  const std::uint64_t pushed = stream->pushed();
+  if (stream != streams().legacy && !stream->blocking && pushed > 0) return {stream, pushed - 1};
+  return enqueue(handle, [] {});  // behind the work of the streams that this one waits for
 }
 
 bool passed(const Position& position) { return position.stream->passed(position.number); }
@@ -132,7 +134,7 @@ void bad_environment(const char* name, const char* value, const char* expected) 
 
 void enqueue_kernel(cudaStream_t stream, Run run, const void* task, std::size_t bytes) {
   if (slow().kernels) enqueue_delay(stream, 1);
-  enqueue(stream, run, task, bytes, Awaited::no);
+  enqueue(stream, run, task, bytes);
 }
 
 CUstream_st* acquire_stream(bool blocking) {
@@ -161,13 +163,12 @@ using namespace workshop::cpu;
 
 CUstream_st::CUstream_st(bool blocking) : blocking(blocking) { start_worker(0); }
 
-std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes, Awaited awaited) {
+std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   const std::lock_guard lock(producer_);
   const std::uint64_t number = tail_.load(std::memory_order_relaxed);
   if (number - head_.load() >= kSlots) wait_for_room(number);
   Slot& slot = slots_[number % kSlots];
   slot.run = run;
-  slot.awaited = awaited;
   std::memcpy(slot.task, task, bytes);
   tail_.store(number + 1);
   if (asleep_.load() != 0 && asleep_.exchange(0) != 0) asleep_.notify_one();
@@ -179,20 +180,19 @@ void CUstream_st::wait_for_room(std::uint64_t number) {
   while (number - head_.load() > kSlots / 4 * 3) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-std::uint64_t CUstream_st::push_marker() {
-  const char nothing = 0;
-  return push([](void*) {}, &nothing, sizeof nothing, Awaited::yes);
-}
-
 void CUstream_st::wait_for(std::uint64_t number) {
-  if (passed(number)) return;
-  ++waiting_;
-  for (;;) {
+  while (!passed(number)) {
     const int finished = finished_.load();
-    if (passed(number)) break;
+    want(number);
+    if (passed(number)) return;
     finished_.wait(finished);
   }
-  --waiting_;
+}
+
+void CUstream_st::want(std::uint64_t number) {
+  std::uint64_t wanted = wanted_.load();
+  while (number < wanted && !wanted_.compare_exchange_weak(wanted, number)) {
+  }
 }
 
 void CUstream_st::start_worker(std::uint64_t first) {
@@ -203,7 +203,7 @@ void CUstream_st::start_worker(std::uint64_t first) {
 
 void CUstream_st::take_over() {
   const std::uint64_t number = head_.load();
-  finish(number, Awaited::yes);
+  finish(number);
   start_worker(number + 1);
 }
 
@@ -213,7 +213,7 @@ void CUstream_st::work(Worker* worker, std::uint64_t first) {
     wait_for_work(number);
     Slot& slot = slots_[number % kSlots];
     slot.run(slot.task);
-    finish(number, slot.awaited);
+    finish(number);
   }
 }
 
@@ -230,9 +230,11 @@ void CUstream_st::wait_for_work(std::uint64_t number) {
   }
 }
 
-void CUstream_st::finish(std::uint64_t number, Awaited awaited) {
-  head_.store(number + 1, std::memory_order_release);
-  if (awaited == Awaited::no) return;
+// Wakes others up only if one of them waits for this operation, because that costs more than most operations do.
+void CUstream_st::finish(std::uint64_t number) {
+  head_.store(number + 1);
+  if (wanted_.load() > number) return;
+  wanted_ = kNone;  // who waits for a later one is woken up too, and says so again
   ++finished_;
-  if (waiting_.load() != 0) finished_.notify_all();
+  finished_.notify_all();
 }

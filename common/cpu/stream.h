@@ -45,19 +45,15 @@ struct Position {
   std::uint64_t number = 0;
 };
 
-// Whether others wait for the end of an operation. Only they are woken up, because waking costs more than most
-// operations do.
-enum class Awaited : bool { no, yes };
-
 // Enqueues `run(copy of task)` behind everything that the stream and, by the rules of the legacy default stream, other
 // streams must finish first. Waits only where the queue is full.
-Position enqueue(cudaStream_t stream, Run run, const void* task, std::size_t bytes, Awaited awaited);
+Position enqueue(cudaStream_t stream, Run run, const void* task, std::size_t bytes);
 
 template <typename Task>
-Position enqueue(cudaStream_t stream, Task task, Awaited awaited = Awaited::no) {
+Position enqueue(cudaStream_t stream, Task task) {
   static_assert(sizeof(Task) <= kTaskBytes && std::is_trivially_copyable_v<Task>);
   return enqueue(
-      stream, [](void* copy) { (*static_cast<Task*>(copy))(); }, &task, sizeof(Task), awaited);
+      stream, [](void* copy) { (*static_cast<Task*>(copy))(); }, &task, sizeof(Task));
 }
 
 // The position behind all work enqueued on `stream` so far.
@@ -65,7 +61,7 @@ Position mark(cudaStream_t stream);
 
 bool passed(const Position& position);
 
-// Lets the calling thread wait for a position that somebody awaits.
+// Lets the calling thread wait for a position.
 void wait_for(const Position& position);
 
 // Lets all further work of `stream` wait for it.
@@ -102,8 +98,7 @@ struct CUstream_st {
  public:
   explicit CUstream_st(bool blocking);
 
-  std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes, workshop::cpu::Awaited awaited);
-  std::uint64_t push_marker();  // an operation that does nothing, to be waited for
+  std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes);
   std::uint64_t pushed() const { return tail_.load(); }
   bool passed(std::uint64_t number) const { return head_.load() > number; }
   bool idle() const { return head_.load() == tail_.load(); }
@@ -123,22 +118,23 @@ struct CUstream_st {
 
  private:
   static constexpr std::uint64_t kSlots = 1024;
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   struct Slot {
     workshop::cpu::Run run;
-    workshop::cpu::Awaited awaited;
     alignas(16) std::byte task[workshop::cpu::kTaskBytes];
   };
 
   void work(workshop::cpu::Worker* worker, std::uint64_t first);
+  void want(std::uint64_t number);
   void wait_for_room(std::uint64_t number);
   void wait_for_work(std::uint64_t number);
-  void finish(std::uint64_t number, workshop::cpu::Awaited awaited);
+  void finish(std::uint64_t number);
 
   std::vector<Slot> slots_{kSlots};
   std::mutex producer_;
   alignas(64) std::atomic<std::uint64_t> tail_ = 0;  // operations enqueued
   std::atomic<int> asleep_ = 0;                      // the worker is about to sleep
   alignas(64) std::atomic<std::uint64_t> head_ = 0;  // operations finished
-  std::atomic<int> finished_ = 0;                    // changes with every awaited operation that finishes
-  std::atomic<int> waiting_ = 0;                     // threads that wait for one
+  std::atomic<int> finished_ = 0;                    // changes with every wanted operation that finishes
+  std::atomic<std::uint64_t> wanted_ = kNone;        // the first operation that a thread waits for
 };

@@ -66,5 +66,5 @@ function(workshop_test name)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   add_test(NAME ${name} COMMAND ${command} WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
-                       ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
+                       ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=20;${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
 endfunction()

@@ -1,0 +1,516 @@
+#include "common/watchdog.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "common/device.h"
+#include "common/recorder.h"
+#include "common/verdict.h"
+
+namespace workshop {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallNote, operation, communicator, communicator_id, number, count, type, peer, place,
+                                   completed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CommunicatorNote, id, rank, collectives)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Note, rank, seconds, in_call, in_place, error, calls, communicators)
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+using namespace std::chrono_literals;
+
+constexpr auto kTick = 100ms;           // between two looks
+constexpr auto kAnswer = 2s;            // for the others to answer
+constexpr auto kAfterError = 1s;        // to wait for a communicator that has failed
+constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
+constexpr std::uint64_t kTold = 8;      // calls before the first that has not completed, and from it on
+
+// ---- the log of calls ----------------------------------------------------------------------------------------------
+
+struct Communicator {
+  ncclComm_t handle = nullptr;  // null once it is gone
+  std::uint64_t id = 0;
+  std::string name;
+  int rank = 0;
+  std::int64_t collectives = 0;
+  std::map<std::pair<bool, int>, std::int64_t> messages;  // sent to, and received from, each peer
+};
+
+struct Call {
+  enum State { issuing, enqueued, completed };
+  State state;
+  const char* operation;
+  Communicator* communicator;
+  std::int64_t number;
+  std::uint64_t count;
+  int type, peer;
+  const CallSite* site;
+  std::uint64_t end;            // the call whose event tells that this one has completed
+  cudaEvent_t event = nullptr;  // made for the first call in this place of the ring
+};
+
+// A ring: the calls [head, tail) have not completed; those before head are remembered until their place is taken. A
+// call that finds no place is not watched: the ones before it tell enough.
+struct Log {
+  std::mutex mutex;
+  std::map<std::uint64_t, Communicator> communicators;  // by id
+  std::map<ncclComm_t, Communicator*> open;
+  std::array<Call, kCalls> calls;
+  std::uint64_t head = 0, tail = 0;
+  Call& at(std::uint64_t index) { return calls[index % kCalls]; }
+};
+
+struct Address {
+  std::array<in_addr_t, 8> hosts;  // all of the machine's
+  in_port_t port;
+  std::uint64_t job;  // rank 0 chooses it: a note of another job is not taken for one of this
+};
+
+struct Watchdog {
+  Seconds timeout{0};
+  Ranks ranks;
+  Log log;
+  std::thread thread;
+  std::atomic<bool> stopping = false;                 // the job has come, or comes, to its end
+  std::atomic<const std::string*> failure = nullptr;  // what the program has found
+  int socket = -1;
+  std::uint64_t job = 0;
+  std::atomic<bool> connected = false;
+  std::vector<Address> addresses;  // by rank
+};
+
+// Never destroyed: a program that calls exit() leaves the thread running.
+Watchdog& watchdog() {
+  static Watchdog& watchdog = *new Watchdog;
+  return watchdog;
+}
+
+bool watching() { return watchdog().timeout.count() > 0; }
+
+// With the mutex of the log. A rank that is stuck in the allocator may hold locks that a question to the device needs.
+void note_completed_calls() {
+  const CallSite* site = InCall::current();
+  const std::string_view text = site == nullptr ? "" : site->text;
+  if (text.starts_with("cudaFree") || text.starts_with("cudaMalloc")) return;
+  Log& log = watchdog().log;
+  bool all_before = true;
+  for (std::uint64_t index = log.head; index < log.tail && (all_before || index < log.head + kTold); ++index) {
+    Call& call = log.at(index);
+    if (call.state == Call::enqueued && cudaEventQuery(log.at(call.end).event) == cudaSuccess) {
+      call.state = Call::completed;
+    }
+    all_before = all_before && call.state == Call::completed;
+    if (all_before) log.head = index + 1;
+  }
+}
+
+Communicator* find_communicator(ncclComm_t comm) {
+  const auto found = watchdog().log.open.find(comm);
+  return found == watchdog().log.open.end() ? nullptr : found->second;
+}
+
+// ---- what is stuck -------------------------------------------------------------------------------------------------
+
+bool starts_communication(std::string_view call) {
+  return call.starts_with("nccl") || call.starts_with("pnccl") || call.starts_with("MPI_");
+}
+
+// Something that changes while the rank gets on, and since when it has not.
+class Progress {
+ public:
+  Seconds unchanged(bool waiting, std::uint64_t value) {
+    if (!waiting || value != value_) since_ = Clock::now();
+    value_ = value;
+    return Clock::now() - since_;
+  }
+
+ private:
+  std::uint64_t value_ = 0;
+  Clock::time_point since_ = Clock::now();
+};
+
+// With the mutex of the log.
+std::string communicator_error() {
+  for (const auto& [handle, communicator] : watchdog().log.open) {
+    ncclResult_t error = ncclSuccess;
+    pncclCommGetAsyncError(handle, &error);
+    if (error == ncclSuccess || error == ncclInProgress) continue;
+    const char* detail = pncclGetLastError(handle);
+    return "communicator '" + communicator->name + "': " + pncclGetErrorString(error) +
+           (detail != nullptr && *detail != '\0' ? std::string(" (") + detail + ")" : "");
+  }
+  return "";
+}
+
+// Looks at this rank every tick.
+class Observer {
+ public:
+  // For how long the rank has waited for other ranks in the same call.
+  Seconds look() {
+    Log& log = watchdog().log;
+    const std::lock_guard lock(log.mutex);
+    note_completed_calls();
+    const CallSite* site = InCall::current();
+    const Seconds call = first_.unchanged(log.head < log.tail, log.head);
+    const Seconds program = program_.unchanged(site != nullptr, InCall::number());
+    error_ = communicator_error();
+    unchanged_ = std::max(call, program);
+    return site != nullptr && starts_communication(site->text) ? unchanged_ : call;
+  }
+  // For how long it has waited for anything.
+  Seconds unchanged() const { return unchanged_; }
+  // Of a communicator, at the last look.
+  const std::string& error() const { return error_; }
+
+ private:
+  Progress first_, program_;
+  Seconds unchanged_{0};
+  std::string error_;
+};
+
+// The folder and the name of a file are enough.
+std::string place(const CallSite* site) {
+  if (site == nullptr || site->line == 0) return "";
+  const std::string_view path = site->file;
+  std::size_t slash = path.rfind('/');
+  if (slash != std::string_view::npos && slash > 0) slash = path.rfind('/', slash - 1);
+  return std::string(path.substr(slash == std::string_view::npos ? 0 : slash + 1)) + ":" + std::to_string(site->line);
+}
+
+std::string type_name(int type) {
+  static constexpr const char* kNames[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
+                                           "uint64", "float16", "float32", "float64", "bfloat16"};
+  return type >= 0 && type < static_cast<int>(std::size(kNames)) ? kNames[type] : "";
+}
+
+Note make_note(Seconds stuck, const std::string& error) {
+  Log& log = watchdog().log;
+  const std::lock_guard lock(log.mutex);
+  note_completed_calls();
+  Note note{watchdog().ranks.rank, stuck.count(), "", "", error, {}, {}};
+  if (const CallSite* site = InCall::current()) {
+    note.in_call = site->text;
+    note.in_place = place(site);
+  }
+  const std::uint64_t kept = log.tail < kCalls ? 0 : log.tail - kCalls;
+  const std::uint64_t first = log.head < kept + kTold ? kept : log.head - kTold;
+  for (std::uint64_t index = first; index < std::min(log.tail, log.head + kTold); ++index) {
+    const Call& call = log.at(index);
+    note.calls.push_back({call.operation, call.communicator->name, call.communicator->id, call.number, call.count,
+                          type_name(call.type), call.peer, place(call.site), call.state == Call::completed});
+  }
+  for (const auto& [id, communicator] : log.communicators) {
+    note.communicators.push_back({id, communicator.rank, communicator.collectives});
+  }
+  return note;
+}
+
+// ---- talking to the other ranks ------------------------------------------------------------------------------------
+
+// A datagram each way is all that is needed, and works whatever NCCL and MPI are stuck in.
+void open_socket(Address& self) {
+  int& file = watchdog().socket;
+  file = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  socklen_t size = sizeof any;
+  if (file < 0 || bind(file, reinterpret_cast<sockaddr*>(&any), size) != 0 ||
+      getsockname(file, reinterpret_cast<sockaddr*>(&any), &size) != 0) {
+    fail(kFailed,
+         std::string("the watchdog has no socket: ") + std::strerror(errno) + "; WORKSHOP_TIMEOUT=0 does without");
+  }
+  self.port = any.sin_port;
+  ifaddrs* list = nullptr;
+  std::size_t count = 0;
+  if (getifaddrs(&list) != 0) return;
+  for (const ifaddrs* i = list; i != nullptr && count < self.hosts.size(); i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_UP) == 0) continue;
+    self.hosts[count++] = reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr.s_addr;
+  }
+  freeifaddrs(list);
+}
+
+// To all addresses of all other ranks: which of them lead there is not known, and who is not meant does not mind.
+void send_note(const std::string& text) {
+  for (int rank = 0; rank < watchdog().ranks.world; ++rank) {
+    if (rank == watchdog().ranks.rank) continue;
+    const Address& address = watchdog().addresses[rank];
+    for (const in_addr_t host : address.hosts) {
+      if (host == 0) continue;
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_addr.s_addr = host;
+      to.sin_port = address.port;
+      sendto(watchdog().socket, text.data(), text.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+    }
+  }
+}
+
+// Waits so long for a note of this job.
+std::optional<Note> receive_note(std::chrono::milliseconds patience) {
+  pollfd ready{watchdog().connected ? watchdog().socket : -1, POLLIN, 0};
+  if (poll(&ready, 1, static_cast<int>(patience.count())) <= 0) return std::nullopt;
+  static std::array<char, 1 << 16> buffer;
+  const ssize_t length = recv(ready.fd, buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (length <= 0) return std::nullopt;
+  try {
+    const auto json = nlohmann::json::parse(buffer.data(), buffer.data() + length);
+    if (json.at("job") == watchdog().job) return json.at("note").get<Note>();
+  } catch (const nlohmann::json::exception&) {
+    // not from a watchdog
+  }
+  return std::nullopt;
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void abort_communicators() {
+  // Aborting may itself not come to an end.
+  std::signal(SIGALRM, [](int) { _exit(kStuck); });
+  alarm(5);
+  for (const auto& [handle, communicator] : watchdog().log.open) pncclCommAbort(handle);
+  // Every launcher ends the job when a rank fails. MPI_Abort would clean up, in memory that calls which did not fit
+  // together may have destroyed.
+  _exit(kStuck);
+}
+
+// The notes of all ranks that answer, by rank.
+std::map<int, Note> exchange_notes(const Note& mine) {
+  const std::string text = nlohmann::json{{"job", watchdog().job}, {"note", mine}}.dump();
+  std::map<int, Note> notes = {{mine.rank, mine}};
+  if (!watchdog().connected) return notes;
+  const auto all_are_here = [&] { return static_cast<int>(notes.size()) == watchdog().ranks.world; };
+  for (int tick = 0; tick < kAnswer / kTick && !all_are_here(); ++tick) {
+    send_note(text);
+    const auto next = Clock::now() + kTick;
+    while (Clock::now() < next && !all_are_here()) {
+      if (const auto note = receive_note(kTick)) notes.insert_or_assign(note->rank, *note);
+    }
+  }
+  send_note(text);  // for those that came after the last one
+  return notes;
+}
+
+// Whether notes still come in. A rank that was stopped meanwhile finds old ones: it is woken up only to be ended.
+bool others_are_waiting() {
+  while (receive_note(0ms)) {
+  }
+  return receive_note(3 * kTick).has_value();
+}
+
+// Every rank that is able to says where it is; the lowest of them says what is wrong.
+[[noreturn]] void end_stuck_job(Seconds stuck, const std::string& error) {
+  InCall::hold();
+  const Note mine = make_note(stuck, error);
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", describe(mine).c_str());
+  std::vector<Note> notes;
+  for (const auto& [rank, note] : exchange_notes(mine)) notes.push_back(note);
+  const bool first = watchdog().connected ? notes[0].rank == mine.rank : first_of_job();
+  // Who ends first takes the others along: all should have said their line by then, and the first of them the verdict.
+  std::this_thread::sleep_for(first ? 200ms : kAnswer + 1s);
+  if (first) {
+    const std::string verdict = watchdog().connected ? find_verdict(notes, watchdog().ranks.world)
+                                                     : "missing rank: not all of the job's ranks came to this call";
+    std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
+  }
+  abort_communicators();
+}
+
+void watch(int device) {
+  cudaSetDevice(device);
+  Observer observer;
+  while (!watchdog().stopping) {
+    const bool called = receive_note(kTick) && others_are_waiting();
+    const Seconds stuck = observer.look();
+    if (const std::string* failure = watchdog().failure) end_stuck_job(observer.unchanged(), *failure);
+    const Seconds limit =
+        observer.error().empty() ? watchdog().timeout : std::min<Seconds>(watchdog().timeout, kAfterError);
+    if (called || stuck > limit) end_stuck_job(observer.unchanged(), observer.error());
+  }
+}
+
+[[noreturn]] void leave_to_the_watchdog(const std::string& failure) {
+  watchdog().failure = new std::string(failure);
+  for (;;) pause();
+}
+
+// For exit() in the middle of a job, which the other ranks would not notice.
+void report_exit() {
+  if (watchdog().stopping) return;
+  static constexpr CallSite site = {"exit()", "", 0};
+  const InCall in_call(site);
+  leave_to_the_watchdog("the program ends before its job");
+}
+
+Seconds read_timeout() {
+  const char* text = std::getenv("WORKSHOP_TIMEOUT");
+  if (text == nullptr || *text == '\0') return 60s;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds >= 0) || !(seconds < 1e6)) {
+    usage_error(std::string("WORKSHOP_TIMEOUT is '") + text + "'; expected seconds, or 0 for no deadline");
+  }
+  return Seconds(seconds);
+}
+
+}  // namespace
+
+void InCall::wait_for_the_end() {
+  for (;;) pause();
+}
+
+void start_watchdog(const Ranks& ranks) {
+  const Seconds timeout = read_timeout();
+  if (ranks.world == 1) return;
+  watchdog().ranks = ranks;
+  watchdog().timeout = timeout;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  if (!watching()) return;
+  watchdog().thread = std::thread(watch, device);
+  std::atexit(report_exit);
+}
+
+void connect_watchdogs(ncclComm_t world) {
+  if (!watching()) return;
+  Watchdog& w = watchdog();
+  std::vector<Address> all(w.ranks.world);
+  Address& self = all[w.ranks.rank];
+  open_socket(self);
+  std::random_device random;
+  self.job = static_cast<std::uint64_t>(random()) << 32 | random();
+  const Stream stream;
+  Address* device = nullptr;  // not a DeviceBuffer: it is no memory of the program
+  const std::size_t bytes = all.size() * sizeof(Address);
+  CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&device), bytes));
+  CUDA_CHECK(cudaMemcpyAsync(device, all.data(), bytes, cudaMemcpyHostToDevice, stream));
+  NCCL_CHECK(pncclAllGather(device + w.ranks.rank, device, sizeof(Address), ncclChar, world, stream));
+  CUDA_CHECK(cudaMemcpyAsync(all.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
+  stream.synchronize();
+  CUDA_CHECK(cudaFree(device));
+  w.job = all[0].job;
+  w.addresses = all;
+  w.connected = true;
+}
+
+void stop_watchdog() {
+  if (!watching()) return;
+  watchdog().stopping = true;
+  watchdog().thread.join();
+}
+
+void dismiss_watchdog() { watchdog().stopping = true; }
+
+void report_failed_communicators(const std::string& error) {
+  if (!watching()) return;
+  std::string of_communicator;
+  {
+    const std::lock_guard lock(watchdog().log.mutex);
+    of_communicator = communicator_error();
+  }
+  if (of_communicator.empty()) return;
+  leave_to_the_watchdog(error.empty() ? of_communicator : error);
+}
+
+// ---- what the ledger tells -----------------------------------------------------------------------------------------
+
+void watch_communicator(ncclComm_t comm, std::uint64_t id, const std::string& name) {
+  if (!watching()) return;
+  int rank = 0;
+  NCCL_CHECK(pncclCommUserRank(comm, &rank));
+  Log& log = watchdog().log;
+  const std::lock_guard lock(log.mutex);
+  Communicator& communicator = log.communicators[id];
+  communicator.handle = comm;
+  communicator.id = id;
+  communicator.name = name;
+  communicator.rank = rank;
+  log.open[comm] = &communicator;
+}
+
+void rename_watched(ncclComm_t comm, const std::string& name) {
+  if (!watching()) return;
+  const std::lock_guard lock(watchdog().log.mutex);
+  if (Communicator* communicator = find_communicator(comm)) communicator->name = name;
+}
+
+void forget_communicator(ncclComm_t comm) {
+  if (!watching()) return;
+  const std::lock_guard lock(watchdog().log.mutex);
+  watchdog().log.open.erase(comm);
+}
+
+WatchedCall begin_call(const char* operation, std::size_t count, int type, int peer, ncclComm_t comm,
+                       cudaStream_t stream) {
+  if (!watching()) return {};
+  Log& log = watchdog().log;
+  const std::lock_guard lock(log.mutex);
+  Communicator* communicator = find_communicator(comm);
+  if (communicator == nullptr) return {};
+  const std::string_view name = operation;
+  const bool sends = name == "ncclSend", receives = name == "ncclRecv";
+  std::int64_t& calls = sends || receives ? communicator->messages[{sends, peer}] : communicator->collectives;
+  ++calls;
+  if (log.tail - log.head == kCalls) note_completed_calls();
+  if (log.tail - log.head == kCalls) return {};
+  const std::uint64_t index = log.tail++;
+  cudaEvent_t event = log.at(index).event;
+  log.at(index) = {Call::issuing, operation, communicator, calls, count, type, peer, InCall::current(), index, event};
+  return {static_cast<std::int64_t>(index), stream};
+}
+
+void calls_enqueued(std::span<const WatchedCall> calls) {
+  // One event tells for all calls of a group on the same stream: that behind the last of them.
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    if (call->index < 0) continue;
+    const auto last = std::find_if(calls.rbegin(), call,
+                                   [&](auto& other) { return other.index >= 0 && other.stream == call->stream; });
+    Call& entry = watchdog().log.at(call->index);
+    if (last == call) {
+      // Without the mutex: it may wait for room in the stream, and nobody else touches this event before the end.
+      if (entry.event == nullptr) CUDA_CHECK(cudaEventCreateWithFlags(&entry.event, cudaEventDisableTiming));
+      CUDA_CHECK(cudaEventRecord(entry.event, call->stream));
+    }
+    const std::lock_guard lock(watchdog().log.mutex);
+    entry.end = last->index;
+    entry.state = Call::enqueued;
+  }
+}
+
+void call_ended(const WatchedCall& call) {
+  if (call.index < 0) return;
+  const std::lock_guard lock(watchdog().log.mutex);
+  watchdog().log.at(call.index).state = Call::completed;
+}
+
+std::uint64_t id_of_split(const WatchedCall& call, int color) {
+  if (call.index < 0) return 0;
+  const std::lock_guard lock(watchdog().log.mutex);
+  const Call& split = watchdog().log.at(call.index);
+  return std::hash<std::string>()(std::to_string(split.communicator->id) + " " + std::to_string(split.number) + " " +
+                                  std::to_string(color));
+}
+
+}  // namespace workshop

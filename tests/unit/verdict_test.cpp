@@ -1,0 +1,101 @@
+// What the watchdog says, from the notes of stuck ranks.
+#include "common/verdict.h"
+
+#include <gtest/gtest.h>
+
+namespace workshop {
+namespace {
+
+constexpr std::uint64_t kWorld = 7, kPair = 8;
+
+CallNote collective(std::int64_t number, const std::string& operation, std::uint64_t count, bool completed = false) {
+  return {operation, "world", kWorld, number, count, "float32", -1, "a.cu:1", completed};
+}
+
+CallNote message(const std::string& operation, int peer, std::uint64_t count = 4) {
+  return {operation, "pair", kPair, 1, count, "float32", peer, "a.cu:2", false};
+}
+
+// A rank that has made `collectives` calls on the world and is, on a communicator of ranks 2 and 3, rank `rank` - 2.
+Note note(int rank, std::int64_t collectives, std::vector<CallNote> calls, const std::string& in_call = "") {
+  return {rank,
+          1.5,
+          in_call,
+          in_call.empty() ? "" : "a.cu:3",
+          "",
+          std::move(calls),
+          {{kWorld, rank, collectives}, {kPair, rank - 2, 0}}};
+}
+
+bool starts_with(const std::string& text, const std::string& beginning) { return text.starts_with(beginning); }
+
+TEST(Verdict, DifferentCountsOperationsAndRoots) {
+  const CallNote sum = collective(3, "ncclAllReduce", 8);
+  CallNote rooted = collective(3, "ncclBroadcast", 8), other_root = rooted;
+  rooted.peer = 0, other_root.peer = 1;
+  const auto verdict = [](const CallNote& a, const CallNote& b) {
+    return find_verdict({note(0, 3, {a}), note(1, 3, {b})}, 2);
+  };
+  EXPECT_EQ(verdict(sum, collective(3, "ncclAllReduce", 4)),
+            "different counts: rank 0 calls ncclAllReduce of 8 float32 (collective 3 of 'world', a.cu:1), "
+            "rank 1 calls ncclAllReduce of 4 float32 (collective 3 of 'world', a.cu:1)");
+  EXPECT_PRED2(starts_with, verdict(sum, rooted), "different operations: ");
+  EXPECT_PRED2(starts_with, verdict(rooted, other_root), "different roots: ");
+}
+
+TEST(Verdict, TheFirstDifferenceCounts) {
+  const Note a = note(0, 3, {collective(2, "ncclAllReduce", 8, true), collective(3, "ncclAllReduce", 1)});
+  const Note b = note(1, 3, {collective(2, "ncclAllReduce", 4, true), collective(3, "ncclBroadcast", 1)});
+  EXPECT_PRED2(starts_with, find_verdict({a, b}, 2), "different counts: rank 0 calls ncclAllReduce of 8");
+}
+
+TEST(Verdict, ACallThatOneRankLeavesOut) {
+  const Note a = note(0, 3, {collective(2, "ncclAllReduce", 8), collective(3, "ncclBroadcast", 1)});
+  const Note b = note(1, 2, {collective(2, "ncclBroadcast", 1)});
+  EXPECT_PRED2(starts_with, find_verdict({a, b}, 2),
+               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+  EXPECT_PRED2(starts_with, find_verdict({b, a}, 2),
+               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+}
+
+TEST(Verdict, ARankThatDoesNotAnswer) {
+  const Note a = note(0, 2, {collective(2, "ncclAllReduce", 8)});
+  EXPECT_PRED2(starts_with, find_verdict({a}, 3), "missing rank: ranks 1, 2 do not answer");
+}
+
+TEST(Verdict, ACallThatWasNotMade) {
+  const Note a = note(0, 2, {collective(2, "ncclAllReduce", 8)});
+  const std::string verdict = find_verdict({a, note(1, 1, {}, "cudaFree")}, 2);
+  EXPECT_PRED2(starts_with, verdict,
+               "missing call: rank 1 has not made the call that rank 0 waits in, ncclAllReduce of 8");
+  EXPECT_TRUE(verdict.ends_with("; it is in cudaFree (a.cu:3)")) << verdict;
+}
+
+TEST(Verdict, Messages) {
+  const auto verdict = [](const CallNote& a, const CallNote& b) {
+    return find_verdict({note(2, 0, {a}), note(3, 0, {b})}, 4);
+  };
+  EXPECT_PRED2(starts_with, verdict(message("ncclSend", 1), message("ncclRecv", 0, 5)), "different counts: ");
+  const auto of_all = [](const CallNote& a, const CallNote& b) {
+    return find_verdict({note(0, 0, {}), note(1, 0, {}), note(2, 0, {a}), note(3, 0, {b})}, 4);
+  };
+  EXPECT_PRED2(starts_with, of_all(message("ncclSend", 1), message("ncclSend", 0)), "all send first: ranks 2, 3 ");
+  EXPECT_PRED2(starts_with, of_all(message("ncclRecv", 1), message("ncclRecv", 0)), "all receive first: ranks 2, 3 ");
+  EXPECT_PRED2(starts_with, of_all(message("ncclRecv", 1), collective(1, "ncclAllReduce", 1)), "missing call: ");
+}
+
+TEST(Verdict, CallsThatFitTogether) {
+  const CallNote call = collective(1, "ncclAllReduce", 8);
+  EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks fit");
+}
+
+TEST(Verdict, LineOfARank) {
+  EXPECT_EQ(
+      describe(note(1, 2, {collective(1, "ncclAllReduce", 8, true), message("ncclRecv", 0)}, "cudaFree")),
+      "rank 1 waits in ncclRecv of 4 float32 from rank 0 (number 1 of 'pair', a.cu:2) for 1.5 s; the program is in "
+      "cudaFree (a.cu:3); last completed: ncclAllReduce of 8 float32 (collective 1 of 'world', a.cu:1)");
+  EXPECT_EQ(describe(note(0, 0, {})), "rank 0 waits in no NCCL call and is in no other; last completed: none");
+}
+
+}  // namespace
+}  // namespace workshop

@@ -1,0 +1,88 @@
+// Ranks that do not do what the others wait for, one way a run:
+//
+//   misbehave --fault skip|count|operation|send-first|leave|exit|kill|stop|compute|none
+//
+// The last rank is at fault; send first do all.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "common/device.h"
+#include "common/job.h"
+
+namespace {
+
+using namespace workshop;
+
+struct Group {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int rank, world;
+  std::size_t count;
+};
+
+void all_reduce(const DeviceBuffer<float>& data, std::size_t count, const Group& group) {
+  NCCL_CHECK(ncclAllReduce(data.data(), data.data(), count, ncclFloat, ncclSum, group.comm, group.stream));
+}
+
+void reduce(const DeviceBuffer<float>& data, const Group& group) {
+  NCCL_CHECK(ncclReduce(data.data(), data.data(), group.count, ncclFloat, ncclSum, 0, group.comm, group.stream));
+}
+
+void broadcast(const DeviceBuffer<float>& data, const Group& group) {
+  NCCL_CHECK(ncclBroadcast(data.data(), data.data(), group.count, ncclFloat, 0, group.comm, group.stream));
+}
+
+// Round the ring, without a group.
+void send_first(const DeviceBuffer<float>& data, const Group& group) {
+  const int next = (group.rank + 1) % group.world, previous = (group.rank + group.world - 1) % group.world;
+  NCCL_CHECK(ncclSend(data.data(), group.count, ncclFloat, next, group.comm, group.stream));
+  NCCL_CHECK(ncclRecv(data.data(), group.count, ncclFloat, previous, group.comm, group.stream));
+}
+
+// What the rank at fault does instead of the second all-reduce. False where it leaves the job.
+bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const Group& group) {
+  if (fault == "count") all_reduce(data, group.count / 2, group);
+  if (fault == "operation") reduce(data, group);
+  if (fault == "exit") std::exit(0);
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "stop") raise(SIGSTOP);
+  if (fault == "compute") sleep(60);
+  return fault != "leave";
+}
+
+void run(const std::string& fault, const Group& group) {
+  const DeviceBuffer<float> data(group.count, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(data.data(), 0, data.bytes(), group.stream));
+  all_reduce(data, group.count, group);
+  if (fault == "send-first") {
+    send_first(data, group);
+  } else if (fault != "none" && group.rank == group.world - 1) {
+    CUDA_CHECK(cudaStreamSynchronize(group.stream));
+    if (!misbehave(fault, data, group)) return;
+  } else {
+    all_reduce(data, group.count, group);
+  }
+  broadcast(data, group);
+  CUDA_CHECK(cudaStreamSynchronize(group.stream));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string fault = "none";
+  int count = 1 << 16;
+  Options options("misbehave", "ranks that do not do what others wait for");
+  options.without_training();
+  options.add("--fault", fault, "what goes wrong",
+              {"none", "skip", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute"});
+  options.add("--count", count, "elements", /*at_least=*/2);
+  options.parse(argc, argv);
+  const Job job(options);
+  const Stream stream;
+  run(fault, {job.comm(), stream, job.rank(), job.world(), static_cast<std::size_t>(count)});
+  print0("done\n");
+}
