@@ -5,9 +5,6 @@
 #
 # starts the chapter's program, by default DEFAULT, on all of the job's nodes, with the options given.
 set -u
-die() { echo "$SLURM_JOB_NAME: $1" >&2; exit 2; }
-
-[[ -e slurm/site.sh ]] || die "submit jobs in the workshop's folder; $PWD is not"
 # shellcheck disable=SC1091  # it is checked by itself
 source slurm/site.sh
 chapter=$1 program=$2 folder=$WORKSHOP_BUILD
@@ -15,15 +12,19 @@ shift 2
 if [[ ${1-} == [!-]* ]]; then program=$1; shift; fi
 if [[ ${1-} == --solution ]]; then folder+=/solutions; shift; fi
 program=$folder/$chapter/$program
-[[ -x $program ]] || die "there is no program '$program'; './workshop setup --backend $WORKSHOP_BACKEND' builds it"
+if [[ ! -x $program ]]; then
+  echo "job.sh: there is no program '$program'; './workshop setup --backend $WORKSHOP_BACKEND' builds it" >&2
+  exit 2
+fi
 
 # A program that is not linked to MPI needs no one to start it for it.
 mpi=$WORKSHOP_SRUN_MPI
 ldd "$program" 2>/dev/null | grep -q libmpi || mpi=none
 
-# Where ranks without MPI meet: the first node, at a port that another job on that node does not have.
+# Where ranks without MPI meet, the first node, and where ncclras finds them: ports that other jobs do not have.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export MASTER_ADDR=${nodes[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR=${nodes[0]} MASTER_PORT=$((20000 + 2 * (SLURM_JOB_ID % 4000)))
+export NCCL_RAS_ADDR=localhost:$((MASTER_PORT + 1))
 if [[ $WORKSHOP_INTERFACE ]]; then
   export NCCL_SOCKET_IFNAME=$WORKSHOP_INTERFACE OMPI_MCA_btl_tcp_if_include=$WORKSHOP_INTERFACE
 fi

@@ -6,12 +6,13 @@
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-my-project}
 # export SBATCH_PARTITION=${SBATCH_PARTITION:-gpu}
 
-# The modules that the programs were built with.
+# The modules that the programs were built with. Where jobs do not know 'module', source its init file first.
 # module load gcc/12 cuda/12.4 nccl openmpi cmake
 
 # What the nodes have: cuda or, without GPUs, cpu; and how many GPUs a node, which 'submit --nodes 2' takes all of.
 export WORKSHOP_BACKEND=${WORKSHOP_BACKEND:-cuda}
 export WORKSHOP_GPUS_PER_NODE=${WORKSHOP_GPUS_PER_NODE:-4}
+[[ $WORKSHOP_BACKEND == cuda ]] || export SBATCH_GPUS_PER_NODE=0
 
 # Where the programs are, on a file system that all nodes see.
 export WORKSHOP_BUILD=${WORKSHOP_BUILD:-build/$WORKSHOP_BACKEND}
