@@ -112,7 +112,7 @@ bad_input(solution.02.bad.world "RANK and WORLD_SIZE say rank 0 of 2, but mpirun
           PROGRAM env RANK=0 WORLD_SIZE=2 ${ddp})
 bad_input(solution.02.bad.world_size "WORLD_SIZE is 'two'. expected a whole number" RANKS 1
           PROGRAM env RANK=0 WORLD_SIZE=two ${ddp})
-bad_input(solution.02.bad.rank "rank 4 does not exist in a job of 4 ranks" RANKS 1
+bad_input(solution.02.bad.rank "RANK is 4, but WORLD_SIZE is 4: ranks are counted from 0" RANKS 1
           PROGRAM env RANK=4 WORLD_SIZE=4 LOCAL_RANK=0 ${ddp})
-bad_input(solution.02.bad.no_master "MASTER_ADDR is not set. 4 ranks without mpirun need rank 0's address" RANKS 1
+bad_input(solution.02.bad.torchrun "the cpu backend starts several ranks with mpirun or srun --mpi=pmix. found torchrun.s variables" RANKS 1
           PROGRAM env RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 ${ddp})
