@@ -179,6 +179,7 @@ void write_json(std::ostream& json, const std::string& op, int world, const std:
     separator = ",";
   }
   json << "]}\n";
+  if (!json.flush()) fail(kFailed, "the file of --json cannot be written to its end");
 }
 
 }  // namespace

@@ -58,12 +58,13 @@ void add_options(Options& options, Settings& s) {
   };
   add_link("node", s.node, "within a node");
   add_link("network", s.network, "between nodes");
-  options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1);
-  options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1);
-  options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1);
+  options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
+  options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
+  options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
   options.add("--zero", s.zero, "what the replicas share out: stage 0 to 3 of ZeRO", {"0", "1", "2", "3", "any"});
   options.add_flag("--prefetch", s.prefetch, "stage 3 gathers the next layer behind the work on one (06_fsdp/fsdp)");
-  options.add("--micro-batches", s.micro_batches, "of a replica; default: 4 a stage or more, 1 without a pipeline", 1);
+  options.add("--micro-batches", s.micro_batches, "of a replica; default: 4 a stage or more, 1 without a pipeline", 1,
+              1 << 20);
   options.add("--rows", s.rows, "rows of the table", 1);
   options.add("--json", s.json, "write all plans to this file", {});
 }
@@ -240,6 +241,7 @@ void write_json(std::ostream& json, const std::vector<Plan>& plans, const Model&
     separator = ",\n";
   }
   json << "]}\n";
+  if (!json.flush()) fail(kFailed, "the file of --json cannot be written to its end");
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 
 }  // namespace
 
-// MPI's launcher ends the other ranks when one aborts; every other launcher does when one fails.
+// MPI's launcher ends the other ranks when one aborts; other launchers do when one fails, srun with --kill-on-bad-exit.
 void end_job(int status) {
   dismiss_watchdog();
   std::fflush(stdout);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +22,7 @@
 #include "common/job.h"
 #include "common/recorder.h"
 #include "common/safetensors.h"
+#include "common/watchdog.h"
 
 namespace workshop {
 namespace {
@@ -59,11 +61,24 @@ std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
-    if (number.size() < 8 || number.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (is_checkpoint(entry.path())) steps.push_back(std::stoi(number));
+    int step = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
+    if (error != std::errc() || folder_name(prefix, step) != name) continue;
+    if (is_checkpoint(entry.path())) steps.push_back(step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+// Throws if `folder` holds checkpoints that a run to be saved there would take for its own: those of another run, and
+// those that it would come to again. `step` is that of its own from which it goes on, -1 if there is none.
+void require_room(const std::string& folder, int step) {
+  std::vector<int> steps = steps_in(folder, "step-");
+  if (step < 0 && steps.empty()) steps = steps_in(folder, "best-");
+  if (steps.empty() || steps.back() <= step) return;
+  throw std::runtime_error(folder + " holds a checkpoint of step " + std::to_string(steps.back()) +
+                           " already: --resume " + folder +
+                           " goes on from there, --checkpoints may name another folder");
 }
 
 // Returns when all that `path`, a file or a folder, consists of is on the disk.
@@ -96,6 +111,16 @@ std::string find_checkpoint(const fs::path& folder) {
   if (is_checkpoint(folder)) return folder;
   const std::vector<int> steps = steps_in(folder, "step-");
   return steps.empty() ? "" : (folder / folder_name("step-", steps.back())).string();
+}
+
+CheckpointIndex read_index(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "index.json";
+  const std::string text = read_text(path);
+  try {
+    return parse_index(text);
+  } catch (const std::runtime_error& failed) {
+    throw std::runtime_error(path.string() + ": " + failed.what());
+  }
 }
 
 // ---- reading -------------------------------------------------------------------------------------------------------
@@ -144,11 +169,13 @@ class Reader {
   std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
 };
 
-// The options without whose values the state means nothing.
+// The options without whose values the state means nothing; kOrder only within an epoch.
+constexpr const char* kOrder = "shuffle";
 std::map<std::string, std::string> settings_of(const Options& options) {
   const Json all = Json::parse(options.json());
   std::map<std::string, std::string> settings;
-  for (const char* name : {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads"}) {
+  for (const char* name :
+       {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads", kOrder}) {
     settings[name] = all.value(name, Json(0)).dump();
   }
   return settings;
@@ -243,6 +270,17 @@ std::vector<std::string> Checkpoints::exchange(const std::string& text) const {
   return texts;
 }
 
+// Works on every rank. What goes wrong on one must not leave the others waiting: it ends the job for all of them.
+void Checkpoints::attempt(int status, const std::function<void()>& work) const {
+  std::string error;
+  try {
+    work();
+  } catch (const std::exception& failed) {
+    error = failed.what();
+  }
+  agree(error, status);
+}
+
 // Returns if no rank has an error; all ranks wait for each other here. Else ends the job with the first one.
 void Checkpoints::agree(const std::string& error, int status) const {
   for (const std::string& text : exchange(error)) {
@@ -253,63 +291,56 @@ void Checkpoints::agree(const std::string& error, int status) const {
 // ---- loading -------------------------------------------------------------------------------------------------------
 
 Progress Checkpoints::resume(LossLog& losses) {
-  const std::string &target = options_.checkpoints, &source = options_.resume;
-  if (target.empty() && source.empty()) return {};
+  if (options_.checkpoints.empty() && options_.resume.empty()) return {};
+  const SlowFiles slow_files;
+  const std::string found = find();
+  CheckpointIndex index;
+  bool own = false;  // the checkpoint is in the folder that this run writes to
+  attempt(kUsage, [&] {
+    if (!found.empty()) index = read_index(found);
+    if (rank_ > 0 || options_.checkpoints.empty()) return;
+    own = !found.empty() && fs::equivalent(fs::canonical(found).parent_path(), options_.checkpoints);
+    require_room(options_.checkpoints, own ? index.step : -1);
+  });
+  step_ = index.step;
+  if (!exchange(own ? "own" : "")[0].empty()) saved_ = step_;
+  Progress progress;
+  if (!found.empty()) {
+    attempt(kUsage, [&] { progress = load(index, found); });
+    print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step, index.program.c_str(),
+           index.ranks);
+  } else if (!options_.resume.empty()) {
+    print0("No checkpoint in %s yet: starting at the beginning\n", options_.resume.c_str());
+  }
+  epoch_ = progress.epoch;
+  batches_ = progress.batch;
+  losses.start_at(step_);
+  return progress;
+}
 
+// The checkpoint to go on from; empty if there is none. Makes the folder to write to.
+std::string Checkpoints::find() const {
   // Rank 0 looks, so that all ranks choose the same one.
-  std::string found, error;
-  if (rank_ == 0) {
+  std::string found;
+  attempt(kUsage, [&] {
+    if (rank_ > 0) return;
+    const std::string &target = options_.checkpoints, &source = options_.resume;
     try {
       if (!source.empty()) found = find_checkpoint(source);
       if (found.empty() && !source.empty() && source != target)
-        error = "--resume is '" + source + "'; there is no checkpoint";
+        throw std::runtime_error("--resume is '" + source + "'; there is no checkpoint");
       if (!target.empty()) fs::create_directories(target);
     } catch (const fs::filesystem_error& failed) {
-      error = failed.path1().string() + ": " + failed.code().message();
+      throw std::runtime_error(failed.path1().string() + ": " + failed.code().message());
     }
-  }
-  agree(error, kUsage);
-  found = exchange(found)[0];
-
-  Progress progress;
-  if (!found.empty()) {
-    CheckpointIndex index;
-    try {
-      const std::string path = fs::path(found) / "index.json", text = read_text(path);
-      try {
-        index = parse_index(text);
-      } catch (const std::runtime_error& failed) {
-        throw std::runtime_error(path + ": " + failed.what());
-      }
-      progress = load(index, found);
-    } catch (const std::runtime_error& failed) {
-      error = failed.what();
-    }
-    agree(error, kUsage);
-    print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step, index.program.c_str(),
-           index.ranks);
-  } else if (!source.empty()) {
-    print0("No checkpoint in %s yet: starting at the beginning\n", source.c_str());
-  }
-
-  if (rank_ == 0 && !target.empty()) {
-    const std::vector<int> steps = steps_in(target, "step-");
-    if (!steps.empty() && steps.back() > progress.step) {
-      error = target + " holds a checkpoint of step " + std::to_string(steps.back()) +
-              ", which this run would come to again: --resume " + target +
-              " goes on from there, --checkpoints may name another folder";
-    }
-  }
-  agree(error, kUsage);
-  step_ = progress.step;
-  if (!found.empty() && source == target) saved_ = step_;
-  losses.start_at(step_);
-  return progress;
+  });
+  return exchange(found)[0];
 }
 
 // Loads this rank's state. Throws std::runtime_error with what is wrong.
 Progress Checkpoints::load(const CheckpointIndex& index, const std::string& folder) {
   for (const auto& [name, value] : settings_of(options_)) {
+    if (name == kOrder && index.samples == 0) continue;
     const auto saved = index.settings.find(name);
     const std::string other = saved == index.settings.end() ? "none" : saved->second;
     if (value != other) {
@@ -325,6 +356,11 @@ Progress Checkpoints::load(const CheckpointIndex& index, const std::string& fold
                              std::to_string(replicas_) + " replica(s) go through at once");
   }
   progress.batch = index.samples / at_once;
+  if (index.samples > 0 && options_.shuffle && index.random.empty() != (sampler_ == nullptr)) {
+    throw std::runtime_error("the checkpoint " + folder + " is " + std::to_string(index.samples) +
+                             " samples into an epoch whose order " + index.program + " shuffled, and " +
+                             options_.program() + " shuffles in another way; the end of an epoch fits both");
+  }
   for (const auto& [name, value] : numbers_) {
     if (index.numbers.contains(name)) *value = index.numbers.at(name);
   }
@@ -368,18 +404,9 @@ void Checkpoints::save(const std::string& prefix) {
   const fs::path unfinished = fs::path(options_.checkpoints) / ("." + folder.filename().string());
   const bool full = options_.checkpoint_format == "full";
   CheckpointIndex index = describe();
-  std::string error, files;
-  // What went wrong on a rank must not leave the others waiting: each goes on to the next agree().
-  const auto attempt = [&](const std::function<void()>& work) {
-    try {
-      work();
-    } catch (const std::exception& failed) {
-      error = failed.what();
-    }
-    agree(error, kFailed);
-  };
+  const SlowFiles slow_files;
   bool there = false;  // of a run that came as far as here before
-  attempt([&] {
+  attempt(kFailed, [&] {
     if (rank_ > 0) return;
     there = is_checkpoint(folder);
     if (there) return;
@@ -391,7 +418,7 @@ void Checkpoints::save(const std::string& prefix) {
 
   CUDA_CHECK(cudaStreamSynchronize(stream_));
   place_parts(index);
-  attempt([&] { full ? write_full(index, unfinished) : write_sharded(index, unfinished); });
+  attempt(kFailed, [&] { full ? write_full(index, unfinished) : write_sharded(index, unfinished); });
   Json mine = Json::object();
   for (const auto& [name, file] : index.files) {
     if (file.bytes > 0) mine[name] = {file.bytes, file.checksum};
@@ -400,7 +427,7 @@ void Checkpoints::save(const std::string& prefix) {
     const Json theirs = Json::parse(text);
     for (const auto& [name, file] : theirs.items()) index.files[name] = {file[0], file[1]};
   }
-  attempt([&] {
+  attempt(kFailed, [&] {
     if (rank_ > 0) return;
     write_text(unfinished / "index.json", to_text(index));
     flush_to_disk(unfinished);
@@ -534,6 +561,7 @@ void Checkpoints::download(const TensorPart& part, float* host) {
 
 // The part may be in the host's memory, from which NCCL does not send.
 void Checkpoints::send(const TensorPart& part) {
+  const OffTheRecord off_the_record;
   DeviceBuffer<float> staged(part.count(), Memory::data);
   CUDA_CHECK(cudaMemcpyAsync(staged.data(), part.values, staged.bytes(), cudaMemcpyDefault, stream_));
   NCCL_CHECK(ncclSend(staged.data(), part.count(), ncclFloat, 0, comm_, stream_));
@@ -541,6 +569,7 @@ void Checkpoints::send(const TensorPart& part) {
 }
 
 void Checkpoints::receive(const TensorPart& part, int owner, float* host) {
+  const OffTheRecord off_the_record;
   DeviceBuffer<float> staged(part.count(), Memory::data);
   NCCL_CHECK(ncclRecv(staged.data(), part.count(), ncclFloat, owner, comm_, stream_));
   CUDA_CHECK(cudaMemcpyAsync(host, staged.data(), staged.bytes(), cudaMemcpyDefault, stream_));

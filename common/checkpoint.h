@@ -13,6 +13,7 @@
 #include <nccl.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -64,7 +65,8 @@ struct CheckpointIndex;
 class Checkpoints {
  public:
   // `replicas` is the number of data-parallel replicas, which go through a batch each at a time. The folder of
-  // --checkpoints is made if it is missing; it must not hold checkpoints that the run would write again.
+  // --checkpoints is made if it is missing. It may hold the checkpoint that the run goes on from and those before it,
+  // but none of another run, nor any that this one would come to again.
   Checkpoints(const Options& options, int replicas, ncclComm_t comm, cudaStream_t stream);
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
@@ -100,6 +102,7 @@ class Checkpoints {
   void save(const std::string& prefix);
 
  private:
+  std::string find() const;
   Progress load(const CheckpointIndex& index, const std::string& folder);
   void load_parts(const CheckpointIndex& index, const std::string& folder);
   CheckpointIndex describe() const;
@@ -110,6 +113,7 @@ class Checkpoints {
   void send(const TensorPart& part);
   void receive(const TensorPart& part, int owner, float* host);
   void remove_old(const std::string& prefix, int keep) const;
+  void attempt(int status, const std::function<void()>& work) const;
   void agree(const std::string& error, int status) const;
   std::vector<std::string> exchange(const std::string& text) const;
 

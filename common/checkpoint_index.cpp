@@ -2,8 +2,10 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
 
 namespace workshop {
 namespace {
@@ -59,22 +61,37 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
+// Beginning and end of each row of a part.
+using Range = std::pair<std::int64_t, std::int64_t>;
+
 void check(const CheckpointIndex& index) {
   require(index.step >= 0 && index.epoch >= 0 && index.samples >= 0, "its progress is negative");
-  std::map<std::string, std::int64_t> found;  // elements of each tensor
+  std::map<std::string, std::vector<Range>> found;  // in each tensor
   for (const CheckpointIndex::Part& p : index.parts) {
     require(index.tensors.contains(p.tensor), "it has a part of '" + p.tensor + "', a tensor that it does not list");
     require(index.files.contains(p.file), "it has a part in '" + p.file + "', a file that it does not list");
     const std::int64_t all = elements(index.tensors.at(p.tensor));
     const auto inside = [all](std::int64_t x) { return x >= 0 && x <= all; };
-    require(inside(p.first) && inside(p.rows) && inside(p.columns) && inside(p.stride) && p.rows > 0 &&
+    require(inside(p.first) && inside(p.rows) && inside(p.columns) && inside(p.stride) && p.rows > 0 && p.columns > 0 &&
                 p.first + (p.rows - 1) * p.stride + p.columns <= all,
             "a part of '" + p.tensor + "' lies outside of it");
-    found[p.tensor] += p.rows * p.columns;
+    std::vector<Range>& ranges = found[p.tensor];
+    for (std::int64_t row = 0; row < p.rows; ++row) {
+      const std::int64_t begin = p.first + row * p.stride;
+      ranges.emplace_back(begin, begin + p.columns);
+      require(std::ssize(ranges) <= all, "parts of '" + p.tensor + "' overlap");
+    }
   }
   for (const auto& [name, shape] : index.tensors) {
-    require(found[name] == elements(shape), "of the " + std::to_string(elements(shape)) + " elements of '" + name +
-                                                "' it has " + std::to_string(found[name]));
+    std::int64_t end = 0;
+    std::sort(found[name].begin(), found[name].end());
+    for (const Range& range : found[name]) {
+      require(range.first == end, "parts of '" + name + "' overlap or leave a gap at its element " +
+                                      std::to_string(std::min(range.first, end)));
+      end = range.second;
+    }
+    require(end == elements(shape),
+            "of the " + std::to_string(elements(shape)) + " elements of '" + name + "' it has " + std::to_string(end));
   }
 }
 

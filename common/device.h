@@ -100,6 +100,8 @@ class HostBuffer {
   }
   ~HostBuffer() {
     if (data_ == nullptr) return;
+    static constexpr CallSite site = {"cudaFreeHost", __FILE__, __LINE__};
+    const InCall in_call(site);
     cudaFreeHost(data_);
     account_memory(Memory::host, -static_cast<std::ptrdiff_t>(bytes()));
   }

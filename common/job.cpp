@@ -57,13 +57,14 @@ void let_ranks_share_gpus(const Ranks& ranks, int visible) {
   int version = 0;
   NCCL_CHECK(ncclGetVersion(&version));
   for (const auto& [name, value] : gpu_sharing_variables(ranks, version)) setenv(name.c_str(), value.c_str(), 0);
-  print0("note: %d ranks share %d GPU%s: the results are right, the times mean nothing\n", ranks.local_world, visible,
-         visible == 1 ? "" : "s");
+  print0("note: %d ranks share %d GPU%s: the results are right, the times mean nothing%s\n", ranks.local_world, visible,
+         visible == 1 ? "" : "s", visible == 1 ? " (WORKSHOP_SHARE_GPU=0 if each has its own)" : "");
 }
 
 void set_device(const Ranks& ranks) {
   int visible = 0;
-  if (cudaGetDeviceCount(&visible) != cudaSuccess) visible = 0;
+  const cudaError_t status = cudaGetDeviceCount(&visible);
+  if (status != cudaErrorNoDevice) CUDA_CHECK(status);
   const DeviceChoice choice =
       from_environment([&](const Environment& env) { return choose_device(env, ranks, visible); });
   CUDA_CHECK(cudaSetDevice(choice.device));

@@ -190,13 +190,18 @@ std::string timeline_json(int rank) {
     add({{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", stream}, {"args", {{"name", name}}}});
   };
   name("process_name", 0, "rank " + std::to_string(rank));
-  for (const auto& [handle, stream] : timeline().streams) name("thread_name", stream, "stream " + std::to_string(stream));
+  for (const auto& [handle, stream] : timeline().streams)
+    name("thread_name", stream, "stream " + std::to_string(stream));
   for (const Span& span : timeline().spans) {
     float begin = 0, duration = 0;  // milliseconds
     CUDA_CHECK(cudaEventElapsedTime(&begin, timeline().start, span.begin));
     CUDA_CHECK(cudaEventElapsedTime(&duration, span.begin, span.end));
-    add({{"name", span.name}, {"ph", "X"}, {"pid", rank}, {"tid", timeline().streams[span.stream]},
-         {"ts", begin * 1e3}, {"dur", duration * 1e3}});
+    add({{"name", span.name},
+         {"ph", "X"},
+         {"pid", rank},
+         {"tid", timeline().streams[span.stream]},
+         {"ts", begin * 1e3},
+         {"dur", duration * 1e3}});
   }
   return events;
 }
@@ -227,6 +232,11 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
                            ncclComm_t comm, cudaStream_t stream) {
   return noted("ncclBroadcast", count, type, root, comm, stream,
                [=] { return pncclBroadcast(send, receive, count, type, root, comm, stream); });
+}
+
+// In some libraries this calls ncclBroadcast, in others not: here always.
+ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+  return ncclBroadcast(data, data, count, type, root, comm, stream);
 }
 
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
@@ -335,6 +345,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  workshop::ledger().open.erase(comm);
   workshop::forget_communicator(comm);
   return pncclCommAbort(comm);
 }

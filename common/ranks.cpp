@@ -37,7 +37,8 @@ struct Names {
 constexpr Names kTorchrun = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr Names kOpenMpi = {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Names kSlurm = {"slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"};
+constexpr Names kSlurm = {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+                          "SLURM_STEP_TASKS_PER_NODE"};
 
 struct Found {
   Names names;
@@ -79,7 +80,8 @@ std::optional<int> tasks_on_node(const Environment& env, const char* name, int n
 }
 
 Found read_slurm(const Environment& env) {
-  // A batch script has SLURM_PROCID too, but only srun starts ranks, and gives them a step.
+  // A batch script has SLURM_PROCID too, but only srun starts ranks, and gives them a step. SLURM_NTASKS may be the
+  // whole job's, as in the shell that salloc starts.
   if (env("SLURM_STEP_ID") == nullptr) return {kSlurm, {}, {}, {}, {}};
   Found slurm = read(env, kSlurm);
   slurm.local_world = tasks_on_node(env, kSlurm.local_world, number(env, "SLURM_NODEID", 0).value_or(0));

@@ -81,7 +81,7 @@ void finish_probes(std::chrono::milliseconds patience) {
     }
     add_values(probe.line, probe.values, probe.count);
     record_line(probe.line.dump());
-    cudaFreeHost(probe.values);
+    CUDA_CHECK(cudaFreeHost(probe.values));
   }
   recorder().probes.clear();
 }

@@ -271,8 +271,7 @@ Socket try_to_connect(const MeetingPoint& point, Clock::time_point deadline, std
   hints.ai_socktype = SOCK_STREAM;
   if (const int error =
           getaddrinfo(point.address.c_str(), std::to_string(point.port).c_str(), &hints, &addresses.first)) {
-    reason = gai_strerror(error);
-    if (error != EAI_AGAIN) throw MeetingFailed("MASTER_ADDR is '" + point.address + "': " + reason);
+    reason = gai_strerror(error);  // the name may only be on its way, as those of new containers are
     return Socket();
   }
   for (const addrinfo* to = addresses.first; to != nullptr; to = to->ai_next) {

@@ -16,13 +16,13 @@ bool is_message(const CallNote& call) { return is_send(call) || is_receive(call)
 std::string describe(const CallNote& call) {
   std::string text = call.operation;
   if (!call.type.empty()) text += " of " + std::to_string(call.count) + " " + call.type;
-  if (is_message(call)) {
-    text += (is_send(call) ? " to rank " : " from rank ") + std::to_string(call.peer) + " (number ";
+  const std::string of = " of '" + call.communicator + "'", number = std::to_string(call.number);
+  if (is_message(call)) {  // its peer is a rank of the communicator
+    text += (is_send(call) ? " to rank " : " from rank ") + std::to_string(call.peer) + of + " (number " + number;
   } else {
     if (call.peer >= 0) text += ", root " + std::to_string(call.peer);
-    text += " (collective ";
+    text += " (collective " + number + of;
   }
-  text += std::to_string(call.number) + " of '" + call.communicator + "'";
   return text + (call.place.empty() ? "" : ", " + call.place) + ")";
 }
 
@@ -167,12 +167,14 @@ std::string find_missing_call(const std::vector<Note>& notes) {
   return "";
 }
 
+// The ranks that wait, if all do in messages of this kind, for each other and for nobody else.
 std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
   std::vector<int> ranks;
   for (const Note& note : notes) {
     const CallNote* pending = first_pending(note);
     if (pending == nullptr) continue;
-    if (!kind(*pending)) return "";
+    const Note* peer = member(notes, pending->communicator_id, pending->peer);
+    if (!kind(*pending) || peer == nullptr || first_pending(*peer) == nullptr) return "";
     ranks.push_back(note.rank);
   }
   return ranks.size() < 2 ? "" : list_of_ranks(ranks);
@@ -187,17 +189,20 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   if (const auto ranks = find_all_in(notes, is_receive); !ranks.empty()) {
     return "all receive first: " + ranks + " wait in ncclRecv, none sends";
   }
-  for (const Note& note : notes) {
-    const CallNote* call = first_pending(note);
-    if (call == nullptr || !is_message(*call)) continue;
-    const Note* peer = member(notes, call->communicator_id, call->peer);
-    if (peer == nullptr) continue;
-    const auto key = meeting(note, *call);
-    const auto meets = [&](const CallNote& other) { return &other != call && meeting(*peer, other) == key; };
-    if (std::any_of(peer->calls.begin(), peer->calls.end(), meets)) continue;
-    return "missing call: nobody " + std::string(is_send(*call) ? "receives" : "sends") + " what " +
-           rank_name(note.rank) + (is_send(*call) ? " sends in " : " receives in ") + describe(*call) + "; " +
-           rank_name(peer->rank) + ": " + whereabouts(*peer);
+  // A rank that waits for one that waits itself is not where it begins.
+  for (const bool for_a_waiting_rank : {false, true}) {
+    for (const Note& note : notes) {
+      const CallNote* call = first_pending(note);
+      if (call == nullptr || !is_message(*call)) continue;
+      const Note* peer = member(notes, call->communicator_id, call->peer);
+      if (peer == nullptr || (first_pending(*peer) != nullptr) != for_a_waiting_rank) continue;
+      const auto key = meeting(note, *call);
+      const auto meets = [&](const CallNote& other) { return &other != call && meeting(*peer, other) == key; };
+      if (std::any_of(peer->calls.begin(), peer->calls.end(), meets)) continue;
+      return "missing call: nobody " + std::string(is_send(*call) ? "receives" : "sends") + " what " +
+             rank_name(note.rank) + (is_send(*call) ? " sends in " : " receives in ") + describe(*call) + "; " +
+             rank_name(peer->rank) + ": " + whereabouts(*peer);
+    }
   }
   return "";
 }

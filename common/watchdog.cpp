@@ -19,6 +19,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -41,8 +42,10 @@ using Seconds = std::chrono::duration<double>;
 using namespace std::chrono_literals;
 
 constexpr auto kTick = 100ms;           // between two looks
+constexpr auto kSuspended = 2s;         // without a look
 constexpr auto kAnswer = 2s;            // for the others to answer
 constexpr auto kAfterError = 1s;        // to wait for a communicator that has failed
+constexpr int kSlowFiles = 10;          // times the timeout
 constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
 constexpr std::uint64_t kTold = 8;      // calls before the first that has not completed, and from it on
 
@@ -85,10 +88,12 @@ struct Address {
   std::array<in_addr_t, 8> hosts;  // all of the machine's
   in_port_t port;
   std::uint64_t job;  // rank 0 chooses it: a note of another job is not taken for one of this
+  double timeout;     // [s]
 };
 
 struct Watchdog {
   Seconds timeout{0};
+  std::atomic<bool> slow_files = false;
   Ranks ranks;
   Log log;
   std::thread thread;
@@ -112,7 +117,9 @@ bool watching() { return watchdog().timeout.count() > 0; }
 void note_completed_calls() {
   const CallSite* site = InCall::current();
   const std::string_view text = site == nullptr ? "" : site->text;
-  if (text.starts_with("cudaFree") || text.starts_with("cudaMalloc")) return;
+  for (const char* allocates : {"cudaFree", "cudaMalloc", "cublasCreate", "cublasDestroy"}) {
+    if (text.starts_with(allocates)) return;
+  }
   Log& log = watchdog().log;
   bool all_before = true;
   for (std::uint64_t index = log.head; index < log.tail && (all_before || index < log.head + kTold); ++index) {
@@ -136,18 +143,22 @@ bool starts_communication(std::string_view call) {
   return call.starts_with("nccl") || call.starts_with("pnccl") || call.starts_with("MPI_");
 }
 
-// Something that changes while the rank gets on, and since when it has not.
+// Something that changes while the rank gets on, and since when it has not. Time in which the rank was suspended, so
+// that nobody looked, does not count.
 class Progress {
  public:
   Seconds unchanged(bool waiting, std::uint64_t value) {
-    if (!waiting || value != value_) since_ = Clock::now();
+    const auto now = Clock::now();
+    if (!waiting || value != value_) since_ = now;
+    if (now - seen_ > kSuspended) since_ += now - seen_;
+    seen_ = now;
     value_ = value;
-    return Clock::now() - since_;
+    return now - since_;
   }
 
  private:
   std::uint64_t value_ = 0;
-  Clock::time_point since_ = Clock::now();
+  Clock::time_point since_ = Clock::now(), seen_ = since_;
 };
 
 // With the mutex of the log.
@@ -290,7 +301,7 @@ std::optional<Note> receive_note(std::chrono::milliseconds patience) {
   std::signal(SIGALRM, [](int) { _exit(kStuck); });
   alarm(5);
   for (const auto& [handle, communicator] : watchdog().log.open) pncclCommAbort(handle);
-  // Every launcher ends the job when a rank fails. MPI_Abort would clean up, in memory that calls which did not fit
+  // All ranks end so. MPI_Abort would clean up, in memory that calls which did not fit
   // together may have destroyed.
   _exit(kStuck);
 }
@@ -345,8 +356,8 @@ void watch(int device) {
     const bool called = receive_note(kTick) && others_are_waiting();
     const Seconds stuck = observer.look();
     if (const std::string* failure = watchdog().failure) end_stuck_job(observer.unchanged(), *failure);
-    const Seconds limit =
-        observer.error().empty() ? watchdog().timeout : std::min<Seconds>(watchdog().timeout, kAfterError);
+    const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
+    const Seconds limit = observer.error().empty() ? timeout : std::min<Seconds>(timeout, kAfterError);
     if (called || stuck > limit) end_stuck_job(observer.unchanged(), observer.error());
   }
 }
@@ -394,11 +405,12 @@ void start_watchdog(const Ranks& ranks) {
 }
 
 void connect_watchdogs(ncclComm_t world) {
-  if (!watching()) return;
   Watchdog& w = watchdog();
+  if (w.ranks.world == 1) return;
   std::vector<Address> all(w.ranks.world);
   Address& self = all[w.ranks.rank];
-  open_socket(self);
+  self.timeout = w.timeout.count();
+  if (watching()) open_socket(self);
   std::random_device random;
   self.job = static_cast<std::uint64_t>(random()) << 32 | random();
   const Stream stream;
@@ -408,11 +420,24 @@ void connect_watchdogs(ncclComm_t world) {
   CUDA_CHECK(cudaMemcpyAsync(device, all.data(), bytes, cudaMemcpyHostToDevice, stream));
   NCCL_CHECK(pncclAllGather(device + w.ranks.rank, device, sizeof(Address), ncclChar, world, stream));
   CUDA_CHECK(cudaMemcpyAsync(all.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
+  // The job's first data on its way: where the network does not let it through, this is where it ends.
+  static constexpr CallSite site = {"ncclAllGather, the job's first", __FILE__, __LINE__};
+  {
+    const InCall in_call(site);
+    cudaStreamSynchronize(stream);
+  }
   stream.synchronize();
   CUDA_CHECK(cudaFree(device));
+  for (int rank = 0; rank < w.ranks.world; ++rank) {
+    if (all[rank].timeout == all[0].timeout) continue;
+    std::ostringstream what;
+    what << "WORKSHOP_TIMEOUT is " << all[0].timeout << " on rank 0 and " << all[rank].timeout << " on rank " << rank
+         << "; expected the same everywhere (mpirun -x WORKSHOP_TIMEOUT)";
+    usage_error(what.str());
+  }
   w.job = all[0].job;
   w.addresses = all;
-  w.connected = true;
+  w.connected = watching();
 }
 
 void stop_watchdog() {
@@ -422,6 +447,9 @@ void stop_watchdog() {
 }
 
 void dismiss_watchdog() { watchdog().stopping = true; }
+
+SlowFiles::SlowFiles() { watchdog().slow_files = true; }
+SlowFiles::~SlowFiles() { watchdog().slow_files = false; }
 
 void report_failed_communicators(const std::string& error) {
   if (!watching()) return;

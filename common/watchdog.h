@@ -25,6 +25,15 @@ void stop_watchdog();
 // Lets the thread be, because the process ends.
 void dismiss_watchdog();
 
+// While one lives, this rank waits ten times as long for the others: they are reading or writing files.
+class SlowFiles {
+ public:
+  SlowFiles();
+  ~SlowFiles();
+  SlowFiles(const SlowFiles&) = delete;
+  SlowFiles& operator=(const SlowFiles&) = delete;
+};
+
 // Ends the job as if a call had not come to its end, if a communicator has failed meanwhile: another rank made a call
 // that does not fit, or has ended. Otherwise returns.
 void report_failed_communicators(const std::string& error = "");

@@ -25,14 +25,14 @@ struct Settings {
 void add_options(Options& options, Settings& settings) {
   options.add("--schedule", settings.schedule, "order of the micro-batches' forwards and backwards",
               {"gpipe", "1f1b", "interleaved"});
-  options.add("--micro-batches", settings.micro_batches, "parts of a batch, whose size is --batch-size", 1);
-  options.add("--chunks", settings.chunks, "parts of the model a stage, if interleaved; default: 2", 1);
+  options.add("--micro-batches", settings.micro_batches, "parts of a batch, whose size is --batch-size", 1, 1 << 20);
+  options.add("--chunks", settings.chunks, "parts of the model a stage, if interleaved; default: 2", 1, 1 << 10);
   options.add("--partition", settings.partition, "what the parts get equal shares of: layers or parameters",
               {"uniform", "parameters"});
   options.add_flag("--recompute", settings.mode.recompute,
                    "keep the inputs of a stage alone and compute forwards twice");
   options.add_flag("--print", settings.print, "show the schedule and train nothing");
-  options.add("--stages", settings.stages, "stages to show with --print; default: as many as ranks", 1);
+  options.add("--stages", settings.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", settings.mode.milliseconds,
               "milliseconds that each forward and each backward waits for instead of computing", 0.0);
 }

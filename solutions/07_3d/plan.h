@@ -288,7 +288,8 @@ inline Times stage_times(const Model& model, const Cluster& cluster, const Layou
   // of the layer's input.
   const double computing = 6 * part.weights * rows / cluster.flops;
   const double sums = part.layers * layout.micro_batches;  // two all-reduces a pair of layers and micro-batch
-  times.busy = computing + ring_seconds(tensor, layout.tp, sums, model.bytes() * rows * part.summed, sent.tensor);
+  const double summing = ring_seconds(tensor, layout.tp, sums, model.bytes() * rows * part.summed, sent.tensor);
+  times.busy = computing + summing;
   if (layout.pp > 1) {
     const double message = model.bytes() * rows / layout.micro_batches * std::max(part.in, part.out);
     times.transfer = pipeline.latency + message / pipeline.bandwidth;
@@ -296,12 +297,13 @@ inline Times stage_times(const Model& model, const Cluster& cluster, const Layou
   // One collective a layer.
   const double whole = model.bytes() * part.parameters;
   const double all = ring_seconds(data, layout.dp, part.layers, whole, sent.data);
-  // Gradients are reduced behind the backward, which has two thirds of the operations: as long as they are kept whole,
-  // behind that of the last micro-batch. Parameters are gathered when they are needed.
+  // Gradients are reduced behind the backward, which has two thirds of the operations and half of the sums: where they
+  // are kept whole, once, behind that of the last micro-batch; where not, behind each. Parameters are gathered when
+  // they are needed.
   const int gathers = layout.zero == 0 ? 0 : layout.zero == 3 ? 2 * layout.micro_batches : 1;
   times.gather = gathers * ring_seconds(data, layout.dp, part.layers, whole, whole * (layout.dp - 1) / layout.dp);
   times.reduce = all - times.gather;
-  times.backward = times.busy * 2 / 3 / (layout.zero <= 1 ? layout.micro_batches : 1);
+  times.backward = (computing * 2 / 3 + summing / 2) / (layout.zero <= 1 ? layout.micro_batches : 1);
   if (layout.zero == 3 && layout.prefetch) {  // all that is sent hides behind all that is computed
     times.reduce = all;
     times.gather = 0;

@@ -36,10 +36,10 @@ void add_options(Options& options, Settings& s) {
   options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
   options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
   options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
-  options.add("--micro-batches", s.micro_batches, "parts of a batch; default: 4, and 1 without a pipeline", 1);
+  options.add("--micro-batches", s.micro_batches, "parts of a batch; default: 4, and 1 without a pipeline", 1, 1 << 20);
   options.add("--schedule", s.schedule, "order of the micro-batches' forwards and backwards",
               {"gpipe", "1f1b", "interleaved"});
-  options.add("--chunks", s.chunks, "parts of the model a stage, if interleaved; default: 2", 1);
+  options.add("--chunks", s.chunks, "parts of the model a stage, if interleaved; default: 2", 1, 1 << 10);
   options.add("--bucket-mb", s.bucket_mb, "size from which on a bucket of gradients is full (MiB)", 0.0);
   options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
 }

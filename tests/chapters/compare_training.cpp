@@ -42,7 +42,7 @@ Learned read(const std::string& path) {
       learned[line["name"]] = number(line["value"]);
     } else if (line["type"] == "replica") {
       const auto [place, added] = hashes.emplace(line["name"], line["hash"]);
-      if (!added && place->second != line["hash"]) {
+      if (!added && place->second != line["hash"].get<std::string>()) {
         throw std::runtime_error(path + ": the replicas' " + place->first + " differ");
       }
     } else if (line["type"] == "end") {

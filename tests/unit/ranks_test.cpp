@@ -64,7 +64,7 @@ const Variables kTorchrun = {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", 
 const Variables kSlurm = {{"SLURM_JOB_ID", "17"},
                           {"SLURM_STEP_ID", "0"},
                           {"SLURM_PROCID", "6"},
-                          {"SLURM_NTASKS", "7"},
+                          {"SLURM_STEP_NUM_TASKS", "7"},
                           {"SLURM_LOCALID", "0"},
                           {"SLURM_NODEID", "3"},
                           {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"}};
@@ -112,6 +112,7 @@ TEST(Ranks, RecordedEnvironments) {
       {"srun_pmi2", 3, 4, 1, 2, "slurm", true},
       {"srun_pmix", 1, 2, 1, 2, "slurm", true},
       {"sbatch", 0, 1, 0, 1, "none", false},
+      {"salloc", 0, 1, 0, 1, "slurm", false},
       {"torchrun", 1, 2, 1, 2, "torchrun", false},
       {"torchrun_in_srun", 2, 4, 0, 2, "torchrun", false},
       {"torchrun_in_mpirun", 1, 2, 1, 2, "torchrun", false},
@@ -126,11 +127,12 @@ TEST(Ranks, RecordedEnvironments) {
 
 TEST(Ranks, ALauncherInAnInteractiveStep) {
   // As tools/launch --env does it in a shell that 'srun --pty bash' has started, with PMIx or without.
-  const Variables shell = {{"SLURM_JOB_ID", "17"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"},
-                           {"SLURM_NTASKS", "1"},  {"SLURM_LOCALID", "0"}, {"PMIX_RANK", "0"}};
+  const Variables shell = {{"SLURM_JOB_ID", "17"},        {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"},
+                           {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_LOCALID", "0"}, {"PMIX_RANK", "0"}};
   const Ranks ranks = discover(with(shell, kTorchrun));
   expect(ranks, 3, 8, 1, 2, "torchrun");
   EXPECT_FALSE(ranks.by_mpi);
+  expect(discover(with(recorded("salloc"), kTorchrun)), 3, 8, 1, 2, "torchrun");
 }
 
 TEST(Ranks, AScriptMayTranslateSlurmsVariables) {

@@ -84,6 +84,14 @@ TEST(Verdict, Messages) {
   EXPECT_PRED2(starts_with, of_all(message("ncclRecv", 1), collective(1, "ncclAllReduce", 1)), "missing call: ");
 }
 
+TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
+  const auto receive = [](int peer) {
+    return CallNote{"ncclRecv", "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
+  };
+  EXPECT_PRED2(starts_with, find_verdict({note(0, 0, {receive(1)}), note(1, 0, {receive(2)}), note(2, 0, {})}, 3),
+               "missing call: nobody sends what rank 1 receives in ncclRecv of 4 float32 from rank 2 of 'world'");
+}
+
 TEST(Verdict, CallsThatFitTogether) {
   const CallNote call = collective(1, "ncclAllReduce", 8);
   EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks fit");
@@ -92,7 +100,7 @@ TEST(Verdict, CallsThatFitTogether) {
 TEST(Verdict, LineOfARank) {
   EXPECT_EQ(
       describe(note(1, 2, {collective(1, "ncclAllReduce", 8, true), message("ncclRecv", 0)}, "cudaFree")),
-      "rank 1 waits in ncclRecv of 4 float32 from rank 0 (number 1 of 'pair', a.cu:2) for 1.5 s; the program is in "
+      "rank 1 waits in ncclRecv of 4 float32 from rank 0 of 'pair' (number 1, a.cu:2) for 1.5 s; the program is in "
       "cudaFree (a.cu:3); last completed: ncclAllReduce of 8 float32 (collective 1 of 'world', a.cu:1)");
   EXPECT_EQ(describe(note(0, 0, {})), "rank 0 waits in no NCCL call and is in no other; last completed: none");
 }

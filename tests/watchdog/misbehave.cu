@@ -1,8 +1,8 @@
 // Ranks that do not do what the others wait for, one way a run:
 //
-//   misbehave --fault skip|count|operation|send-first|leave|exit|kill|stop|compute|none
+//   misbehave --fault skip|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|none
 //
-// The last rank is at fault; send first do all.
+// The last rank is at fault; send first do all. With "nap" and "files" it only takes its time.
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,6 +12,7 @@
 
 #include "common/device.h"
 #include "common/job.h"
+#include "common/watchdog.h"
 
 namespace {
 
@@ -51,6 +52,12 @@ bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const 
   if (fault == "kill") raise(SIGKILL);
   if (fault == "stop") raise(SIGSTOP);
   if (fault == "compute") sleep(60);
+  if (fault == "nap") {
+    std::printf("napping\n");
+    std::fflush(stdout);
+    sleep(1);
+    all_reduce(data, group.count, group);
+  }
   return fault != "leave";
 }
 
@@ -60,6 +67,11 @@ void run(const std::string& fault, const Group& group) {
   all_reduce(data, group.count, group);
   if (fault == "send-first") {
     send_first(data, group);
+  } else if (fault == "files") {
+    const SlowFiles slow_files;
+    if (group.rank == group.world - 1) sleep(4);
+    all_reduce(data, group.count, group);
+    CUDA_CHECK(cudaStreamSynchronize(group.stream));
   } else if (fault != "none" && group.rank == group.world - 1) {
     CUDA_CHECK(cudaStreamSynchronize(group.stream));
     if (!misbehave(fault, data, group)) return;
@@ -77,8 +89,9 @@ int main(int argc, char** argv) {
   int count = 1 << 16;
   Options options("misbehave", "ranks that do not do what others wait for");
   options.without_training();
-  options.add("--fault", fault, "what goes wrong",
-              {"none", "skip", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute"});
+  options.add(
+      "--fault", fault, "what goes wrong",
+      {"none", "skip", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute", "nap", "files"});
   options.add("--count", count, "elements", /*at_least=*/2);
   options.parse(argc, argv);
   const Job job(options);

@@ -132,7 +132,8 @@ bad_plan(no_parameters "--parameters is '-1'. expected a number greater than 0" 
 bad_plan(depth "--width is given alone. expected --width and --depth" --width 8)
 bad_plan(both "--parameters is given. expected no --width and --depth" --width 8 --depth 2 --parameters 10)
 bad_plan(precision "--precision is 'bf16'. expected fp32, mixed" --precision bf16)
-bad_plan(overflow "make 1000000000000000000 GPUs" --dp 1000000000 --pp 1000000000 --tp 1)
+bad_plan(overflow "make 1099511627776 GPUs" --dp 1048576 --pp 1048576 --tp 1)
+bad_plan(too_many "--pp is .1073741824.. expected a whole number from 1 to" --dp 1 --pp 1073741824 --tp 1)
 bad_plan(efficiency "--efficiency is above 1. expected a share" --efficiency 50)
 bad_plan(link "--node-link is '/nowhere/link.json'. expected a file that 00_collectives/bandwidth has written"
          --node-link /nowhere/link.json)
