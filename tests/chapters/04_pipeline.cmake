@@ -178,7 +178,7 @@ foreach(ranks 1 4)
   set(bad solution.04.bad.${ranks})
   set(run RANKS ${ranks} PROGRAM ${pipeline} --layers 4,4,4,4,4)
   bad_input(${bad}.divisor "--micro-batches is '5'. expected a divisor of --batch-size, 32" ${run} --micro-batches 5)
-  bad_input(${bad}.micro_batches "--micro-batches is '0'. expected a whole number of at least 1" ${run}
+  bad_input(${bad}.micro_batches "--micro-batches is '0'. expected a whole number" ${run}
             --micro-batches 0)
   bad_input(${bad}.schedule "--schedule is 'zb'. expected gpipe, 1f1b, interleaved" ${run} --schedule zb)
   bad_input(${bad}.chunks "--chunks is '2'. expected 1 unless --schedule is interleaved" ${run} --chunks 2)
