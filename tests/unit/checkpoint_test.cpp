@@ -180,6 +180,7 @@ TEST(CheckpointIndex, PartsMustMakeUpTheTensors) {
   };
   refused([](CheckpointIndex& i) { i.parts.pop_back(); });
   refused([](CheckpointIndex& i) { i.parts[0].first = 2; });
+  refused([](CheckpointIndex& i) { i.parts[1].first = 1; });  // a gap and an overlap of equal size
   refused([](CheckpointIndex& i) { i.parts[0].first = -1; });
   refused([](CheckpointIndex& i) { i.parts[0].stride = 1'000'000'000'000; });
   refused([](CheckpointIndex& i) { i.parts[0].tensor = "v"; });
