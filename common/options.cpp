@@ -34,6 +34,19 @@ void read_choice(const std::vector<std::string>& names, const std::string& text,
   value = static_cast<Enum>(std::find(names.begin(), names.end(), text) - names.begin());
 }
 
+// Positions in the flat arrays of parameters and of a batch are ints.
+void require_int_positions(const std::vector<int>& layers, int batch_size) {
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  std::int64_t parameters = 0, widest = layers[0];
+  for (std::size_t i = 0; i + 1 < layers.size() && parameters <= most; ++i) {
+    parameters += (layers[i] + std::int64_t{1}) * layers[i + 1];
+    widest = std::max<std::int64_t>(widest, layers[i + 1]);
+  }
+  if (parameters > most) usage_error("--layers has 2^31 parameters or more; expected fewer");
+  if (batch_size * widest > most)
+    usage_error("--batch-size times the widest of --layers is 2^31 or more; expected less");
+}
+
 }  // namespace
 
 struct Options::Impl {
@@ -243,16 +256,9 @@ void Options::parse(int argc, char** argv) {
     const bool distributed = impl_->sampling == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
-  // Positions in flat arrays are ints.
-  std::int64_t parameters = 0, widest = layers[0];
-  constexpr std::int64_t most = std::numeric_limits<int>::max();
-  for (std::size_t i = 0; i + 1 < layers.size() && parameters <= most; ++i) {
-    parameters += (layers[i] + std::int64_t{1}) * layers[i + 1];
-    widest = std::max<std::int64_t>(widest, layers[i + 1]);
-  }
-  if (parameters > most) usage_error("--layers has 2^31 parameters or more; expected fewer");
-  if (batch_size * widest > most)
-    usage_error("--batch-size times the widest of --layers is 2^31 or more; expected less");
+  const auto& left_out = impl_->left_out;
+  const bool trains = std::find(left_out.begin(), left_out.end(), "batch-size") == left_out.end();
+  if (trains) require_int_positions(layers, batch_size);
   if (weight_decay < 0) weight_decay = optimizer == Optimizer::adamw ? 0.01 : 0.0;
 }
 

@@ -149,8 +149,11 @@ class Progress {
  public:
   Seconds unchanged(bool waiting, std::uint64_t value) {
     const auto now = Clock::now();
-    if (!waiting || value != value_) since_ = now;
-    if (now - seen_ > kSuspended) since_ += now - seen_;
+    if (!waiting || value != value_) {
+      since_ = now;
+    } else if (now - seen_ > kSuspended) {
+      since_ += now - seen_;
+    }
     seen_ = now;
     value_ = value;
     return now - since_;
