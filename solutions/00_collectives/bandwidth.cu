@@ -133,18 +133,23 @@ class Benchmark {
     CUDA_CHECK(cudaStreamSynchronize(group_.stream));
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - before;
     probe("00.15", "result", out, {static_cast<int>(std::min<std::size_t>(count, 4096))}, group_.stream);
-    seconds_timed_ += milliseconds / 1e3;
-    seconds_waited_ += waited.count();
+    shares_timed_.push_back(milliseconds / 1e3 / waited.count());
     check_result(count);
     return {count * parts(group_) * sizeof(float), slowest(milliseconds / 1e3f / iterations, group_)};
   }
 
   bool results_right() const { return results_right_; }
 
-  // The time between the events lies within the time that the host waited for the calls, and is most of it. The bounds
-  // are wide because the host may be slow to notice that the device is done.
-  double share_timed() const { return seconds_timed_ / seconds_waited_; }
-  bool timing_plausible() const { return share_timed() >= 0.1 && share_timed() <= 1.1; }
+  // The time between the events lies within the time that the host waited for the calls, and is most of it. On a busy
+  // machine the host may be late to notice that the device is done: the bounds are wide, the size in the middle speaks
+  // for all, and a rank alone, whose calls are copies, done before a host is woken, is not judged.
+  double share_timed() const {
+    std::vector<double> shares = shares_timed_;
+    const auto middle = shares.begin() + static_cast<std::ptrdiff_t>(shares.size() / 2);
+    std::nth_element(shares.begin(), middle, shares.end());
+    return *middle;
+  }
+  bool timing_plausible() const { return group_.world == 1 || (share_timed() >= 0.1 && share_timed() <= 1.1); }
 
  private:
   void check_result(std::size_t count) {
@@ -158,7 +163,7 @@ class Benchmark {
 
   Group group_;
   DeviceBuffer<float> in_, out_;
-  double seconds_timed_ = 0, seconds_waited_ = 0;
+  std::vector<double> shares_timed_;  // of the time that the host waited, by size
   bool results_right_ = true;
 };
 
