@@ -26,9 +26,11 @@ endforeach()
 # The numbers are right, the traffic is not.
 workshop_wrong_filling(02_ddp ddp 02.2-twice RANKS 2 OPTIONS --max-steps 3 EXPECT "ncclAllReduce")
 
-foreach(mistake 02.4-forward-order 02.4-floats-not-bytes 02.6-sum 02.5-no-event 02.5-wrong-way-round 02.6-compute-stream
-        02.7-no-event)
+foreach(mistake 02.4-forward-order 02.4-floats-not-bytes 02.6-sum 02.5-no-event 02.5-wrong-way-round 02.7-no-event)
   string(REGEX MATCH "^[0-9.]+" todo ${mistake})
   workshop_wrong_filling(02_ddp ddp_overlap ${mistake} RANKS 2 SLOW collectives kernels OPTIONS ${small} --max-steps 1
                          EXPECT "TODO ${todo}")
 endforeach()
+# The all-reduce races with the probe of the bucket before it: TODO 02.5 is named where the probe comes too late.
+workshop_wrong_filling(02_ddp ddp_overlap 02.6-compute-stream RANKS 2 SLOW collectives kernels
+                       OPTIONS ${small} --max-steps 1 EXPECT "TODO 02.[56]")
