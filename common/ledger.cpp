@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -338,7 +339,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* spli
 // A handle may be reused by the library after this; its name must not be.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   static constexpr workshop::CallSite site = {"ncclCommDestroy", __FILE__, __LINE__};
-  const workshop::InCall in_call(site);  // called in destructors, without NCCL_CHECK
+  std::optional<workshop::InCall> in_call;
+  if (workshop::InCall::current() == nullptr) in_call.emplace(site);  // called in a destructor, without NCCL_CHECK
   workshop::ledger().open.erase(comm);
   workshop::forget_communicator(comm);
   return pncclCommDestroy(comm);
