@@ -1,22 +1,15 @@
 #include "common/checkpoint.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <tuple>
 
+#include "common/checkpoint_folder.h"
 #include "common/checkpoint_index.h"
 #include "common/device.h"
 #include "common/job.h"
@@ -42,85 +35,6 @@ void copy_into_whole(std::vector<float>& whole, const Part& part, const float* v
   for_each_run(part, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
     std::copy_n(values + in_part, count, whole.begin() + in_whole);
   });
-}
-
-// ---- folders -------------------------------------------------------------------------------------------------------
-
-std::string folder_name(const std::string& prefix, int step) {
-  std::string number = std::to_string(step);
-  number.insert(0, std::max<std::size_t>(8, number.size()) - number.size(), '0');
-  return prefix + number;
-}
-
-bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / "index.json"); }
-
-// The steps whose checkpoints of this name `folder` holds, ascending.
-std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
-  std::vector<int> steps;
-  if (!fs::is_directory(folder)) return steps;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
-    int step = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
-    if (error != std::errc() || folder_name(prefix, step) != name) continue;
-    if (is_checkpoint(entry.path())) steps.push_back(step);
-  }
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-// Throws if `folder` holds checkpoints that a run to be saved there would take for its own: those of another run, and
-// those that it would come to again. `step` is that of its own from which it goes on, -1 if there is none.
-void require_room(const std::string& folder, int step) {
-  std::vector<int> steps = steps_in(folder, "step-");
-  if (step < 0 && steps.empty()) steps = steps_in(folder, "best-");
-  if (steps.empty() || steps.back() <= step) return;
-  throw std::runtime_error(folder + " holds a checkpoint of step " + std::to_string(steps.back()) +
-                           " already: --resume " + folder +
-                           " goes on from there, --checkpoints may name another folder");
-}
-
-// Returns when all that `path`, a file or a folder, consists of is on the disk.
-void flush_to_disk(const fs::path& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool failed = file < 0 || fsync(file) != 0;
-  const int error = errno;
-  if (file >= 0) close(file);
-  if (failed) throw std::runtime_error(path.string() + ": cannot be flushed: " + std::strerror(error));
-}
-
-void write_text(const fs::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text << std::flush;
-  if (!file) throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
-  file.close();
-  flush_to_disk(path);
-}
-
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw std::runtime_error(path.string() + ": cannot be read: " + std::strerror(errno));
-  return text.str();
-}
-
-// The checkpoint that --resume means: `folder` itself, or the newest in it; empty if there is none.
-std::string find_checkpoint(const fs::path& folder) {
-  if (is_checkpoint(folder)) return folder;
-  const std::vector<int> steps = steps_in(folder, "step-");
-  return steps.empty() ? "" : (folder / folder_name("step-", steps.back())).string();
-}
-
-CheckpointIndex read_index(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / "index.json";
-  const std::string text = read_text(path);
-  try {
-    return parse_index(text);
-  } catch (const std::runtime_error& failed) {
-    throw std::runtime_error(path.string() + ": " + failed.what());
-  }
 }
 
 // ---- reading -------------------------------------------------------------------------------------------------------
@@ -400,7 +314,7 @@ void Checkpoints::finish() {
 
 void Checkpoints::save(const std::string& prefix) {
   if (options_.checkpoints.empty()) return;
-  const fs::path folder = fs::path(options_.checkpoints) / folder_name(prefix, step_);
+  const fs::path folder = fs::path(options_.checkpoints) / checkpoint_name(prefix, step_);
   const fs::path unfinished = fs::path(options_.checkpoints) / ("." + folder.filename().string());
   const bool full = options_.checkpoint_format == "full";
   CheckpointIndex index = describe();
@@ -429,12 +343,9 @@ void Checkpoints::save(const std::string& prefix) {
   }
   attempt(kFailed, [&] {
     if (rank_ > 0) return;
-    write_text(unfinished / "index.json", to_text(index));
-    flush_to_disk(unfinished);
-    fs::rename(unfinished, folder);
-    flush_to_disk(options_.checkpoints);
-    if (prefix == "best-") remove_old(prefix, 1);
-    if (prefix == "step-" && options_.keep > 0) remove_old(prefix, options_.keep);
+    complete_checkpoint(unfinished, folder, index);
+    if (prefix == "best-") keep_newest(options_.checkpoints, prefix, 1);
+    if (prefix == "step-" && options_.keep > 0) keep_newest(options_.checkpoints, prefix, options_.keep);
   });
   if (prefix == "step-") saved_ = step_;
 }
@@ -574,17 +485,6 @@ void Checkpoints::receive(const TensorPart& part, int owner, float* host) {
   NCCL_CHECK(ncclRecv(staged.data(), part.count(), ncclFloat, owner, comm_, stream_));
   CUDA_CHECK(cudaMemcpyAsync(host, staged.data(), staged.bytes(), cudaMemcpyDefault, stream_));
   CUDA_CHECK(cudaStreamSynchronize(stream_));
-}
-
-// Keeps the newest `keep` checkpoints of this name. What has lost its index is no checkpoint any more, so that a
-// process that dies meanwhile leaves no half of one.
-void Checkpoints::remove_old(const std::string& prefix, int keep) const {
-  std::vector<int> steps = steps_in(options_.checkpoints, prefix);
-  for (std::size_t i = 0; i + keep < steps.size(); ++i) {
-    const fs::path folder = fs::path(options_.checkpoints) / folder_name(prefix, steps[i]);
-    fs::remove(folder / "index.json");
-    fs::remove_all(folder);
-  }
 }
 
 }  // namespace workshop

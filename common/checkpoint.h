@@ -112,7 +112,6 @@ class Checkpoints {
   void download(const TensorPart& part, float* host);
   void send(const TensorPart& part);
   void receive(const TensorPart& part, int owner, float* host);
-  void remove_old(const std::string& prefix, int keep) const;
   void attempt(int status, const std::function<void()>& work) const;
   void agree(const std::string& error, int status) const;
   std::vector<std::string> exchange(const std::string& text) const;

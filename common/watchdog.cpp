@@ -1,10 +1,5 @@
 #include "common/watchdog.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,28 +7,20 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <random>
 #include <sstream>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "common/device.h"
+#include "common/note_exchange.h"
 #include "common/recorder.h"
 #include "common/verdict.h"
 
 namespace workshop {
-
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallNote, operation, communicator, communicator_id, number, count, type, peer, place,
-                                   completed)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CommunicatorNote, id, rank, collectives)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Note, rank, seconds, in_call, in_place, error, calls, communicators)
 
 namespace {
 
@@ -43,7 +30,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kTick = 100ms;           // between two looks
 constexpr auto kSuspended = 2s;         // without a look
-constexpr auto kAnswer = 2s;            // for the others to answer
+constexpr auto kLastLines = 3s;         // for all ranks to say their line
 constexpr auto kAfterError = 1s;        // to wait for a communicator that has failed
 constexpr int kSlowFiles = 10;          // times the timeout
 constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
@@ -84,13 +71,6 @@ struct Log {
   Call& at(std::uint64_t index) { return calls[index % kCalls]; }
 };
 
-struct Address {
-  std::array<in_addr_t, 8> hosts;  // all of the machine's
-  in_port_t port;
-  std::uint64_t job;  // rank 0 chooses it: a note of another job is not taken for one of this
-  double timeout;     // [s]
-};
-
 struct Watchdog {
   Seconds timeout{0};
   std::atomic<bool> slow_files = false;
@@ -99,10 +79,7 @@ struct Watchdog {
   std::thread thread;
   std::atomic<bool> stopping = false;                 // the job has come, or comes, to its end
   std::atomic<const std::string*> failure = nullptr;  // what the program has found
-  int socket = -1;
-  std::uint64_t job = 0;
-  std::atomic<bool> connected = false;
-  std::vector<Address> addresses;  // by rank
+  NoteExchange others;
 };
 
 // Never destroyed: a program that calls exit() leaves the thread running.
@@ -240,63 +217,6 @@ Note make_note(Seconds stuck, const std::string& error) {
   return note;
 }
 
-// ---- talking to the other ranks ------------------------------------------------------------------------------------
-
-// A datagram each way is all that is needed, and works whatever NCCL and MPI are stuck in.
-void open_socket(Address& self) {
-  int& file = watchdog().socket;
-  file = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  socklen_t size = sizeof any;
-  if (file < 0 || bind(file, reinterpret_cast<sockaddr*>(&any), size) != 0 ||
-      getsockname(file, reinterpret_cast<sockaddr*>(&any), &size) != 0) {
-    fail(kFailed,
-         std::string("the watchdog has no socket: ") + std::strerror(errno) + "; WORKSHOP_TIMEOUT=0 does without");
-  }
-  self.port = any.sin_port;
-  ifaddrs* list = nullptr;
-  std::size_t count = 0;
-  if (getifaddrs(&list) != 0) return;
-  for (const ifaddrs* i = list; i != nullptr && count < self.hosts.size(); i = i->ifa_next) {
-    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_UP) == 0) continue;
-    self.hosts[count++] = reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr.s_addr;
-  }
-  freeifaddrs(list);
-}
-
-// To all addresses of all other ranks: which of them lead there is not known, and who is not meant does not mind.
-void send_note(const std::string& text) {
-  for (int rank = 0; rank < watchdog().ranks.world; ++rank) {
-    if (rank == watchdog().ranks.rank) continue;
-    const Address& address = watchdog().addresses[rank];
-    for (const in_addr_t host : address.hosts) {
-      if (host == 0) continue;
-      sockaddr_in to{};
-      to.sin_family = AF_INET;
-      to.sin_addr.s_addr = host;
-      to.sin_port = address.port;
-      sendto(watchdog().socket, text.data(), text.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to);
-    }
-  }
-}
-
-// Waits so long for a note of this job.
-std::optional<Note> receive_note(std::chrono::milliseconds patience) {
-  pollfd ready{watchdog().connected ? watchdog().socket : -1, POLLIN, 0};
-  if (poll(&ready, 1, static_cast<int>(patience.count())) <= 0) return std::nullopt;
-  static std::array<char, 1 << 16> buffer;
-  const ssize_t length = recv(ready.fd, buffer.data(), buffer.size(), MSG_DONTWAIT);
-  if (length <= 0) return std::nullopt;
-  try {
-    const auto json = nlohmann::json::parse(buffer.data(), buffer.data() + length);
-    if (json.at("job") == watchdog().job) return json.at("note").get<Note>();
-  } catch (const nlohmann::json::exception&) {
-    // not from a watchdog
-  }
-  return std::nullopt;
-}
-
 // ---- the end -------------------------------------------------------------------------------------------------------
 
 [[noreturn]] void abort_communicators() {
@@ -309,28 +229,11 @@ std::optional<Note> receive_note(std::chrono::milliseconds patience) {
   _exit(kStuck);
 }
 
-// The notes of all ranks that answer, by rank.
-std::map<int, Note> exchange_notes(const Note& mine) {
-  const std::string text = nlohmann::json{{"job", watchdog().job}, {"note", mine}}.dump();
-  std::map<int, Note> notes = {{mine.rank, mine}};
-  if (!watchdog().connected) return notes;
-  const auto all_are_here = [&] { return static_cast<int>(notes.size()) == watchdog().ranks.world; };
-  for (int tick = 0; tick < kAnswer / kTick && !all_are_here(); ++tick) {
-    send_note(text);
-    const auto next = Clock::now() + kTick;
-    while (Clock::now() < next && !all_are_here()) {
-      if (const auto note = receive_note(kTick)) notes.insert_or_assign(note->rank, *note);
-    }
-  }
-  send_note(text);  // for those that came after the last one
-  return notes;
-}
-
 // Whether notes still come in. A rank that was stopped meanwhile finds old ones: it is woken up only to be ended.
 bool others_are_waiting() {
-  while (receive_note(0ms)) {
+  while (watchdog().others.receive(0ms)) {
   }
-  return receive_note(3 * kTick).has_value();
+  return watchdog().others.receive(3 * kTick).has_value();
 }
 
 // Every rank that is able to says where it is; the lowest of them says what is wrong.
@@ -340,13 +243,14 @@ bool others_are_waiting() {
   std::fflush(stdout);
   std::fprintf(stderr, "%s\n", describe(mine).c_str());
   std::vector<Note> notes;
-  for (const auto& [rank, note] : exchange_notes(mine)) notes.push_back(note);
-  const bool first = watchdog().connected ? notes[0].rank == mine.rank : first_of_job();
+  for (const auto& [rank, note] : watchdog().others.exchange(mine)) notes.push_back(note);
+  const bool connected = watchdog().others.connected();
+  const bool first = connected ? notes[0].rank == mine.rank : first_of_job();
   // Who ends first takes the others along: all should have said their line by then, and the first of them the verdict.
-  std::this_thread::sleep_for(first ? 200ms : kAnswer + 1s);
+  std::this_thread::sleep_for(first ? 200ms : kLastLines);
   if (first) {
-    const std::string verdict = watchdog().connected ? find_verdict(notes, watchdog().ranks.world)
-                                                     : "missing rank: not all of the job's ranks came to this call";
+    const std::string verdict = connected ? find_verdict(notes, watchdog().ranks.world)
+                                          : "missing rank: not all of the job's ranks came to this call";
     std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
   }
   abort_communicators();
@@ -356,7 +260,7 @@ void watch(int device) {
   cudaSetDevice(device);
   Observer observer;
   while (!watchdog().stopping) {
-    const bool called = receive_note(kTick) && others_are_waiting();
+    const bool called = watchdog().others.receive(kTick) && others_are_waiting();
     const Seconds stuck = observer.look();
     if (const std::string* failure = watchdog().failure) end_stuck_job(observer.unchanged(), *failure);
     const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
@@ -410,18 +314,19 @@ void start_watchdog(const Ranks& ranks) {
 void connect_watchdogs(ncclComm_t world) {
   Watchdog& w = watchdog();
   if (w.ranks.world == 1) return;
-  std::vector<Address> all(w.ranks.world);
-  Address& self = all[w.ranks.rank];
-  self.timeout = w.timeout.count();
-  if (watching()) open_socket(self);
-  std::random_device random;
-  self.job = static_cast<std::uint64_t>(random()) << 32 | random();
+  struct Introduction {
+    double timeout;  // [s]
+    NoteExchange::Address address;
+  };
+  std::vector<Introduction> all(w.ranks.world);
+  all[w.ranks.rank].timeout = w.timeout.count();
+  if (watching()) all[w.ranks.rank].address = w.others.open();
   const Stream stream;
-  Address* device = nullptr;  // not a DeviceBuffer: it is no memory of the program
-  const std::size_t bytes = all.size() * sizeof(Address);
+  Introduction* device = nullptr;  // not a DeviceBuffer: it is no memory of the program
+  const std::size_t bytes = all.size() * sizeof(Introduction);
   CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&device), bytes));
   CUDA_CHECK(cudaMemcpyAsync(device, all.data(), bytes, cudaMemcpyHostToDevice, stream));
-  NCCL_CHECK(pncclAllGather(device + w.ranks.rank, device, sizeof(Address), ncclChar, world, stream));
+  NCCL_CHECK(pncclAllGather(device + w.ranks.rank, device, sizeof(Introduction), ncclChar, world, stream));
   CUDA_CHECK(cudaMemcpyAsync(all.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
   // The job's first data on its way: where the network does not let it through, this is where it ends.
   static constexpr CallSite site = {"ncclAllGather, the job's first", __FILE__, __LINE__};
@@ -438,9 +343,10 @@ void connect_watchdogs(ncclComm_t world) {
          << "; expected the same everywhere (mpirun -x WORKSHOP_TIMEOUT)";
     usage_error(what.str());
   }
-  w.job = all[0].job;
-  w.addresses = all;
-  w.connected = watching();
+  if (!watching()) return;
+  std::vector<NoteExchange::Address> addresses;
+  for (const Introduction& rank : all) addresses.push_back(rank.address);
+  w.others.connect(w.ranks.rank, addresses);
 }
 
 void stop_watchdog() {
