@@ -104,7 +104,7 @@ add_executable(check_idle ${CMAKE_CURRENT_LIST_DIR}/check_idle.cpp)
 target_link_libraries(check_idle PRIVATE nlohmann_json::nlohmann_json)
 target_compile_options(check_idle PRIVATE ${WORKSHOP_WARNINGS})
 foreach(ranks 1 2 4)
-  workshop_test(solution.03.idle.${ranks} LABELS solution ENVIRONMENT WORKSHOP_SLOW=kernels
+  workshop_test(solution.03.idle.${ranks} MEASURES LABELS solution ENVIRONMENT WORKSHOP_SLOW=kernels
                 COMMAND ${run_then} ${launch} -n ${ranks} -- ${model_parallel} --layers 8,8,8,8,8,8,8,8,8
                         --activation relu --max-steps 20 --record run.jsonl --timeline timeline.json
                         -- $<TARGET_FILE:check_idle> run.jsonl timeline.json 0.12)

@@ -48,16 +48,20 @@ set(WORKSHOP_SANITIZER_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=
     "ASAN_OPTIONS=fast_unwind_on_malloc=0"
     "LSAN_OPTIONS=suppressions=${_supp}/lsan.supp:print_suppressions=0" "UBSAN_OPTIONS=print_stacktrace=1")
 
-# workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n]): a test in a working
-# directory of its own. With RANKS the command is started on that many ranks; STATUS is the exit status expected.
+# workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n] [MEASURES]): a test in a
+# working directory of its own. With RANKS the command is started on that many ranks; STATUS is the exit status
+# expected. One that MEASURES times runs alone, and has three attempts.
 function(workshop_test name)
-  cmake_parse_arguments(arg "" "RANKS;TIMEOUT;STATUS" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "MEASURES" "RANKS;TIMEOUT;STATUS" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   set(command ${arg_COMMAND})
   if(arg_RANKS)
     set(command ${CMAKE_SOURCE_DIR}/tools/launch -n ${arg_RANKS} -- ${command})
   endif()
   if(arg_STATUS)
     set(command ${CMAKE_SOURCE_DIR}/tools/expect_status ${arg_STATUS} ${command})
+  endif()
+  if(arg_MEASURES)
+    set(command ${CMAKE_SOURCE_DIR}/tests/measure ${command})
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
@@ -66,5 +70,6 @@ function(workshop_test name)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   add_test(NAME ${name} COMMAND ${command} WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
+                       RUN_SERIAL ${arg_MEASURES}
                        ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=20;${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
 endfunction()

@@ -39,7 +39,7 @@ resumes(train_3d 8 07_3d/train_3d --batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1 
 # by the gradients' own size, so rounding errors do not stay below a bound on the gradients. A state that was lost or
 # mixed up would change each parameter by about lr = 10⁻² a step; found: 10⁻⁷.
 set(matrix ${checkpoint_tests}/checkpoint_matrix ${solutions} $<TARGET_FILE:compare_training> 1e-5)
-workshop_test(solution.06.checkpoint_matrix LABELS solution TIMEOUT 300 COMMAND ${matrix} ring)
+workshop_test(solution.06.checkpoint_matrix LABELS solution TIMEOUT 900 COMMAND ${matrix} ring)
 workshop_test(soak.checkpoint_matrix LABELS soak TIMEOUT 7200 COMMAND ${matrix} all)
 
 # ---- killed at any moment --------------------------------------------------------------------------------------------

@@ -178,11 +178,10 @@ target_compile_options(check_prefetch PRIVATE ${WORKSHOP_WARNINGS})
 set(slow_net --layers 8,8,8,8,8,8,8,8,8 --unit-layers 2 --activation gelu --max-steps 5)
 foreach(mode prefetch no-prefetch)
   foreach(reshard reshard no-reshard)
-    workshop_test(solution.06.fsdp.schedule.${mode}.${reshard} LABELS solution
+    workshop_test(solution.06.fsdp.schedule.${mode}.${reshard} MEASURES LABELS solution
                   ENVIRONMENT WORKSHOP_SLOW=kernels,collectives
                   COMMAND ${run_then} ${launch} -n 2 -- ${fsdp} ${slow_net} --${mode} --${reshard}-after-forward
                           --timeline timeline.json -- $<TARGET_FILE:check_prefetch> timeline.json ${mode})
-    set_tests_properties(solution.06.fsdp.schedule.${mode}.${reshard} PROPERTIES RUN_SERIAL ON)  # it measures times
   endforeach()
 endforeach()
 

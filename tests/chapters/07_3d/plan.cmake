@@ -105,10 +105,9 @@ foreach(link "--node-link;${bandwidth_json}" "--node-latency;10;--node-bandwidth
                 COMMAND ${expect_status} -e "400.0 ms +fits" 0 ${plan} --parameters 1e8 --gpus 2 --zero 1 ${link}
                         --global-batch 2 --peak 1e6)
 endforeach()
-workshop_test(solution.07.plan.measured_link LABELS solution
+workshop_test(solution.07.plan.measured_link MEASURES LABELS solution
               COMMAND ${run_then} ${launch} -n 2 -- $<TARGET_FILE:solution_00_collectives_bandwidth> --op send_recv
                       --max-mib 16 --json link.json -- ${plan} --node-link link.json --network-link link.json)
-set_tests_properties(solution.07.plan.measured_link PROPERTIES RUN_SERIAL ON)  # it measures times
 
 # ---- bad input -----------------------------------------------------------------------------------------------------
 set(deep --layers 8,12,8,12,8)

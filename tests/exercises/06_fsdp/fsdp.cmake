@@ -26,8 +26,11 @@ endfunction()
 fsdp_wrongs(steps RANKS 2 MISTAKES 06.1-one-too-many 06.2-rank-0 06.11-unsharded 06.11-on-top 06.12-not-again
             06.12-forward-order 06.13-broadcast 06.16-sum 06.16-rank-0-s-shard)
 fsdp_wrongs(hybrid RANKS 4 MISTAKES 06.10-swapped 06.10-whole-world 06.13-wrong-group 06.17-sum 06.17-shard-group)
-fsdp_wrongs(serial RANKS 2 SLOW ${slow} MISTAKES 06.14-no-event 06.15-no-event 06.15-wrong-way-round 06.18-no-event
-            06.19-no-event)
+fsdp_wrongs(serial RANKS 2 SLOW ${slow} MISTAKES 06.14-no-event 06.18-no-event 06.19-no-event)
+# On a busy machine the gather that does not wait may overtake even the probe of TODO 06.14.
+foreach(mistake 06.15-no-event 06.15-wrong-way-round)
+  workshop_wrong_filling(06_fsdp fsdp ${mistake} RANKS 2 SLOW ${slow} OPTIONS ${serial} EXPECT "TODO 06.1[45]")
+endforeach()
 # With prefetching the gather of the next unit but one destroys what the work reads that it should wait for.
 workshop_wrong_filling(06_fsdp fsdp 06.15-no-event RANKS 3 SLOW kernels OPTIONS ${one_step}
                        EXPECT "Found with slow kernels")
