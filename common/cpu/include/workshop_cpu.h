@@ -1,6 +1,7 @@
 // What the cpu backend tells about itself, beyond the APIs that it implements.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace workshop::cpu {
@@ -10,6 +11,7 @@ namespace workshop::cpu {
 struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
   std::uint64_t synchronizations;  // synchronisation of device, stream or event; cudaMemcpy; BLAS results on the host
+  std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
 };
 Counters counters();
 
