@@ -12,6 +12,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "common/check.h"
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
@@ -72,6 +74,7 @@ inline GridStride grid_stride(int n) { return GridStride(n); }
 // The stream of a launch, and the place in the source that asks for it.
 struct LaunchStream {
   template <typename S>
+    requires std::is_convertible_v<const S&, cudaStream_t>
   constexpr LaunchStream(const S& stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
       : stream(stream), file(file), line(line) {}
   cudaStream_t stream;

@@ -80,6 +80,7 @@ int use_current_device() {
 
 // Any rank of a job on one node finds a device of its own, as it would on a machine that has enough of them.
 int device_count() {
+  hardware_queues();
   static const int count = [] {
     const char* value = std::getenv("WORKSHOP_DEVICE_COUNT");
     if (value == nullptr) return 64;
@@ -325,6 +326,14 @@ void count_synchronization() { ++synchronizations; }
 
 Counters counters() {
   return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true)};
+}
+
+int hardware_queues() {
+  static const int queues = [] {
+    const char* value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return value == nullptr ? 8 : std::atoi(value);
+  }();
+  return queues;
 }
 
 bool may_launch(cudaStream_t stream) {

@@ -428,6 +428,8 @@ TEST(Devices, OwnTheirEvents) {
 }
 
 #ifdef WORKSHOP_BACKEND_CPU
+TEST(Devices, AreGivenAllHardwareQueuesBeforeTheFirstCall) { EXPECT_EQ(workshop::cpu::hardware_queues(), 32); }
+
 TEST(Devices, OwnTheirStreams) {
   int mine = -1;
   CUDA_CHECK(cudaGetDevice(&mine));

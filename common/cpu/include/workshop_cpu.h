@@ -15,6 +15,9 @@ struct Counters {
 };
 Counters counters();
 
+// CUDA_DEVICE_MAX_CONNECTIONS as it was at the first call, which is when CUDA reads it; 8 where it was not set.
+int hardware_queues();
+
 // False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI for ever, MPI_Finalize
 // would wait for it, and the process should end without.
 bool mpi_usable();
