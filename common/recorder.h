@@ -20,8 +20,8 @@ void let_others_pass();
 // Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
-// Opens the files that --record and --timeline name; ends the job if one cannot be written. The device is not chosen yet,
-// so this creates nothing there.
+// Opens the files that --record and --timeline name; ends the job if one cannot be written. The device is not chosen
+// yet, so this creates nothing there.
 void start_recording(const Options& options, const Ranks& ranks);
 
 // Takes what recording needs on the device, and pinned memory for probes.
