@@ -1,7 +1,7 @@
 // cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
+#include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "tests/conformance/support.h"
 
@@ -66,7 +66,8 @@ void plain_gemm(cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
 }
 
 TEST_F(Blas, GemmInAllTransposes) {
-  for (auto [m, n, k] : {std::tuple{1, 1, 1}, {3, 5, 4}, {17, 33, 9}, {64, 64, 64}, {100, 1, 31}}) {
+  constexpr std::array<int, 3> sizes[] = {{1, 1, 1}, {3, 5, 4}, {17, 33, 9}, {64, 64, 64}, {100, 1, 31}};
+  for (auto [m, n, k] : sizes) {
     for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
       for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
         for (float beta : {0.0f, 1.0f, -2.0f}) {
