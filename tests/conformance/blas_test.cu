@@ -208,11 +208,12 @@ TEST_F(Blas, DeviceScalarsAreReadWhenTheOperationRuns) {
   const auto x = device({1, 2});
   auto y = device({0, 0});
   auto alpha = device({0}), result = device({kNaN});
-  const float five = 5;
+  const workshop::HostBuffer<float> five(1);  // pinned: with pageable memory CUDA may wait for the copy
+  *five.data() = 5;
   CUBLAS_CHECK(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_DEVICE));
   {
     Gate gate(stream_);
-    CUDA_CHECK(cudaMemcpyAsync(alpha.data(), &five, sizeof five, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(alpha.data(), five.data(), five.bytes(), cudaMemcpyHostToDevice, stream_));
     CUBLAS_CHECK(cublasSaxpy(handle_, 2, alpha.data(), x.data(), 1, y.data(), 1));
     CUBLAS_CHECK(cublasSdot(handle_, 2, x.data(), 1, y.data(), 1, result.data()));
     EXPECT_FALSE(finished(stream_));
