@@ -74,6 +74,8 @@ void add_part(const std::string& path, Json& report) {
   const Json part = Json::parse(file);
   if (part.contains("torch")) {
     report["torch"] = {{"version", part["torch"]}, {"mlp", part["mlp_us_per_step"]}, {"ddp", part["ddp2_us_per_step"]}};
+  } else if (part.contains("op")) {  // what 00_collectives/bandwidth writes
+    report["bandwidth"] = part;
   } else {
     report.update(part);
   }
