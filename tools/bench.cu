@@ -1,7 +1,8 @@
 // What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
 //
-//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all
-//   ranks bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
+//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all ranks;
+//                             on GPUs 00_collectives/bandwidth measures it instead, as nccl-tests do
+//   bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
 //
 // Each measurement is repeated and the two sides take turns; the best time of each side counts, because whatever else
 // runs on the machine only ever adds. --json FILE writes the numbers.
