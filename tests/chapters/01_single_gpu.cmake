@@ -30,11 +30,11 @@ workshop_test(solution.01.out_of_memory LABELS solution ENVIRONMENT WORKSHOP_DEV
                       ${mlp} --layers 1024,1024,1024)
 
 # (In a regex '.' stands for ';', which CMake would take for the end of a list's element.)
-# bad_input(name message RANKS n PROGRAM target …): status 2 within 10 seconds, and one line that matches.
+# bad_input(name message RANKS n PROGRAM target … [CPU_ONLY reason]): status 2 within 10 seconds, and one line that matches.
 math(EXPR bad_input_limit "10 * ${WORKSHOP_PATIENCE}")
 function(bad_input name message)
-  cmake_parse_arguments(arg "" "RANKS" "PROGRAM;ENVIRONMENT" ${ARGN})
-  workshop_test(${name} LABELS solution ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT 20
+  cmake_parse_arguments(arg "" "RANKS;CPU_ONLY" "PROGRAM;ENVIRONMENT" ${ARGN})
+  workshop_test(${name} LABELS solution ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT 20 CPU_ONLY ${arg_CPU_ONLY}
                 COMMAND ${CMAKE_SOURCE_DIR}/tests/chapters/one_line 2 ${message}
                         ${CMAKE_SOURCE_DIR}/tools/launch -n ${arg_RANKS} -t ${bad_input_limit} -- ${arg_PROGRAM})
 endfunction()

@@ -114,10 +114,12 @@ foreach(ranks 1 4)
             PROGRAM ${overlap} --bucket-mb 0)
 endforeach()
 bad_input(solution.02.bad.world "RANK and WORLD_SIZE say rank 0 of 2, but mpirun started" RANKS 4
+          CPU_ONLY "mpirun need not start the ranks"
           PROGRAM env RANK=0 WORLD_SIZE=2 ${ddp})
 bad_input(solution.02.bad.world_size "WORLD_SIZE is 'two'. expected a whole number" RANKS 1
           PROGRAM env RANK=0 WORLD_SIZE=two ${ddp})
 bad_input(solution.02.bad.rank "RANK is 4, but WORLD_SIZE is 4: ranks are counted from 0" RANKS 1
           PROGRAM env RANK=4 WORLD_SIZE=4 LOCAL_RANK=0 ${ddp})
 bad_input(solution.02.bad.torchrun "the cpu backend starts several ranks with mpirun or srun --mpi=pmix. found torchrun.s variables" RANKS 1
+          CPU_ONLY "GPUs need no MPI"
           PROGRAM env RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 ${ddp})
