@@ -125,7 +125,7 @@ TEST(Streams, TakeOperationsFromSeveralThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      CUDA_CHECK(cudaSetDevice(device));
+      CUDA_CHECK(cudaSetDevice(device));  // a new thread begins with device 0
       for (int i = 0; i < 500; ++i) launch(add, 1, stream, x.data(), 1.0f, 1);
     });
   }
@@ -393,6 +393,12 @@ TEST(LastError, IsKeptUntilAskedFor) {
   EXPECT_STREQ(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");
 }
 
+TEST(Devices, AreChosenByEachThread) {
+  int device = -1;
+  std::thread([&] { CUDA_CHECK(cudaGetDevice(&device)); }).join();
+  EXPECT_EQ(device, 0);  // whatever the rank
+}
+
 TEST(Devices, CanBeCountedAndDescribed) {
   int count = 0;
   EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
@@ -403,12 +409,6 @@ TEST(Devices, CanBeCountedAndDescribed) {
   EXPECT_GT(properties.totalGlobalMem, 0u);
   EXPECT_NE(std::string(properties.name), "");
   cudaGetLastError();
-}
-
-TEST(Devices, AreChosenByEachThread) {
-  int device = -1;
-  std::thread([&] { CUDA_CHECK(cudaGetDevice(&device)); }).join();
-  EXPECT_EQ(device, 0);  // whatever the rank
 }
 
 #ifdef WORKSHOP_BACKEND_CPU
