@@ -76,6 +76,7 @@ void start_mpi(const Ranks& ranks) {
   // Waiting ranks leave the core to the others: without this an all-reduce of ranks that share cores takes 1,000 times
   // as long. A process on its own needs no daemon, nor a folder for its session, which others may be tidying away.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  setenv("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi", 0);  // looks for cores, not for displays and devices
   if (!ranks.by_mpi) {
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
@@ -124,7 +125,18 @@ std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
   }
 }
 
+namespace {
+
+// For CUDA, which reads them when it starts. Variables that the user has set stay.
+void set_cuda_variables() {
+  // With fewer hardware queues than streams, work on one stream may wait for a receive on another.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
+}  // namespace
+
 Job::Job(const Options& options) : ranks_(process_ranks()) {
+  set_cuda_variables();  // before MPI, which may start CUDA too
   start_recording(options, ranks_);
   bool with_mpi = false;
 #ifdef WORKSHOP_MPI
@@ -139,6 +151,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   if (with_mpi) start_mpi(ranks_);
 #endif
   set_device(ranks_);
+  record_on_device();
   start_watchdog(ranks_);
   comm_ = make_world(ranks_, with_mpi);
   name_communicator(comm_, "world");
@@ -165,6 +178,13 @@ Job::~Job() {
   if (initialized) MPI_CHECK(MPI_Finalize());
 #endif
   stop_watchdog();
+}
+
+void refuse_launch_blocking(const std::string& schedule) {
+  const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  if (value == nullptr || std::atoi(value) == 0) return;
+  environment_error(kUsage, std::string("CUDA_LAUNCH_BLOCKING is '") + value + "'; expected 0 or none, because " +
+                                schedule + " enqueues receives before what their senders wait for");
 }
 
 void print0(const char* format, ...) {

@@ -1,5 +1,11 @@
-// A large kernel runs on all cores that this rank has to itself, a share of its range on each.
+// A large kernel or product runs on all cores that this rank has to itself, a share of its range on each.
+#include "common/cpu/cores.h"
+
 #include <cuda_runtime.h>
+#include <sched.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -7,54 +13,62 @@
 #include <mutex>
 #include <thread>
 
+#include "workshop_cpu.h"
+
 namespace workshop::cpu {
 namespace {
 
-// The cores of this node, divided among the ranks that a launcher has started on it.
-int cores_of_this_rank() {
-  int ranks = 1;
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"}) {
-    if (const char* value = std::getenv(name)) {
-      ranks = std::max(1, std::atoi(value));
-      break;
-    }
-  }
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / ranks, 1, 16);
+int positive(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  const int number = value == nullptr ? 0 : std::atoi(value);
+  return number > 0 ? number : otherwise;
+}
+
+int count_cores() {
+  cpu_set_t allowed;
+  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  const int ranks = positive("OMPI_COMM_WORLD_LOCAL_SIZE", positive("LOCAL_WORLD_SIZE", 1));
+  return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks)), 1, 16);
 }
 
 // Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.
 class Team {
  public:
-  Team() : size_(cores_of_this_rank()) {
+  Team() : size_(cores_of_rank()) {
     for (int index = 1; index < size_; ++index) std::thread([this, index] { help(index); }).detach();
   }
 
   void run(void (*kernel)(const void*), const void* task) {
-    // Where the kernel of another stream has the team, this one does without.
+    // Where the kernel of another stream has the team, this one does all shares itself.
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (size_ == 1 || !lock.owns_lock()) return kernel(task);
+    if (size_ == 1 || !lock.owns_lock()) {
+      for (int index = 0; index < size_; ++index) run_share(index, kernel, task);
+      return;
+    }
     kernel_ = kernel;
     task_ = task;
     busy_ = size_ - 1;
     ++calls_;
     calls_.notify_all();
-    run_share(0);
+    run_share(0, kernel, task);
     for (int busy = busy_; busy > 0; busy = busy_) busy_.wait(busy);
   }
 
  private:
   void help(int index) {
-    for (int seen = 0;;) {
+    flush_denormals();
+    for (int seen = 0;; ++seen) {
       calls_.wait(seen);
-      seen = calls_;
-      run_share(index);
+      run_share(index, kernel_, task_);
       if (--busy_ == 0) busy_.notify_one();
     }
   }
 
-  void run_share(int index) {
+  void run_share(int index, void (*kernel)(const void*), const void* task) {
     share = {index, size_};
-    kernel_(task_);
+    kernel(task);
     share = {};
   }
 
@@ -67,6 +81,18 @@ class Team {
 };
 
 }  // namespace
+
+int cores_of_rank() {
+  static const int cores = count_cores();
+  return cores;
+}
+
+void flush_denormals() {
+#ifdef __SSE__
+  constexpr unsigned kFlushResults = 0x8000, kReadAsZero = 0x0040;  // MXCSR's FTZ and DAZ
+  _mm_setcsr(_mm_getcsr() | kFlushResults | kReadAsZero);
+#endif
+}
 
 void run_shared(void (*kernel)(const void*), const void* task) {
   static Team& team = *new Team;

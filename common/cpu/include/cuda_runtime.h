@@ -40,6 +40,7 @@ typedef enum cudaError {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorNotPermitted = 800,
 } cudaError_t;
 
 enum cudaMemcpyKind {
@@ -122,6 +123,9 @@ inline constexpr std::size_t kTaskBytes = 176;
 // Enqueues `run(copy of task)` as a kernel.
 void enqueue_kernel(cudaStream_t stream, void (*run)(void*), const void* task, std::size_t bytes);
 
+// True if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
+bool may_launch(cudaStream_t stream);
+
 // Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
 template <typename Kernel>
 void enqueue_kernel(cudaStream_t stream, Kernel kernel) {
@@ -138,7 +142,7 @@ struct Share {
 inline thread_local Share share;
 
 // A kernel of at least so many iterations is worth waking other cores for.
-inline constexpr int kSharedElements = 1 << 18;
+inline constexpr int kSharedElements = 1 << 16;
 
 // Calls `kernel` on every core that this rank has to itself, with a share for each, and waits for all.
 void run_shared(void (*kernel)(const void*), const void* task);
