@@ -54,9 +54,7 @@ namespace {
 
 // Variables that the user has set stay.
 void let_ranks_share_gpus(const Ranks& ranks, int visible) {
-  int version = 0;
-  NCCL_CHECK(ncclGetVersion(&version));
-  for (const auto& [name, value] : gpu_sharing_variables(ranks, version)) setenv(name.c_str(), value.c_str(), 0);
+  for (const auto& [name, value] : gpu_sharing_variables(ranks)) setenv(name.c_str(), value.c_str(), 0);
   print0("note: %d ranks share %d GPU%s: the results are right, the times mean nothing%s\n", ranks.local_world, visible,
          visible == 1 ? "" : "s", visible == 1 ? " (WORKSHOP_SHARE_GPU=0 if each has its own)" : "");
 }

@@ -225,9 +225,9 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
 }
 
 // NCCL refuses two ranks on one GPU of one host. Given a host id each, the ranks talk through sockets instead: correct,
-// not fast. From 2.30 on NCCL has a switch of its own.
-std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks, int nccl_version) {
-  if (nccl_version >= 23000) return {{"NCCL_MULTI_RANK_GPU_ENABLE", "1"}};
+// not fast. NCCL_MULTI_RANK_GPU_ENABLE, which 2.30 and later have, is experimental and made for two ranks a GPU: more
+// may hang.
+std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks) {
   std::vector<std::pair<std::string, std::string>> variables = {
       {"NCCL_HOSTID", "workshop-" + std::to_string(ranks.rank)},
       {"NCCL_IB_DISABLE", "1"},

@@ -47,7 +47,7 @@ struct DeviceChoice {
 };
 DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visible);
 
-// The variables that let NCCL of this version (as ncclGetVersion() says it) have several ranks on one GPU.
-std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks, int nccl_version);
+// The variables that let NCCL have several ranks on one GPU.
+std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks);
 
 }  // namespace workshop

@@ -1,11 +1,12 @@
 // What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
 //
-//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all
-//   ranks bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
+//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all ranks;
+//                             on GPUs 00_collectives/bandwidth measures it instead, as nccl-tests do
+//   bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
 //
 // Each measurement is repeated and the two sides take turns; the best time of each side counts, because whatever else
 // runs on the machine only ever adds. --json FILE writes the numbers.
-#ifdef WORKSHOP_MPI
+#ifdef WORKSHOP_BACKEND_CPU
 #include <mpi.h>
 #endif
 
@@ -53,7 +54,7 @@ Pair compare(int rounds, const std::function<double()>& ours, const std::functio
   return best;
 }
 
-#ifdef WORKSHOP_MPI
+#ifdef WORKSHOP_BACKEND_CPU
 double host_seconds(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -183,10 +184,10 @@ int main(int argc, char** argv) {
   if (part == "mlp_step") {
     json = mlp_step(options);
   } else {
-#ifdef WORKSHOP_MPI
+#ifdef WORKSHOP_BACKEND_CPU
     json = all_reduce(job);
 #else
-    usage_error("--part is 'all_reduce', which compares with MPI; this build has none");
+    usage_error("--part is 'all_reduce', which is for the cpu backend; on GPUs 00_collectives/bandwidth measures it");
 #endif
   }
   if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json)) {

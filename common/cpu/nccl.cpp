@@ -284,15 +284,15 @@ const char* pncclGetErrorString(ncclResult_t result) {
     case ncclSuccess:
       return "no error";
     case ncclUnhandledCudaError:
-      return "unhandled cuda error";
+      return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     case ncclSystemError:
-      return "unhandled system error";
+      return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
     case ncclInternalError:
       return "internal error";
     case ncclInvalidArgument:
-      return "invalid argument";
+      return "invalid argument (run with NCCL_DEBUG=WARN for details)";
     case ncclInvalidUsage:
-      return "invalid usage";
+      return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case ncclRemoteError:
       return "remote process exited or there was a network error";
     case ncclInProgress:

@@ -39,10 +39,11 @@ workshop_test(solution.01.out_of_memory LABELS solution ENVIRONMENT WORKSHOP_DEV
                       ${mlp} --layers 1024,1024,1024)
 
 # (In a regex '.' stands for ';', which CMake would take for the end of a list's element.)
-# bad_input(name message RANKS n PROGRAM target …): status 2 and one line that matches, not a job that hangs.
+# bad_input(name message RANKS n PROGRAM target … [CPU_ONLY reason]): status 2 and one line that matches, not a
+# job that hangs.
 function(bad_input name message)
-  cmake_parse_arguments(arg "" "RANKS" "PROGRAM;ENVIRONMENT" ${ARGN})
-  workshop_test(${name} LABELS solution ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT 120
+  cmake_parse_arguments(arg "" "RANKS;CPU_ONLY" "PROGRAM;ENVIRONMENT" ${ARGN})
+  workshop_test(${name} LABELS solution ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT 120 CPU_ONLY ${arg_CPU_ONLY}
                 COMMAND ${CMAKE_SOURCE_DIR}/tests/chapters/one_line 2 ${message}
                         ${CMAKE_SOURCE_DIR}/tools/launch -n ${arg_RANKS} -t 100 -- ${arg_PROGRAM})
 endfunction()

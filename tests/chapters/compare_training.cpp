@@ -1,7 +1,8 @@
 // Compares what two runs have learned: compare_training EXPECTED RECORD [BOUND [resumed]]
-// The global loss of every step and all final parameters must differ by at most BOUND, absolutely; without a BOUND they
-// must be equal to the last bit. In both runs all replicas must be equal to the last bit. The RECORD of a resumed run
+// The global loss of every step and all final parameters must differ by at most BOUND, or BOUND of their size where that
+// is above 1; without a BOUND they must be equal to the last bit. In both runs all replicas must be equal to the last bit. The RECORD of a resumed run
 // has the last steps alone.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -72,7 +73,7 @@ int main(int argc, char** argv) {
     double largest = 0;
     for (const auto& [what, value] : expected) {
       if (!found.contains(what)) throw std::runtime_error(what + " is missing");
-      const double error = std::fabs(found.at(what) - value);
+      const double error = std::fabs(found.at(what) - value) / std::max(1.0, std::fabs(value));
       if (!(error <= bound)) {
         std::printf("%s: %.9g, expected %.9g; the difference %.2g is above the bound %.2g\n", what.c_str(),
                     found.at(what), value, error, bound);

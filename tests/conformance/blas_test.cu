@@ -1,7 +1,7 @@
 // cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
+#include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "tests/conformance/support.h"
 
@@ -66,7 +66,8 @@ void plain_gemm(cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
 }
 
 TEST_F(Blas, GemmInAllTransposes) {
-  for (auto [m, n, k] : {std::tuple{1, 1, 1}, {3, 5, 4}, {17, 33, 9}, {64, 64, 64}, {100, 1, 31}}) {
+  constexpr std::array<int, 3> sizes[] = {{1, 1, 1}, {3, 5, 4}, {17, 33, 9}, {64, 64, 64}, {100, 1, 31}};
+  for (auto [m, n, k] : sizes) {
     for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
       for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
         for (float beta : {0.0f, 1.0f, -2.0f}) {
@@ -227,11 +228,12 @@ TEST_F(Blas, DeviceScalarsAreReadWhenTheOperationRuns) {
   const auto x = device({1, 2});
   auto y = device({0, 0});
   auto alpha = device({0}), result = device({kNaN});
-  const float five = 5;
+  const workshop::HostBuffer<float> five(1);  // pinned: with pageable memory CUDA may wait for the copy
+  *five.data() = 5;
   CUBLAS_CHECK(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_DEVICE));
   {
     Gate gate(stream_);
-    CUDA_CHECK(cudaMemcpyAsync(alpha.data(), &five, sizeof five, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(alpha.data(), five.data(), five.bytes(), cudaMemcpyHostToDevice, stream_));
     CUBLAS_CHECK(cublasSaxpy(handle_, 2, alpha.data(), x.data(), 1, y.data(), 1));
     CUBLAS_CHECK(cublasSdot(handle_, 2, x.data(), 1, y.data(), 1, result.data()));
     EXPECT_FALSE(finished(stream_));

@@ -1,7 +1,6 @@
 // NCCL's collectives: every type, reduction, root and count, in place and not, alone and in groups.
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "tests/conformance/support.h"
 
@@ -147,6 +146,7 @@ TEST_F(Collectives, AllGather) {
   });
 }
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)  // older versions lack these three
 TEST_F(Collectives, AllToAll) {
   for (ncclDataType_t type : kTypes) {
     for (std::size_t count : kCounts) {
@@ -183,6 +183,7 @@ TEST_F(Collectives, GatherAndScatter) {
     }
   });
 }
+#endif
 
 TEST_F(Collectives, AllReduceKeepsNaNAndIsTheSameEverywhere) {
   const Array x(ncclFloat, {rank_ == 0 ? std::nan("") : 1.0, 0.1 * (rank_ + 1), 1e-3 * rank_});

@@ -18,7 +18,8 @@ foreach(mistake 00.10-wrong-direction 00.11-off-by-one 00.12-overwritten 00.13-a
   string(REGEX MATCH "^[0-9.]+" todo ${mistake})
   workshop_wrong_filling(00_collectives ring_allreduce ${mistake} RANKS 3 OPTIONS --count 12 EXPECT "TODO ${todo}")
 endforeach()
-workshop_wrong_filling(00_collectives ring_allreduce 00.10-send-first RANKS 2 TIMEOUT 15 EXPECT "did not finish")
+workshop_wrong_filling(00_collectives ring_allreduce 00.10-send-first RANKS 2 TIMEOUT 15 EXPECT "did not finish"
+                       CPU_ONLY "NCCL leaves open whether two sends that come first meet")
 
 foreach(mistake 00.14-not-divided 00.14-once)
   workshop_wrong_filling(00_collectives bandwidth ${mistake} RANKS 2 OPTIONS --max-mib 1 EXPECT "TODO 00.14")

@@ -28,7 +28,7 @@ endforeach()
 workshop_wrong_filling(04_pipeline pipeline 04.7-one-element RANKS 2 EXPECT "TODO 04.7")
 # Round the ring of interleaved stages all send, and none receives.
 workshop_wrong_filling(04_pipeline pipeline 04.7-send-first RANKS 2 TIMEOUT 15 OPTIONS ${deep} --schedule interleaved
-                       EXPECT "did not finish")
+                       EXPECT "did not finish" CPU_ONLY "NCCL leaves open whether two sends that come first meet")
 
 # Four stages need four layers.
 workshop_unfilled(04_pipeline pipeline OPTIONS --layers 6,5,4,3,2)

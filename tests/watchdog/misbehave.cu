@@ -91,6 +91,9 @@ bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const 
 void run(const std::string& fault, const Group& group) {
   const DeviceBuffer<float> data(group.count, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(data.data(), 0, data.bytes(), group.stream));
+  // NCCL connects the ranks at the first call of each kind, where the host would wait for the rank at fault.
+  broadcast(data, group);
+  reduce(data, group);
   all_reduce(data, group.count, group);
   if (fault == "launch") launch_on_no_stream(data);
   if (fault == "todo") run_into_todo(data, group);

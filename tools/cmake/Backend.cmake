@@ -17,10 +17,10 @@ if(WORKSHOP_BACKEND STREQUAL "cpu")
   target_link_libraries(workshop_backend INTERFACE workshop_cpu Threads::Threads)
 elseif(WORKSHOP_BACKEND STREQUAL "cuda")
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Build for the GPU of this machine; on a login node without one, for the usual data centre GPUs.
+    # Build for the GPU of this machine; on a login node without one, for all that the toolkit supports.
     execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE no_gpu OUTPUT_QUIET ERROR_QUIET)
     if(no_gpu)
-      set(CMAKE_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures to build for")
+      set(CMAKE_CUDA_ARCHITECTURES all-major CACHE STRING "GPU architectures to build for")
     else()
       set(CMAKE_CUDA_ARCHITECTURES native CACHE STRING "GPU architectures to build for")
     endif()

@@ -9,8 +9,10 @@ if(_nccl_python)
   list(APPEND _nccl_hints ${_nccl_wheel})
 endif()
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${_nccl_hints} PATH_SUFFIXES include)
-# The wheel ships libnccl.so.2 without the name that the linker asks for.
-find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${_nccl_hints} PATH_SUFFIXES lib lib64)
+# The library of these headers, before any other. The wheel ships libnccl.so.2 without the name that the linker asks for.
+get_filename_component(_nccl_folder ${NCCL_INCLUDE_DIR} DIRECTORY)
+find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR HINTS ${_nccl_folder} ${_nccl_hints}
+             PATH_SUFFIXES lib lib64)
 if(NCCL_INCLUDE_DIR AND EXISTS ${NCCL_INCLUDE_DIR}/nccl.h)
   foreach(part MAJOR MINOR PATCH)
     file(STRINGS ${NCCL_INCLUDE_DIR}/nccl.h _nccl_line REGEX "^#define NCCL_${part} +[0-9]+")

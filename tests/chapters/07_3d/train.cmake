@@ -84,17 +84,18 @@ function(nodes_07 result ranks per_node)
                 ${ARGN} PARENT_SCOPE)
 endfunction()
 set(one_line ${CMAKE_SOURCE_DIR}/tests/chapters/one_line)
+set(one_machine "ranks of nodes that are one machine would meet on its GPUs unawares")
 nodes_07(run 4 2 --tp 4 --layers 6,4,2)
-workshop_test(solution.07.nodes.refused LABELS solution
+workshop_test(solution.07.nodes.refused LABELS solution CPU_ONLY ${one_machine}
               COMMAND ${one_line} 2 "^error: --tp is '4', which puts ranks 0 to 3, a tensor group, on several nodes" ${run})
 # Rank 0's own group is on its node; that of ranks 2 and 3 is not.
 nodes_07(run 6 3 --tp 2)
-workshop_test(solution.07.nodes.refused_elsewhere LABELS solution
+workshop_test(solution.07.nodes.refused_elsewhere LABELS solution CPU_ONLY ${one_machine}
               COMMAND ${one_line} 2 "^error: --tp is '2', which puts ranks 2 to 3, a tensor group, on several" ${run})
 nodes_07(run 4 2 --tp 4 --layers 6,4,2 --allow-tp-across-nodes)
-workshop_test(solution.07.nodes.allowed LABELS solution COMMAND ${run})
+workshop_test(solution.07.nodes.allowed LABELS solution CPU_ONLY ${one_machine} COMMAND ${run})
 nodes_07(run 4 2 --tp 2 --pp 2 --layers 6,4,2,4,2)
-workshop_test(solution.07.nodes.within LABELS solution COMMAND ${run})
+workshop_test(solution.07.nodes.within LABELS solution CPU_ONLY ${one_machine} COMMAND ${run})
 
 # ---- bad input -----------------------------------------------------------------------------------------------------
 foreach(ranks 1 4)
