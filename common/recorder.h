@@ -10,13 +10,6 @@
 
 namespace workshop {
 
-// True for one process of the job on this node: the first that asks.
-bool first_of_job();
-
-// To be called by the first before it ends: without MPI it stays until the others who get here have asked too, or the
-// launcher, which ends them when one has ended, ends it.
-void let_others_pass();
-
 // Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
