@@ -1,6 +1,7 @@
 #include "common/checkpoint_folder.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -18,17 +18,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// The step of the checkpoint that has this name; -1 if none with this prefix has it.
+int step_of(const std::string& name, const std::string& prefix) {
+  const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
+  int step = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
+  return error == std::errc() && checkpoint_name(prefix, step) == name ? step : -1;
+}
+
 // The steps whose checkpoints with this prefix `folder` holds, ascending.
 std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
   std::vector<int> steps;
   if (!fs::is_directory(folder)) return steps;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
-    int step = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
-    if (error != std::errc() || checkpoint_name(prefix, step) != name) continue;
-    if (is_checkpoint(entry.path())) steps.push_back(step);
+    const int step = step_of(entry.path().filename(), prefix);
+    if (step >= 0 && is_checkpoint(entry.path())) steps.push_back(step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -51,12 +55,24 @@ void write_text(const fs::path& path, const std::string& text) {
   flush_to_disk(path);
 }
 
+// All of a regular file: a link, a pipe or a device is none, and what is too long to be an index is not read.
 std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw std::runtime_error(path.string() + ": cannot be read: " + std::strerror(errno));
-  return text.str();
+  constexpr off_t most = 100'000'000;
+  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0) throw std::runtime_error(path.string() + ": cannot be read: " + std::strerror(errno));
+  struct stat status {};
+  std::string text;
+  std::string error;
+  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > most) {
+    error = "it is no regular file of at most 100 MB";
+  } else {
+    text.resize(status.st_size);
+    if (read(file, text.data(), text.size()) != status.st_size) error = "cannot be read";
+  }
+  close(file);
+  if (!error.empty()) throw std::runtime_error(path.string() + ": " + error);
+  return text;
 }
 
 }  // namespace
@@ -65,6 +81,19 @@ std::string checkpoint_name(const std::string& prefix, int step) {
   std::string number = std::to_string(step);
   number.insert(0, std::max<std::size_t>(8, number.size()) - number.size(), '0');
   return prefix + number;
+}
+
+fs::path unfinished_name(const fs::path& checkpoint) {
+  return checkpoint.parent_path() / ("." + checkpoint.filename().string());
+}
+
+void remove_unfinished(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (step_of(name, ".step-") >= 0 || step_of(name, ".best-") >= 0) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) fs::remove_all(path);
 }
 
 bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / "index.json"); }
@@ -104,9 +133,10 @@ void complete_checkpoint(const fs::path& unfinished, const fs::path& checkpoint,
 void keep_newest(const fs::path& folder, const std::string& prefix, int keep) {
   const std::vector<int> steps = steps_in(folder, prefix);
   for (std::size_t i = 0; i + keep < steps.size(); ++i) {
-    const fs::path checkpoint = folder / checkpoint_name(prefix, steps[i]);
-    fs::remove(checkpoint / "index.json");
-    fs::remove_all(checkpoint);
+    const fs::path checkpoint = folder / checkpoint_name(prefix, steps[i]), hidden = unfinished_name(checkpoint);
+    fs::remove_all(hidden);
+    fs::rename(checkpoint, hidden);
+    fs::remove_all(hidden);
   }
 }
 

@@ -40,20 +40,24 @@ RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint
 }
 
 std::vector<int> RandomSampler::next_epoch() {
-  before_ = generator_;
   ++epoch_;
-  if (!shuffle_) return in_order(samples_);
+  const std::uint64_t seed = draw_seed();
+  return shuffle_ ? Generator(seed).randperm(samples_) : in_order(samples_);
+}
+
+std::uint64_t RandomSampler::draw_seed() {
+  before_ = generator_;
   std::uint64_t seed = 0;
-  for (int iterator = 0; iterator < 2; ++iterator) {
+  for (int iterator = 0; shuffle_ && iterator < 2; ++iterator) {
     generator_.random64();  // the base seed of the iterator's workers, drawn even where it has none
     seed = generator_.random64();
   }
-  return Generator(seed).randperm(samples_);
+  return seed;
 }
 
 void RandomSampler::go_to(int epoch, const std::string& state) {
   if (state.empty()) {
-    while (epoch_ < epoch) next_epoch();
+    for (; epoch_ < epoch; ++epoch_) draw_seed();
     return;
   }
   generator_.set_state(state);

@@ -23,7 +23,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kPrefix = 8;  // bytes of the header's length
-constexpr std::uint64_t kLongestHeader = 100'000'000;
 
 [[noreturn]] void system_failed(const std::string& path, const char* what) {
   throw std::runtime_error(path + ": " + what + ": " + std::strerror(errno));
@@ -86,7 +85,7 @@ SafetensorsTensor read_tensor(const std::string& tensor, const Json& entry, cons
   std::vector<std::uint64_t> offsets;
   try {
     if (entry.at("dtype") != "F32") {
-      throw std::runtime_error(tensor + " is of the type " + quote(entry.at("dtype").dump()) + ", not F32");
+      throw std::runtime_error(tensor + " is of the type " + shown(entry.at("dtype").dump()) + ", not F32");
     }
     // A negative or fractional extent must not pass as a large or a rounded one.
     for (const char* key : {"shape", "data_offsets"}) {
@@ -130,9 +129,11 @@ Json read_header(std::string_view text) {
   Json header;
   try {
     header = parse_json(text, note_name);
-  } catch (const std::exception&) {
+  } catch (const Json::exception&) {
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string("of its header, ") + error.what());
   }
-  if (!header.is_object()) throw std::runtime_error("its header is not a JSON object, or nested too deep");
+  if (!header.is_object()) throw std::runtime_error("its header is not a JSON object");
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) throw std::runtime_error("it has the tensor " + quote(*twice) + " twice");

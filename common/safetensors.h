@@ -13,6 +13,8 @@
 
 namespace workshop {
 
+inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // of a safetensors file, in bytes
+
 // A tensor's name and its shape.
 using NamedShape = std::pair<std::string, std::vector<std::int64_t>>;
 

@@ -9,13 +9,15 @@
 
 namespace workshop {
 
-// A text from a file, for an error line: in quotes, at most 80 characters of it, and '?' for what is not plain ASCII.
-inline std::string quote(std::string_view text) {
+// A text from a file, for an error line: at most 80 characters of it, and '?' for what is not plain ASCII.
+inline std::string shown(std::string_view text) {
   constexpr std::size_t kMost = 80;
-  std::string shown = "'";
-  for (char c : text.substr(0, kMost)) shown += c >= ' ' && c <= '~' ? c : '?';
-  return shown + (text.size() > kMost ? "...'" : "'");
+  std::string plain;
+  for (char c : text.substr(0, kMost)) plain += c >= ' ' && c <= '~' ? c : '?';
+  return plain + (text.size() > kMost ? "..." : "");
 }
+
+inline std::string quote(std::string_view text) { return "'" + shown(text) + "'"; }
 
 // Parses a text. What is nested deeper than any file of ours throws before the parser has gone any deeper: writing or
 // comparing such a value would overflow the stack. `on_key` is told each object's keys and how deep they are.
@@ -25,7 +27,7 @@ inline nlohmann::json parse_json(
   constexpr int kDeepest = 8;
   using Json = nlohmann::json;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > kDeepest) throw std::runtime_error("nested too deep");
+    if (depth > kDeepest) throw std::runtime_error("it is nested too deep");
     if (event == Json::parse_event_t::key) on_key(depth, parsed.get_ref<const std::string&>());
     return true;
   };
