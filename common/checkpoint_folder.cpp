@@ -1,7 +1,6 @@
 #include "common/checkpoint_folder.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <fstream>
 #include <stdexcept>
 #include <vector>
+
+#include "common/files.h"
 
 namespace workshop {
 
@@ -55,26 +56,6 @@ void write_text(const fs::path& path, const std::string& text) {
   flush_to_disk(path);
 }
 
-// All of a regular file: a link, a pipe or a device is none, and what is too long to be an index is not read.
-std::string read_text(const fs::path& path) {
-  constexpr off_t most = 100'000'000;
-  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (file < 0) throw std::runtime_error(path.string() + ": cannot be read: " + std::strerror(errno));
-  struct stat status {};
-  std::string text;
-  std::string error;
-  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > most) {
-    error = "it is no regular file of at most 100 MB";
-  } else {
-    text.resize(status.st_size);
-    if (read(file, text.data(), text.size()) != status.st_size) error = "cannot be read";
-  }
-  close(file);
-  if (!error.empty()) throw std::runtime_error(path.string() + ": " + error);
-  return text;
-}
-
 }  // namespace
 
 std::string checkpoint_name(const std::string& prefix, int step) {
@@ -115,7 +96,7 @@ void require_room(const std::string& folder, int step) {
 
 CheckpointIndex read_index(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "index.json";
-  const std::string text = read_text(path);
+  const std::string text = read_file(path, /*links=*/false);
   try {
     return parse_index(text);
   } catch (const std::runtime_error& failed) {

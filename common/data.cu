@@ -24,15 +24,23 @@ std::vector<int> in_order(int count) {
 
 std::size_t elements(int rows, int width) { return static_cast<std::size_t>(rows) * width; }
 
+// A DataLoader keeps the data set on the device. What does not fit there is not drawn first: it might fill the memory
+// of the host, and then the system ends the process without a word.
+void require_room(std::size_t bytes) {
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (bytes <= free) return;
+  fail(kFailed, "the data set takes " + std::to_string(bytes) + " bytes of device memory, and " + std::to_string(free) +
+                    " are free: --samples or --layers is too large");
+}
+
 }  // namespace
 
 RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint64_t seed)
-    : samples(samples),
-      in(in),
-      out(out),
-      inputs(elements(samples, in)),
-      targets(elements(samples, out)),
-      generator(seed) {
+    : samples(samples), in(in), out(out), generator(seed) {
+  require_room((elements(samples, in) + elements(samples, out)) * sizeof(float));
+  inputs.resize(elements(samples, in));
+  targets.resize(elements(samples, out));
   for (int i = 0; i < samples; ++i) {
     generator.randn(inputs.data() + elements(i, in), in);
     generator.randn(targets.data() + elements(i, out), out);
