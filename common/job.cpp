@@ -5,7 +5,9 @@
 #endif
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -182,7 +184,12 @@ void print0(const char* format, ...) {
   va_start(arguments, format);
   std::vprintf(format, arguments);
   va_end(arguments);
-  std::fflush(stdout);
+  // A full disk, say. To go on in silence, and to end with status 0, would hide it.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    const int error = errno;
+    std::clearerr(stdout);
+    fail(kFailed, std::string("standard output cannot be written: ") + std::strerror(error));
+  }
 }
 
 }  // namespace workshop

@@ -4,12 +4,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/untrusted.h"
+
 namespace workshop {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr int kDepth = 4;  // message, note, list, entry
 
 // A whole number in the range of its type: get() would convert what is neither.
 template <typename T>
@@ -19,7 +19,7 @@ T whole(const Json& json, const char* key) {
   if (value.is_number_integer() && !value.is_number_unsigned() && std::in_range<T>(value.get<std::int64_t>())) {
     return value.get<T>();
   }
-  throw std::invalid_argument(key);
+  throw std::runtime_error(key);
 }
 
 std::string text(const Json& json, const char* key) { return json.at(key).get<std::string>(); }
@@ -81,18 +81,14 @@ std::string make_note_message(std::uint64_t job, const Note& note) {
 }
 
 std::optional<Note> read_note_message(std::uint64_t job, int world, std::string_view message) try {
-  const auto not_deep = [](int depth, Json::parse_event_t, const Json&) {
-    if (depth > kDepth) throw std::invalid_argument("nested");
-    return true;
-  };
-  const Json json = Json::parse(message, not_deep);
+  const Json json = parse_json(message);
   if (whole<std::uint64_t>(json, "job") != job) return std::nullopt;
   Note note = read_note(json.at("note"));
   if (note.rank < 0 || note.rank >= world) return std::nullopt;
   return note;
 } catch (const Json::exception&) {
   return std::nullopt;
-} catch (const std::invalid_argument&) {
+} catch (const std::runtime_error&) {
   return std::nullopt;
 }
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <thread>
 
+#include "common/files.h"
 #include "common/recorder.h"
 #include "common/roll_call.h"
 #ifdef WORKSHOP_BACKEND_CPU
@@ -94,11 +95,6 @@ void count_host([[maybe_unused]] int sign) {
 #endif
 }
 
-void check_writable(const std::string& option, const std::string& path) {
-  if (path.empty() || std::ofstream(path)) return;
-  usage_error(option + " is '" + path + "', which cannot be written: " + std::strerror(errno));
-}
-
 // The comment of a TODO in the source file above `line`, from "TODO" on.
 std::string todo_text(const char* file, int line) {
   std::ifstream source(file);
@@ -126,9 +122,8 @@ void todo(const char* id, const char* file, int line) {
   std::fprintf(stderr, "\nNot filled in yet:\n%s  at %s:%d\n", todo_text(file, line).c_str(), file, line);
   if (!recorder().record_path.empty()) {
     finish_probes(std::chrono::milliseconds(1000));
-    std::ofstream(recorder().record_path)
-        << recorder().run_line << "\n"
-        << recorder().lines << Json{{"type", "end"}, {"status", "todo"}, {"todo", id}}.dump() << "\n";
+    const Json end{{"type", "end"}, {"status", "todo"}, {"todo", id}};
+    write_file(recorder().record_path, recorder().run_line + "\n" + recorder().lines + end.dump() + "\n");
   }
   let_others_pass();
   end_job(kTodo);
@@ -304,19 +299,13 @@ void write_record(ncclComm_t comm) {
     if (rank == 0) {
       const Json end{
           {"type", "end"}, {"status", "complete"}, {"steps", r.steps_done}, {"seconds_per_step", r.seconds_per_step}};
-      std::ofstream file(r.record_path);
-      file << r.run_line << "\n" << lines << end.dump() << "\n" << std::flush;
-      if (!file) fail(kFailed, "cannot write the record " + r.record_path);
+      write_file(r.record_path, r.run_line + "\n" + lines + end.dump() + "\n");
     }
   }
   if (!r.timeline_path.empty()) {
     std::string events = gather_text(timeline_json(rank), comm);
     if (!events.empty()) events.erase(events.size() - 2);  // the comma and line end of the last one
-    if (rank == 0) {
-      std::ofstream file(r.timeline_path);
-      file << "{\"traceEvents\": [\n" << events << "\n]}\n" << std::flush;
-      if (!file) fail(kFailed, "cannot write the timeline " + r.timeline_path);
-    }
+    if (rank == 0) write_file(r.timeline_path, "{\"traceEvents\": [\n" + events + "\n]}\n");
   }
 }
 

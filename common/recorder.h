@@ -13,7 +13,7 @@ namespace workshop {
 // Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
-// Opens the files that --record and --timeline name; ends the job if one cannot be written.
+// Ends the job where the files that --record and --timeline name cannot be written.
 void start_recording(const Options& options, const Ranks& ranks);
 
 // Gathers what every rank has recorded and writes the files on rank 0. Collective over `comm`.

@@ -1,4 +1,6 @@
 // A large kernel runs on all cores that this rank has to itself, a share of its range on each.
+#include "common/cpu/cores.h"
+
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -8,18 +10,19 @@
 #include <thread>
 
 namespace workshop::cpu {
+
+int ranks_of_node() {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"}) {
+    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
+  }
+  return 1;
+}
+
 namespace {
 
-// The cores of this node, divided among the ranks that a launcher has started on it.
+// The cores of this node, divided among its ranks.
 int cores_of_this_rank() {
-  int ranks = 1;
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"}) {
-    if (const char* value = std::getenv(name)) {
-      ranks = std::max(1, std::atoi(value));
-      break;
-    }
-  }
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / ranks, 1, 16);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / ranks_of_node(), 1, 16);
 }
 
 // Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.
