@@ -77,8 +77,9 @@ NoteExchange::Address NoteExchange::open(const Ranks& ranks) {
   }
   if (list != nullptr) freeifaddrs(list);
   if (sockets_.empty()) {
-    fail(kFailed, "the watchdog finds no interface with an IPv4 address that the job uses (NCCL_SOCKET_IFNAME?); "
-                  "WORKSHOP_TIMEOUT=0 does without");
+    fail(kFailed,
+         "the watchdog finds no interface with an IPv4 address that the job uses (NCCL_SOCKET_IFNAME?); "
+         "WORKSHOP_TIMEOUT=0 does without");
   }
   return self;
 }

@@ -25,9 +25,15 @@ T whole(const Json& json, const char* key) {
 std::string text(const Json& json, const char* key) { return json.at(key).get<std::string>(); }
 
 Json to_json(const CallNote& call) {
-  return {{"operation", call.operation}, {"communicator", call.communicator}, {"communicator_id", call.communicator_id},
-          {"number", call.number},       {"count", call.count},               {"type", call.type},
-          {"peer", call.peer},           {"place", call.place},               {"completed", call.completed}};
+  return {{"operation", call.operation},
+          {"communicator", call.communicator},
+          {"communicator_id", call.communicator_id},
+          {"number", call.number},
+          {"count", call.count},
+          {"type", call.type},
+          {"peer", call.peer},
+          {"place", call.place},
+          {"completed", call.completed}};
 }
 
 CallNote read_call(const Json& json) {
@@ -58,8 +64,13 @@ Json list(const std::vector<T>& values) {
 }
 
 Note read_note(const Json& json) {
-  Note note{whole<int>(json, "rank"), json.at("seconds").get<double>(), text(json, "in_call"), text(json, "in_place"),
-            text(json, "error"),      {},                               {}};
+  Note note{whole<int>(json, "rank"),
+            json.at("seconds").get<double>(),
+            text(json, "in_call"),
+            text(json, "in_place"),
+            text(json, "error"),
+            {},
+            {}};
   for (const Json& call : json.at("calls")) note.calls.push_back(read_call(call));
   for (const Json& known : json.at("communicators")) note.communicators.push_back(read_communicator(known));
   return note;

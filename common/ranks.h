@@ -43,8 +43,8 @@ MeetingPoint meeting_point(const Environment& env, int world);
 // What a launcher calls the job, the same on all nodes; empty where it has no name.
 std::string job_name(const Environment& env);
 
-// What the ranks of a job without MPI know and, if WORKSHOP_JOB_TOKEN is a secret, no one else; it has the job's name in
-// it, so that jobs without a token are told apart.
+// What the ranks of a job without MPI know and, if WORKSHOP_JOB_TOKEN is a secret, no one else; it has the job's name
+// in it, so that jobs without a token are told apart.
 std::string job_key(const Environment& env);
 
 // "rank 3" or "ranks 0, 3"; of very many the first.

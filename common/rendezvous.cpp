@@ -53,9 +53,10 @@ std::string in_time(const MeetingPoint& point) {
 }
 
 MeetingFailed not_rank_0(const MeetingPoint& point) {
-  return MeetingFailed("what listens at MASTER_ADDR:MASTER_PORT, " + place(point) +
-                       ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
-                       "WORKSHOP_JOB_TOKEN");
+  return MeetingFailed(
+      "what listens at MASTER_ADDR:MASTER_PORT, " + place(point) +
+      ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+      "WORKSHOP_JOB_TOKEN");
 }
 
 bool send_all(int fd, std::string_view bytes) {
@@ -154,14 +155,14 @@ class Host {
     const std::string text = make_challenge(challenge);
     send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);  // a new connection has room for it
     guests_.push_back(std::make_unique<Guest>(Guest{std::move(socket), challenge, Clock::now(), "", -1}));
-    const auto silent = std::count_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
+    const auto silent =
+        std::count_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
     if (static_cast<std::size_t>(silent) > kStrangers + static_cast<std::size_t>(world_)) turn_out_oldest();
   }
 
   // Of those that have not said who they are; false if there are none.
   bool turn_out_oldest() {
-    const auto oldest =
-        std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
+    const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
     if (oldest == guests_.end()) return false;
     guests_.erase(oldest);
     return true;

@@ -1,10 +1,9 @@
 // A watchdog's note, and what is said about it: by the ranks that receive it, to the user.
-#include "common/note_message.h"
-
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/note_message.h"
 #include "common/verdict.h"
 #include "harness.h"
 
@@ -22,7 +21,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (!note) return 0;
   require(note->rank >= 0 && note->rank < kWorld, "a rank that there is none of");
   const auto again = read_note_message(kJob, kWorld, make_note_message(kJob, *note));
-  require(again && make_note_message(kJob, *again) == make_note_message(kJob, *note), "a note that changes when it is sent");
+  require(again && make_note_message(kJob, *again) == make_note_message(kJob, *note),
+          "a note that changes when it is sent");
   describe(*note);
   // Against another rank's note that says the same of itself.
   Note other = *note;

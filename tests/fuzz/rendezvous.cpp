@@ -1,11 +1,10 @@
 // What ranks say to each other that meet without MPI. Who does not know the key gets nothing believed; who knows it may
 // still say anything: the input is tried as it is, and as a message with a proof.
-#include "common/rendezvous_messages.h"
-
 #include <cstring>
 #include <string>
 #include <string_view>
 
+#include "common/rendezvous_messages.h"
 #include "harness.h"
 
 namespace {

@@ -53,8 +53,8 @@ TEST(Notes, WhatIsNone) {
   const std::string message = make_note_message(kJob, a_note(1));
   EXPECT_FALSE(read_note_message(kJob, 1, message)) << "no such rank";
   for (const char* rank : {"-1", "1.5", "true", "4294967297", "\"1\"", "null"}) {
-    EXPECT_FALSE(read_note_message(kJob, 2, replaced(message, "\"rank\":1,\"seconds\"",
-                                                     "\"rank\":" + std::string(rank) + ",\"seconds\"")))
+    EXPECT_FALSE(read_note_message(
+        kJob, 2, replaced(message, "\"rank\":1,\"seconds\"", "\"rank\":" + std::string(rank) + ",\"seconds\"")))
         << rank;
   }
   EXPECT_FALSE(read_note_message(kJob, 2, ""));

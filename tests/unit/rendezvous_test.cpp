@@ -213,7 +213,8 @@ TEST(Rendezvous, NothingOfAMessageCanBeChanged) {
 TEST(Hmac, KnownValues) {
   const auto hex = [](const Proof& proof) {
     std::string text;
-    for (const unsigned byte : proof) text += std::string(1, "0123456789abcdef"[byte >> 4]) + "0123456789abcdef"[byte & 15];
+    for (const unsigned byte : proof)
+      text += std::string(1, "0123456789abcdef"[byte >> 4]) + "0123456789abcdef"[byte & 15];
     return text;
   };
   EXPECT_EQ(hex(hmac_sha256("Jefe", "what do ya want for nothing?")),
