@@ -82,6 +82,7 @@ void start_mpi(const Ranks& ranks) {
   // Waiting ranks leave the core to the others: without this an all-reduce of ranks that share cores takes 1,000 times
   // as long. A process on its own needs no daemon, nor a folder for its session, which others may be tidying away.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  setenv("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi", 0);  // looks for cores, not for displays and devices
   if (!ranks.by_mpi) {
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);

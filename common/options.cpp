@@ -299,6 +299,7 @@ void Options::parse(int argc, char** argv) {
   }
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
+  if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
   if (weight_decay < 0) weight_decay = optimizer == Optimizer::adamw ? 0.01 : 0.0;
 }
 

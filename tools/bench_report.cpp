@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -73,7 +74,10 @@ void add_part(const std::string& path, Json& report) {
   if (path.ends_with(".timeline.json")) return add_timeline(file, report);
   const Json part = Json::parse(file);
   if (part.contains("torch")) {
-    report["torch"] = {{"version", part["torch"]}, {"mlp", part["mlp_us_per_step"]}, {"ddp", part["ddp2_us_per_step"]}};
+    report["torch"] = {{"version", part["torch"]},
+                       {"mlp", part["mlp_us_per_step"]},
+                       {"ddp", part["ddp2_us_per_step"]},
+                       {"wide", part["wide"]}};
   } else {
     report.update(part);
   }
@@ -108,6 +112,23 @@ void print_steps(const Json& report) {
   }
 }
 
+// The best times of a network that keeps the processor busy, ours and PyTorch's, and our best as a share of its best.
+void print_wide(const Json& report) {
+  std::printf("4 x 1024, GELU, batch 128 a rank, AdamW; PyTorch %s with fused AdamW\n",
+              report["torch"]["version"].get<std::string>().c_str());
+  for (const Json& line : report["torch"]["wide"]) {
+    std::printf("  ranks %d:", line["ranks"].get<int>());
+    double ours = std::numeric_limits<double>::infinity(), theirs = ours;
+    for (const auto& [name, value] : line["ms"].items()) {
+      const double time = value.get<double>();
+      std::printf(" %s %.1f ms,", name.c_str(), time);
+      double& best = name.starts_with("PyTorch") ? theirs : ours;
+      best = std::min(best, time);
+    }
+    std::printf(" best to best %.2f\n", ours / theirs);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -123,6 +144,7 @@ int main(int argc, char** argv) {
       }
     }
     if (report.contains("steps")) print_steps(report);
+    if (report.contains("torch")) print_wide(report);
     if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n"))
       throw std::runtime_error("cannot write " + out);
   } catch (const std::exception& error) {

@@ -1,7 +1,11 @@
-// A large kernel runs on all cores that this rank has to itself, a share of its range on each.
+// A large kernel or product runs on all cores that this rank has to itself, a share of its range on each.
 #include "common/cpu/cores.h"
 
 #include <cuda_runtime.h>
+#include <sched.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -9,55 +13,67 @@
 #include <mutex>
 #include <thread>
 
-namespace workshop::cpu {
+#include "workshop_cpu.h"
 
-int ranks_of_node() {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"}) {
-    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
-  }
-  return 1;
+namespace workshop::cpu {
+namespace {
+
+int positive(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  const int number = value == nullptr ? 0 : std::atoi(value);
+  return number > 0 ? number : otherwise;
 }
+
+}  // namespace
+
+int ranks_of_node() { return positive("OMPI_COMM_WORLD_LOCAL_SIZE", positive("LOCAL_WORLD_SIZE", 1)); }
 
 namespace {
 
-// The cores of this node, divided among its ranks.
-int cores_of_this_rank() {
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / ranks_of_node(), 1, 16);
+int count_cores() {
+  cpu_set_t allowed;
+  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks_of_node())), 1, 16);
 }
 
 // Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.
 class Team {
  public:
-  Team() : size_(cores_of_this_rank()) {
+  Team() : size_(cores_of_rank()) {
     for (int index = 1; index < size_; ++index) std::thread([this, index] { help(index); }).detach();
   }
 
   void run(void (*kernel)(const void*), const void* task) {
-    // Where the kernel of another stream has the team, this one does without.
+    // Where the kernel of another stream has the team, this one does all shares itself.
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (size_ == 1 || !lock.owns_lock()) return kernel(task);
+    if (size_ == 1 || !lock.owns_lock()) {
+      for (int index = 0; index < size_; ++index) run_share(index, kernel, task);
+      return;
+    }
     kernel_ = kernel;
     task_ = task;
     busy_ = size_ - 1;
     ++calls_;
     calls_.notify_all();
-    run_share(0);
+    run_share(0, kernel, task);
     for (int busy = busy_; busy > 0; busy = busy_) busy_.wait(busy);
   }
 
  private:
   void help(int index) {
-    for (int seen = 0;;) {
+    flush_denormals();
+    for (int seen = 0;; ++seen) {
       calls_.wait(seen);
-      seen = calls_;
-      run_share(index);
+      run_share(index, kernel_, task_);
       if (--busy_ == 0) busy_.notify_one();
     }
   }
 
-  void run_share(int index) {
+  void run_share(int index, void (*kernel)(const void*), const void* task) {
     share = {index, size_};
-    kernel_(task_);
+    kernel(task);
     share = {};
   }
 
@@ -70,6 +86,18 @@ class Team {
 };
 
 }  // namespace
+
+int cores_of_rank() {
+  static const int cores = count_cores();
+  return cores;
+}
+
+void flush_denormals() {
+#ifdef __SSE__
+  constexpr unsigned kFlushResults = 0x8000, kReadAsZero = 0x0040;  // MXCSR's FTZ and DAZ
+  _mm_setcsr(_mm_getcsr() | kFlushResults | kReadAsZero);
+#endif
+}
 
 void run_shared(void (*kernel)(const void*), const void* task) {
   static Team& team = *new Team;

@@ -3,12 +3,13 @@
 #include <cublas_v2.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <mutex>
+#include <cstdint>
 
+#include "common/cpu/openblas.h"
 #include "common/cpu/stream.h"
 
 using workshop::cpu::enqueue_kernel;
+using workshop::cpu::share;
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
@@ -41,18 +42,64 @@ CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? Cbla
 // A column-major matrix that op() turns into [rows, columns] is stored with at least so many rows.
 int stored_rows(cublasOperation_t op, int rows, int columns) { return std::max(1, op == CUBLAS_OP_N ? rows : columns); }
 
+struct Range {
+  int begin, end;
+};
+
+// The calling core's share of n columns or rows, in whole blocks: a kernel of OpenBLAS computes a block at a time.
+Range share_of(int n, int block) {
+  const std::int64_t blocks = (n + block - 1) / block;
+  const auto bound = [&](int index) {
+    return static_cast<int>(std::min<std::int64_t>(n, blocks * index / share.count * block));
+  };
+  return {bound(share.index), bound(share.index + 1)};
+}
+
+// A matrix of each product of a batch.
+template <typename T>
+struct Matrices {
+  T* first;
+  int ld;
+  std::int64_t stride;
+
+  T* at(int product, std::ptrdiff_t offset) const { return first + product * stride + offset; }
+};
+
+// The products of a batch, C = alpha op(A) op(B) + beta C, one for a single product.
 struct Gemm {
   CBLAS_TRANSPOSE transa, transb;
   int m, n, k;
   Scalar alpha, beta;
-  const float* a;
-  const float* b;
-  float* c;
-  int lda, ldb, ldc;
+  Matrices<const float> a, b;
+  Matrices<float> c;
+  int batch;
 
-  void run(std::size_t offset_a, std::size_t offset_b, std::size_t offset_c) const {
-    cblas_sgemm(CblasColMajor, transa, transb, m, n, k, alpha.value(), a + offset_a, lda, b + offset_b, ldb,
-                beta.value(), c + offset_c, ldc);
+  // From here on, waking other cores costs less than they save.
+  bool is_large() const { return std::int64_t{m} * n * k * batch >= 1 << 21; }
+
+  // The calling core's share: some products of the batch, or of a single one some columns or rows of C. What a core
+  // computes does not depend on who else is at work, so that the result is always the same to the last bit.
+  void operator()() const {
+    constexpr int kBlock = 64;
+    if (batch > 1) {
+      const Range products = share_of(batch, 1);
+      for (int i = products.begin; i < products.end; ++i) run(i, {0, m}, {0, n});
+    } else if (n >= m) {
+      run(0, {0, m}, share_of(n, kBlock));
+    } else {
+      run(0, share_of(m, kBlock), {0, n});
+    }
+  }
+
+ private:
+  void run(int product, Range rows, Range columns) const {
+    if (rows.begin == rows.end || columns.begin == columns.end) return;
+    const std::ptrdiff_t offset_a = transa == CblasNoTrans ? rows.begin : rows.begin * std::ptrdiff_t{a.ld};
+    const std::ptrdiff_t offset_b = transb == CblasNoTrans ? columns.begin * std::ptrdiff_t{b.ld} : columns.begin;
+    const std::ptrdiff_t offset_c = rows.begin + columns.begin * std::ptrdiff_t{c.ld};
+    cblas_sgemm(CblasColMajor, transa, transb, rows.end - rows.begin, columns.end - columns.begin, k, alpha.value(),
+                a.at(product, offset_a), a.ld, b.at(product, offset_b), b.ld, beta.value(), c.at(product, offset_c),
+                c.ld);
   }
 };
 
@@ -73,14 +120,6 @@ cublasStatus_t enqueue_result(cublasHandle_t handle, Compute compute) {
   enqueue_kernel(handle->stream, compute);
   if (handle->mode == CUBLAS_POINTER_MODE_HOST) cudaStreamSynchronize(handle->stream);
   return CUBLAS_STATUS_SUCCESS;
-}
-
-// The ranks of a job share the machine's cores already: one thread each, unless the user says otherwise.
-void limit_blas_threads() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
-  });
 }
 
 }  // namespace
@@ -111,7 +150,7 @@ const char* cublasGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  limit_blas_threads();
+  workshop::cpu::prepare_openblas();
   *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -165,10 +204,9 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
   }
   if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
   const Gemm gemm = {
-      cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, A, B, C, lda, ldb, ldc};
-  enqueue_kernel(handle->stream, [=] {
-    for (int i = 0; i < batchCount; ++i) gemm.run(i * strideA, i * strideB, i * strideC);
-  });
+      cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},
+      {B, ldb, strideB}, {C, ldc, strideC}, batchCount};
+  enqueue_kernel(handle->stream, [gemm] { gemm.is_large() ? workshop::cpu::run_shared(gemm) : gemm(); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

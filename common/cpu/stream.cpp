@@ -6,6 +6,8 @@
 #include <string>
 #include <thread>
 
+#include "common/cpu/cores.h"
+
 namespace workshop::cpu {
 namespace {
 
@@ -209,6 +211,7 @@ void CUstream_st::take_over() {
 
 void CUstream_st::work(Worker* worker, std::uint64_t first) {
   current_worker = worker;
+  flush_denormals();
   for (std::uint64_t number = first;; ++number) {
     wait_for_work(number);
     Slot& slot = slots_[number % kSlots];

@@ -89,6 +89,25 @@ TEST_F(Blas, GemmInAllTransposes) {
   }
 }
 
+// Products so large that the cpu backend divides them among the cores, by columns or by rows.
+TEST_F(Blas, LargeGemm) {
+  for (auto [m, n, k] : {std::tuple{131, 203, 97}, {203, 131, 97}, {1, 2051, 1031}, {2051, 1, 1031}}) {
+    for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+      for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+        const int lda = ta == CUBLAS_OP_N ? m : k, ldb = tb == CUBLAS_OP_N ? k : n, ldc = m + 1;
+        const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+        auto c = numbers(ldc * n, 3);
+        const auto da = device(a), db = device(b), dc = device(c);
+        const float alpha = 1, beta = -1;
+        CUBLAS_CHECK(
+            cublasSgemm(handle_, ta, tb, m, n, k, &alpha, da.data(), lda, db.data(), ldb, &beta, dc.data(), ldc));
+        plain_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        ASSERT_EQ(host(dc), c) << m << " " << n << " " << k;
+      }
+    }
+  }
+}
+
 TEST_F(Blas, GemmOfNothing) {
   auto c = device({kNaN, kNaN});
   const float alpha = 1, beta = 0;
@@ -110,15 +129,16 @@ TEST_F(Blas, GemmKeepsNaN) {
 }
 
 TEST_F(Blas, BatchedGemm) {
-  const int m = 4, n = 3, k = 5, batches = 6;
-  const auto a = numbers(m * k * batches, 1), b = numbers(k * n * batches, 2);
-  auto c = std::vector<float>(m * n * batches, kNaN);
-  const auto da = device(a), db = device(b), dc = device(c);
-  const float alpha = 1, beta = 0;
-  CUBLAS_CHECK(cublasSgemmStridedBatched(handle_, CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, &alpha, da.data(), m, m * k,
-                                         db.data(), n, k * n, &beta, dc.data(), m, m * n, batches));
-  plain_gemm(CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, 1, a, m, b, n, 0, c, m, m * k, k * n, m * n, batches);
-  EXPECT_EQ(host(dc), c);
+  for (auto [m, n, k, batches] : {std::tuple{4, 3, 5, 6}, {40, 70, 80, 13}}) {
+    const auto a = numbers(m * k * batches, 1), b = numbers(k * n * batches, 2);
+    auto c = std::vector<float>(m * n * batches, kNaN);
+    const auto da = device(a), db = device(b), dc = device(c);
+    const float alpha = 1, beta = 0;
+    CUBLAS_CHECK(cublasSgemmStridedBatched(handle_, CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, &alpha, da.data(), m, m * k,
+                                           db.data(), n, k * n, &beta, dc.data(), m, m * n, batches));
+    plain_gemm(CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, 1, a, m, b, n, 0, c, m, m * k, k * n, m * n, batches);
+    EXPECT_EQ(host(dc), c);
+  }
 }
 
 TEST_F(Blas, GeamAddsAndTransposes) {

@@ -416,6 +416,17 @@ TEST(Devices, CanBeCountedAndDescribed) {
 }
 
 #ifdef WORKSHOP_BACKEND_CPU
+// Small and large kernels, which run on a stream's thread and on all cores, take denormal numbers as zero.
+TEST(Denormals, AreZero) {
+  for (const int count : {64, 1 << 18}) {
+    const Stream stream;
+    DeviceBuffer<float> x(count, Memory::data);
+    x.upload(std::vector<float>(count, 2e-38f), stream);
+    launch(add, count, stream, x.data(), -1.5e-38f, count);
+    EXPECT_EQ(x.download(stream), std::vector<float>(count, 0.0f));
+  }
+}
+
 TEST(Counters, CountAllocationsAndWaits) {
   const Stream stream;
   auto x = floats(1);

@@ -1,30 +1,14 @@
 # workshop::backend: the CUDA runtime, cuBLAS and NCCL, real (cuda) or on the CPU (cpu). Chapters link nothing else.
-find_package(Threads REQUIRED)
 add_library(workshop_backend INTERFACE)
 add_library(workshop::backend ALIAS workshop_backend)
 target_include_directories(workshop_backend INTERFACE ${CMAKE_SOURCE_DIR})
 
-# MPI starts the ranks where it is there; the cuda backend does without.
-if(WORKSHOP_BACKEND STREQUAL "cpu")
-  set(WORKSHOP_MPI ON)
-  find_package(MPI REQUIRED COMPONENTS CXX)
-else()
-  option(WORKSHOP_MPI "use MPI to hand out the NCCL id" ON)
-  if(WORKSHOP_MPI)
-    find_package(MPI QUIET COMPONENTS CXX)
-    set(WORKSHOP_MPI ${MPI_CXX_FOUND})
-  endif()
-endif()
 if(WORKSHOP_MPI)
   target_link_libraries(workshop_backend INTERFACE MPI::MPI_CXX)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_MPI OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
-  # OpenBLAS: its own CMake package, pkg-config's, or Debian's plain library.
-  find_path(OPENBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas openblas-pthread x86_64-linux-gnu/openblas-pthread
-            aarch64-linux-gnu/openblas-pthread REQUIRED)
-  find_library(OPENBLAS_LIBRARY openblas PATH_SUFFIXES openblas-pthread REQUIRED)
   # Users build for the machine they run on. Kernels vectorise at -O3, which Release is; those that take a root or call
   # erff or expf need -fno-math-errno too, because a vector has no errno. Not -ffast-math: that would lose NaNs.
   target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
@@ -41,9 +25,6 @@ elseif(WORKSHOP_BACKEND STREQUAL "cuda")
       set(CMAKE_CUDA_ARCHITECTURES native CACHE STRING "GPU architectures to build for")
     endif()
   endif()
-  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
-    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
-  endif()
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know yet that nvcc has it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
@@ -51,8 +32,6 @@ elseif(WORKSHOP_BACKEND STREQUAL "cuda")
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-  find_package(CUDAToolkit 12 REQUIRED)
-  find_package(NCCL 2.18 REQUIRED)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CUDA)
   target_link_libraries(workshop_backend INTERFACE CUDA::cudart CUDA::cublas NCCL::NCCL Threads::Threads)
 else()

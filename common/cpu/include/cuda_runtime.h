@@ -138,7 +138,7 @@ struct Share {
 inline thread_local Share share;
 
 // A kernel of at least so many iterations is worth waking other cores for.
-inline constexpr int kSharedElements = 1 << 18;
+inline constexpr int kSharedElements = 1 << 16;
 
 // Calls `kernel` on every core that this rank has to itself, with a share for each, and waits for all.
 void run_shared(void (*kernel)(const void*), const void* task);

@@ -17,4 +17,11 @@ Counters counters();
 // would wait for it, and the process should end without.
 bool mpi_usable();
 
+// Cores that this rank has to itself, on which large kernels and products run: those that the process may use, divided
+// among the ranks that the launcher started on the node, or SLURM_CPUS_PER_TASK of them.
+int cores_of_rank();
+
+// The processor that OpenBLAS's kernels in use are made for, such as "SkylakeX".
+const char* blas_kernels();
+
 }  // namespace workshop::cpu

@@ -1,0 +1,10 @@
+// Prints the kernels with which the cpu backend's matrix products run, and on how many cores of a rank that is alone.
+#include <cstdio>
+
+#include "workshop_cpu.h"
+
+int main() {
+  const int cores = workshop::cpu::cores_of_rank();
+  std::printf("OpenBLAS with kernels for %s, on %d core%s\n", workshop::cpu::blas_kernels(), cores,
+              cores == 1 ? "" : "s");
+}
