@@ -41,17 +41,23 @@ bool check_gradients(Mlp& model, Activations& activations, const Batch& batch, i
   bool agree = true;
   for (const Parameter& p : model.parameters()) {
     std::vector<float> grad(p.count), value(p.count);
-    CUDA_CHECK(cudaMemcpy(grad.data(), p.grad, p.count * sizeof(float), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaMemcpy(value.data(), p.value, p.count * sizeof(float), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
+    const auto set = [&](int i, float shifted) {
+      CUDA_CHECK(cudaMemcpyAsync(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+    };
     double error = 0, norm = 0;
     for (int i = 0; i < p.count; i += (p.count + 99) / 100) {
       const auto loss_at = [&](float shifted) {
-        CUDA_CHECK(cudaMemcpy(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice));
+        set(i, shifted);
         return loss_of(model, activations, batch, outputs, stream);
       };
       const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
       const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
-      CUDA_CHECK(cudaMemcpy(p.value + i, &value[i], sizeof value[i], cudaMemcpyHostToDevice));
+      set(i, value[i]);
       error += std::pow(difference - grad[i], 2);
       norm += std::pow(difference, 2);
     }

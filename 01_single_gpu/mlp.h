@@ -7,7 +7,10 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/device.h"
@@ -116,21 +119,31 @@ inline void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, con
   CUBLAS_CHECK(cublasSgemm(blas, blas_op(op_b), blas_op(op_a), n, m, k, &one, B, columns_b, A, columns_a, &beta, C, n));
 }
 
-// A cuBLAS handle that works on one stream.
+// cuBLAS on one stream. All that work on a stream share a handle, because each handle has a workspace of its own on the
+// device, of many megabytes, and nothing is gained by two where calls follow one after the other.
 class Blas {
  public:
-  explicit Blas(cudaStream_t stream) : stream_(stream) {
-    CUBLAS_CHECK(cublasCreate(&handle_));
-    CUBLAS_CHECK(cublasSetStream(handle_, stream));
-  }
-  ~Blas() { cublasDestroy(handle_); }
-  Blas(const Blas&) = delete;
-  Blas& operator=(const Blas&) = delete;
-  operator cublasHandle_t() const { return handle_; }
+  explicit Blas(cudaStream_t stream) : handle_(handle_of(stream)), stream_(stream) {}
+  operator cublasHandle_t() const { return handle_.get(); }
   cudaStream_t stream() const { return stream_; }
 
  private:
-  cublasHandle_t handle_ = nullptr;
+  using Handle = std::shared_ptr<std::remove_pointer_t<cublasHandle_t>>;
+
+  static Handle handle_of(cudaStream_t stream) {
+    static std::map<cudaStream_t, std::weak_ptr<Handle::element_type>> handles;
+    Handle handle = handles[stream].lock();
+    if (handle == nullptr) {
+      cublasHandle_t created = nullptr;
+      CUBLAS_CHECK(cublasCreate(&created));
+      CUBLAS_CHECK(cublasSetStream(created, stream));
+      handle.reset(created, cublasDestroy);
+      handles[stream] = handle;
+    }
+    return handle;
+  }
+
+  Handle handle_;
   cudaStream_t stream_;
 };
 

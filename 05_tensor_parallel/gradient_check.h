@@ -23,20 +23,26 @@ inline bool check_gradients(const std::vector<ShardedParameter>& parameters, con
   bool agree = true;
   for (const ShardedParameter& p : parameters) {
     std::vector<float> value(p.count()), grad(p.count());
-    CUDA_CHECK(cudaMemcpy(value.data(), p.value, value.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaMemcpy(grad.data(), p.grad, grad.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
+    const auto set = [&](int i, float shifted) {
+      CUDA_CHECK(cudaMemcpyAsync(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+    };
     std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
     for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size); ++owner) {
       const bool mine = p.split == Split::none || owner == group.rank;
       for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
         const auto loss_at = [&](float shifted) {
-          if (mine) CUDA_CHECK(cudaMemcpy(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice));
+          if (mine) set(i, shifted);
           return loss();
         };
         const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
         const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
         if (!mine) continue;
-        CUDA_CHECK(cudaMemcpy(p.value + i, &value[i], sizeof value[i], cudaMemcpyHostToDevice));
+        set(i, value[i]);
         sums[0] += static_cast<float>(std::pow(difference - grad[i], 2));
         sums[1] += static_cast<float>(std::pow(difference, 2));
         ++sums[2];

@@ -135,7 +135,18 @@ std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
   }
 }
 
+namespace {
+
+// For CUDA, which reads them when it starts. Variables that the user has set stay.
+void set_cuda_variables() {
+  // With fewer hardware queues than streams, work on one stream may wait for a receive on another.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
+}  // namespace
+
 Job::Job(const Options& options) : ranks_(process_ranks()) {
+  set_cuda_variables();  // before MPI, which may start CUDA too
   if (ranks_.world > 1) answer_roll_call(ranks_);
   start_recording(options, ranks_);
   bool with_mpi = false;
@@ -151,6 +162,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   if (with_mpi) start_mpi(ranks_);
 #endif
   set_device(ranks_);
+  record_on_device();
   start_watchdog(ranks_);
   comm_ = make_world(ranks_, with_mpi);
   name_communicator(comm_, "world");
@@ -177,6 +189,13 @@ Job::~Job() {
   if (initialized) MPI_CHECK(MPI_Finalize());
 #endif
   stop_watchdog();
+}
+
+void refuse_launch_blocking(const std::string& schedule) {
+  const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  if (value == nullptr || std::atoi(value) == 0) return;
+  environment_error(kUsage, std::string("CUDA_LAUNCH_BLOCKING is '") + value + "'; expected 0 or none, because " +
+                                schedule + " enqueues receives before what their senders wait for");
 }
 
 void print0(const char* format, ...) {

@@ -12,6 +12,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "common/check.h"
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
@@ -69,26 +71,42 @@ __device__ inline GridStride grid_stride(int n) { return GridStride(n); }
 inline GridStride grid_stride(int n) { return GridStride(n); }
 #endif
 
+// The stream of a launch, and the place in the source that asks for it.
+struct LaunchStream {
+  template <typename S>
+    requires std::is_convertible_v<const S&, cudaStream_t>
+  constexpr LaunchStream(const S& stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : stream(stream), file(file), line(line) {}
+  cudaStream_t stream;
+  const char* file;
+  int line;
+};
+
 // Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
 // independent iterations; nothing is launched for none.
 template <typename... Params, typename... Args>
-void launch(void (*kernel)(Params...), int elements, cudaStream_t stream, Args... args) {
+void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... args) {
   if (elements <= 0) return;
+  static constexpr CallSite site = {"the launch of a kernel", "", 0};
+  const InCall in_call(site);
 #ifdef __CUDACC__
   constexpr int kBlock = 256;
   constexpr int kMaxBlocks = 4096;
   const int needed = (elements + kBlock - 1) / kBlock;
   const int blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
-  kernel<<<blocks, kBlock, 0, stream>>>(args...);
-  CUDA_CHECK(cudaGetLastError());
+  kernel<<<blocks, kBlock, 0, on.stream>>>(args...);
 #else
   const auto run = [=] { kernel(args...); };
-  if (elements < cpu::kSharedElements) {
-    cpu::enqueue_kernel(stream, run);
-  } else {
-    cpu::enqueue_kernel(stream, [run] { cpu::run_shared(run); });
+  if (cpu::may_launch(on.stream)) {
+    if (elements < cpu::kSharedElements) {
+      cpu::enqueue_kernel(on.stream, run);
+    } else {
+      cpu::enqueue_kernel(on.stream, [run] { cpu::run_shared(run); });
+    }
   }
 #endif
+  const cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) cuda_failed(status, "the launch of a kernel", on.file, on.line);
 }
 
 }  // namespace workshop

@@ -50,12 +50,13 @@ Ledger& ledger() {
 
 struct Timeline {
   bool enabled = false;
-  Event start{cudaEventDefault};
+  std::optional<Event> start;  // made once the device is chosen: an event belongs to the device that is current then
   std::vector<Span> spans;
   std::map<cudaStream_t, int> streams;  // numbered in the order they are first seen
 };
+// Never destroyed: its events would be when CUDA is gone.
 Timeline& timeline() {
-  static Timeline timeline;
+  static Timeline& timeline = *new Timeline;
   return timeline;
 }
 
@@ -170,7 +171,7 @@ void start_clock(ncclComm_t comm) {
   Stream stream;
   DeviceBuffer<float> one(1, Memory::data);
   NCCL_CHECK(ncclAllReduce(one.data(), one.data(), 1, ncclFloat, ncclSum, comm, stream));
-  CUDA_CHECK(cudaEventRecord(timeline().start, stream));
+  CUDA_CHECK(cudaEventRecord(timeline().start.emplace(cudaEventDefault), stream));
   stream.synchronize();
 }
 
@@ -195,7 +196,7 @@ std::string timeline_json(int rank) {
     name("thread_name", stream, "stream " + std::to_string(stream));
   for (const Span& span : timeline().spans) {
     float begin = 0, duration = 0;  // milliseconds
-    CUDA_CHECK(cudaEventElapsedTime(&begin, timeline().start, span.begin));
+    CUDA_CHECK(cudaEventElapsedTime(&begin, *timeline().start, span.begin));
     CUDA_CHECK(cudaEventElapsedTime(&duration, span.begin, span.end));
     add({{"name", span.name},
          {"ph", "X"},

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "common/files.h"
 #include "common/recorder.h"
@@ -25,28 +26,51 @@ namespace {
 
 using Json = nlohmann::ordered_json;      // "type" first
 constexpr std::size_t kMaxValues = 4096;  // of a tensor that are written out in full
+constexpr std::size_t kArenaBytes = 8 << 20;  // for probes: more than the tests and ./workshop check need
 
 // A probe whose copy may still be on its way.
 struct PendingProbe {
   Json line;
-  float* values;  // pinned, so that the copy really is asynchronous
+  float* values;  // in the arena
   std::size_t count;
   Event copied;
+};
+
+// Pinned memory for probes, so that their copies are asynchronous. Taken before the steps, because to allocate may wait
+// for the device; never freed, because that may wait for a kernel which never ends.
+class Arena {
+ public:
+  void grow(std::size_t bytes) {
+    CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&next_), bytes));
+    left_ = bytes;
+  }
+  float* take(std::size_t count) {
+    const std::size_t bytes = count * sizeof(float);
+    if (bytes > left_) grow(std::max(bytes, kArenaBytes));
+    left_ -= bytes;
+    return std::exchange(next_, next_ + count);
+  }
+
+ private:
+  float* next_ = nullptr;
+  std::size_t left_ = 0;
 };
 
 struct Recorder {
   std::string record_path, timeline_path, run_line;
   std::string lines;  // of this rank
+  Arena arena;
   std::vector<PendingProbe> probes;
   int step = 0;  // optimizer step that is being enqueued
   int steps_done = 0;
   double seconds_per_step = 0;
   long allocations = 0, synchronizations = 0;  // in steps (cpu backend)
-  long own_allocations = 0;                    // for probes: not the program's
   MemoryUse memory[kMemoryKinds.size()];
+  std::size_t accounted = 0, on_device = 0;  // bytes, at the end of the epoch in which the device has held the most
 };
+// Never destroyed: its events would be when CUDA is gone.
 Recorder& recorder() {
-  static Recorder recorder;
+  static Recorder& recorder = *new Recorder;
   return recorder;
 }
 
@@ -70,17 +94,19 @@ void add_values(Json& line, const T* values, std::size_t count) {
   line["sum"] = number(sum);
 }
 
-// Turns copied probes into lines, in order. Waits at most `patience` for each.
+// Turns copied probes into lines, in order. Waits at most `patience` for them.
 void finish_probes(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   for (PendingProbe& probe : recorder().probes) {
-    while (cudaEventQuery(probe.copied) == cudaErrorNotReady) {
+    cudaError_t status = cudaSuccess;
+    while ((status = cudaEventQuery(probe.copied)) == cudaErrorNotReady) {
       if (std::chrono::steady_clock::now() > deadline) return;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+    CUDA_CHECK(status);
+    cudaGetLastError();  // "not ready" was an answer
     add_values(probe.line, probe.values, probe.count);
     record_line(probe.line.dump());
-    CUDA_CHECK(cudaFreeHost(probe.values));
   }
   recorder().probes.clear();
 }
@@ -90,7 +116,7 @@ void finish_probes(std::chrono::milliseconds patience) {
 void count_host([[maybe_unused]] int sign) {
 #ifdef WORKSHOP_BACKEND_CPU
   const auto counters = cpu::counters();
-  recorder().allocations += sign * (static_cast<long>(counters.allocations) - recorder().own_allocations);
+  recorder().allocations += sign * static_cast<long>(counters.allocations);
   recorder().synchronizations += sign * static_cast<long>(counters.synchronizations);
 #endif
 }
@@ -150,8 +176,7 @@ void probe(const char* todo, const std::string& name, const float* tensor, std::
   for (int extent : shape) pending.count *= static_cast<std::size_t>(extent);
   const std::size_t bytes = pending.count * sizeof(float);
   if (bytes > 0) {
-    CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&pending.values), bytes));
-    ++recorder().own_allocations;
+    pending.values = recorder().arena.take(pending.count);
     CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
   }
   CUDA_CHECK(cudaEventRecord(pending.copied, stream));
@@ -193,6 +218,10 @@ void start_recording(const Options& options, const Ranks& ranks) {
                     {"world", ranks.world},
                     {"options", Json::parse(options.json())}}
                    .dump();
+}
+
+void record_on_device() {
+  if (!recorder().record_path.empty()) recorder().arena.grow(kArenaBytes);
 }
 
 void record_line(std::string json) { recorder().lines += json + "\n"; }
@@ -243,13 +272,28 @@ void account_memory(Memory kind, std::ptrdiff_t bytes) {
 
 namespace {
 
+// Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the device is asked too. What other processes
+// hold there counts as well.
+void note_memory_on_device() {
+  Recorder& r = recorder();
+  if (r.record_path.empty()) return;
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (total - free <= r.on_device) return;
+  r.on_device = total - free;
+  r.accounted = 0;
+  for (const MemoryUse& use : r.memory) r.accounted += use.current;
+  r.accounted -= memory_use(Memory::host).current;
+}
+
 Json memory_line(int rank) {
   Json peak, current;
   for (std::size_t kind = 0; kind < kMemoryKinds.size(); ++kind) {
     peak[kMemoryKinds[kind]] = recorder().memory[kind].peak;
     current[kMemoryKinds[kind]] = recorder().memory[kind].current;
   }
-  return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}};
+  const Json device{{"accounted", recorder().accounted}, {"in_use", recorder().on_device}};
+  return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}, {"device", device}};
 }
 
 // All ranks' texts, one after the other, on rank 0. Goes through NCCL, which is there with and without MPI.
@@ -288,11 +332,16 @@ void write_record(ncclComm_t comm) {
   const int rank = process_ranks().rank;
   if (!r.record_path.empty()) {
     finish_probes(std::chrono::minutes(1));
+    note_memory_on_device();
     r.lines += ledger_json(rank);
     record_line(memory_line(rank).dump());
 #ifdef WORKSHOP_BACKEND_CPU
     record_line(
-        Json{{"type", "host"}, {"rank", rank}, {"allocations", r.allocations}, {"synchronizations", r.synchronizations}}
+        Json{{"type", "host"},
+             {"rank", rank},
+             {"allocations", r.allocations},
+             {"synchronizations", r.synchronizations},
+             {"devices", cpu::counters().devices}}
             .dump());
 #endif
     const std::string lines = gather_text(r.lines, comm);
@@ -360,6 +409,7 @@ bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_ste
 void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   Impl& log = *impl_;
   count_host(+1);
+  note_memory_on_device();
   CUDA_CHECK(cudaEventRecord(log.stop, stream));
   const std::vector<float> losses = log.losses.download(stream);
   const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(stream);

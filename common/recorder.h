@@ -13,8 +13,12 @@ namespace workshop {
 // Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
-// Ends the job where the files that --record and --timeline name cannot be written.
+// Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so this
+// creates nothing there.
 void start_recording(const Options& options, const Ranks& ranks);
+
+// Takes what recording needs on the device, and pinned memory for probes.
+void record_on_device();
 
 // Gathers what every rank has recorded and writes the files on rank 0. Collective over `comm`.
 void write_record(ncclComm_t comm);

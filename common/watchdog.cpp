@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -77,7 +78,8 @@ struct Watchdog {
   std::atomic<bool> slow_files = false;
   Ranks ranks;
   Log log;
-  std::thread thread;
+  std::thread thread, asker;
+  std::atomic<std::uint64_t> rounds = 0;              // of the asker
   std::atomic<bool> stopping = false;                 // the job has come, or comes, to its end
   std::atomic<const std::string*> failure = nullptr;  // what the program has found
   NoteExchange others;
@@ -91,23 +93,52 @@ Watchdog& watchdog() {
 
 bool watching() { return watchdog().timeout.count() > 0; }
 
-// With the mutex of the log. A rank that is stuck in the allocator may hold locks that a question to the device needs.
-void note_completed_calls() {
-  const CallSite* site = InCall::current();
-  const std::string_view text = site == nullptr ? "" : site->text;
-  for (const char* allocates : {"cudaFree", "cudaMalloc", "cublasCreate", "cublasDestroy"}) {
-    if (text.starts_with(allocates)) return;
-  }
+// Has this call completed? The event tells.
+struct Question {
+  std::uint64_t index;
+  cudaEvent_t event;
+};
+
+// Moves the head of the log, and returns the question about the first enqueued call from `first` on; none after the
+// last call of interest.
+std::optional<Question> next_question(std::uint64_t first) {
   Log& log = watchdog().log;
-  bool all_before = true;
-  for (std::uint64_t index = log.head; index < log.tail && (all_before || index < log.head + kTold); ++index) {
-    Call& call = log.at(index);
-    if (call.state == Call::enqueued && cudaEventQuery(log.at(call.end).event) == cudaSuccess) {
-      call.state = Call::completed;
-    }
-    all_before = all_before && call.state == Call::completed;
-    if (all_before) log.head = index + 1;
+  const std::lock_guard lock(log.mutex);
+  while (log.head < log.tail && log.at(log.head).state == Call::completed) ++log.head;
+  for (auto index = std::max(first, log.head); index < std::min(log.tail, log.head + kTold); ++index) {
+    const Call& call = log.at(index);
+    if (call.state == Call::enqueued) return Question{index, log.at(call.end).event};
   }
+  return std::nullopt;
+}
+
+// Asks the device which calls have completed. Without the mutex of the log: where the program is blocked in a launch,
+// the driver may hold a lock that the question needs, and no answer comes before the program gets on.
+void note_completed_calls() {
+  Log& log = watchdog().log;
+  for (std::uint64_t first = 0; const auto question = next_question(first); first = question->index + 1) {
+    if (cudaEventQuery(question->event) != cudaSuccess) continue;
+    const std::lock_guard lock(log.mutex);
+    if (question->index >= log.head) log.at(question->index).state = Call::completed;
+  }
+  cudaGetLastError();  // "not ready" was an answer
+}
+
+// In a thread of its own, so that a question without an answer holds up nobody: to the watchdog it is a call that has
+// not completed.
+void ask_device(int device) {
+  cudaSetDevice(device);
+  while (!watchdog().stopping) {
+    note_completed_calls();
+    ++watchdog().rounds;
+    std::this_thread::sleep_for(kTick);
+  }
+}
+
+// Waits until the asker has begun and ended a round; not for long, because it may have no answer.
+void wait_for_fresh_answers() {
+  const std::uint64_t now = watchdog().rounds;
+  for (int waits = 0; waits < 30 && watchdog().rounds < now + 2; ++waits) std::this_thread::sleep_for(kTick / 10);
 }
 
 Communicator* find_communicator(ncclComm_t comm) {
@@ -158,17 +189,11 @@ std::string communicator_error() {
 // Looks at this rank every tick.
 class Observer {
  public:
-  // For how long the rank has waited for other ranks in the same call.
-  Seconds look() {
-    Log& log = watchdog().log;
-    const std::lock_guard lock(log.mutex);
-    note_completed_calls();
-    const CallSite* site = InCall::current();
-    const Seconds call = first_.unchanged(log.head < log.tail, log.head);
-    const Seconds program = program_.unchanged(site != nullptr, InCall::number());
-    error_ = communicator_error();
-    unchanged_ = std::max(call, program);
-    return site != nullptr && starts_communication(site->text) ? unchanged_ : call;
+  // True where the rank has waited for other ranks in the same call for too long.
+  bool sees_stuck_rank() {
+    const Seconds waited = look();
+    const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
+    return waited > (error_.empty() ? timeout : std::min<Seconds>(timeout, kAfterError));
   }
   // For how long it has waited for anything.
   Seconds unchanged() const { return unchanged_; }
@@ -176,6 +201,18 @@ class Observer {
   const std::string& error() const { return error_; }
 
  private:
+  // For how long the rank has waited for other ranks in the same call.
+  Seconds look() {
+    Log& log = watchdog().log;
+    const std::lock_guard lock(log.mutex);
+    const CallSite* site = InCall::current();
+    const Seconds call = first_.unchanged(log.head < log.tail, log.head);
+    const Seconds program = program_.unchanged(site != nullptr, InCall::number());
+    error_ = communicator_error();
+    unchanged_ = std::max(call, program);
+    return site != nullptr && starts_communication(site->text) ? unchanged_ : call;
+  }
+
   Progress first_, program_;
   Seconds unchanged_{0};
   std::string error_;
@@ -199,7 +236,6 @@ std::string type_name(int type) {
 Note make_note(Seconds stuck, const std::string& error) {
   Log& log = watchdog().log;
   const std::lock_guard lock(log.mutex);
-  note_completed_calls();
   Note note{watchdog().ranks.rank, stuck.count(), "", "", error, {}, {}};
   if (const CallSite* site = InCall::current()) {
     note.in_call = site->text;
@@ -263,11 +299,13 @@ void watch(int device) {
   Observer observer;
   while (!watchdog().stopping) {
     const bool called = watchdog().others.receive(kTick) && others_are_waiting();
-    const Seconds stuck = observer.look();
-    if (const std::string* failure = watchdog().failure) end_stuck_job(observer.unchanged(), *failure);
-    const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
-    const Seconds limit = observer.error().empty() ? timeout : std::min<Seconds>(timeout, kAfterError);
-    if (called || stuck > limit) end_stuck_job(observer.unchanged(), observer.error());
+    const std::string* failure = watchdog().failure;
+    if (!called && failure == nullptr && !observer.sees_stuck_rank()) continue;
+    wait_for_fresh_answers();
+    if (watchdog().stopping) return;
+    const bool still_stuck = observer.sees_stuck_rank();
+    if (failure != nullptr) end_stuck_job(observer.unchanged(), *failure);
+    if (called || still_stuck) end_stuck_job(observer.unchanged(), observer.error());
   }
 }
 
@@ -310,6 +348,7 @@ void start_watchdog(const Ranks& ranks) {
   CUDA_CHECK(cudaGetDevice(&device));
   if (!watching()) return;
   watchdog().thread = std::thread(watch, device);
+  watchdog().asker = std::thread(ask_device, device);
   std::atexit(report_exit);
 }
 
@@ -355,6 +394,7 @@ void stop_watchdog() {
   if (!watching()) return;
   watchdog().stopping = true;
   watchdog().thread.join();
+  watchdog().asker.join();
 }
 
 void dismiss_watchdog() { watchdog().stopping = true; }
@@ -405,14 +445,18 @@ WatchedCall begin_call(const char* operation, std::size_t count, int type, int p
                        cudaStream_t stream) {
   if (!watching()) return {};
   Log& log = watchdog().log;
-  const std::lock_guard lock(log.mutex);
+  std::unique_lock lock(log.mutex);
   Communicator* communicator = find_communicator(comm);
   if (communicator == nullptr) return {};
   const std::string_view name = operation;
   const bool sends = name == "ncclSend", receives = name == "ncclRecv";
   std::int64_t& calls = sends || receives ? communicator->messages[{sends, peer}] : communicator->collectives;
   ++calls;
-  if (log.tail - log.head == kCalls) note_completed_calls();
+  if (log.tail - log.head == kCalls) {
+    lock.unlock();
+    note_completed_calls();
+    lock.lock();
+  }
   if (log.tail - log.head == kCalls) return {};
   const std::uint64_t index = log.tail++;
   cudaEvent_t event = log.at(index).event;

@@ -8,11 +8,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct CUevent_st {
   std::mutex mutex;
   bool live = true;
   bool timing = false;
+  std::atomic<int> device = 0;   // that was current when the program created it
   Position position;             // the most recent record; no stream where there was none
   std::uint64_t generation = 0;  // number of records
   std::chrono::steady_clock::time_point reached;
@@ -58,6 +60,7 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
 };
 
 const ErrorText* find_error(cudaError_t error) {
@@ -68,15 +71,26 @@ const ErrorText* find_error(cudaError_t error) {
 // ---- device --------------------------------------------------------------------------------------------------------
 
 thread_local int current_device = 0;
+thread_local bool in_host_function = false;  // of cudaLaunchHostFunc, which must not call CUDA
+
+constexpr int kMaxDevices = 1024;
+std::atomic<bool> used[kMaxDevices];  // devices on which the process has created something
+
+// Creating something opens a context on the current device.
+int use_current_device() {
+  used[current_device].store(true, std::memory_order_relaxed);
+  return current_device;
+}
 
 // Any rank of a job on one node finds a device of its own, as it would on a machine that has enough of them.
 int device_count() {
+  hardware_queues();
   static const int count = [] {
     const char* value = std::getenv("WORKSHOP_DEVICE_COUNT");
     if (value == nullptr) return 64;
     char* end = nullptr;
     const long parsed = std::strtol(value, &end, 10);
-    if (end == value || *end != '\0' || parsed < 1 || parsed > 1024) {
+    if (end == value || *end != '\0' || parsed < 1 || parsed > kMaxDevices) {
       bad_environment("WORKSHOP_DEVICE_COUNT", value, "1 to 1024");
     }
     return static_cast<int>(parsed);
@@ -132,9 +146,11 @@ class Heap {
   explicit Heap(std::size_t capacity) : capacity_(capacity) {}
 
   cudaError_t allocate(void** pointer, std::size_t bytes) {
+    if (in_host_function) return cudaErrorNotPermitted;
     if (pointer == nullptr) return cudaErrorInvalidValue;
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
+    use_current_device();
     ++allocations;
     const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_) return cudaErrorMemoryAllocation;
@@ -146,21 +162,30 @@ class Heap {
     if (posix_memalign(&block, alignment, rounded) != 0) return cudaErrorMemoryAllocation;
     if (alignment == kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a wish
     std::memset(block, kPoison, rounded);
-    blocks_[block] = bytes;
+    blocks_[static_cast<std::byte*>(block)] = bytes;
     used_ += bytes;
     *pointer = block;
     return cudaSuccess;
   }
 
+  // True for what allocate() has returned.
   bool holds(void* pointer) {
     const std::lock_guard lock(mutex_);
-    return blocks_.contains(pointer);
+    return blocks_.contains(static_cast<std::byte*>(pointer));
+  }
+
+  // True for any address in a block.
+  bool contains(const void* address) {
+    const std::lock_guard lock(mutex_);
+    const auto* byte = static_cast<const std::byte*>(address);
+    auto after = blocks_.upper_bound(byte);
+    return after != blocks_.begin() && byte < (--after)->first + after->second;
   }
 
   void release(void* pointer) {
     ++allocations;
     const std::lock_guard lock(mutex_);
-    const auto block = blocks_.find(pointer);
+    const auto block = blocks_.find(static_cast<std::byte*>(pointer));
     std::memset(pointer, kPoison, block->second);
     used_ -= block->second;
     blocks_.erase(block);
@@ -177,7 +202,7 @@ class Heap {
   std::mutex mutex_;
   std::size_t capacity_;
   std::size_t used_ = 0;
-  std::unordered_map<void*, std::size_t> blocks_;
+  std::map<const std::byte*, std::size_t> blocks_;
 };
 
 // Never destroyed, so that destructors of static objects may still free their buffers.
@@ -199,7 +224,16 @@ void synchronize_device() {
   for (const Position& position : positions) wait_for(position);
 }
 
+cudaError_t check(cudaStream_t stream) {
+  if (in_host_function) return cudaErrorNotPermitted;
+  return usable(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+// Each device has a legacy default stream.
+int device_of(cudaStream_t stream) { return stream == nullptr ? current_device : stream->device.load(); }
+
 cudaError_t release(Heap& heap, void* pointer) {
+  if (in_host_function) return cudaErrorNotPermitted;
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
   synchronize_device();
@@ -209,11 +243,26 @@ cudaError_t release(Heap& heap, void* pointer) {
 
 cudaError_t copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
-  if (!usable(stream)) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   enqueue(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
+}
+
+// From pageable memory cudaMemcpy returns once it has read it; the data may still be on its way to the device.
+bool is_staged(const void* to, const void* from) {
+  return device_heap().contains(to) && !device_heap().contains(from) && !pinned_heap().contains(from);
+}
+
+void copy_staged(void* to, const void* from, std::size_t bytes) {
+  auto* staging = new std::byte[bytes];
+  std::memcpy(staging, from, bytes);
+  if (slow().kernels) enqueue_delay(nullptr, 1);
+  enqueue(nullptr, [=] {
+    std::memcpy(to, staging, bytes);
+    delete[] staging;
+  });
 }
 
 // ---- streams and events --------------------------------------------------------------------------------------------
@@ -249,11 +298,13 @@ CUevent_st* acquire_event() {
   return event;
 }
 
-bool usable_event(cudaEvent_t event) {
-  if (event == nullptr) return false;
+cudaError_t check(cudaEvent_t event) {
+  if (in_host_function) return cudaErrorNotPermitted;
+  if (event == nullptr) return cudaErrorInvalidResourceHandle;
   const std::lock_guard lock(event->mutex);
-  return event->live;
+  return event->live ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
+
 
 Position position_of(cudaEvent_t event) {
   const std::lock_guard lock(event->mutex);
@@ -293,7 +344,23 @@ namespace workshop::cpu {
 
 void count_synchronization() { ++synchronizations; }
 
-Counters counters() { return {allocations.load(), synchronizations.load()}; }
+Counters counters() {
+  return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true)};
+}
+
+int hardware_queues() {
+  static const int queues = [] {
+    const char* value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return value == nullptr ? 8 : std::atoi(value);
+  }();
+  return queues;
+}
+
+bool may_launch(cudaStream_t stream) {
+  cudaError_t error = check(stream);
+  if (error == cudaSuccess && device_of(stream) != current_device) error = cudaErrorInvalidResourceHandle;
+  return result(error) == cudaSuccess;
+}
 
 }  // namespace workshop::cpu
 
@@ -338,6 +405,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  if (in_host_function) return result(cudaErrorNotPermitted);
   count_synchronization();
   synchronize_device();
   return cudaSuccess;
@@ -359,6 +427,12 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (is_staged(to, from)) {
+    if (in_host_function) return result(cudaErrorNotPermitted);
+    synchronize(nullptr);
+    copy_staged(to, from, bytes);
+    return cudaSuccess;
+  }
   const cudaError_t error = copy_async(to, from, bytes, kind, nullptr);
   if (error == cudaSuccess) synchronize(nullptr);
   return result(error);
@@ -373,7 +447,7 @@ cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
 }
 
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  if (!usable(stream)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   if (bytes == 0) return cudaSuccess;
   if (pointer == nullptr) return result(cudaErrorInvalidValue);
   enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
@@ -384,28 +458,32 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   if (stream == nullptr || flags > cudaStreamNonBlocking) return result(cudaErrorInvalidValue);
-  *stream = acquire_stream(/*blocking=*/flags == cudaStreamDefault);
+  if (in_host_function) return result(cudaErrorNotPermitted);
+  *stream = acquire_stream(/*blocking=*/flags == cudaStreamDefault, use_current_device());
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (in_host_function) return result(cudaErrorNotPermitted);
   if (stream == nullptr || !stream->live.exchange(false)) return result(cudaErrorInvalidResourceHandle);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (!usable(stream)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   synchronize(stream);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (!usable(stream)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
+  wait_for_blocked_hosts();
   return result(finished(stream) ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
-  if (!usable(stream) || !usable_event(event)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
+  if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   if (flags != 0) return result(cudaErrorInvalidValue);
   const Position position = position_of(event);
   if (position.stream != nullptr) enqueue_wait(stream, position);
@@ -413,9 +491,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data) {
-  if (!usable(stream)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   if (function == nullptr) return result(cudaErrorInvalidValue);
-  enqueue(stream, [=] { function(user_data); });
+  enqueue(stream, [=] {
+    in_host_function = true;
+    function(user_data);
+    in_host_function = false;
+  });
   return cudaSuccess;
 }
 
@@ -423,16 +505,20 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   if (event == nullptr || (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming)) != 0) {
     return result(cudaErrorInvalidValue);
   }
+  if (in_host_function) return result(cudaErrorNotPermitted);
   *event = acquire_event();
   const std::lock_guard lock((*event)->mutex);
   (*event)->live = true;
   (*event)->timing = (flags & cudaEventDisableTiming) == 0;
+  (*event)->device = use_current_device();
   (*event)->position = {};
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  if (!usable(stream) || !usable_event(event)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
+  if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
+  if (event->device != device_of(stream)) return result(cudaErrorInvalidResourceHandle);
   const Position position = enqueue_record(event, stream);
   const std::lock_guard lock(event->mutex);
   event->position = position;
@@ -440,7 +526,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (!usable_event(event)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   count_synchronization();
   const Position position = position_of(event);
   if (position.stream != nullptr) wait_for(position);
@@ -448,24 +534,25 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (!usable_event(event)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
+  wait_for_blocked_hosts();
   return result(complete(event) ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (milliseconds == nullptr) return result(cudaErrorInvalidValue);
   for (cudaEvent_t event : {start, end}) {
-    if (!usable_event(event) || !event->timing || position_of(event).stream == nullptr) {
-      return result(cudaErrorInvalidResourceHandle);
-    }
+    if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
+    if (!event->timing || position_of(event).stream == nullptr) return result(cudaErrorInvalidResourceHandle);
   }
+  if (start->device != end->device) return result(cudaErrorInvalidResourceHandle);
   if (!complete(start) || !complete(end)) return result(cudaErrorNotReady);
   *milliseconds = std::chrono::duration<float, std::milli>(time_of(end) - time_of(start)).count();
   return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  if (!usable_event(event)) return result(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   {
     const std::lock_guard lock(event->mutex);
     event->live = false;

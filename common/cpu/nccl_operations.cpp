@@ -356,14 +356,16 @@ std::size_t element_size(ncclDataType_t type) {
 void issue(const Operation& operation, cudaStream_t stream) {
   if (!is_collective(operation.kind)) return issue_group({{operation, stream}});
   if (slow().collectives) enqueue_delay(stream, kSlowMilliseconds);
-  const std::lock_guard lock(issue_mutex());
+  std::unique_lock lock(issue_mutex());
   const std::uint64_t ticket = operation.comm->issued++;
-  enqueue(stream, [queued = operation, ticket] {
+  const Position end = enqueue(stream, [queued = operation, ticket] {
     const Operation o = queued;  // if this worker is abandoned, the queue's copy will be overwritten
     if (!begin_turn(*o.comm, ticket)) return;
     run_collective(o);
     end_turn(*o.comm, ticket);
   });
+  lock.unlock();
+  if (launch_blocking()) wait_for(end);
 }
 
 void issue_group(std::vector<GroupedOperation> grouped) {
@@ -371,7 +373,7 @@ void issue_group(std::vector<GroupedOperation> grouped) {
   for (const GroupedOperation& member : grouped) {
     if (std::find(streams.begin(), streams.end(), member.stream) == streams.end()) streams.push_back(member.stream);
   }
-  const std::lock_guard lock(issue_mutex());
+  std::unique_lock lock(issue_mutex());
   const cudaStream_t leader = streams[0];
   for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(leader, mark(streams[i]));
   if (slow().collectives) enqueue_delay(leader, kSlowMilliseconds);
@@ -382,6 +384,8 @@ void issue_group(std::vector<GroupedOperation> grouped) {
   };
   const Position end = enqueue(leader, run);
   for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(streams[i], end);
+  lock.unlock();
+  if (launch_blocking()) wait_for(end);
 }
 
 }  // namespace workshop::cpu

@@ -12,6 +12,7 @@ namespace workshop::cpu {
 namespace {
 
 thread_local Worker* current_worker = nullptr;
+std::atomic<int> blocked_hosts = 0;  // threads that wait for room in a queue
 
 // All streams of the process. Like everything that a worker may touch it is never destroyed: workers run until the
 // process ends, also while the destructors of static objects run.
@@ -24,7 +25,7 @@ struct Streams {
 Streams& streams() {
   static Streams& instance = *[] {
     auto* streams = new Streams;
-    streams->legacy = new CUstream_st(/*blocking=*/false);
+    streams->legacy = new CUstream_st(/*blocking=*/false, /*device=*/0);
     return streams;
   }();
   return instance;
@@ -136,19 +137,33 @@ void bad_environment(const char* name, const char* value, const char* expected) 
 
 void enqueue_kernel(cudaStream_t stream, Run run, const void* task, std::size_t bytes) {
   if (slow().kernels) enqueue_delay(stream, 1);
-  enqueue(stream, run, task, bytes);
+  const Position position = enqueue(stream, run, task, bytes);
+  if (launch_blocking()) wait_for(position);
 }
 
-CUstream_st* acquire_stream(bool blocking) {
+bool launch_blocking() {
+  static const bool instance = [] {
+    const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return value != nullptr && std::atoi(value) != 0;
+  }();
+  return instance;
+}
+
+void wait_for_blocked_hosts() {
+  while (blocked_hosts.load() > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+CUstream_st* acquire_stream(bool blocking, int device) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   for (CUstream_st* stream : all.all) {
     if (stream->live || !stream->idle()) continue;
     stream->blocking = blocking;
+    stream->device = device;
     stream->live = true;
     return stream;
   }
-  return all.all.emplace_back(new CUstream_st(blocking));
+  return all.all.emplace_back(new CUstream_st(blocking, device));
 }
 
 std::vector<CUstream_st*> every_stream() {
@@ -163,7 +178,7 @@ std::vector<CUstream_st*> every_stream() {
 
 using namespace workshop::cpu;
 
-CUstream_st::CUstream_st(bool blocking) : blocking(blocking) { start_worker(0); }
+CUstream_st::CUstream_st(bool blocking, int device) : blocking(blocking), device(device) { start_worker(0); }
 
 std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   const std::lock_guard lock(producer_);
@@ -179,7 +194,9 @@ std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
 
 // Until a quarter of the queue is free: a host that woke up for every slot would take the processor from the worker.
 void CUstream_st::wait_for_room(std::uint64_t number) {
+  ++blocked_hosts;
   while (number - head_.load() > kSlots / 4 * 3) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  --blocked_hosts;
 }
 
 void CUstream_st::wait_for(std::uint64_t number) {

@@ -67,8 +67,8 @@ void wait_for(const Position& position);
 // Lets all further work of `stream` wait for it.
 void enqueue_wait(cudaStream_t stream, const Position& position);
 
-// A stream for the program, new or used before.
-CUstream_st* acquire_stream(bool blocking);
+// A stream of `device` for the program, new or used before.
+CUstream_st* acquire_stream(bool blocking, int device);
 
 // All streams that ever were, and the legacy default stream.
 std::vector<CUstream_st*> every_stream();
@@ -88,6 +88,13 @@ void enqueue_delay(cudaStream_t stream, int milliseconds);
 // Ends the program with status 2 because an environment variable makes no sense.
 [[noreturn]] void bad_environment(const char* name, const char* value, const char* expected);
 
+// True where the user has set CUDA_LAUNCH_BLOCKING: the host waits for each kernel and each NCCL operation.
+bool launch_blocking();
+
+// Waits as long as another thread of the host is blocked because a queue is full: CUDA's driver may hold a lock
+// meanwhile that a question about an event or a stream needs.
+void wait_for_blocked_hosts();
+
 // Adds one to counters().synchronizations.
 void count_synchronization();
 
@@ -96,7 +103,7 @@ void count_synchronization();
 // A stream is never freed, only used again, so that whoever holds a Position can always ask for it.
 struct CUstream_st {
  public:
-  explicit CUstream_st(bool blocking);
+  CUstream_st(bool blocking, int device);
 
   std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes);
   std::uint64_t pushed() const { return tail_.load(); }
@@ -111,6 +118,7 @@ struct CUstream_st {
 
   std::atomic<bool> live = true;
   std::atomic<bool> blocking;  // ordered with the legacy default stream
+  std::atomic<int> device;     // that was current when the program created it
   // Guarded by the mutex of all streams: how many operations of this stream the legacy default stream waits for
   // already, and how many of the legacy default stream this one waits for.
   std::uint64_t joined = 0;

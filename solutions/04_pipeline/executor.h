@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/device.h"
+#include "common/job.h"
 #include "common/recorder.h"
 #include "idle_clock.h"
 #include "stage.h"
@@ -24,6 +25,7 @@ class PipelineExecutorOf {
   PipelineExecutorOf(const Schedule& schedule, StageOf<Model>& stage, ncclComm_t comm, cudaStream_t compute,
                      IdleClock& clock)
       : schedule_(schedule), stage_(stage), compute_(compute), clock_(clock) {
+    if (schedule.stages > 1 && schedule.name != "gpipe") refuse_launch_blocking("--schedule " + schedule.name);
     NCCL_CHECK(ncclCommUserRank(comm, &rank_));
     links_[0].comm = comm;
     NCCL_CHECK(ncclCommSplit(comm, /*color=*/0, /*key=*/rank_, &links_[1].comm, nullptr));

@@ -2,6 +2,8 @@
 // for what is on the host.
 #pragma once
 
+#include <memory>
+
 #include "01_single_gpu/mlp.h"
 
 namespace workshop {
@@ -49,19 +51,30 @@ class HostUpdate {
 
   void step() {
     const Range range("update", stream_);
+    AdamWStep adamw{};
+    if (optimizer_ == Optimizer::adamw) adamw = adamw_step(lr_, weight_decay_, ++steps_);
     CUDA_CHECK(cudaLaunchHostFunc(
-        stream_, [](void* self) { static_cast<HostUpdate*>(self)->apply(); }, this));
+        stream_,
+        [](void* data) {
+          const std::unique_ptr<Step> step(static_cast<Step*>(data));
+          step->update->apply(step->adamw);
+        },
+        new Step{this, adamw}));
   }
 
  private:
-  // Runs when the stream gets there, on a thread of CUDA's, which must not call CUDA.
-  void apply() {
-    ++steps_;
+  // What the stream will need to know of a step when it gets there; the program may be many steps ahead by then.
+  struct Step {
+    HostUpdate* update;
+    AdamWStep adamw;
+  };
+
+  // Runs on a thread of CUDA's, which must not call CUDA.
+  void apply(const AdamWStep& s) {
     if (optimizer_ == Optimizer::sgd) {
       const float lr = static_cast<float>(lr_), weight_decay = static_cast<float>(weight_decay_);
       for (int i = 0; i < count_; ++i) sgd_value(value_[i], grad_[i], lr, weight_decay);
     } else {
-      const AdamWStep s = adamw_step(lr_, weight_decay_, steps_);
       float *mean = mean_.data(), *square = square_.data();
       for (int i = 0; i < count_; ++i) adamw_value(value_[i], grad_[i], mean[i], square[i], s);
     }
@@ -74,7 +87,7 @@ class HostUpdate {
   int count_;
   cudaStream_t stream_;
   HostBuffer<float> mean_, square_;  // AdamW's
-  int steps_ = 0;                    // that the stream has carried out
+  int steps_ = 0;                    // enqueued
 };
 
 }  // namespace workshop

@@ -13,6 +13,15 @@ foreach(activation none relu gelu)
   workshop_test(solution.01.gradients.${activation} LABELS solution
                 COMMAND ${mlp} --gradient-check --activation ${activation} --layers 7,9,8,5 --max-steps 1)
 endforeach()
+# A value that is shifted in a copy which the stream does not wait for has not arrived when the loss is computed.
+workshop_test(solution.01.gradients.slow LABELS solution ENVIRONMENT WORKSHOP_SLOW=kernels
+              COMMAND ${mlp} --gradient-check --layers 3,2,2 --max-steps 1)
+
+# One cuBLAS handle, and so one workspace, for each stream.
+workshop_program(shared_handles SOURCE ${CMAKE_CURRENT_LIST_DIR}/01_single_gpu/shared_handles.cu
+                 INCLUDE ${CMAKE_SOURCE_DIR}/solutions OUTPUT ${CMAKE_CURRENT_BINARY_DIR})
+target_compile_options(shared_handles PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
+workshop_test(solution.01.shared_handles LABELS solution COMMAND shared_handles)
 
 # What a step must not do, and what the README says that a run sends and holds: 4·(38 parameters) bytes, gradients
 # likewise, and activations of 32 rows.

@@ -165,6 +165,17 @@ workshop_test(solution.04.gpipe_hides_messages MEASURES LABELS solution ENVIRONM
               COMMAND ${run_then} ${launch} -n 2 -- ${pipeline} --schedule gpipe --simulate-compute 20 --micro-batches 8
                       --max-steps 3 --record run.jsonl -- $<TARGET_FILE:check_bubble> run.jsonl 0.135 0.06)
 
+# ---- a host that waits for each call -------------------------------------------------------------------------------
+set(blocking LABELS solution ENVIRONMENT CUDA_LAUNCH_BLOCKING=1)
+workshop_test(solution.04.launch_blocking.gpipe ${blocking}
+              COMMAND ${launch} -n 4 -- ${pipeline} ${network} --schedule gpipe --max-steps 4)
+foreach(schedule 1f1b interleaved)
+  workshop_test(solution.04.launch_blocking.${schedule} ${blocking}
+                COMMAND ${CMAKE_CURRENT_LIST_DIR}/one_line 2
+                        "^error: CUDA_LAUNCH_BLOCKING is '1'. expected 0 or none, because --schedule ${schedule} "
+                        ${launch} -n 4 -t 20 -- ${pipeline} ${network} --micro-batches 8 --schedule ${schedule})
+endforeach()
+
 # ---- --print needs no ranks ----------------------------------------------------------------------------------------
 workshop_test(solution.04.print LABELS solution
               COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e "stage 1 .  \\. F0 F1  \\. B0 F2 B1 F3 B2  \\. B3  \\."

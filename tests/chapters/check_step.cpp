@@ -1,6 +1,6 @@
 // What a training step costs beside its arithmetic: check_step RECORD [RANK:]KIND=BYTES...
 // On the cpu backend no rank may allocate device memory or wait for the device between the first and the last step of
-// an epoch; on both backends the peak memory of each KIND must be BYTES, on every rank or on the one named.
+// an epoch, or use another device than its own, and the accounts have all that the device holds. On both backends the peak memory of each KIND must be BYTES, on every rank or on the one named.
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -33,9 +33,12 @@ int main(int argc, char** argv) {
         ++hosts;
         check(line["rank"], "allocations in steps", line["allocations"], 0);
         check(line["rank"], "waits of the host in steps", line["synchronizations"], 0);
+        check(line["rank"], "devices in use", line["devices"], 1);
       } else if (line["type"] == "memory") {
         ++memories;
         const int rank = line["rank"];
+        const auto& device = line["device"];
+        if (backend == "cpu") check(rank, "bytes in use on the device", device["in_use"], device["accounted"]);
         for (const auto& [key, bytes] : expected) {
           const std::size_t colon = key.find(':');  // "2:activations" is of rank 2 alone
           if (colon != std::string::npos && std::stoi(key) != rank) continue;

@@ -154,6 +154,7 @@ Array::Array(ncclDataType_t type, const std::vector<double>& values)
   std::vector<unsigned char> host(bytes_.size());
   for (std::size_t i = 0; i < count_; ++i) encode(type, values[i], &host[i * size_of(type)]);
   if (count_ > 0) CUDA_CHECK(cudaMemcpy(bytes_.data(), host.data(), host.size(), cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaStreamSynchronize(nullptr));  // cudaMemcpy may return before the device has the data
 }
 
 void* Array::at(std::size_t element) const { return bytes_.data() + element * size_of(type_); }

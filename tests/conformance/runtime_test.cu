@@ -27,6 +27,10 @@ __global__ void add(float* x, float value, int n) {
   for (int i : grid_stride(n)) x[i] += value;
 }
 
+// A launch that fails is reported where the program asks for it, not where launch() is defined.
+constexpr int line_of(const workshop::LaunchStream& on) { return on.line; }
+static_assert(line_of(nullptr) == __LINE__);
+
 // Streams that are ordered with the legacy default stream.
 class BlockingStream {
  public:
@@ -120,9 +124,12 @@ TEST(Streams, FinishTheirWorkAfterDestruction) {
 TEST(Streams, TakeOperationsFromSeveralThreads) {
   const Stream stream;
   auto x = floats(1);
+  int device = -1;
+  CUDA_CHECK(cudaGetDevice(&device));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
+      CUDA_CHECK(cudaSetDevice(device));  // a new thread begins with device 0
       for (int i = 0; i < 500; ++i) launch(add, 1, stream, x.data(), 1.0f, 1);
     });
   }
@@ -415,7 +422,52 @@ TEST(Devices, CanBeCountedAndDescribed) {
   cudaGetLastError();
 }
 
+TEST(Devices, OwnTheirEvents) {
+  int count = 0, mine = -1;
+  CUDA_CHECK(cudaGetDeviceCount(&count));
+  CUDA_CHECK(cudaGetDevice(&mine));
+  if (count < 2) GTEST_SKIP() << "needs two devices";
+  CUDA_CHECK(cudaSetDevice((mine + 1) % count));
+  const Event foreign;
+  CUDA_CHECK(cudaSetDevice(mine));
+  const Stream stream;
+  EXPECT_EQ(cudaEventRecord(foreign, stream), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventRecord(foreign, nullptr), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaStreamWaitEvent(stream, foreign), cudaSuccess);
+  cudaGetLastError();
+}
+
 #ifdef WORKSHOP_BACKEND_CPU
+TEST(Devices, AreGivenAllHardwareQueuesBeforeTheFirstCall) { EXPECT_EQ(workshop::cpu::hardware_queues(), 32); }
+
+TEST(Devices, OwnTheirStreams) {
+  int mine = -1;
+  CUDA_CHECK(cudaGetDevice(&mine));
+  CUDA_CHECK(cudaSetDevice(mine + 1));
+  const Stream foreign;
+  EXPECT_TRUE(workshop::cpu::may_launch(foreign));
+  CUDA_CHECK(cudaSetDevice(mine));
+  EXPECT_FALSE(workshop::cpu::may_launch(foreign));
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+}
+
+TEST(HostFunctions, MustNotCallCuda) {
+  const Stream stream;
+  const Event event;
+  struct Call {
+    cudaEvent_t event;
+    cudaError_t status;
+  } call{event, cudaSuccess};
+  const auto ask = [](void* data) {
+    Call& call = *static_cast<Call*>(data);
+    call.status = cudaEventQuery(call.event);
+  };
+  CUDA_CHECK(cudaLaunchHostFunc(stream, ask, &call));
+  finish(stream);
+  EXPECT_EQ(call.status, cudaErrorNotPermitted);
+  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+}
+
 // Small and large kernels, which run on a stream's thread and on all cores, take denormal numbers as zero.
 TEST(Denormals, AreZero) {
   for (const int count : {64, 1 << 18}) {
@@ -457,6 +509,24 @@ TEST(Slow, KernelsShowAMissingEvent) {
     finish(consumer);
     finish(producer);
     shown += seen == 0;
+  }
+  EXPECT_GT(shown, 0);
+}
+
+TEST(Slow, KernelsShowACopyThatIsStillOnItsWay) {
+  const char* slow = std::getenv("WORKSHOP_SLOW");
+  if (slow == nullptr || std::string(slow) == "collectives") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
+  const Stream stream;
+  const float one = 1;
+  int shown = 0;
+  for (int i = 0; i < 20; ++i) {
+    auto x = floats(1);
+    float seen = -1;
+    CUDA_CHECK(cudaMemcpy(x.data(), &one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpyAsync(&seen, x.data(), sizeof seen, cudaMemcpyDeviceToHost, stream));
+    finish(stream);
+    shown += seen == 0;
+    EXPECT_EQ(first(x), 1);
   }
   EXPECT_GT(shown, 0);
 }

@@ -1,8 +1,10 @@
 // Ranks that do not do what the others wait for, one way a run:
 //
-//   misbehave --fault skip|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|none
+//   misbehave --fault skip|flood|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|todo|launch|none
 //
-// The last rank is at fault; send first do all. With "nap" and "files" it only takes its time.
+// The last rank is at fault; send first do all. With "nap" and "files" it only takes its time. With "flood" the others
+// go on enqueueing until the queue is full. With "todo" rank 0 comes to a TODO while its stream is stuck. With "launch"
+// a kernel cannot be launched.
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,11 +14,16 @@
 
 #include "common/device.h"
 #include "common/job.h"
+#include "common/record.h"
 #include "common/watchdog.h"
 
 namespace {
 
 using namespace workshop;
+
+__global__ void clear(float* x, int n) {
+  for (int i : grid_stride(n)) x[i] = 0;
+}
 
 struct Group {
   ncclComm_t comm;
@@ -44,6 +51,26 @@ void send_first(const DeviceBuffer<float>& data, const Group& group) {
   NCCL_CHECK(ncclRecv(data.data(), group.count, ncclFloat, previous, group.comm, group.stream));
 }
 
+// More than any queue holds.
+void flood(const DeviceBuffer<float>& data, const Group& group) {
+  for (int i = 0; i < 100'000; ++i) CUDA_CHECK(cudaMemsetAsync(data.data(), 0, sizeof(float), group.stream));
+}
+
+void launch_on_no_stream(const DeviceBuffer<float>& data) {
+  cudaStream_t stream = nullptr;
+  CUDA_CHECK(cudaStreamCreate(&stream));
+  CUDA_CHECK(cudaStreamDestroy(stream));
+  launch(clear, 1, stream, data.data(), 1);
+}
+
+// Something to record, and something that never ends.
+void run_into_todo(const DeviceBuffer<float>& data, const Group& group) {
+  if (group.rank > 0) sleep(60);
+  probe("00.0", "sum", data.data(), {4}, group.stream);
+  all_reduce(data, group.count, group);
+  todo("00.0");
+}
+
 // What the rank at fault does instead of the second all-reduce. False where it leaves the job.
 bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const Group& group) {
   if (fault == "count") all_reduce(data, group.count / 2, group);
@@ -65,6 +92,8 @@ void run(const std::string& fault, const Group& group) {
   const DeviceBuffer<float> data(group.count, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(data.data(), 0, data.bytes(), group.stream));
   all_reduce(data, group.count, group);
+  if (fault == "launch") launch_on_no_stream(data);
+  if (fault == "todo") run_into_todo(data, group);
   if (fault == "send-first") {
     send_first(data, group);
   } else if (fault == "files") {
@@ -77,6 +106,7 @@ void run(const std::string& fault, const Group& group) {
     if (!misbehave(fault, data, group)) return;
   } else {
     all_reduce(data, group.count, group);
+    if (fault == "flood") flood(data, group);
   }
   broadcast(data, group);
   CUDA_CHECK(cudaStreamSynchronize(group.stream));
@@ -89,9 +119,9 @@ int main(int argc, char** argv) {
   int count = 1 << 16;
   Options options("misbehave", "ranks that do not do what others wait for");
   options.without_training();
-  options.add(
-      "--fault", fault, "what goes wrong",
-      {"none", "skip", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute", "nap", "files"});
+  options.add("--fault", fault, "what goes wrong",
+              {"none", "skip", "flood", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute",
+               "nap", "files", "todo", "launch"});
   options.add("--count", count, "elements", /*at_least=*/2);
   options.parse(argc, argv);
   const Job job(options);

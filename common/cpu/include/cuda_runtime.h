@@ -40,6 +40,7 @@ typedef enum cudaError {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorNotPermitted = 800,
 } cudaError_t;
 
 enum cudaMemcpyKind {
@@ -121,6 +122,9 @@ inline constexpr std::size_t kTaskBytes = 176;
 
 // Enqueues `run(copy of task)` as a kernel.
 void enqueue_kernel(cudaStream_t stream, void (*run)(void*), const void* task, std::size_t bytes);
+
+// True if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
+bool may_launch(cudaStream_t stream);
 
 // Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
 template <typename Kernel>

@@ -1,6 +1,7 @@
 // What the cpu backend tells about itself, beyond the APIs that it implements.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace workshop::cpu {
@@ -10,8 +11,12 @@ namespace workshop::cpu {
 struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
   std::uint64_t synchronizations;  // synchronisation of device, stream or event; cudaMemcpy; BLAS results on the host
+  std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
 };
 Counters counters();
+
+// CUDA_DEVICE_MAX_CONNECTIONS as it was at the first call, which is when CUDA reads it; 8 where it was not set.
+int hardware_queues();
 
 // False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI for ever, MPI_Finalize
 // would wait for it, and the process should end without.

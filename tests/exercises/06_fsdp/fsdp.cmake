@@ -14,6 +14,21 @@ set(slow collectives kernels,collectives)
 workshop_check(06_fsdp fsdp RANKS 2 SLOW ${slow} OPTIONS ${serial})
 workshop_check(06_fsdp fsdp RANKS 2 SLOW collectives kernels OPTIONS ${one_step})
 
+# A TODO of chapter 01 that is met in the update on the host, in a program that has recorded something by then.
+set(folder ${CMAKE_BINARY_DIR}/fillings/01.8-unfilled_mlp)
+set(snippet ${CMAKE_SOURCE_DIR}/tests/exercises/01_single_gpu/01.8-unfilled.cu)
+_workshop_generated_program(filling_01.8-unfilled_mlp 01_single_gpu mlp ${folder} FILL --fill 01.8=${snippet}
+                            DEPENDS ${snippet})
+workshop_program(unfilled_host_update SOURCE ${CMAKE_SOURCE_DIR}/solutions/06_fsdp/fsdp.cu
+                 INCLUDE ${folder} ${CMAKE_SOURCE_DIR}/solutions OUTPUT ${folder})
+target_compile_options(unfilled_host_update PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
+                       $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
+add_dependencies(unfilled_host_update filling_01.8-unfilled_mlp)
+workshop_test(unfilled.06_fsdp.host_update LABELS solution
+              COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e "01_single_gpu/mlp.h:[0-9]+" 77
+                      ${CMAKE_SOURCE_DIR}/tools/launch -n 2 -t 20 -- $<TARGET_FILE:unfilled_host_update> ${steps}
+                      --cpu-offload --record run.jsonl)
+
 # fsdp_wrongs(options RANKS n [SLOW …] MISTAKES …): each must be traced to its own TODO.
 function(fsdp_wrongs options)
   cmake_parse_arguments(arg "" "RANKS" "SLOW;MISTAKES" ${ARGN})
