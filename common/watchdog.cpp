@@ -116,7 +116,9 @@ std::optional<Question> next_question(std::uint64_t first) {
 // the driver may hold a lock that the question needs, and no answer comes before the program gets on.
 void note_completed_calls() {
   Log& log = watchdog().log;
-  for (std::uint64_t first = 0; const auto question = next_question(first); first = question->index + 1) {
+  std::uint64_t first = 0;
+  while (const auto question = next_question(first)) {
+    first = question->index + 1;
     if (cudaEventQuery(question->event) != cudaSuccess) continue;
     const std::lock_guard lock(log.mutex);
     if (question->index >= log.head) log.at(question->index).state = Call::completed;
