@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "00_collectives/alpha_beta.h"
 #include "common/device.h"
 #include "common/job.h"
+#include "common/files.h"
 #include "common/record.h"
 
 namespace {
@@ -170,8 +171,9 @@ void print_table(const std::vector<Measurement>& measurements, const Fit& fit, d
   print0("t = %.1f us + bytes / %.3f GB/s\n", fit.alpha * 1e6, 1 / fit.beta / kGiga);
 }
 
-void write_json(std::ostream& json, const std::string& op, int world, const std::vector<Measurement>& measurements,
-                const Fit& fit, double factor) {
+std::string json_text(const std::string& op, int world, const std::vector<Measurement>& measurements, const Fit& fit,
+                      double factor) {
+  std::ostringstream json;
   json.precision(9);
   json << "{\"op\": \"" << op << "\", \"ranks\": " << world << ", \"bus_factor\": " << factor
        << ", \"alpha_seconds\": " << fit.alpha << ", \"beta_seconds_per_byte\": " << fit.beta
@@ -184,7 +186,7 @@ void write_json(std::ostream& json, const std::string& op, int world, const std:
     separator = ",";
   }
   json << "]}\n";
-  if (!json.flush()) fail(kFailed, "the file of --json cannot be written to its end");
+  return json.str();
 }
 
 }  // namespace
@@ -205,12 +207,8 @@ int main(int argc, char** argv) {
     usage_error("--min-kib is '" + std::to_string(min_kib) + "'; expected at most --max-mib, " +
                 std::to_string(max_bytes / 1024) + " KiB");
   }
+  if (process_ranks().rank == 0) check_writable("--json", json_file);
   Job job(options);
-  std::ofstream json;
-  if (job.rank() == 0 && !json_file.empty()) {
-    json.open(json_file);
-    if (!json) fail(kUsage, "--json is '" + json_file + "'; expected a file that can be written");
-  }
   Stream stream;
   const auto chosen = static_cast<Op>(std::find(kOps.begin(), kOps.end(), op) - kOps.begin());
   const Group group = {chosen, job.comm(), stream, job.rank(), job.world()};
@@ -226,7 +224,9 @@ int main(int argc, char** argv) {
   }
   const Fit line = fit(measurements);
   print_table(measurements, line, factor);
-  if (json.is_open()) write_json(json, op, job.world(), measurements, line, factor);
+  if (job.rank() == 0 && !json_file.empty()) {
+    write_file(json_file, json_text(op, job.world(), measurements, line, factor));
+  }
 
   if (!benchmark.results_right()) {
     std::printf("rank %d: WRONG, the calls left other values than expected\n", job.rank());

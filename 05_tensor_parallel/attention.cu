@@ -30,6 +30,15 @@ bool check_block(ParallelAttention& model, const Batch& batch, int width, const 
   return check_gradients(checked, group, loss_of_batch, stream);
 }
 
+// Positions in the arrays of the parameters, the activations, the scores and the data set are ints.
+void require_sizes(const Options& options, int sequence, int width, int heads) {
+  require_product({{"4", 4}, {"--width", width}, {"--width + 1", width + 1}});
+  require_product({{"3", 3}, {"--batch-size", options.batch_size}, {"--sequence", sequence}, {"--width", width}});
+  require_product(
+      {{"--batch-size", options.batch_size}, {"--heads", heads}, {"--sequence", sequence}, {"--sequence", sequence}});
+  require_product({{"--samples", options.samples}, {"--sequence", sequence}, {"--width", width}});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -52,6 +61,7 @@ int main(int argc, char** argv) {
     usage_error("--heads is '" + std::to_string(heads) + "'; expected a multiple of the " +
                 std::to_string(process_ranks().world) + " ranks");
   }
+  require_sizes(options, sequence, width, heads);
   Job job(options);
 
   const Stream stream;

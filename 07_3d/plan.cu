@@ -1,11 +1,12 @@
 // A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
 // formulas are in plan.h; here are the options, the meshes to compare, and the table.
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <tuple>
 
+#include "common/files.h"
 #include "common/job.h"
 #include "plan.h"
 
@@ -105,17 +106,19 @@ std::optional<double> find_number(const std::string& text, const std::string& na
 // the latency of all its rounds, and beta the time for the share of the bytes that a rank sends (chapter 00).
 Link make_link(const LinkSettings& s, const std::string& option) {
   if (s.file.empty()) return {s.microseconds * kMicro, s.gigabytes * kGiga};
-  std::ifstream file(s.file);
-  std::ostringstream text;
-  text << file.rdbuf();
-  const auto alpha = find_number(text.str(), "alpha_seconds"), beta = find_number(text.str(), "beta_seconds_per_byte");
-  const auto ranks = find_number(text.str(), "ranks"), factor = find_number(text.str(), "bus_factor");
+  std::string text;
+  try {
+    text = read_file(s.file, /*links=*/true);
+  } catch (const std::runtime_error&) {  // without the numbers, which the error below asks for
+  }
+  const auto alpha = find_number(text, "alpha_seconds"), beta = find_number(text, "beta_seconds_per_byte");
+  const auto ranks = find_number(text, "ranks"), factor = find_number(text, "bus_factor");
   if (!alpha || !beta || !ranks || !factor || !(*beta > 0) || !(*ranks > 1)) {
     usage_error(option + " is '" + s.file +
                 "'; expected a file that 00_collectives/bandwidth has written with --json on two or more ranks");
   }
-  const bool all_reduce = text.str().find("\"all_reduce\"") != std::string::npos;
-  const bool send = text.str().find("\"send_recv\"") != std::string::npos;
+  const bool all_reduce = text.find("\"all_reduce\"") != std::string::npos;
+  const bool send = text.find("\"send_recv\"") != std::string::npos;
   const double rounds = send ? 1 : (*ranks - 1) * (all_reduce ? 2 : 1);
   return {*alpha / rounds, *factor / *beta};
 }
@@ -223,7 +226,8 @@ void write_stage(std::ostream& json, const StagePlan& stage) {
        << ", \"data\": " << stage.sent.data << ", \"pipeline\": " << stage.sent.pipeline << "}}";
 }
 
-void write_json(std::ostream& json, const std::vector<Plan>& plans, const Model& model) {
+std::string json_text(const std::vector<Plan>& plans, const Model& model) {
+  std::ostringstream json;
   json.precision(15);
   json << "{\"parameters\": " << model.parameters << ", \"plans\": [";
   const char* separator = "\n";
@@ -241,7 +245,7 @@ void write_json(std::ostream& json, const std::vector<Plan>& plans, const Model&
     separator = ",\n";
   }
   json << "]}\n";
-  if (!json.flush()) fail(kFailed, "the file of --json cannot be written to its end");
+  return json.str();
 }
 
 }  // namespace
@@ -253,11 +257,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   const Model model = make_model(options, settings);
   const Cluster cluster = make_cluster(settings);
-  std::ofstream json;
-  if (process_ranks().rank == 0 && !settings.json.empty()) {
-    json.open(settings.json);
-    if (!json) usage_error("--json is '" + settings.json + "'; expected a file that can be written");
-  }
+  if (process_ranks().rank == 0) check_writable("--json", settings.json);
   std::optional<Job> job;  // a job writes the run record; without one there is nothing to start
   if (!options.record.empty()) job.emplace(options);
 
@@ -279,5 +279,5 @@ int main(int argc, char** argv) {
   });
   print_table(plans, model, cluster, settings.rows);
   if (left_out > 0) print0("%d left out, the first because %s\n", left_out, reason.c_str());
-  if (json.is_open()) write_json(json, plans, model);
+  if (process_ranks().rank == 0 && !settings.json.empty()) write_file(settings.json, json_text(plans, model));
 }

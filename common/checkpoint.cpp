@@ -15,6 +15,7 @@
 #include "common/job.h"
 #include "common/recorder.h"
 #include "common/safetensors.h"
+#include "common/untrusted.h"
 #include "common/watchdog.h"
 
 namespace workshop {
@@ -51,7 +52,7 @@ class Reader {
     for (const CheckpointIndex::Part* part : parts_[tensor]) {
       const SafetensorsFile::Tensor& stored = file(part->file)[part->key];
       if (stored.count != part->rows * part->columns) {
-        throw std::runtime_error((folder_ / part->file).string() + ": its tensor '" + part->key + "' has " +
+        throw std::runtime_error((folder_ / part->file).string() + ": its tensor " + quote(part->key) + " has " +
                                  std::to_string(stored.count) + " elements; the index says " +
                                  std::to_string(part->rows * part->columns));
       }
@@ -158,8 +159,6 @@ Checkpoints::Checkpoints(const Options& options, int replicas, ncclComm_t comm, 
     : options_(options), replicas_(replicas), comm_(comm), stream_(stream), save_every_(options.save_every) {
   NCCL_CHECK(ncclCommUserRank(comm, &rank_));
   NCCL_CHECK(ncclCommCount(comm, &world_));
-  if (save_every_ > 0 && options.checkpoints.empty())
-    usage_error("--save-every needs a folder to save to: --checkpoints");
 }
 
 // The texts of all ranks, on all ranks.
@@ -215,14 +214,15 @@ Progress Checkpoints::resume(LossLog& losses) {
     if (rank_ > 0 || options_.checkpoints.empty()) return;
     own = !found.empty() && fs::equivalent(fs::canonical(found).parent_path(), options_.checkpoints);
     require_room(options_.checkpoints, own ? index.step : -1);
+    remove_unfinished(options_.checkpoints);
   });
   step_ = index.step;
   if (!exchange(own ? "own" : "")[0].empty()) saved_ = step_;
   Progress progress;
   if (!found.empty()) {
     attempt(kUsage, [&] { progress = load(index, found); });
-    print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step, index.program.c_str(),
-           index.ranks);
+    print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step,
+           shown(index.program).c_str(), index.ranks);
   } else if (!options_.resume.empty()) {
     print0("No checkpoint in %s yet: starting at the beginning\n", options_.resume.c_str());
   }
@@ -258,21 +258,27 @@ Progress Checkpoints::load(const CheckpointIndex& index, const std::string& fold
     const auto saved = index.settings.find(name);
     const std::string other = saved == index.settings.end() ? "none" : saved->second;
     if (value != other) {
-      throw std::runtime_error("--" + name + " is " + value + "; the checkpoint " + folder + " was made with " + other);
+      throw std::runtime_error("--" + name + " is " + value + "; the checkpoint " + folder + " was made with " +
+                               shown(other));
     }
   }
+  if (index.epoch > options_.epochs || index.samples >= options_.samples) {
+    throw std::runtime_error("the checkpoint " + folder + " is " + std::to_string(index.samples) +
+                             " samples into epoch " + std::to_string(index.epoch) + "; --epochs is " +
+                             std::to_string(options_.epochs) + ", --samples " + std::to_string(options_.samples));
+  }
   Progress progress{index.step, index.epoch, 0};
-  const int at_once = options_.batch_size * replicas_;
+  const std::int64_t at_once = std::int64_t{options_.batch_size} * replicas_;
   if (index.samples % at_once != 0) {
     throw std::runtime_error("the checkpoint " + folder + " is " + std::to_string(index.samples) +
                              " samples into an epoch, which is no multiple of the " + std::to_string(at_once) +
                              " samples that --batch-size " + std::to_string(options_.batch_size) + " and " +
                              std::to_string(replicas_) + " replica(s) go through at once");
   }
-  progress.batch = index.samples / at_once;
+  progress.batch = static_cast<int>(index.samples / at_once);
   if (index.samples > 0 && options_.shuffle && index.random.empty() != (sampler_ == nullptr)) {
     throw std::runtime_error("the checkpoint " + folder + " is " + std::to_string(index.samples) +
-                             " samples into an epoch whose order " + index.program + " shuffled, and " +
+                             " samples into an epoch whose order " + shown(index.program) + " shuffled, and " +
                              options_.program() + " shuffles in another way; the end of an epoch fits both");
   }
   for (const auto& [name, value] : numbers_) {
@@ -315,7 +321,7 @@ void Checkpoints::finish() {
 void Checkpoints::save(const std::string& prefix) {
   if (options_.checkpoints.empty()) return;
   const fs::path folder = fs::path(options_.checkpoints) / checkpoint_name(prefix, step_);
-  const fs::path unfinished = fs::path(options_.checkpoints) / ("." + folder.filename().string());
+  const fs::path unfinished = unfinished_name(folder);
   const bool full = options_.checkpoint_format == "full";
   CheckpointIndex index = describe();
   const SlowFiles slow_files;
@@ -324,7 +330,6 @@ void Checkpoints::save(const std::string& prefix) {
     if (rank_ > 0) return;
     there = is_checkpoint(folder);
     if (there) return;
-    fs::remove_all(folder);  // what a process that died while it removed one has left
     fs::remove_all(unfinished);
     fs::create_directory(unfinished);
   });

@@ -8,9 +8,10 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <stdexcept>
 #include <vector>
+
+#include "common/files.h"
 
 namespace workshop {
 
@@ -18,17 +19,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// The step of the checkpoint that has this name; -1 if none with this prefix has it.
+int step_of(const std::string& name, const std::string& prefix) {
+  const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
+  int step = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
+  return error == std::errc() && checkpoint_name(prefix, step) == name ? step : -1;
+}
+
 // The steps whose checkpoints with this prefix `folder` holds, ascending.
 std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
   std::vector<int> steps;
   if (!fs::is_directory(folder)) return steps;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
-    int step = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
-    if (error != std::errc() || checkpoint_name(prefix, step) != name) continue;
-    if (is_checkpoint(entry.path())) steps.push_back(step);
+    const int step = step_of(entry.path().filename(), prefix);
+    if (step >= 0 && is_checkpoint(entry.path())) steps.push_back(step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -51,20 +56,25 @@ void write_text(const fs::path& path, const std::string& text) {
   flush_to_disk(path);
 }
 
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw std::runtime_error(path.string() + ": cannot be read: " + std::strerror(errno));
-  return text.str();
-}
-
 }  // namespace
 
 std::string checkpoint_name(const std::string& prefix, int step) {
   std::string number = std::to_string(step);
   number.insert(0, std::max<std::size_t>(8, number.size()) - number.size(), '0');
   return prefix + number;
+}
+
+fs::path unfinished_name(const fs::path& checkpoint) {
+  return checkpoint.parent_path() / ("." + checkpoint.filename().string());
+}
+
+void remove_unfinished(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (step_of(name, ".step-") >= 0 || step_of(name, ".best-") >= 0) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) fs::remove_all(path);
 }
 
 bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / "index.json"); }
@@ -86,7 +96,7 @@ void require_room(const std::string& folder, int step) {
 
 CheckpointIndex read_index(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "index.json";
-  const std::string text = read_text(path);
+  const std::string text = read_file(path, /*links=*/false);
   try {
     return parse_index(text);
   } catch (const std::runtime_error& failed) {
@@ -104,9 +114,10 @@ void complete_checkpoint(const fs::path& unfinished, const fs::path& checkpoint,
 void keep_newest(const fs::path& folder, const std::string& prefix, int keep) {
   const std::vector<int> steps = steps_in(folder, prefix);
   for (std::size_t i = 0; i + keep < steps.size(); ++i) {
-    const fs::path checkpoint = folder / checkpoint_name(prefix, steps[i]);
-    fs::remove(checkpoint / "index.json");
-    fs::remove_all(checkpoint);
+    const fs::path checkpoint = folder / checkpoint_name(prefix, steps[i]), hidden = unfinished_name(checkpoint);
+    fs::remove_all(hidden);
+    fs::rename(checkpoint, hidden);
+    fs::remove_all(hidden);
   }
 }
 

@@ -22,6 +22,13 @@ std::string find_checkpoint(const std::filesystem::path& folder);
 // those that it would come to again. `step` is that of its own from which it goes on, -1 if there is none.
 void require_room(const std::string& folder, int step);
 
+// Where a checkpoint is until it is complete: beside it, hidden.
+std::filesystem::path unfinished_name(const std::filesystem::path& checkpoint);
+
+// Removes what processes that died while they wrote or removed a checkpoint have left in `folder`. To be called before
+// the first checkpoint is written there; runs at the same time need folders of their own.
+void remove_unfinished(const std::filesystem::path& folder);
+
 CheckpointIndex read_index(const std::filesystem::path& checkpoint);
 
 // Completes a checkpoint: writes the index to `unfinished`, whose other files are on the disk, and gives it the name

@@ -3,9 +3,13 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
+
+#include "common/safetensors.h"
+#include "common/untrusted.h"
 
 namespace workshop {
 namespace {
@@ -13,6 +17,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "workshop checkpoint 1";
+constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMostRuns = 1 << 24;  // that the parts of all tensors consist of
 
 std::uint32_t checksum(const std::string& text) {
   return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(text.data()), text.size()));
@@ -36,63 +42,135 @@ Json to_json(const CheckpointIndex& index) {
       {"numbers", index.numbers}, {"tensors", index.tensors}, {"parts", parts},         {"files", files}};
 }
 
-CheckpointIndex from_json(const Json& json) {
-  CheckpointIndex index;
-  json.at("program").get_to(index.program);
-  json.at("ranks").get_to(index.ranks);
-  json.at("step").get_to(index.step);
-  json.at("epoch").get_to(index.epoch);
-  json.at("samples").get_to(index.samples);
-  json.at("random").get_to(index.random);
-  json.at("settings").get_to(index.settings);
-  json.at("numbers").get_to(index.numbers);
-  json.at("tensors").get_to(index.tensors);
-  for (const Json& p : json.at("parts")) {
-    index.parts.push_back(
-        {p.at("tensor"), p.at("first"), p.at("rows"), p.at("columns"), p.at("stride"), p.at("file"), p.at("key")});
-  }
-  for (const auto& [name, file] : json.at("files").items()) {
-    index.files[name] = {file.at("bytes"), file.at("crc32")};
-  }
-  return index;
-}
-
 void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-// Beginning and end of each row of a part.
+// A whole number up to `most`: the library's conversions would also take 1.5, true, and of 2^32 + 5 the low half.
+std::int64_t whole(const Json& object, const char* key, std::int64_t most = kMostInt) {
+  const Json& number = object.at(key);
+  const bool in_range = number.is_number_unsigned() && number.get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
+  require(in_range, "its '" + std::string(key) + "' is no whole number from 0 to " + std::to_string(most));
+  return number.get<std::int64_t>();
+}
+
+std::vector<int> read_shape(const std::string& tensor, const Json& json) {
+  std::vector<int> shape;
+  for (const Json& extent : json) {
+    const bool in_range = extent.is_number_unsigned() && extent.get<std::uint64_t>() <= kMostInt;
+    require(in_range, "the shape of " + quote(tensor) + " is no list of whole numbers below 2^31");
+    shape.push_back(extent);
+  }
+  return shape;
+}
+
+CheckpointIndex from_json(const Json& json) {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CheckpointIndex index;
+  json.at("program").get_to(index.program);
+  index.ranks = static_cast<int>(whole(json, "ranks"));
+  index.step = static_cast<int>(whole(json, "step"));
+  index.epoch = static_cast<int>(whole(json, "epoch"));
+  index.samples = static_cast<int>(whole(json, "samples"));
+  json.at("random").get_to(index.random);
+  json.at("settings").get_to(index.settings);
+  for (const auto& [name, number] : json.at("numbers").items()) {
+    require(number.is_number(), "its " + quote(name) + " is no number");
+    index.numbers[name] = number;
+  }
+  for (const auto& [name, shape] : json.at("tensors").items()) index.tensors[name] = read_shape(name, shape);
+  for (const Json& p : json.at("parts")) {
+    index.parts.push_back({p.at("tensor"), whole(p, "first", most), whole(p, "rows", most), whole(p, "columns", most),
+                           whole(p, "stride", most), p.at("file"), p.at("key")});
+  }
+  for (const auto& [name, file] : json.at("files").items()) {
+    index.files[name] = {static_cast<std::uint64_t>(whole(file, "bytes", most)),
+                         static_cast<std::uint32_t>(whole(file, "crc32", std::numeric_limits<std::uint32_t>::max()))};
+  }
+  return index;
+}
+
+// A file of the checkpoint's own folder.
+bool is_plain_name(const std::string& name) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
+           c == '_';
+  };
+  return !name.empty() && name.size() <= 100 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain);
+}
+
+// The elements of each tensor. Positions in a tensor are ints everywhere.
+std::map<std::string, std::int64_t> count_elements(const CheckpointIndex& index) {
+  std::map<std::string, std::int64_t> counts;
+  for (const auto& [name, shape] : index.tensors) {
+    std::int64_t count = 1;
+    for (int extent : shape) {
+      require(extent > 0 && count <= kMostInt / extent, quote(name) + " has no elements, or 2^31 and more");
+      count *= extent;
+    }
+    counts[name] = count;
+  }
+  return counts;
+}
+
+// Beginning and end of what a part holds without a gap.
 using Range = std::pair<std::int64_t, std::int64_t>;
 
-void check(const CheckpointIndex& index) {
-  require(index.step >= 0 && index.epoch >= 0 && index.samples >= 0, "its progress is negative");
+void check_parts(const CheckpointIndex& index) {
+  const std::map<std::string, std::int64_t> counts = count_elements(index);
   std::map<std::string, std::vector<Range>> found;  // in each tensor
+  std::int64_t runs = 0;
   for (const CheckpointIndex::Part& p : index.parts) {
-    require(index.tensors.contains(p.tensor), "it has a part of '" + p.tensor + "', a tensor that it does not list");
-    require(index.files.contains(p.file), "it has a part in '" + p.file + "', a file that it does not list");
-    const std::int64_t all = elements(index.tensors.at(p.tensor));
+    const auto tensor = counts.find(p.tensor);
+    require(tensor != counts.end(), "it has a part of " + quote(p.tensor) + ", a tensor that it does not list");
+    require(index.files.contains(p.file), "it has a part in " + quote(p.file) + ", a file that it does not list");
+    const std::int64_t all = tensor->second;
     const auto inside = [all](std::int64_t x) { return x >= 0 && x <= all; };
     require(inside(p.first) && inside(p.rows) && inside(p.columns) && inside(p.stride) && p.rows > 0 && p.columns > 0 &&
                 p.first + (p.rows - 1) * p.stride + p.columns <= all,
-            "a part of '" + p.tensor + "' lies outside of it");
+            "a part of " + quote(p.tensor) + " lies outside of it");
+    require(p.rows <= all / p.columns, "parts of " + quote(p.tensor) + " overlap");
     std::vector<Range>& ranges = found[p.tensor];
+    if (p.stride == p.columns) {
+      ranges.emplace_back(p.first, p.first + p.rows * p.columns);
+      continue;
+    }
+    runs += p.rows;
+    require(runs <= kMostRuns, "its tensors are cut into more than " + std::to_string(kMostRuns) + " runs of elements");
     for (std::int64_t row = 0; row < p.rows; ++row) {
       const std::int64_t begin = p.first + row * p.stride;
       ranges.emplace_back(begin, begin + p.columns);
-      require(std::ssize(ranges) <= all, "parts of '" + p.tensor + "' overlap");
     }
   }
-  for (const auto& [name, shape] : index.tensors) {
+  for (const auto& [name, all] : counts) {
     std::int64_t end = 0;
     std::sort(found[name].begin(), found[name].end());
     for (const Range& range : found[name]) {
-      require(range.first == end, "parts of '" + name + "' overlap or leave a gap at its element " +
+      require(range.first == end, "parts of " + quote(name) + " overlap or leave a gap at its element " +
                                       std::to_string(std::min(range.first, end)));
       end = range.second;
     }
-    require(end == elements(shape),
-            "of the " + std::to_string(elements(shape)) + " elements of '" + name + "' it has " + std::to_string(end));
+    require(end == all,
+            "of the " + std::to_string(all) + " elements of " + quote(name) + " it has " + std::to_string(end));
   }
+}
+
+void check_files(const CheckpointIndex& index) {
+  std::map<std::string, std::uint64_t> values;  // bytes of them in each file
+  for (const CheckpointIndex::Part& p : index.parts) values[p.file] += p.rows * p.columns * sizeof(float);
+  for (const auto& [name, file] : index.files) {
+    require(is_plain_name(name), "its file " + quote(name) + " is no plain name");
+    require(file.bytes >= values[name] && file.bytes - values[name] <= 8 + kLongestHeader,
+            "its file " + quote(name) + " is of another size than what it has of it");
+  }
+}
+
+void check(const CheckpointIndex& index) {
+  require(index.step >= 0 && index.epoch >= 0 && index.samples >= 0, "its progress is negative");
+  require(index.epoch <= index.step,
+          "it is in epoch " + std::to_string(index.epoch) + " after " + std::to_string(index.step) + " steps");
+  check_parts(index);
+  check_files(index);
 }
 
 }  // namespace
@@ -113,9 +191,9 @@ std::string to_text(const CheckpointIndex& index) {
 CheckpointIndex parse_index(const std::string& text) {
   CheckpointIndex index;
   try {
-    Json json = Json::parse(text);
+    Json json = parse_json(text);
     require(json.is_object() && json.value("format", Json()) == kFormat, "it is not the index of a checkpoint");
-    const std::uint32_t expected = json.at("crc32");
+    const std::int64_t expected = whole(json, "crc32", std::numeric_limits<std::uint32_t>::max());
     const bool as_written = text == json.dump(1) + "\n";
     json.erase("crc32");
     require(as_written && checksum(json.dump()) == expected, "its checksum is wrong: it was damaged or edited");

@@ -24,15 +24,23 @@ std::vector<int> in_order(int count) {
 
 std::size_t elements(int rows, int width) { return static_cast<std::size_t>(rows) * width; }
 
+// A DataLoader keeps the data set on the device. What does not fit there is not drawn first: it might fill the memory
+// of the host, and then the system ends the process without a word.
+void require_room(std::size_t bytes) {
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (bytes <= free) return;
+  fail(kFailed, "the data set takes " + std::to_string(bytes) + " bytes of device memory, and " + std::to_string(free) +
+                    " are free: --samples or --layers is too large");
+}
+
 }  // namespace
 
 RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint64_t seed)
-    : samples(samples),
-      in(in),
-      out(out),
-      inputs(elements(samples, in)),
-      targets(elements(samples, out)),
-      generator(seed) {
+    : samples(samples), in(in), out(out), generator(seed) {
+  require_room((elements(samples, in) + elements(samples, out)) * sizeof(float));
+  inputs.resize(elements(samples, in));
+  targets.resize(elements(samples, out));
   for (int i = 0; i < samples; ++i) {
     generator.randn(inputs.data() + elements(i, in), in);
     generator.randn(targets.data() + elements(i, out), out);
@@ -40,20 +48,24 @@ RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint
 }
 
 std::vector<int> RandomSampler::next_epoch() {
-  before_ = generator_;
   ++epoch_;
-  if (!shuffle_) return in_order(samples_);
+  const std::uint64_t seed = draw_seed();
+  return shuffle_ ? Generator(seed).randperm(samples_) : in_order(samples_);
+}
+
+std::uint64_t RandomSampler::draw_seed() {
+  before_ = generator_;
   std::uint64_t seed = 0;
-  for (int iterator = 0; iterator < 2; ++iterator) {
+  for (int iterator = 0; shuffle_ && iterator < 2; ++iterator) {
     generator_.random64();  // the base seed of the iterator's workers, drawn even where it has none
     seed = generator_.random64();
   }
-  return Generator(seed).randperm(samples_);
+  return seed;
 }
 
 void RandomSampler::go_to(int epoch, const std::string& state) {
   if (state.empty()) {
-    while (epoch_ < epoch) next_epoch();
+    for (; epoch_ < epoch; ++epoch_) draw_seed();
     return;
   }
   generator_.set_state(state);

@@ -34,6 +34,8 @@ class RandomSampler {
   void go_to(int epoch, const std::string& state);
 
  private:
+  std::uint64_t draw_seed();  // of the coming epoch's order
+
   int samples_;
   bool shuffle_;
   Generator generator_, before_;  // now, and before the last epoch's draws

@@ -5,14 +5,18 @@
 #endif
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 #include "common/device.h"
 #include "common/recorder.h"
 #include "common/rendezvous.h"
+#include "common/roll_call.h"
 #include "common/watchdog.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
@@ -82,7 +86,11 @@ void start_mpi(const Ranks& ranks) {
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
   }
   int provided = 0, size = 0;
-  MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided));
+  {
+    std::optional<JoinDeadline> deadline;
+    if (ranks.world > 1) deadline.emplace(ranks, from_environment(join_timeout));
+    MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided));
+  }
   if (provided < MPI_THREAD_MULTIPLE) fail(kFailed, "this MPI library does not support MPI_THREAD_MULTIPLE");
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &size));
   if (size != ranks.world) {
@@ -119,7 +127,7 @@ ncclComm_t make_world(const Ranks& ranks, bool with_mpi) {
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
   const MeetingPoint point = from_environment([&](const Environment& env) { return meeting_point(env, ranks.world); });
   try {
-    return meet(point, job_name(process_environment), ranks.rank, ranks.world, message);
+    return meet(point, job_key(process_environment), ranks.rank, ranks.world, message);
   } catch (const MeetingFailed& failure) {
     environment_error(kFailed, failure.what());
   }
@@ -137,6 +145,7 @@ void set_cuda_variables() {
 
 Job::Job(const Options& options) : ranks_(process_ranks()) {
   set_cuda_variables();  // before MPI, which may start CUDA too
+  if (ranks_.world > 1) answer_roll_call(ranks_);
   start_recording(options, ranks_);
   bool with_mpi = false;
 #ifdef WORKSHOP_MPI
@@ -193,7 +202,12 @@ void print0(const char* format, ...) {
   va_start(arguments, format);
   std::vprintf(format, arguments);
   va_end(arguments);
-  std::fflush(stdout);
+  // A full disk, say. To go on in silence, and to end with status 0, would hide it.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    const int error = errno;
+    std::clearerr(stdout);
+    fail(kFailed, std::string("standard output cannot be written: ") + std::strerror(error));
+  }
 }
 
 }  // namespace workshop

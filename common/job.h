@@ -29,8 +29,8 @@ class Job {
   ncclComm_t comm_ = nullptr;
 };
 
-// Ends the job with status 2 where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call: a program
-// calls it that would then hang, because of `schedule`.
+// Ends the job with status 2 where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call. For
+// programs that would then hang, because of `schedule`.
 void refuse_launch_blocking(const std::string& schedule);
 
 // printf on rank 0 alone.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <poll.h>
 
 #include <array>
 #include <atomic>
@@ -13,23 +14,31 @@
 #include <string>
 #include <vector>
 
+#include "common/ranks.h"
 #include "common/verdict.h"
 
 namespace workshop {
 
+// Whether the job uses a network interface: the ranks of one node loopback, those of several the ones that
+// NCCL_SOCKET_IFNAME chooses, as NCCL reads it, or all but loopback.
+bool uses_interface(const Environment& env, const Ranks& ranks, const std::string& name, bool loopback);
+
 class NoteExchange {
  public:
+  struct Socket {
+    in_addr_t host;  // 0: none
+    in_port_t port;
+  };
   // Where a rank's notes are to be sent.
   struct Address {
-    std::array<in_addr_t, 8> hosts;  // all of its machine's, 0 where there are fewer
-    in_port_t port;
-    std::uint64_t job;  // rank 0 chooses it: a note of another job is not taken for one of this
+    std::array<Socket, 8> sockets;  // one on each of the interfaces that the job uses
+    std::uint64_t job;              // rank 0 chooses it: a note of another job is not taken for one of this
   };
 
   // This rank's. Ends the job where there is no socket.
-  Address open();
+  Address open(const Ranks& ranks);
 
-  // From here on notes come and go between all ranks of the job, whose addresses these are. To be called once.
+  // From here on notes come and go between all ranks of the job, whose addresses these are. Call once.
   void connect(int rank, const std::vector<Address>& addresses);
   bool connected() const { return connected_; }
 
@@ -42,7 +51,8 @@ class NoteExchange {
  private:
   void send(const std::string& text);
 
-  int socket_ = -1;
+  std::vector<pollfd> sockets_;
+  std::vector<char> buffer_;
   int rank_ = 0;
   std::vector<Address> addresses_;  // by rank
   std::atomic<bool> connected_ = false;

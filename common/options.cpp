@@ -1,8 +1,11 @@
 #include "common/options.h"
 
 #include <CLI/CLI.hpp>
-#include <cmath>
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -34,17 +37,35 @@ void read_choice(const std::vector<std::string>& names, const std::string& text,
   value = static_cast<Enum>(std::find(names.begin(), names.end(), text) - names.begin());
 }
 
-// Positions in the flat arrays of parameters and of a batch are ints.
-void require_int_positions(const std::vector<int>& layers, int batch_size) {
-  constexpr std::int64_t most = std::numeric_limits<int>::max();
-  std::int64_t parameters = 0, widest = layers[0];
+constexpr int kMostInt = 1 << 30;  // of an option, so that the sum of two is an int
+
+// Positions in the flat arrays of parameters, of a batch, and of the data set are ints.
+void require_sizes(const Options& options) {
+  const std::vector<int>& layers = options.layers;
+  // Room to pad what the ranks share to a multiple of their number.
+  constexpr std::int64_t most = std::numeric_limits<int>::max() - (1 << 20);
+  std::int64_t parameters = 0;
   for (std::size_t i = 0; i + 1 < layers.size() && parameters <= most; ++i) {
     parameters += (layers[i] + std::int64_t{1}) * layers[i + 1];
-    widest = std::max<std::int64_t>(widest, layers[i + 1]);
   }
   if (parameters > most) usage_error("--layers has 2^31 parameters or more; expected fewer");
-  if (batch_size * widest > most)
-    usage_error("--batch-size times the widest of --layers is 2^31 or more; expected less");
+  require_product(
+      {{"--batch-size", options.batch_size}, {"the widest of --layers", *std::ranges::max_element(layers)}});
+  require_product({{"--samples", options.samples},
+                   {"the wider of the first and the last of --layers", std::max(layers.front(), layers.back())}});
+}
+
+// What nothing catches, first of all memory that is not there, ends the job with one line.
+[[noreturn]] void report_uncaught() {
+  try {
+    if (const std::exception_ptr current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::bad_alloc&) {
+    fail(kFailed, "not enough memory on the host");
+  } catch (const std::exception& error) {
+    fail(kFailed, error.what());
+  } catch (...) {
+  }
+  std::abort();
 }
 
 }  // namespace
@@ -72,14 +93,17 @@ struct Options::Impl {
 
   template <typename T>
   CLI::Option* add_number(const std::string& name, T& value, const std::string& help, const std::string& type,
-                          const std::string& accepted, std::function<bool(T)> accepts) {
+                          const std::string& accepted, std::function<bool(T)> accepts, T at_most) {
     write(name, value);
     std::ostringstream shown;
     shown << value;
     return add(name, help, type,
-               [&value, accepted, accepts](const std::string& text) {
+               [&value, accepted, accepts, at_most](const std::string& text) {
                  T read{};
                  if (!read_number(text, read) || !accepts(read)) return accepted;
+                 std::ostringstream most;
+                 most << "at most " << at_most;
+                 if (read > at_most) return most.str();
                  value = read;
                  return std::string();
                })
@@ -102,8 +126,21 @@ struct Options::Impl {
   }
 };
 
+void require_product(const std::vector<std::pair<std::string, std::int64_t>>& factors, std::int64_t at_most) {
+  std::string names;
+  bool fits = true;
+  std::int64_t product = 1;
+  for (const auto& [name, factor] : factors) {
+    names += (names.empty() ? "" : " times ") + name;
+    fits = fits && factor <= at_most / product;
+    if (fits) product *= factor;
+  }
+  if (!fits) usage_error(names + " is more than " + std::to_string(at_most) + "; expected less");
+}
+
 Options::Options(std::string program, std::string description, Sampling sampling)
     : program_(std::move(program)), impl_(std::make_unique<Impl>()) {
+  std::set_terminate(report_uncaught);
   impl_->sampling = sampling;
   CLI::App& app = impl_->app;
   app.description(description);
@@ -154,9 +191,10 @@ Options::Options(std::string program, std::string description, Sampling sampling
     } else {
       accepted << "a whole number of at least " << at_least;
     }
+    constexpr T most = std::is_same_v<T, int> ? static_cast<T>(kMostInt) : std::numeric_limits<T>::max();
     impl_->training.push_back(impl_->add_number<T>(
         name, value, help, std::is_floating_point_v<T> ? "X" : "N", accepted.str(),
-        [at_least](T x) { return x >= static_cast<T>(at_least) && x <= std::numeric_limits<T>::max(); }));
+        [at_least](T x) { return x >= static_cast<T>(at_least); }, most));
   };
   add_training("--lr", lr, "learning rate", 0);
   add_training("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0);
@@ -208,17 +246,20 @@ void Options::without(const std::vector<std::string>& names) {
 
 void Options::add(const std::string& name, int& value, const std::string& help, int at_least, int at_most) {
   std::string accepted = "a whole number of at least " + std::to_string(at_least);
-  if (at_most < (1 << 30)) {
+  if (at_most < kMostInt) {
     accepted = "a whole number from " + std::to_string(at_least) + " to " + std::to_string(at_most);
   }
-  impl_->add_number<int>(name, value, help, "N", accepted, [=](int x) { return x >= at_least && x <= at_most; });
+  const bool range = at_most < kMostInt;  // which `accepted` names
+  impl_->add_number<int>(
+      name, value, help, "N", accepted, [=](int x) { return x >= at_least && !(range && x > at_most); }, at_most);
 }
 
-void Options::add(const std::string& name, double& value, const std::string& help, double greater_than) {
+void Options::add(const std::string& name, double& value, const std::string& help, double greater_than,
+                  double at_most) {
   std::ostringstream accepted;
   accepted << "a number greater than " << greater_than;
-  impl_->add_number<double>(name, value, help, "X", accepted.str(),
-                            [=](double x) { return x > greater_than && std::isfinite(x); });
+  impl_->add_number<double>(
+      name, value, help, "X", accepted.str(), [=](double x) { return x > greater_than; }, at_most);
 }
 
 void Options::add(const std::string& name, std::string& value, const std::string& help,
@@ -256,9 +297,9 @@ void Options::parse(int argc, char** argv) {
     const bool distributed = impl_->sampling == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
-  const auto& left_out = impl_->left_out;
-  const bool trains = std::find(left_out.begin(), left_out.end(), "batch-size") == left_out.end();
-  if (trains) require_int_positions(layers, batch_size);
+  const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
+  if (has("layers") && has("batch-size")) require_sizes(*this);
+  if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
   if (weight_decay < 0) weight_decay = optimizer == Optimizer::adamw ? 0.01 : 0.0;
 }
 

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace workshop {
@@ -65,7 +67,7 @@ class Options {
 
   // A chapter's own options; `value` holds the default. Bounds are inclusive.
   void add(const std::string& name, int& value, const std::string& help, int at_least, int at_most = 1 << 30);
-  void add(const std::string& name, double& value, const std::string& help, double greater_than);
+  void add(const std::string& name, double& value, const std::string& help, double greater_than, double at_most = 1e15);
   void add(const std::string& name, std::string& value, const std::string& help, std::vector<std::string> choices);
   void add_flag(const std::string& name, bool& value, const std::string& help);
 
@@ -80,5 +82,9 @@ class Options {
   std::string program_;
   std::unique_ptr<Impl> impl_;
 };
+
+// Ends the program with status 2 where the product of these positive numbers is larger: positions in arrays are ints.
+void require_product(const std::vector<std::pair<std::string, std::int64_t>>& factors,
+                     std::int64_t at_most = std::numeric_limits<int>::max());
 
 }  // namespace workshop

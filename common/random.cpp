@@ -40,15 +40,29 @@ std::string Generator::state() const {
   return text.str();
 }
 
+namespace {
+
+// The engine's state is so many words, and how many of them are used up: it would take any number for that.
+bool within_state(const std::string& text) {
+  std::istringstream stream(text);
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i <= std::mt19937::state_size; ++i) stream >> word;
+  return stream && word <= std::mt19937::state_size;
+}
+
+}  // namespace
+
 void Generator::set_state(const std::string& text) {
   std::istringstream stream(text);
+  std::mt19937 engine;
   bool has_normal = false;
   std::uint64_t normal = 0;
-  stream >> engine_ >> has_normal;
+  stream >> engine >> has_normal;
   if (has_normal) stream >> normal;
-  if (!stream || stream.peek() != std::istringstream::traits_type::eof()) {
+  if (!within_state(text) || !stream || stream.peek() != std::istringstream::traits_type::eof()) {
     throw std::runtime_error("the random state is no state of this generator");
   }
+  engine_ = engine;
   next_normal_.reset();
   if (has_normal) next_normal_ = std::bit_cast<double>(normal);
 }

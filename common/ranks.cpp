@@ -181,6 +181,8 @@ Ranks discover_ranks(const Environment& env) {
   return ranks;
 }
 
+int join_timeout(const Environment& env) { return number(env, "WORKSHOP_JOIN_TIMEOUT", 1).value_or(60); }
+
 MeetingPoint meeting_point(const Environment& env, int world) {
   const auto require = [&](const char* name, const char* what) {
     if (const char* value = env(name); value != nullptr && *value != '\0') return value;
@@ -194,7 +196,7 @@ MeetingPoint meeting_point(const Environment& env, int world) {
   // Then torchrun's own store listens on MASTER_PORT already.
   const char* store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (store != nullptr && std::string_view(store) == "True") ++point.port;
-  point.seconds = number(env, "WORKSHOP_JOIN_TIMEOUT", 1).value_or(point.seconds);
+  point.seconds = join_timeout(env);
   return point;
 }
 
@@ -204,6 +206,20 @@ std::string job_name(const Environment& env) {
     if (const char* value = env(name)) job += std::string(job.empty() ? "" : "-") + value;
   }
   return job;
+}
+
+std::string job_key(const Environment& env) {
+  const char* token = env("WORKSHOP_JOB_TOKEN");
+  return std::string(token == nullptr ? "" : token) + "\n" + job_name(env);
+}
+
+std::string list_of_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  }
+  return text + (ranks.size() > kNamed ? ", …" : "");
 }
 
 // ---- devices -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ const char* process_environment(const char* name);
 // variable at fault.
 Ranks discover_ranks(const Environment& env);
 
+// For how many seconds the ranks of a job wait for each other when they start.
+int join_timeout(const Environment& env);
+
 // Where the ranks of a job meet that MPI did not start, and how long they wait for each other there.
 struct MeetingPoint {
   std::string address;  // of rank 0's node
@@ -39,6 +42,13 @@ MeetingPoint meeting_point(const Environment& env, int world);
 
 // What a launcher calls the job, the same on all nodes; empty where it has no name.
 std::string job_name(const Environment& env);
+
+// What the ranks of a job without MPI know and, if WORKSHOP_JOB_TOKEN is a secret, no one else; it has the job's name
+// in it, so that jobs without a token are told apart.
+std::string job_key(const Environment& env);
+
+// "rank 3" or "ranks 0, 3"; of very many the first.
+std::string list_of_ranks(const std::vector<int>& ranks);
 
 // The device of a rank on a node with `visible` devices, and whether ranks of the node share them.
 struct DeviceChoice {

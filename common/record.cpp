@@ -1,8 +1,5 @@
 #include "common/record.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -17,7 +14,9 @@
 #include <thread>
 #include <utility>
 
+#include "common/files.h"
 #include "common/recorder.h"
+#include "common/roll_call.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
 #endif
@@ -122,11 +121,6 @@ void count_host([[maybe_unused]] int sign) {
 #endif
 }
 
-void check_writable(const std::string& option, const std::string& path) {
-  if (path.empty() || std::ofstream(path)) return;
-  usage_error(option + " is '" + path + "', which cannot be written: " + std::strerror(errno));
-}
-
 // The comment of a TODO in the source file above `line`, from "TODO" on.
 std::string todo_text(const char* file, int line) {
   std::ifstream source(file);
@@ -144,48 +138,6 @@ std::string todo_text(const char* file, int line) {
 
 // ---- exercises -----------------------------------------------------------------------------------------------------
 
-namespace {
-
-// A name in the abstract socket space belongs to one process, vanishes with it, and leaves no file behind. -1 where
-// somebody else has it.
-int take_name(const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::size_t length = std::min(name.size(), sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path + 1, name.data() + name.size() - length, length);
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  const int owner = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (bind(owner, reinterpret_cast<sockaddr*>(&address), size) == 0) return owner;
-  close(owner);
-  return -1;
-}
-
-bool name_taken = false;  // by this process
-
-}  // namespace
-
-bool first_of_job() {
-  // mpirun's folder of the job is best: it outlives the rank that was first, so that a late one sees it.
-  const char* folder = std::getenv("PMIX_SERVER_TMPDIR");
-  const char* name_space = std::getenv("PMIX_NAMESPACE");
-  if (folder != nullptr && name_space != nullptr) {
-    const std::string path = std::string(folder) + "/workshop-first-" + name_space;
-    const int file = open(path.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file >= 0 || errno == EEXIST) return file >= 0;
-  }
-  std::string job = job_name(process_environment);
-  for (const char* name : {"PMIX_NAMESPACE", "SLURM_STEP_ID", "MASTER_PORT"}) {
-    if (const char* value = std::getenv(name)) job += std::string("-") + value;
-  }
-  if (job.empty()) return true;  // nothing started this process: it is alone
-  name_taken = take_name(std::to_string(getuid()) + "-workshop-" + job) >= 0;
-  return name_taken;
-}
-
-void let_others_pass() {
-  if (name_taken) std::this_thread::sleep_for(std::chrono::seconds(1));
-}
-
 void todo(const char* id, const char* file, int line) {
   if (!first_of_job()) {
     // Another rank speaks; it ends this one too.
@@ -196,9 +148,8 @@ void todo(const char* id, const char* file, int line) {
   std::fprintf(stderr, "\nNot filled in yet:\n%s  at %s:%d\n", todo_text(file, line).c_str(), file, line);
   if (!recorder().record_path.empty()) {
     finish_probes(std::chrono::milliseconds(1000));
-    std::ofstream(recorder().record_path)
-        << recorder().run_line << "\n"
-        << recorder().lines << Json{{"type", "end"}, {"status", "todo"}, {"todo", id}}.dump() << "\n";
+    const Json end{{"type", "end"}, {"status", "todo"}, {"todo", id}};
+    write_file(recorder().record_path, recorder().run_line + "\n" + recorder().lines + end.dump() + "\n");
   }
   let_others_pass();
   end_job(kTodo);
@@ -397,19 +348,13 @@ void write_record(ncclComm_t comm) {
     if (rank == 0) {
       const Json end{
           {"type", "end"}, {"status", "complete"}, {"steps", r.steps_done}, {"seconds_per_step", r.seconds_per_step}};
-      std::ofstream file(r.record_path);
-      file << r.run_line << "\n" << lines << end.dump() << "\n" << std::flush;
-      if (!file) fail(kFailed, "cannot write the record " + r.record_path);
+      write_file(r.record_path, r.run_line + "\n" + lines + end.dump() + "\n");
     }
   }
   if (!r.timeline_path.empty()) {
     std::string events = gather_text(timeline_json(rank), comm);
     if (!events.empty()) events.erase(events.size() - 2);  // the comma and line end of the last one
-    if (rank == 0) {
-      std::ofstream file(r.timeline_path);
-      file << "{\"traceEvents\": [\n" << events << "\n]}\n" << std::flush;
-      if (!file) fail(kFailed, "cannot write the timeline " + r.timeline_path);
-    }
+    if (rank == 0) write_file(r.timeline_path, "{\"traceEvents\": [\n" + events + "\n]}\n");
   }
 }
 

@@ -10,18 +10,11 @@
 
 namespace workshop {
 
-// True for one process of the job on this node: the first that asks.
-bool first_of_job();
-
-// To be called by the first before it ends: without MPI it stays until the others who get here have asked too, or the
-// launcher, which ends them when one has ended, ends it.
-void let_others_pass();
-
 // Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
 std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
-// Opens the files that --record and --timeline name; ends the job if one cannot be written. The device is not chosen yet,
-// so this creates nothing there.
+// Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so this
+// creates nothing there.
 void start_recording(const Options& options, const Ranks& ranks);
 
 // Takes what recording needs on the device, and pinned memory for probes.

@@ -17,27 +17,17 @@
 #include <utility>
 #include <vector>
 
+#include "common/rendezvous_messages.h"
+
 namespace workshop {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What a rank says when it comes, and how rank 0 answers; a text of `size` bytes follows the answer. The ranks of a job
-// run the same program on machines of one kind, so that memory is sent as it is.
-constexpr char kMagic[8] = {'w', 's', '-', 'm', 'e', 'e', 't', '1'};
-struct Hello {
-  char magic[8];
-  std::int32_t rank, world;
-  char job[112];
-};
-enum Verdict : std::int32_t { kMet, kFailedToMeet };
-struct Answer {
-  char magic[8];
-  Verdict verdict;
-  std::int32_t size;
-};
-constexpr std::int32_t kLongest = 1 << 16;  // answer that is believed to be one
+// Connections beyond the job's own ranks that may be silent, and for how long.
+constexpr std::size_t kStrangers = 256;
+constexpr auto kHelloTimeout = std::chrono::seconds(5);
 
 class Socket {
  public:
@@ -62,15 +52,11 @@ std::string in_time(const MeetingPoint& point) {
   return "within " + std::to_string(point.seconds) + " s (WORKSHOP_JOIN_TIMEOUT)";
 }
 
-Hello hello_of(const std::string& job, int rank, int world) {
-  Hello hello{};
-  std::memcpy(hello.magic, kMagic, sizeof kMagic);
-  hello.rank = rank;
-  hello.world = world;
-  // The end of a long name tells more than its beginning.
-  const std::size_t length = std::min(job.size(), sizeof hello.job);
-  std::memcpy(hello.job, job.data() + job.size() - length, length);
-  return hello;
+MeetingFailed not_rank_0(const MeetingPoint& point) {
+  return MeetingFailed(
+      "what listens at MASTER_ADDR:MASTER_PORT, " + place(point) +
+      ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+      "WORKSHOP_JOB_TOKEN");
 }
 
 bool send_all(int fd, std::string_view bytes) {
@@ -81,17 +67,6 @@ bool send_all(int fd, std::string_view bytes) {
     bytes.remove_prefix(static_cast<std::size_t>(sent));
   }
   return true;
-}
-
-template <typename T>
-std::string_view bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
-void send_answer(int fd, Verdict verdict, const std::string& text) {
-  Answer answer{{}, verdict, static_cast<std::int32_t>(text.size())};
-  std::memcpy(answer.magic, kMagic, sizeof kMagic);
-  send_all(fd, std::string(bytes_of(answer)) + text);  // who has gone meanwhile needs no answer
 }
 
 // ---- rank 0 --------------------------------------------------------------------------------------------------------
@@ -127,14 +102,17 @@ Socket listen_on(const MeetingPoint& point) {
 // A connection to rank 0. It is a rank's once its hello is complete; until then anybody may be at its other end.
 struct Guest {
   Socket socket;
+  Nonce challenge;
+  Clock::time_point came;
   std::string received;
   int rank = -1;
+  Nonce nonce{};  // the rank's
 };
 
 class Host {
  public:
-  Host(const MeetingPoint& point, const std::string& job, int world)
-      : point_(point), expected_(hello_of(job, 0, world)), listener_(listen_on(point)) {}
+  Host(const MeetingPoint& point, const std::string& key, int world)
+      : point_(point), key_(key), world_(world), listener_(listen_on(point)) {}
 
   // Waits until all ranks are here; tells them `message`, or why not all are.
   void gather(const std::string& message) {
@@ -142,10 +120,10 @@ class Host {
       const auto deadline = Clock::now() + std::chrono::seconds(point_.seconds);
       while (!missing().empty()) wait(deadline);
     } catch (const MeetingFailed& failure) {
-      answer_all(kFailedToMeet, failure.what());
+      answer_all({false, failure.what()});
       throw;
     }
-    answer_all(kMet, message);
+    answer_all({true, message});
   }
 
  private:
@@ -154,58 +132,80 @@ class Host {
     if (left <= 0) give_up();
     std::vector<pollfd> waiting = {{listener_, POLLIN, 0}};
     for (const auto& guest : guests_) waiting.push_back({guest->socket, POLLIN, 0});
-    if (poll(waiting.data(), waiting.size(), static_cast<int>(std::min<long>(left, 1000))) <= 0) return;
-    for (std::size_t i = 1; i < waiting.size(); ++i) {
+    const int ready = poll(waiting.data(), waiting.size(), static_cast<int>(std::min<long>(left, 1000)));
+    for (std::size_t i = 1; ready > 0 && i < waiting.size(); ++i) {
       if (waiting[i].revents != 0 && !listen_to(*guests_[i - 1])) guests_[i - 1].reset();
     }
     std::erase(guests_, nullptr);
-    if (waiting[0].revents == 0) return;
-    Socket guest(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-    if (guest >= 0) guests_.push_back(std::make_unique<Guest>(Guest{std::move(guest), "", -1}));
+    std::erase_if(guests_, [now = Clock::now()](const auto& guest) {
+      return guest->rank < 0 && now - guest->came > kHelloTimeout;
+    });
+    if (ready > 0 && waiting[0].revents != 0) let_in();
+  }
+
+  void let_in() {
+    Socket socket(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket < 0) {
+      const int error = errno;
+      if (error != EMFILE && error != ENFILE) return;  // it has gone again
+      if (turn_out_oldest()) return;
+      throw MeetingFailed("rank 0 can take no more connections: " + std::string(std::strerror(error)) + " (ulimit -n)");
+    }
+    const Nonce challenge = make_nonce();
+    const std::string text = make_challenge(challenge);
+    send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);  // a new connection has room for it
+    guests_.push_back(std::make_unique<Guest>(Guest{std::move(socket), challenge, Clock::now(), "", -1}));
+    const auto silent =
+        std::count_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
+    if (static_cast<std::size_t>(silent) > kStrangers + static_cast<std::size_t>(world_)) turn_out_oldest();
+  }
+
+  // Of those that have not said who they are; false if there are none.
+  bool turn_out_oldest() {
+    const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
+    if (oldest == guests_.end()) return false;
+    guests_.erase(oldest);
+    return true;
   }
 
   // Reads what has come from a guest; false if it is to be turned out.
   bool listen_to(Guest& guest) {
-    char buffer[sizeof(Hello)];
-    const ssize_t count =
-        recv(guest.socket, buffer, sizeof buffer - std::min(sizeof buffer, guest.received.size()), MSG_DONTWAIT);
+    char buffer[kHelloSize];
+    const ssize_t count = recv(guest.socket, buffer, kHelloSize - guest.received.size(), MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
     if (guest.rank >= 0) throw MeetingFailed("rank " + std::to_string(guest.rank) + " ended before all had come");
     if (count <= 0) return false;
     guest.received.append(buffer, static_cast<std::size_t>(count));
-    const std::size_t begun = std::min(sizeof kMagic, guest.received.size());
-    if (std::memcmp(guest.received.data(), kMagic, begun) != 0) return false;  // a stranger: a port scanner, a browser
-    if (guest.received.size() == sizeof(Hello)) return welcome(guest);
-    return true;
+    if (!may_become_hello(guest.received)) return false;  // a stranger: a port scanner, a browser
+    return guest.received.size() < kHelloSize || welcome(guest);
   }
 
   bool welcome(Guest& guest) {
-    Hello hello;
-    std::memcpy(&hello, guest.received.data(), sizeof hello);
-    const bool named = hello.job[0] != '\0' && expected_.job[0] != '\0';
-    if (named && std::memcmp(hello.job, expected_.job, sizeof hello.job) != 0) {
-      send_answer(guest.socket, kFailedToMeet,
-                  "another job meets at " + place(point_) + "; each job needs a MASTER_PORT of its own");
+    const auto hello = read_hello(key_, guest.challenge, guest.received);
+    if (!hello) {
+      ++refused_;
+      answer(guest, {false, ""});  // which a rank of another job cannot believe: that is what it needs to know
       return false;
     }
-    const std::string rank = std::to_string(hello.rank);
-    if (hello.world != expected_.world) {
-      guest.rank = hello.rank;  // so that it is told too
-      throw MeetingFailed("rank " + rank + " says that WORLD_SIZE is " + std::to_string(hello.world) +
-                          ", rank 0 that it is " + std::to_string(expected_.world));
+    if (hello->rank < 1 || hello->rank >= hello->world) return false;
+    const std::string rank = std::to_string(hello->rank);
+    const bool twice =
+        std::any_of(guests_.begin(), guests_.end(), [&](auto& other) { return other && other->rank == hello->rank; });
+    guest.rank = hello->rank;  // so that it is told too
+    guest.nonce = hello->nonce;
+    if (hello->world != world_) {
+      throw MeetingFailed("rank " + rank + " says that WORLD_SIZE is " + std::to_string(hello->world) +
+                          ", rank 0 that it is " + std::to_string(world_));
     }
-    if (hello.rank < 1 || hello.rank >= hello.world) return false;
-    const auto same = [&](const auto& other) { return other != nullptr && other->rank == hello.rank; };
-    const bool twice = std::any_of(guests_.begin(), guests_.end(), same);
-    guest.rank = hello.rank;
-    if (twice)
-      throw MeetingFailed("two processes say that they are rank " + rank + " of " + std::to_string(hello.world));
+    if (twice) {
+      throw MeetingFailed("two processes say that they are rank " + rank + " of " + std::to_string(hello->world));
+    }
     return true;
   }
 
   std::vector<int> missing() const {
     std::vector<int> ranks;
-    for (int rank = 1; rank < expected_.world; ++rank) {
+    for (int rank = 1; rank < world_; ++rank) {
       const auto is_it = [rank](const auto& guest) { return guest->rank == rank; };
       if (std::none_of(guests_.begin(), guests_.end(), is_it)) ranks.push_back(rank);
     }
@@ -213,29 +213,30 @@ class Host {
   }
 
   [[noreturn]] void give_up() const {
-    constexpr std::size_t kNamed = 8;
     const std::vector<int> ranks = missing();
-    std::string names;
-    for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
-      names += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-    }
-    if (ranks.size() > kNamed) names += ", …";
-    const int world = expected_.world;
-    throw MeetingFailed(std::to_string(world - static_cast<int>(ranks.size())) + " of " + std::to_string(world) +
-                        " ranks came to " + place(point_) + " " + in_time(point_) + "; missing: " +
-                        std::to_string(ranks.size()) + (ranks.size() == 1 ? ", rank " : ", ranks ") + names);
+    std::string text = std::to_string(world_ - static_cast<int>(ranks.size())) + " of " + std::to_string(world_) +
+                       " ranks came to " + place(point_) + " " + in_time(point_) +
+                       "; missing: " + std::to_string(ranks.size()) + ", " + list_of_ranks(ranks);
+    if (refused_ > 0) text += "; turned out without this job's WORKSHOP_JOB_TOKEN: " + std::to_string(refused_);
+    throw MeetingFailed(text);
   }
 
-  void answer_all(Verdict verdict, const std::string& text) const {
+  void answer(const Guest& guest, const Answer& answer) const {
+    send_all(guest.socket, make_answer(key_, guest.nonce, answer));  // who has gone meanwhile needs no answer
+  }
+
+  void answer_all(const Answer& text) const {
     for (const auto& guest : guests_) {
-      if (guest != nullptr && guest->rank >= 0) send_answer(guest->socket, verdict, text);
+      if (guest != nullptr && guest->rank >= 0) answer(*guest, text);
     }
   }
 
   const MeetingPoint& point_;
-  const Hello expected_;
+  const std::string& key_;
+  const int world_;
   Socket listener_;
-  std::vector<std::unique_ptr<Guest>> guests_;
+  std::vector<std::unique_ptr<Guest>> guests_;  // in the order of their coming
+  int refused_ = 0;
 };
 
 // ---- the others ----------------------------------------------------------------------------------------------------
@@ -300,31 +301,41 @@ Socket connect_to_host(const MeetingPoint& point) {
   }
 }
 
-std::string ask(const MeetingPoint& point, const Hello& hello) {
+// The next `size` bytes that rank 0 sends.
+std::string receive(int host, std::size_t size, const MeetingPoint& point) {
+  std::string bytes(size, '\0');
+  const ssize_t count = size == 0 ? 0 : recv(host, bytes.data(), size, MSG_WAITALL);
+  if (count == static_cast<ssize_t>(size)) return bytes;
+  if (count > 0) throw not_rank_0(point);
+  if (count < 0 && errno == EAGAIN) {
+    throw MeetingFailed("rank 0 at MASTER_ADDR:MASTER_PORT, " + place(point) + ", does not answer " + in_time(point));
+  }
+  throw MeetingFailed("rank 0 ended before all had come");
+}
+
+std::string ask(const MeetingPoint& point, const std::string& key, int rank, int world) {
   const Socket host = connect_to_host(point);
-  // Rank 0 waits as long as this for the others and then says so; only who is no rank 0 keeps silent for longer.
+  // Rank 0 waits as long as this for the others and then says so; it keeps silent for longer only if it is stopped.
   limit_waiting(host, std::chrono::seconds(point.seconds + 5));
-  send_all(host, bytes_of(hello));
-  Answer answer;
-  const ssize_t count = recv(host, &answer, sizeof answer, MSG_WAITALL);
-  if (count == 0 || (count < 0 && errno == ECONNRESET)) throw MeetingFailed("rank 0 ended before all had come");
-  if (count != sizeof answer || std::memcmp(answer.magic, kMagic, sizeof kMagic) != 0 || answer.size < 0 ||
-      answer.size > kLongest) {
-    throw MeetingFailed("what listens at MASTER_ADDR:MASTER_PORT, " + place(point) + ", is not this job's rank 0");
-  }
-  std::string text(static_cast<std::size_t>(answer.size), '\0');
-  if (recv(host, text.data(), text.size(), MSG_WAITALL) != answer.size) {
-    throw MeetingFailed("rank 0 ended before all had come");
-  }
-  if (answer.verdict != kMet) throw MeetingFailed(text);
-  return text;
+  const auto challenge = read_challenge(receive(host, kChallengeSize, point));
+  if (!challenge) throw not_rank_0(point);
+  const Hello hello{rank, world, make_nonce()};
+  send_all(host, make_hello(key, *challenge, hello));
+  std::string bytes = receive(host, kAnswerSize, point);
+  const auto size = answer_text_size(bytes);
+  if (!size) throw not_rank_0(point);
+  bytes += receive(host, *size, point);
+  const auto answer = read_answer(key, hello.nonce, bytes);
+  if (!answer) throw not_rank_0(point);
+  if (!answer->met) throw MeetingFailed(answer->text);
+  return answer->text;
 }
 
 }  // namespace
 
-std::string meet(const MeetingPoint& point, const std::string& job, int rank, int world, const std::string& message) {
-  if (rank > 0) return ask(point, hello_of(job, rank, world));
-  Host(point, job, world).gather(message);
+std::string meet(const MeetingPoint& point, const std::string& key, int rank, int world, const std::string& message) {
+  if (rank > 0) return ask(point, key, rank, world);
+  Host(point, key, world).gather(message);
   return message;
 }
 

@@ -15,9 +15,9 @@ struct MeetingFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Rank 0's `message` on every rank, once all of them have come. `job`, a name, tells jobs apart that use the same port
-// by mistake; an empty one goes with every other. Throws MeetingFailed: on rank 0 and on all who have come to it if
-// some do not come in time, if two have the same rank, or if one ends again; on the others if they cannot find rank 0.
-std::string meet(const MeetingPoint& point, const std::string& job, int rank, int world, const std::string& message);
+// Rank 0's `message` on every rank, once all of them have come. Who does not know `key` is turned out, and disturbs
+// nothing; it must be the same on all ranks. Throws MeetingFailed: on rank 0 and on all who have come to it if some do
+// not come in time, if two have the same rank, or if one ends again; on the others if they cannot find rank 0.
+std::string meet(const MeetingPoint& point, const std::string& key, int rank, int world, const std::string& message);
 
 }  // namespace workshop

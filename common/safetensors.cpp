@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "common/untrusted.h"
+
 namespace workshop {
 namespace {
 
@@ -21,7 +23,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kPrefix = 8;  // bytes of the header's length
-constexpr std::uint64_t kLongestHeader = 100'000'000;
 
 [[noreturn]] void system_failed(const std::string& path, const char* what) {
   throw std::runtime_error(path + ": " + what + ": " + std::strerror(errno));
@@ -75,8 +76,108 @@ void SafetensorsWriter::finish() {
 
 // ---- reading -------------------------------------------------------------------------------------------------------
 
+namespace {
+
+// Of a tensor that begins at `values` in a part of the file that has room for `available` bytes.
+SafetensorsTensor read_tensor(const std::string& tensor, const Json& entry, const char* values, std::uint64_t available,
+                              std::pair<std::uint64_t, std::uint64_t>& range) {
+  SafetensorsTensor read{};
+  std::vector<std::uint64_t> offsets;
+  try {
+    if (entry.at("dtype") != "F32") {
+      throw std::runtime_error(tensor + " is of the type " + shown(entry.at("dtype").dump()) + ", not F32");
+    }
+    // A negative or fractional extent must not pass as a large or a rounded one.
+    for (const char* key : {"shape", "data_offsets"}) {
+      for (const Json& number : entry.at(key)) {
+        if (number.is_number_unsigned()) continue;
+        throw std::runtime_error(tensor + " has a shape or place that is no list of whole numbers");
+      }
+    }
+    read.shape = entry.at("shape").get<std::vector<std::int64_t>>();
+    offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
+  } catch (const Json::exception&) {
+    throw std::runtime_error(tensor + " lacks its type, shape or place");
+  }
+  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > available || offsets[0] % sizeof(float) != 0) {
+    throw std::runtime_error(tensor + " would lie outside the file");
+  }
+  // Stepwise, because the product of huge extents would overflow.
+  std::uint64_t count = 1;
+  const std::uint64_t most = available / sizeof(float);
+  for (std::int64_t extent : read.shape) {
+    if (extent < 0 || (extent > 0 && count > most / static_cast<std::uint64_t>(extent))) {
+      throw std::runtime_error(tensor + " would be larger than the file");
+    }
+    count *= static_cast<std::uint64_t>(extent);
+  }
+  if (offsets[1] - offsets[0] != count * sizeof(float)) {
+    throw std::runtime_error(tensor + " has a shape that does not fit its place");
+  }
+  read.values = reinterpret_cast<const float*>(values + offsets[0]);
+  read.count = static_cast<std::int64_t>(count);
+  range = {offsets[0], offsets[1]};
+  return read;
+}
+
+// The header as JSON. Names must not come twice, which the parser would let pass.
+Json read_header(std::string_view text) {
+  std::vector<std::string> names;
+  const auto note_name = [&](int depth, const std::string& name) {
+    if (depth == 1) names.push_back(name);
+  };
+  Json header;
+  try {
+    header = parse_json(text, note_name);
+  } catch (const Json::exception&) {
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string("of its header, ") + error.what());
+  }
+  if (!header.is_object()) throw std::runtime_error("its header is not a JSON object");
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) throw std::runtime_error("it has the tensor " + quote(*twice) + " twice");
+  return header;
+}
+
+}  // namespace
+
+std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view content) {
+  if (content.size() < kPrefix) throw std::runtime_error("it ends within the length of its header");
+  std::uint64_t length = 0;
+  std::memcpy(&length, content.data(), kPrefix);
+  if (length > kLongestHeader) throw std::runtime_error("its header would be longer than 100 MB");
+  if (length > content.size() - kPrefix) throw std::runtime_error("it ends within its header");
+  const std::uint64_t available = content.size() - kPrefix - length;  // for values
+
+  std::map<std::string, SafetensorsTensor> tensors;
+  std::map<std::uint64_t, std::uint64_t> ranges;  // where a tensor begins: where it ends
+  const Json header = read_header(content.substr(kPrefix, length));
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::string tensor = "the tensor " + quote(name);
+    std::pair<std::uint64_t, std::uint64_t> range;
+    const char* values = content.data() + kPrefix + length;
+    const SafetensorsTensor& read = tensors[name] = read_tensor(tensor, entry, values, available, range);
+    if (length % sizeof(float) != 0) throw std::runtime_error("its values are not aligned");
+    if (read.count > 0 && !ranges.insert(range).second)
+      throw std::runtime_error(tensor + " lies where another one does");
+  }
+  std::uint64_t end = 0;
+  for (const auto& [first, last] : ranges) {
+    if (first != end) throw std::runtime_error("its tensors overlap or leave a gap");
+    end = last;
+  }
+  if (end != available) {
+    throw std::runtime_error("its tensors end after " + std::to_string(kPrefix + length + end) + " bytes, it has " +
+                             std::to_string(content.size()));
+  }
+  return tensors;
+}
+
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) system_failed(path, "cannot be read");
   struct stat status {};
   if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
@@ -86,99 +187,19 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   }
   close(file);
   try {
-    if (data_ == nullptr) reject("it is empty or no regular file");
-    read_header();
-  } catch (...) {
+    if (data_ == nullptr) throw std::runtime_error("it is empty or no regular file");
+    tensors_ = parse_safetensors({data_, bytes_});
+  } catch (const std::runtime_error& error) {
     if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
-    throw;
+    throw std::runtime_error(path_ + " is no intact safetensors file: " + error.what());
   }
 }
 
 SafetensorsFile::~SafetensorsFile() { munmap(const_cast<char*>(data_), bytes_); }
 
-void SafetensorsFile::reject(const std::string& reason) const {
-  throw std::runtime_error(path_ + " is no intact safetensors file: " + reason);
-}
-
-void SafetensorsFile::read_header() {
-  if (bytes_ < kPrefix) reject("it ends within the length of its header");
-  std::uint64_t length = 0;
-  std::memcpy(&length, data_, kPrefix);
-  if (length > kLongestHeader) reject("its header would be " + std::to_string(length) + " bytes long");
-  if (length > bytes_ - kPrefix) reject("it ends within its header");
-  const std::uint64_t available = bytes_ - kPrefix - length;  // for values
-
-  // Names must not come twice, which the parser would let pass.
-  std::vector<std::string> names;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth == 1 && event == Json::parse_event_t::key) names.push_back(parsed.get<std::string>());
-    return true;
-  };
-  Json header;
-  try {
-    header = Json::parse(data_ + kPrefix, data_ + kPrefix + length, watch);
-    if (!header.is_object()) throw std::runtime_error("not an object");
-  } catch (const std::exception&) {
-    reject("its header is not a JSON object");
-  }
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) reject("it has the tensor '" + *twice + "' twice");
-
-  std::map<std::uint64_t, std::uint64_t> ranges;  // where a tensor begins: where it ends
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    const std::string tensor = "the tensor '" + name + "'";
-    Tensor read{};
-    std::vector<std::uint64_t> offsets;
-    try {
-      if (entry.at("dtype") != "F32") reject(tensor + " is of the type " + entry.at("dtype").dump() + ", not F32");
-      // A negative or fractional extent must not pass as a large or a rounded one.
-      for (const char* key : {"shape", "data_offsets"}) {
-        for (const Json& number : entry.at(key)) {
-          if (!number.is_number_unsigned()) throw std::invalid_argument(key);
-        }
-      }
-      read.shape = entry.at("shape").get<std::vector<std::int64_t>>();
-      offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
-    } catch (const Json::exception&) {
-      reject(tensor + " lacks its type, shape or place");
-    } catch (const std::invalid_argument&) {
-      reject(tensor + " has a shape or place that is no list of whole numbers");
-    }
-    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > available || offsets[0] % sizeof(float) != 0) {
-      reject(tensor + " would lie outside the file");
-    }
-    // Stepwise, because the product of huge extents would overflow.
-    std::uint64_t count = 1;
-    const std::uint64_t most = available / sizeof(float);
-    for (std::int64_t extent : read.shape) {
-      if (extent < 0 || (extent > 0 && count > most / static_cast<std::uint64_t>(extent))) {
-        reject(tensor + " would be larger than the file");
-      }
-      count *= static_cast<std::uint64_t>(extent);
-    }
-    if (offsets[1] - offsets[0] != count * sizeof(float)) reject(tensor + " has a shape that does not fit its place");
-    if (length % sizeof(float) != 0) reject("its values are not aligned");
-    read.values = reinterpret_cast<const float*>(data_ + kPrefix + length + offsets[0]);
-    read.count = static_cast<std::int64_t>(count);
-    if (count > 0 && !ranges.emplace(offsets[0], offsets[1]).second) reject(tensor + " lies where another one does");
-    tensors_.emplace(name, read);
-  }
-  std::uint64_t end = 0;
-  for (const auto& [first, last] : ranges) {
-    if (first != end) reject("its tensors overlap or leave a gap");
-    end = last;
-  }
-  if (end != available) {
-    reject("its tensors end after " + std::to_string(kPrefix + length + end) + " bytes, it has " +
-           std::to_string(bytes_));
-  }
-}
-
 const SafetensorsFile::Tensor& SafetensorsFile::operator[](const std::string& name) const {
   const auto place = tensors_.find(name);
-  if (place == tensors_.end()) throw std::runtime_error(path_ + " has no tensor '" + name + "'");
+  if (place == tensors_.end()) throw std::runtime_error(path_ + " has no tensor " + quote(name));
   return place->second;
 }
 

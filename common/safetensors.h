@@ -7,10 +7,13 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace workshop {
+
+inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // of a safetensors file, in bytes
 
 // A tensor's name and its shape.
 using NamedShape = std::pair<std::string, std::vector<std::int64_t>>;
@@ -42,15 +45,21 @@ class SafetensorsWriter {
   std::uint32_t checksum_ = 0;
 };
 
-// A file to read, mapped into memory. The constructor checks all of its structure, whatever the file may be, and throws
-// std::runtime_error "FILE: what is wrong"; it does not touch the values.
+struct SafetensorsTensor {
+  std::vector<std::int64_t> shape;
+  const float* values;
+  std::int64_t count;
+};
+
+// The tensors of a file with this content, whose values it does not touch. Checks all of the structure, whatever the
+// content may be, and throws std::runtime_error with what is wrong.
+std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view content);
+
+// A file to read, mapped into memory. The constructor throws std::runtime_error "FILE: what is wrong". A link, a pipe
+// or a device is no such file.
 class SafetensorsFile {
  public:
-  struct Tensor {
-    std::vector<std::int64_t> shape;
-    const float* values;
-    std::int64_t count;
-  };
+  using Tensor = SafetensorsTensor;
 
   explicit SafetensorsFile(const std::string& path);
   ~SafetensorsFile();
@@ -64,9 +73,6 @@ class SafetensorsFile {
   std::uint32_t checksum() const;  // CRC-32 of the whole file, which is read for it
 
  private:
-  void read_header();
-  [[noreturn]] void reject(const std::string& reason) const;
-
   std::string path_;
   const char* data_ = nullptr;
   std::uint64_t bytes_ = 0;

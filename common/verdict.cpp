@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "common/ranks.h"
+
 namespace workshop {
 namespace {
 
@@ -27,12 +29,6 @@ std::string describe(const CallNote& call) {
 }
 
 std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
-
-std::string list_of_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
 
 const CallNote* first_pending(const Note& note) {
   const auto found = std::find_if(note.calls.begin(), note.calls.end(), [](auto& call) { return !call.completed; });

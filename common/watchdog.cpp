@@ -19,6 +19,7 @@
 #include "common/device.h"
 #include "common/note_exchange.h"
 #include "common/recorder.h"
+#include "common/roll_call.h"
 #include "common/verdict.h"
 
 namespace workshop {
@@ -286,7 +287,8 @@ bool others_are_waiting() {
   std::this_thread::sleep_for(first ? 200ms : kLastLines);
   if (first) {
     const std::string verdict = connected ? find_verdict(notes, watchdog().ranks.world)
-                                          : "missing rank: not all of the job's ranks came to this call";
+                                          : "missing rank: not all of the job's ranks came to this call; " +
+                                                call_roll(watchdog().ranks);
     std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
   }
   abort_communicators();
@@ -359,7 +361,7 @@ void connect_watchdogs(ncclComm_t world) {
   };
   std::vector<Introduction> all(w.ranks.world);
   all[w.ranks.rank].timeout = w.timeout.count();
-  if (watching()) all[w.ranks.rank].address = w.others.open();
+  if (watching()) all[w.ranks.rank].address = w.others.open(w.ranks);
   const Stream stream;
   Introduction* device = nullptr;  // not a DeviceBuffer: it is no memory of the program
   const std::size_t bytes = all.size() * sizeof(Introduction);

@@ -24,13 +24,18 @@ int positive(const char* variable, int otherwise) {
   return number > 0 ? number : otherwise;
 }
 
+}  // namespace
+
+int ranks_of_node() { return positive("OMPI_COMM_WORLD_LOCAL_SIZE", positive("LOCAL_WORLD_SIZE", 1)); }
+
+namespace {
+
 int count_cores() {
   cpu_set_t allowed;
   const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
                         ? CPU_COUNT(&allowed)
                         : static_cast<int>(std::thread::hardware_concurrency());
-  const int ranks = positive("OMPI_COMM_WORLD_LOCAL_SIZE", positive("LOCAL_WORLD_SIZE", 1));
-  return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks)), 1, 16);
+  return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks_of_node())), 1, 16);
 }
 
 // Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.

@@ -9,12 +9,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "common/cpu/cores.h"
 #include "common/cpu/stream.h"
 
 using namespace workshop::cpu;
@@ -109,11 +112,23 @@ std::size_t parse_bytes(const char* name, const char* value) {
   return static_cast<std::size_t>(number * unit);
 }
 
+// Device memory that a rank may have where nothing else is said: half of its share of what the machine has left, and
+// 16 GB at most. The system would end a process that takes more than there is without a word.
+std::size_t default_memory() {
+  std::size_t bytes = std::size_t{16} << 30;
+  std::ifstream info("/proc/meminfo");
+  for (std::string name, unit; info >> name; std::getline(info, unit)) {
+    std::size_t kilobytes = 0;
+    if (name == "MemAvailable:" && info >> kilobytes) bytes = std::min(bytes, kilobytes * 1024 / 2 / ranks_of_node());
+  }
+  return bytes;
+}
+
 // Device memory is the process's own: WORKSHOP_DEVICE_MEMORY bytes for whichever device it uses.
 std::size_t device_memory() {
   static const std::size_t bytes = [] {
     const char* value = std::getenv("WORKSHOP_DEVICE_MEMORY");
-    return parse_bytes("WORKSHOP_DEVICE_MEMORY", value == nullptr ? "16G" : value);
+    return value == nullptr ? default_memory() : parse_bytes("WORKSHOP_DEVICE_MEMORY", value);
   }();
   return bytes;
 }

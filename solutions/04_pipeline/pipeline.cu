@@ -34,7 +34,7 @@ void add_options(Options& options, Settings& settings) {
   options.add_flag("--print", settings.print, "show the schedule and train nothing");
   options.add("--stages", settings.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", settings.mode.milliseconds,
-              "milliseconds that each forward and each backward waits for instead of computing", 0.0);
+              "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
 }
 
 // Fills in what is not given, and ends the program on what does not fit together.
@@ -44,6 +44,7 @@ void complete(Settings& s, const Options& options) {
   const bool interleaved = s.schedule == "interleaved";
   if (s.stages == 0) s.stages = ranks;
   if (s.chunks == 0) s.chunks = interleaved ? 2 : 1;
+  require_product({{"--stages", s.stages}, {"--micro-batches", s.micro_batches}, {"--chunks", s.chunks}}, 1 << 22);
   if (!s.print && s.stages != ranks) {
     usage_error("--stages is '" + number(s.stages) + "'; expected the number of ranks, " + number(ranks) +
                 ", unless with --print");

@@ -81,6 +81,7 @@ void complete(Settings& s, const Options& options) {
   if (options.batch_size % s.micro_batches != 0) {
     usage_error(micro_batches + "a divisor of --batch-size, " + number(options.batch_size));
   }
+  require_product({{"--pp", stages}, {"--micro-batches", s.micro_batches}, {"--chunks", s.chunks}}, 1 << 22);
   if (s.mesh.tensor > 1) require_pairs(options.layers, s.mesh.tensor);
   const int there = (static_cast<int>(options.layers.size()) - 1) / s.layers_together();
   if (there < stages * s.chunks) {

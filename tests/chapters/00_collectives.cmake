@@ -129,5 +129,5 @@ bad_input_00(count_not_a_number "--count is 'x'. expected a whole number" ring_a
 bad_input_00(unknown_op "--op is 'all'. expected all_reduce, all_gather" bandwidth --op all)
 bad_input_00(min_above_max "--min-kib is '4096'. expected at most .* 1024 KiB" bandwidth --min-kib 4096 --max-mib 1)
 bad_input_00(no_iterations "--iterations is '0'. expected" bandwidth --iterations 0)
-bad_input_00(json_not_writable "--json is '/nowhere/x.json'. expected a file" bandwidth --json /nowhere/x.json)
+bad_input_00(json_not_writable "--json is '/nowhere/x.json', which cannot be written: No such file" bandwidth --json /nowhere/x.json)
 bad_input_00(training_option "--lr" collectives --lr 0.1)

@@ -164,6 +164,10 @@ record_check(memory.sequence_parallel RANKS 4 PROGRAM ${sequence} ${deep} CHECK 
 foreach(ranks 1 4)
   bad_input(solution.05.bad.attention.width.${ranks} "--width is '18'. expected a multiple of the 4 heads"
             RANKS ${ranks} PROGRAM ${attention} --width 18)
+  bad_input(solution.05.bad.attention.wide.${ranks} "4 times --width times --width . 1 is more than 2147483647"
+            RANKS ${ranks} PROGRAM ${attention} --width 32768)
+  bad_input(solution.05.bad.attention.long.${ranks} "--heads times --sequence times --sequence is more than"
+            RANKS ${ranks} PROGRAM ${attention} --sequence 65536 --samples 1)
   bad_input(solution.05.bad.attention.zero.${ranks} "--heads is '0'. expected a whole number of at least 1"
             RANKS ${ranks} PROGRAM ${attention} --heads 0)
   bad_input(solution.05.bad.attention.layers.${ranks} "--layers" RANKS ${ranks} PROGRAM ${attention} --layers 6,4,2)

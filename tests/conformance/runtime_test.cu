@@ -333,6 +333,16 @@ TEST(Memory, IsCountedAndLimited) {
   EXPECT_EQ(now, free);
 }
 
+// Of the 16 GB and of what the machine has left, 100,000 ranks of a node get a small share each.
+TEST(Memory, IsSharedByTheRanksOfANode) {
+  const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
+  if (!kCpu || ranks == nullptr || std::string(ranks) != "100000") GTEST_SKIP() << "needs LOCAL_WORLD_SIZE=100000";
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  EXPECT_GT(total, 0u);
+  EXPECT_LT(total, std::size_t{1} << 30);
+}
+
 TEST(Memory, HasTheSizeThatWasAskedFor) {
   const char* asked = std::getenv("WORKSHOP_DEVICE_MEMORY");
   if (!kCpu || asked == nullptr || std::string(asked) != "1M") GTEST_SKIP() << "needs WORKSHOP_DEVICE_MEMORY=1M";

@@ -1,15 +1,20 @@
 #include "common/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <zlib.h>
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "common/checkpoint_folder.h"
 #include "common/checkpoint_index.h"
 #include "common/safetensors.h"
+#include "common/untrusted.h"
 
 namespace workshop {
 namespace {
@@ -123,6 +128,11 @@ TEST(Safetensors, NamesWhatIsWrong) {
       {complaint(R"({"v":)" + entry("[2]", "[0,8]") + R"(,"w":)" + entry("[1]", "[0,4]") + "} ", eight), "another one"},
       {complaint(R"({"v":)" + entry("[2]", "[0,8]") + R"(,"v":)" + entry("[2]", "[0,8]") + "} ", eight), "'v' twice"},
       {complaint(R"({"v":)" + entry("[2]", "[0,8]") + "}", eight), "not aligned"},
+      {complaint(one("[2]", "[0,8]", (std::string(100'000, '[') + std::string(100'000, ']')).c_str()), eight),
+       "nested too deep"},
+      {complaint(std::string(100'000, '['), ""), "nested too deep"},
+      {complaint(one("[2]", "[0,8]", ("\"" + std::string(1000, 'F') + "\"").c_str()), eight), "FFF..., not F32"},
+      {complaint(R"({"a\nb":)" + entry("[3]", "[0,8]") + "} ", eight), "'a?b' would be larger"},
   };
   for (const auto& [found, expected] : wrong) EXPECT_NE(found.find(expected), std::string::npos) << found << expected;
 
@@ -133,6 +143,13 @@ TEST(Safetensors, NamesWhatIsWrong) {
   }
   EXPECT_THROW(SafetensorsFile("/nowhere/file"), std::runtime_error);
   EXPECT_THROW(SafetensorsFile("/"), std::runtime_error);
+  const std::string link = temporary("link.safetensors"), pipe = temporary("pipe.safetensors");
+  std::filesystem::remove(link);
+  std::filesystem::remove(pipe);
+  std::filesystem::create_symlink(write_file(one("[2]", "[0,8]"), eight), link);
+  EXPECT_THROW(SafetensorsFile{link}, std::runtime_error);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(SafetensorsFile{pipe}, std::runtime_error);  // and does not wait for one who writes
   std::ofstream(path, std::ios::binary) << std::string(8, '\xff');
   EXPECT_THROW(SafetensorsFile{path}, std::runtime_error);
 }
@@ -188,6 +205,129 @@ TEST(CheckpointIndex, PartsMustMakeUpTheTensors) {
   refused([](CheckpointIndex& i) { i.parts.push_back(i.parts[0]); });
 }
 
+// The text of an index whose checksum is right, whatever `change` does to it.
+template <typename Change>
+std::string forged(Change change) {
+  nlohmann::json json = nlohmann::json::parse(to_text(small_index()));
+  change(json);
+  json.erase("crc32");
+  const std::string text = json.dump();
+  json["crc32"] = crc32_z(0, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+  return json.dump(1) + "\n";
+}
+
+template <typename Change>
+std::string complaint_about(Change change) {
+  try {
+    parse_index(forged(change));
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(CheckpointIndex, ARightChecksumDoesNotMakeItTrue) {
+  using Json = nlohmann::json;
+  EXPECT_EQ(complaint_about([](Json&) {}), "");
+  const auto set = [](const char* pointer, Json value) {
+    return complaint_about([&](Json& json) { json[Json::json_pointer(pointer)] = value; });
+  };
+  const Json huge = std::int64_t{1} << 62;
+  const auto file = [](const std::string& name) {
+    return complaint_about([&](Json& json) {
+      json["files"] = {{name, {{"bytes", 100}, {"crc32", 7}}}};
+      for (Json& part : json["parts"]) part["file"] = name;
+    });
+  };
+  const std::pair<std::string, const char*> wrong[] = {
+      {set("/step", 1.5), "its 'step' is no whole number from 0 to 2147483647"},
+      {set("/step", true), "its 'step' is no whole number"},
+      {set("/step", "3"), "its 'step' is no whole number"},
+      {set("/step", -3), "its 'step' is no whole number"},
+      {set("/step", (std::int64_t{1} << 32) + 5), "its 'step' is no whole number"},
+      {set("/ranks", 1e300), "its 'ranks' is no whole number"},
+      {set("/epoch", 2147483647), "it is in epoch 2147483647 after 3 steps"},
+      {set("/numbers/loss", true), "its 'loss' is no number"},
+      {set("/parts/0/rows", 1.5), "its 'rows' is no whole number"},
+      {set("/parts/0/rows", huge), "lies outside of it"},
+      {set("/files/f/bytes", true), "its 'bytes' is no whole number"},
+      {set("/files/f/bytes", 20), "of another size"},
+      {set("/files/f/bytes", std::int64_t{1} << 40), "of another size"},
+      {set("/files/f/crc32", std::int64_t{1} << 32), "its 'crc32' is no whole number"},
+      {set("/tensors/w", {2, 3.0}), "the shape of 'w' is no list of whole numbers"},
+      {set("/tensors/w", {2, true}), "the shape of 'w' is no list of whole numbers"},
+      {set("/tensors/w", {2, (std::int64_t{1} << 32) + 3}), "the shape of 'w' is no list of whole numbers"},
+      {set("/tensors/v", {65536, 65536, 65536, 65536}), "'v' has no elements, or 2^31 and more"},
+      {set("/tensors/v", {2147483647, 2147483647, 2147483647}), "'v' has no elements"},
+      {set("/tensors/v", {5, 0}), "'v' has no elements"},
+      {complaint_about([&](Json& json) {
+         json["tensors"]["w"] = {2147483647};
+         for (Json& part : json["parts"]) part["rows"] = 1'000'000'000, part["stride"] = 2;
+       }),
+       "runs of elements"},
+      {set("/parts/0/tensor", std::string(10'000, 'x')), "xxx...', a tensor that it does not list"},
+      {set("/parts/0/tensor", "\x1b[2J\n"), "'?[2J?', a tensor"},
+      {file("/etc/passwd"), "'/etc/passwd' is no plain name"},
+      {file("../f"), "is no plain name"},
+      {file(".."), "is no plain name"},
+      {file(""), "is no plain name"},
+      {file(std::string("f\0g", 3)), "is no plain name"},
+      {set("/format", Json::parse(std::string(100, '[') + std::string(100, ']'))), "nested too deep"},
+  };
+  for (const auto& [found, expected] : wrong) {
+    EXPECT_NE(found.find(expected), std::string::npos) << found << "; expected " << expected;
+    EXPECT_LT(found.size(), 200u);
+  }
+  // Before anything else of it is looked at.
+  const std::string deep = R"({"format":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+  EXPECT_THROW(parse_index(deep), std::runtime_error);
+}
+
+// ---- folders -------------------------------------------------------------------------------------------------------
+
+namespace fs = std::filesystem;
+
+fs::path empty_folder(const char* name) {
+  const fs::path folder = fs::absolute(name);
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+TEST(CheckpointFolder, AnIndexIsARegularFileOfSensibleLength) {
+  const fs::path folder = empty_folder("index"), path = folder / "index.json";
+  const auto refused = [&] {
+    EXPECT_THROW(read_index(folder), std::runtime_error);
+    fs::remove(path);
+  };
+  std::ofstream(path) << to_text(small_index());
+  EXPECT_EQ(read_index(folder).step, 3);
+  fs::rename(path, folder / "other.json");
+  fs::create_symlink(folder / "other.json", path);
+  refused();
+  fs::create_symlink("/dev/zero", path);
+  refused();
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  refused();
+  fs::create_directory(path);
+  refused();
+  std::ofstream(path) << "{";
+  fs::resize_file(path, std::uintmax_t{1} << 40);  // a terabyte that takes no place
+  refused();
+}
+
+TEST(CheckpointFolder, WhatAKilledProcessLeftGoes) {
+  const fs::path folder = empty_folder("unfinished");
+  for (const char* name : {"step-00000001", ".step-00000002", ".best-00000003", ".mine", ".step-4"}) {
+    fs::create_directory(folder / name);
+    std::ofstream(folder / name / "file") << "x";
+  }
+  remove_unfinished(folder);
+  EXPECT_FALSE(fs::exists(folder / ".step-00000002"));
+  EXPECT_FALSE(fs::exists(folder / ".best-00000003"));
+  for (const char* name : {"step-00000001", ".mine", ".step-4"}) EXPECT_TRUE(fs::exists(folder / name / "file"));
+}
+
 // ---- random state --------------------------------------------------------------------------------------------------
 
 TEST(Generator, GoesOnFromItsState) {
@@ -204,6 +344,13 @@ TEST(Generator, GoesOnFromItsState) {
   }
   for (const char* text : {"", "1 2 3", "no numbers"}) EXPECT_THROW(other.set_state(text), std::runtime_error);
   EXPECT_THROW(other.set_state(generator.state() + " 1"), std::runtime_error);
+  // The place in the engine's state, the last but one or two, would be beyond it.
+  const std::string before = other.state();
+  std::string words;
+  for (int i = 0; i < 624; ++i) words += "1 ";
+  EXPECT_THROW(other.set_state(words + "625 0"), std::runtime_error);
+  EXPECT_EQ(other.state(), before);
+  EXPECT_NO_THROW(other.set_state(words + "624 0"));
 }
 
 TEST(RandomSampler, GoesOnInAnyEpoch) {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <thread>
 
 namespace workshop {
 namespace {
@@ -79,6 +82,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{{"--seed", "-1"}, "^error: --seed is '-1'; expected a whole number of at least 0\n$"},
         BadOption{{"--model-seed", "x"}, "^error: --model-seed is 'x'; expected a whole number of at least 0\n$"},
         BadOption{{"--log-every", "often"}, "^error: --log-every is 'often'; expected a whole number of at least 0"},
+        // Sums and products of what is accepted are ints.
+        BadOption{{"--samples", "2147483647"}, "^error: --samples is '2147483647'; expected at most 1073741824\n$"},
+        BadOption{{"--epochs", "2147483647"}, "^error: --epochs is '2147483647'; expected at most 1073741824\n$"},
+        BadOption{{"--layers", "46341,46341"}, "^error: --layers has 2\\^31 parameters or more; expected fewer\n$"},
+        BadOption{{"--batch-size", "1073741824"},
+                  "^error: --batch-size times the widest of --layers is more than 2147483647; expected less\n$"},
+        BadOption{{"--samples", "1073741824"},
+                  "^error: --samples times the wider of the first and the last of --layers is more than 2147483647"},
         BadOption{{"--record", ""}, "^error: --record is ''; expected a file to write\n$"},
         BadOption{{"--lr"}, "^error: --lr[^\n]*\n$"}, BadOption{{"--learning-rate", "1"}, "--learning-rate[^\n]*\n$"},
         BadOption{{"stray"}, "stray[^\n]*\n$"}));
@@ -95,12 +106,34 @@ TEST(Options, AChaptersOwn) {
   options.add_flag("--recompute", recompute, "");
   EXPECT_EXIT(parse(options, {"--count", "9"}), testing::ExitedWithCode(2), "expected a whole number from 1 to 8\n$");
   EXPECT_EXIT(parse(options, {"--size", "0"}), testing::ExitedWithCode(2), "expected a number greater than 0\n$");
+  EXPECT_EXIT(parse(options, {"--size", "1e300"}), testing::ExitedWithCode(2), "'1e300'; expected at most 1e\\+15\n$");
   EXPECT_EXIT(parse(options, {"--schedule", "x"}), testing::ExitedWithCode(2), "is 'x'; expected gpipe, 1f1b\n$");
   parse(options, {"--count", "8", "--size", "0.5", "--schedule", "1f1b", "--recompute"});
   EXPECT_EQ(count, 8);
   EXPECT_EQ(size, 0.5);
   EXPECT_EQ(schedule, "1f1b");
   EXPECT_TRUE(recompute);
+}
+
+TEST(Options, AProductMustBeAnInt) {
+  const std::int64_t large = 1 << 30;
+  require_product({{"--a", 2147483647}});
+  require_product({{"--a", 46340}, {"--b", 46341}});
+  EXPECT_EXIT(require_product({{"--a", 46341}, {"--b", 46341}}), testing::ExitedWithCode(2),
+              "^error: --a times --b is more than 2147483647; expected less\n$");
+  // 2^60 times 2^60 is 0 in 64 bits.
+  EXPECT_EXIT(require_product({{"--a", large}, {"--b", large}, {"--c", large}, {"--d", large}}),
+              testing::ExitedWithCode(2), "is more than 2147483647");
+  EXPECT_EXIT(require_product({{"--a", 3}, {"--b", 4}}, 11), testing::ExitedWithCode(2), "is more than 11");
+}
+
+TEST(Options, WhatNothingCatchesIsOneLine) {
+  const auto throws = [](auto what) {
+    const Options options("01_single_gpu/mlp", "test");
+    std::thread([&] { throw what; }).join();
+  };
+  EXPECT_EXIT(throws(std::bad_alloc()), testing::ExitedWithCode(1), "^rank 0: not enough memory on the host\n$");
+  EXPECT_EXIT(throws(std::runtime_error("why")), testing::ExitedWithCode(1), "^rank 0: why\n$");
 }
 
 TEST(Options, ProgramsThatTrainNothingRefuseTrainingOptions) {

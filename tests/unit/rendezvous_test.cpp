@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +12,12 @@
 #include <chrono>
 #include <csignal>
 #include <future>
+#include <memory>
 #include <thread>
+#include <vector>
+
+#include "common/hmac.h"
+#include "common/rendezvous_messages.h"
 
 namespace workshop {
 namespace {
@@ -37,6 +43,11 @@ class PlainSocket {
 
   int port() const { return ntohs(address_.sin_port); }
   void say(const std::string& text) { send(fd_, text.data(), text.size(), MSG_NOSIGNAL); }
+  void wait_for_end() {
+    char buffer[256];
+    while (recv(fd_, buffer, sizeof buffer, 0) > 0) {
+    }
+  }
   // Answers the first who comes.
   void answer(const std::string& text) {
     const int guest = accept(fd_, nullptr, nullptr);
@@ -56,10 +67,10 @@ MeetingPoint free_point(int seconds) { return {"127.0.0.1", PlainSocket(0).port(
 
 // What came of a rank: rank 0's message, or the error.
 using Outcome = std::future<std::string>;
-Outcome come(const MeetingPoint& point, int rank, int world, const std::string& job = "job") {
+Outcome come(const MeetingPoint& point, int rank, int world, const std::string& key = "key") {
   return std::async(std::launch::async, [=]() -> std::string {
     try {
-      return meet(point, job, rank, world, rank == 0 ? "the id" : "");
+      return meet(point, key, rank, world, rank == 0 ? "the id" : "");
     } catch (const MeetingFailed& failure) {
       return std::string("error: ") + failure.what();
     }
@@ -141,12 +152,109 @@ TEST(Rendezvous, OtherNumbersOfRanks) {
   EXPECT_EQ(guest.get(), expected);
 }
 
-TEST(Rendezvous, AnotherJobIsTurnedAway) {
+std::string not_rank_0(int port) {
+  return "error: what listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(port) +
+         ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+         "WORKSHOP_JOB_TOKEN";
+}
+
+// Whatever they say that they are: a rank that is there, or not, of a world of any size.
+TEST(Rendezvous, WhoDoesNotKnowTheKeyIsTurnedAway) {
+  const MeetingPoint point = free_point(30);
+  Outcome host = come(point, 0, 3), first = come(point, 1, 3);
+  for (const char* key : {"", "kez", "key2"}) {
+    for (int world : {3, 8}) EXPECT_EQ(come(point, 2, world, key).get(), not_rank_0(point.port));
+  }
+  EXPECT_EQ(come(point, 2, 3).get(), "the id");
+  EXPECT_EQ(first.get(), "the id");
+  EXPECT_EQ(host.get(), "the id");
+}
+
+TEST(Rendezvous, WhoWasTurnedAwayIsCounted) {
+  const MeetingPoint point = free_point(2);
+  Outcome host = come(point, 0, 2);
+  come(point, 1, 2, "another key").get();
+  EXPECT_EQ(host.get(), "error: 1 of 2 ranks came to " + at(point) +
+                            " within 2 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 1; turned out without this job's "
+                            "WORKSHOP_JOB_TOKEN: 1");
+}
+
+// Who overhears one meeting can say the same again in another, or claim to be rank 0, and gets nowhere.
+TEST(Rendezvous, AProofHoldsOnce) {
+  const Nonce challenge = make_nonce(), nonce = make_nonce();
+  const std::string hello = make_hello("key", challenge, {1, 2, nonce});
+  EXPECT_TRUE(read_hello("key", challenge, hello));
+  EXPECT_FALSE(read_hello("key", make_nonce(), hello));
+  const std::string answer = make_answer("key", nonce, {true, "the id"});
+  EXPECT_EQ(read_answer("key", nonce, answer).value().text, "the id");
+  EXPECT_FALSE(read_answer("key", make_nonce(), answer));
+  EXPECT_FALSE(read_answer("another key", nonce, answer));
+}
+
+TEST(Rendezvous, NothingOfAMessageCanBeChanged) {
+  const Nonce challenge = make_nonce(), nonce = make_nonce();
+  std::string hello = make_hello("key", challenge, {1, 2, nonce});
+  std::string answer = make_answer("key", nonce, {true, "the id"});
+  for (char& byte : hello) {
+    byte ^= 1;
+    EXPECT_FALSE(read_hello("key", challenge, hello));
+    byte ^= 1;
+  }
+  for (char& byte : answer) {
+    byte ^= 1;
+    EXPECT_FALSE(read_answer("key", nonce, answer));
+    byte ^= 1;
+  }
+  EXPECT_FALSE(read_hello("key", challenge, hello + "x"));
+  EXPECT_FALSE(read_answer("key", nonce, answer.substr(1)));
+}
+
+// RFC 4231, test cases 2 and 6.
+TEST(Hmac, KnownValues) {
+  const auto hex = [](const Proof& proof) {
+    std::string text;
+    for (const unsigned byte : proof)
+      text += std::string(1, "0123456789abcdef"[byte >> 4]) + "0123456789abcdef"[byte & 15];
+    return text;
+  };
+  EXPECT_EQ(hex(hmac_sha256("Jefe", "what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+// More silent connections than rank 0 may have files open.
+TEST(Rendezvous, SilentCrowd) {
+  const MeetingPoint point = free_point(30);
+  const pid_t host = fork();
+  if (host == 0) {
+    alarm(40);
+    const rlimit few{200, 200};
+    setrlimit(RLIMIT_NOFILE, &few);
+    _exit(meet(point, "key", 0, 3, "the id") == "the id" ? 0 : 1);
+  }
+  std::vector<std::unique_ptr<PlainSocket>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<PlainSocket>(point.port));
+  Outcome first = come(point, 1, 3);
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<PlainSocket>(point.port));
+  EXPECT_EQ(come(point, 2, 3).get(), "the id");
+  EXPECT_EQ(first.get(), "the id");
+  int status = -1;
+  waitpid(host, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+// Who connects and says nothing, or not all of it, finds the connection closed soon.
+TEST(Rendezvous, TheSilentAreTurnedOut) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 2);
-  EXPECT_EQ(come(point, 1, 2, "other").get(),
-            "error: another job meets at " + at(point) + "; each job needs a MASTER_PORT of its own");
-  EXPECT_EQ(come(point, 1, 2, "").get(), "the id");  // on a node where the job has no name
+  PlainSocket silent(point.port), halting(point.port);
+  halting.say("ws-meet2 ");
+  const auto start = std::chrono::steady_clock::now();
+  silent.wait_for_end();
+  halting.wait_for_end();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+  EXPECT_EQ(come(point, 1, 2).get(), "the id");
   EXPECT_EQ(host.get(), "the id");
 }
 
@@ -170,7 +278,7 @@ TEST(Rendezvous, ARankThatEndsEarly) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
-    meet(point, "job", 2, 3, "");
+    meet(point, "key", 2, 3, "");
     _exit(0);
   }
   Outcome host = come(point, 0, 3);
@@ -188,8 +296,14 @@ TEST(Rendezvous, WrongAddresses) {
   PlainSocket other(0);  // something else listens there
   Outcome rank = come({"127.0.0.1", other.port(), 5}, 1, 2);
   other.answer("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n");
-  EXPECT_EQ(rank.get(), "error: what listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(other.port()) +
-                            ", is not this job's rank 0");
+  EXPECT_EQ(rank.get(), not_rank_0(other.port()));
+}
+
+TEST(Rendezvous, RankZeroIsStopped) {
+  PlainSocket silent(0);
+  const MeetingPoint point{"127.0.0.1", silent.port(), 1};
+  EXPECT_EQ(come(point, 1, 2).get(), "error: rank 0 at MASTER_ADDR:MASTER_PORT, " + at(point) +
+                                         ", does not answer within 1 s (WORKSHOP_JOIN_TIMEOUT)");
 }
 
 }  // namespace

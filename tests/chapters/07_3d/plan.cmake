@@ -137,5 +137,5 @@ bad_plan(too_many "--pp is .1073741824.. expected a whole number from 1 to" --dp
 bad_plan(efficiency "--efficiency is above 1. expected a share" --efficiency 50)
 bad_plan(link "--node-link is '/nowhere/link.json'. expected a file that 00_collectives/bandwidth has written"
          --node-link /nowhere/link.json)
-bad_plan(json "--json is '/nowhere/plan.json'. expected a file that can be written" --json /nowhere/plan.json)
+bad_plan(json "--json is '/nowhere/plan.json', which cannot be written: No such file" --json /nowhere/plan.json)
 bad_plan(training "--batch-size" --batch-size 8)

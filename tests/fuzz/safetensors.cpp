@@ -1,0 +1,44 @@
+// A safetensors file: the length of its header, the header, and the values.
+#include "common/safetensors.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "harness.h"
+
+namespace {
+
+// Every value that a tensor is said to have must be in the file.
+void read(std::string_view content) {
+  try {
+    float sum = 0;
+    for (const auto& [name, tensor] : workshop::parse_safetensors(content)) {
+      const auto* values = reinterpret_cast<const char*>(tensor.values);
+      require(values >= content.data() && values + tensor.count * sizeof(float) <= content.data() + content.size(),
+              "a tensor outside of its file");
+      for (std::int64_t i = 0; i < tensor.count; ++i) sum += tensor.values[i];
+    }
+    volatile float used = sum;
+    static_cast<void>(used);
+  } catch (const std::runtime_error& error) {
+    require_one_line(error.what());
+  }
+}
+
+}  // namespace
+
+// The input is tried as it is, and again as a header in front of which stands its length.
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  // As a mapped file, the content begins at a multiple of any type's size.
+  std::vector<std::uint64_t> file(size / 8 + 2);
+  char* bytes = reinterpret_cast<char*>(file.data());
+  std::memcpy(bytes, data, size);
+  read({bytes, size});
+  const std::uint64_t length = size;
+  std::memcpy(bytes, &length, 8);
+  std::memcpy(bytes + 8, data, size);
+  read({bytes, 8 + size});
+  return 0;
+}
