@@ -92,7 +92,8 @@ TEST_F(Blas, GemmInAllTransposes) {
 
 // Products so large that the cpu backend divides them among the cores, by columns or by rows.
 TEST_F(Blas, LargeGemm) {
-  for (auto [m, n, k] : {std::tuple{131, 203, 97}, {203, 131, 97}, {1, 2051, 1031}, {2051, 1, 1031}}) {
+  constexpr std::array<int, 3> sizes[] = {{131, 203, 97}, {203, 131, 97}, {1, 2051, 1031}, {2051, 1, 1031}};
+  for (auto [m, n, k] : sizes) {
     for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
       for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
         const int lda = ta == CUBLAS_OP_N ? m : k, ldb = tb == CUBLAS_OP_N ? k : n, ldc = m + 1;
@@ -130,7 +131,8 @@ TEST_F(Blas, GemmKeepsNaN) {
 }
 
 TEST_F(Blas, BatchedGemm) {
-  for (auto [m, n, k, batches] : {std::tuple{4, 3, 5, 6}, {40, 70, 80, 13}}) {
+  constexpr std::array<int, 4> sizes[] = {{4, 3, 5, 6}, {40, 70, 80, 13}};
+  for (auto [m, n, k, batches] : sizes) {
     const auto a = numbers(m * k * batches, 1), b = numbers(k * n * batches, 2);
     auto c = std::vector<float>(m * n * batches, kNaN);
     const auto da = device(a), db = device(b), dc = device(c);

@@ -26,6 +26,11 @@ elseif(WORKSHOP_BACKEND STREQUAL "cuda")
     endif()
   endif()
   enable_language(CUDA)
+  string(REGEX MATCH "^[0-9]+[.][0-9]+" _nvcc ${CMAKE_CUDA_COMPILER_VERSION})
+  if(NOT "${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}" STREQUAL _nvcc)
+    message(FATAL_ERROR "nvcc is of CUDA ${_nvcc}, the toolkit in ${CUDAToolkit_INCLUDE_DIRS} of ${CUDAToolkit_VERSION}. "
+                        "CUDAToolkit_ROOT says where nvcc's is.")
+  endif()
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know yet that nvcc has it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
