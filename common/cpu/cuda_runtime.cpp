@@ -1,6 +1,5 @@
 // The functions of the CUDA runtime API: errors, device, memory, streams, events.
 #include <cuda_runtime.h>
-#include <sys/mman.h>
 #include <workshop_cpu.h>
 
 #include <algorithm>
@@ -154,13 +153,9 @@ class Heap {
     ++allocations;
     const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_) return cudaErrorMemoryAllocation;
-    // In pages of 2 MiB where that wastes little: a product walks across the rows of a matrix, and each row of a large
-    // one is a small page of its own.
-    const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
     const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    void* block = nullptr;
-    if (posix_memalign(&block, alignment, rounded) != 0) return cudaErrorMemoryAllocation;
-    if (alignment == kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a wish
+    void* block = std::aligned_alloc(kAlignment, rounded);
+    if (block == nullptr) return cudaErrorMemoryAllocation;
     std::memset(block, kPoison, rounded);
     blocks_[static_cast<std::byte*>(block)] = bytes;
     used_ += bytes;
@@ -198,7 +193,7 @@ class Heap {
   }
 
  private:
-  static constexpr std::size_t kAlignment = 256, kHugePage = 2 << 20;
+  static constexpr std::size_t kAlignment = 256;
   std::mutex mutex_;
   std::size_t capacity_;
   std::size_t used_ = 0;
