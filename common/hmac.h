@@ -11,7 +11,7 @@ using Proof = std::array<std::uint8_t, 32>;
 
 Proof hmac_sha256(std::string_view key, std::string_view message);
 
-// Takes as long whatever they are, so that nobody learns from the time how much of a guess was right.
+// Takes as long whatever they are, so that the time does not tell how much of a guess was right.
 bool equal_in_constant_time(const Proof& a, const Proof& b);
 
 }  // namespace workshop

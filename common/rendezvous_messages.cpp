@@ -52,7 +52,7 @@ std::optional<T> read(std::string_view bytes) {
   return message;
 }
 
-// Who speaks is part of it, so that nobody can be given back what they said themselves.
+// Who speaks is part of it, so that no process accepts an echo of its own message.
 template <typename T>
 Proof prove(const std::string& key, const char* speaker, const Nonce& nonce, T message, std::string_view text = "") {
   message.proof = {};

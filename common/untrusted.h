@@ -1,4 +1,4 @@
-// Reading what somebody else may have written: files and messages.
+// Reading untrusted input: files and messages.
 #pragma once
 
 #include <functional>

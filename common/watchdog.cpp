@@ -126,7 +126,7 @@ void note_completed_calls() {
   cudaGetLastError();  // "not ready" was an answer
 }
 
-// In a thread of its own, so that a question without an answer holds up nobody: to the watchdog it is a call that has
+// In a thread of its own, so that a question without an answer delays nothing else: to the watchdog it is a call that has
 // not completed.
 void ask_device(int device) {
   cudaSetDevice(device);
