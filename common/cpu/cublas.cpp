@@ -1,5 +1,4 @@
 // cuBLAS on OpenBLAS: each call checks its arguments and enqueues the operation on the handle's stream.
-#include <cblas.h>
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "common/cpu/stream.h"
 
 using workshop::cpu::enqueue_kernel;
+using workshop::cpu::openblas;
 using workshop::cpu::share;
 
 struct cublasContext {
@@ -97,9 +97,9 @@ struct Gemm {
     const std::ptrdiff_t offset_a = transa == CblasNoTrans ? rows.begin : rows.begin * std::ptrdiff_t{a.ld};
     const std::ptrdiff_t offset_b = transb == CblasNoTrans ? columns.begin * std::ptrdiff_t{b.ld} : columns.begin;
     const std::ptrdiff_t offset_c = rows.begin + columns.begin * std::ptrdiff_t{c.ld};
-    cblas_sgemm(CblasColMajor, transa, transb, rows.end - rows.begin, columns.end - columns.begin, k, alpha.value(),
-                a.at(product, offset_a), a.ld, b.at(product, offset_b), b.ld, beta.value(), c.at(product, offset_c),
-                c.ld);
+    openblas().sgemm(CblasColMajor, transa, transb, rows.end - rows.begin, columns.end - columns.begin, k,
+                     alpha.value(), a.at(product, offset_a), a.ld, b.at(product, offset_b), b.ld, beta.value(),
+                     c.at(product, offset_c), c.ld);
   }
 };
 
@@ -150,7 +150,7 @@ const char* cublasGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  workshop::cpu::prepare_openblas();
+  openblas();  // loads it
   *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -250,7 +250,7 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
       for (int i = 0; i < count; ++i) y[element(i, count, incy)] = 0;
       kept = 1;
     }
-    cblas_sgemv(CblasColMajor, cblas_op(trans), m, n, scale.value(), A, lda, x, incx, kept, y, incy);
+    openblas().sgemv(CblasColMajor, cblas_op(trans), m, n, scale.value(), A, lda, x, incx, kept, y, incy);
   });
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -259,13 +259,13 @@ cublasStatus_t cublasSdot(cublasHandle_t handle, int n, const float* x, int incx
                           float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  return enqueue_result(handle, [=] { *result = n <= 0 ? 0 : cblas_sdot(n, x, incx, y, incy); });
+  return enqueue_result(handle, [=] { *result = n <= 0 ? 0 : openblas().sdot(n, x, incx, y, incy); });
 }
 
 cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int incx, float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  return enqueue_result(handle, [=] { *result = n <= 0 || incx <= 0 ? 0 : cblas_snrm2(n, x, incx); });
+  return enqueue_result(handle, [=] { *result = n <= 0 || incx <= 0 ? 0 : openblas().snrm2(n, x, incx); });
 }
 
 cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, const float* x, int incx, float* y,
@@ -274,7 +274,7 @@ cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, con
   if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale(handle, alpha);
-  enqueue_kernel(handle->stream, [=] { cblas_saxpy(n, scale.value(), x, incx, y, incy); });
+  enqueue_kernel(handle->stream, [=] { openblas().saxpy(n, scale.value(), x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -294,6 +294,6 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
 cublasStatus_t cublasScopy(cublasHandle_t handle, int n, const float* x, int incx, float* y, int incy) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
-  enqueue_kernel(handle->stream, [=] { cblas_scopy(n, x, incx, y, incy); });
+  enqueue_kernel(handle->stream, [=] { openblas().scopy(n, x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,14 +1,24 @@
-// OpenBLAS, made ready for the cpu backend.
+// OpenBLAS, as the cpu backend uses it.
 #pragma once
+
+#include <cblas.h>
 
 namespace workshop::cpu {
 
-// Call before the first product. Does two things, once in a process:
-// - has OpenBLAS use one thread, as products are divided among the rank's cores here (cublas.cpp);
-// - replaces the kernels that it chose if they are for a lesser processor. OpenBLAS goes by the processor's model
-// number
-//   and falls back to kernels of 2004 for one that it does not know yet (OpenMathLib/OpenBLAS#4267), a fifth as fast.
-//   What the user asks for with OPENBLAS_CORETYPE stays.
-void prepare_openblas();
+// The functions that cublas.cpp needs. Has OpenBLAS use one thread, as products are divided among the rank's cores
+// there.
+struct OpenBlas {
+  decltype(&cblas_sgemm) sgemm;
+  decltype(&cblas_sgemv) sgemv;
+  decltype(&cblas_sdot) sdot;
+  decltype(&cblas_snrm2) snrm2;
+  decltype(&cblas_saxpy) saxpy;
+  decltype(&cblas_scopy) scopy;
+};
+
+// Loads OpenBLAS at the first call, and replaces the kernels that it chose if they are for a lesser processor. OpenBLAS
+// goes by the processor's model number and falls back to kernels of 2004 for one that it does not know yet
+// (OpenMathLib/OpenBLAS#4267), a fifth as fast. What the user asks for with OPENBLAS_CORETYPE stays.
+const OpenBlas& openblas();
 
 }  // namespace workshop::cpu

@@ -3,6 +3,7 @@
 // kernels kept: those that the user has asked for stay.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -11,13 +12,17 @@
 
 #include "workshop_cpu.h"
 
-extern "C" {
-[[gnu::weak]] void gotoblas_init();
-[[gnu::weak]] void gotoblas_quit();
-char* openblas_get_corename();
-}
-
 namespace {
+
+// A function of OpenBLAS, loaded as the cpu backend loads it; null if it has none of this name.
+template <typename Function>
+Function find(const char* name) {
+  static void* library = [] {
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
+    return dlopen(WORKSHOP_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+  }();
+  return reinterpret_cast<Function>(dlsym(library, name));
+}
 
 [[noreturn]] void end(int status, const std::string& message) {
   std::printf("%s\n", message.c_str());
@@ -36,13 +41,14 @@ bool has_avx2() {
 
 int main(int, char** argv) {
   const bool keep = argv[1] == std::string("kept");
-  if (gotoblas_init == nullptr) end(77, "this OpenBLAS has kernels for one processor only");
+  const auto init = find<void (*)()>("gotoblas_init"), quit = find<void (*)()>("gotoblas_quit");
+  if (init == nullptr || quit == nullptr) end(77, "this OpenBLAS has kernels for one processor only");
   if (!has_avx2()) end(77, "this processor has no better kernels than the oldest ones");
-  gotoblas_quit();
+  quit();
   setenv("OPENBLAS_CORETYPE", "Prescott", 1);
-  gotoblas_init();
+  init();
   if (!keep) unsetenv("OPENBLAS_CORETYPE");
-  const std::string before = openblas_get_corename();
+  const std::string before = find<char* (*)()>("openblas_get_corename")();
   if (before != "Prescott") end(77, "this OpenBLAS has no kernels for Prescott");
 
   cublasHandle_t handle = nullptr;
