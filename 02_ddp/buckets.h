@@ -6,9 +6,11 @@
 // copied.
 #pragma once
 
+#include <functional>
 #include <vector>
 
-#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/model.h"
+#include "common/group.h"
 
 namespace workshop {
 
@@ -19,17 +21,16 @@ struct Bucket {
 };
 
 // Cuts the model into buckets, in the order in which the backward pass finishes them: last layer first. A bucket is
-// full as soon as it has `bucket_bytes`. The model is chapter 01's, or one whose gradients lie in one buffer likewise.
-template <typename Model>
-std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
+// full as soon as it has `bucket_bytes`.
+inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
   std::vector<Bucket> buckets;
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
-    const Linear& l = model.layers()[i];
+    const Extent layer = model.layers()[i];
     // TODO 02.4: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
     //   The bucket being filled has the layers (i, last] and `count` floats so far; it is full at `bucket_bytes`
-    //   bytes. Its offset is that of the weight's gradient of its lowest layer: l.weight_grad - model.grads(). Then
-    //   `last` and `count` start over.
+    //   bytes. The layer has layer.count floats from layer.offset on. The bucket's offset is that of its lowest layer.
+    //   Then `last` and `count` start over.
     todo("02.4");
     // END TODO 02.4
   }
@@ -42,16 +43,15 @@ std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
 class OverlappedAverage {
  public:
   // `bucket_bytes` is the size from which on a bucket is full.
-  template <typename Model>
-  OverlappedAverage(const Model& model, double bucket_bytes, ncclComm_t comm, cudaStream_t compute)
+  OverlappedAverage(const Model& model, double bucket_bytes, const Group& replicas, cudaStream_t compute)
       : grads_(model.grads()),
         total_(model.count()),
         buckets_(make_buckets(model, bucket_bytes)),
         ready_(buckets_.size()),
-        comm_(comm),
+        comm_(replicas.comm()),
         compute_(compute) {}
 
-  // To be called by the last backward pass of a step when the gradients of layer i are enqueued on the compute stream.
+  // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
   void layer_ready(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
@@ -70,7 +70,12 @@ class OverlappedAverage {
     ++next_;
   }
 
-  // To be called before the update: the compute stream goes on when all buckets are averaged.
+  // The same, for Model::backward().
+  std::function<void(int)> ready() {
+    return [this](int i) { layer_ready(i); };
+  }
+
+  // Call before the update: the compute stream goes on when all buckets are averaged.
   void finish() {
     // TODO 02.7: Let the compute stream wait for the communication stream. The event done_ is there for it.
     //   One event is enough for all buckets: why?
@@ -86,7 +91,7 @@ class OverlappedAverage {
   float* grads_;
   int total_;
   std::vector<Bucket> buckets_;
-  std::vector<Event> ready_;  // one a bucket: an event that is recorded again forgets its first recording
+  std::vector<Event> ready_;  // one per bucket: an event that is recorded again forgets its first recording
   Event done_;
   std::size_t next_ = 0;  // the bucket that the backward pass is filling
   ncclComm_t comm_;

@@ -65,11 +65,9 @@ inline std::vector<int> balanced_bounds(const std::vector<std::int64_t>& counts,
 }
 
 // Bounds of the parts: part p has the layers [bounds[p], bounds[p + 1]); parts + 1 numbers from 0 to the number of
-// layers. Layer i goes from widths[i] to widths[i + 1]. Every part has a layer: 1 <= parts <= layers is required.
-inline std::vector<int> partition_layers(const std::vector<int>& widths, int parts, Partition how) {
-  const int layers = static_cast<int>(widths.size()) - 1;
-  std::vector<std::int64_t> counts;
-  for (int i = 0; i < layers; ++i) counts.push_back((std::int64_t{widths[i]} + 1) * widths[i + 1]);
+// layers. `counts` are the parameters of each layer. Every part has a layer: 1 <= parts <= layers is required.
+inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts, int parts, Partition how) {
+  const int layers = static_cast<int>(counts.size());
   const std::vector<int> bounds =
       how == Partition::uniform ? uniform_bounds(layers, parts) : balanced_bounds(counts, parts);
 

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cmath>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "parallel_linear.h"
@@ -59,8 +61,8 @@ struct Matrices {
 inline void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A,
                          Matrices B, Matrices C, int count) {
   const float zero = 0.0f;
-  const auto blas_op = [](Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
-  CUBLAS_CHECK(cublasSgemmStridedBatched(blas, blas_op(op_b), blas_op(op_a), n, m, k, &factor, B.data, B.row_stride,
+  const auto blasop = [](Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  CUBLAS_CHECK(cublasSgemmStridedBatched(blas, blasop(op_b), blasop(op_a), n, m, k, &factor, B.data, B.row_stride,
                                          B.stride, A.data, A.row_stride, A.stride, &zero, C.data, C.row_stride,
                                          C.stride, count));
 }
@@ -78,109 +80,111 @@ inline std::vector<int> causal_mask(int S) {
 
 // ---- the block -----------------------------------------------------------------------------------------------------
 
-class ParallelAttention {
+// Takes and returns [samples·S, E], whole on every rank.
+class ParallelAttention : public Layer {
  public:
-  // The group divides `heads`, and these divide `width`; a batch has at most `max_samples` samples of `sequence`
-  // positions.
-  ParallelAttention(int sequence, int width, int heads, int max_samples, const TensorGroup& group, cudaStream_t stream)
-      : S_(sequence),
+  // The group divides `heads`, and these divide `width`; a sample has `sequence` positions.
+  ParallelAttention(int sequence, int width, int heads, const Group& group)
+      : Layer("attention", sequence * width, sequence * width),
+        S_(sequence),
         E_(width),
         d_(width / heads),
-        heads_(heads / group.size),
-        group_(group),
-        blas_(stream),
-        parameters_(group, stream),
-        ones_(max_samples * sequence, Memory::data),
-        scratch_(1, Memory::data),
-        allowed_(sequence * sequence, Memory::data) {
+        heads_(heads / group.size()),
+        group_(group) {
     // A head's queries are d rows of the weight, and so on. Query, key and value lie one after the other, and this
     // rank's heads of them too: that makes them one layer from E to 3·E/P.
-    for (const char* name : kProjections) parameters_.add(std::string(name) + ".weight", {E_, E_}, Split::rows);
-    for (const char* name : kProjections) parameters_.add(std::string(name) + ".bias", {E_}, Split::rows);
-    parameters_.add("out.weight", {E_, E_}, Split::columns);
-    parameters_.add("out.bias", {E_}, Split::none);
-    parameters_.allocate();
-    const ShardedParameter &weight = parameters_[0], &bias = parameters_[3];
-    qkv_ = {"qkv", E_, 3 * heads_ * d_, weight.value, bias.value, weight.grad, bias.grad};
-    out_ = linear_part("out", parameters_[6], parameters_[7]);
-
-    const int positions = max_samples * S_, features = heads_ * d_;
-    const auto activation = [](int count) { return DeviceBuffer<float>(count, Memory::activations); };
-    for (Buffers* buffers : {&values_, &gradients_}) {
-      buffers->qkv = activation(positions * 3 * features);
-      buffers->p = activation(heads_ * positions * S_);
-      buffers->context = activation(positions * features);
-      buffers->y = activation(positions * E_);
+    for (const std::string projection : {"query", "key", "value"}) {
+      parameters.push_back(sharded(projection + ".weight", {E_, E_}, Split::rows, group));
     }
-    dots_ = activation(heads_ * positions);
-    dx_ = activation(positions * E_);
-    launch(fill, positions, stream, ones_.data(), 1.0f, positions);
+    for (const std::string projection : {"query", "key", "value"}) {
+      parameters.push_back(sharded(projection + ".bias", {E_}, Split::rows, group));
+    }
+    parameters.push_back(sharded("out.weight", {E_, E_}, Split::columns, group));
+    parameters.push_back(sharded("out.bias", {E_}, Split::none, group));
+  }
+
+  // Those of four nn.Linear, drawn in the order query, key, value, out, weight and bias in turns.
+  std::vector<float> initial_values(Generator& generator) const override {
+    std::vector<float> weights, biases;
+    for (int projection = 0; projection < 3; ++projection) {
+      std::vector<float> layer;
+      append_initial(layer, generator, parameters[projection], parameters[3 + projection], group_);
+      const auto bias = layer.begin() + parameters[projection].count();
+      weights.insert(weights.end(), layer.begin(), bias);
+      biases.insert(biases.end(), bias, layer.end());
+    }
+    weights.insert(weights.end(), biases.begin(), biases.end());
+    append_initial(weights, generator, parameters[6], parameters[7], group_);
+    return weights;
+  }
+  std::vector<int> saved() const override { return {3 * features() * S_, heads_ * S_ * S_, features() * S_, out}; }
+  int rows() const override { return S_; }
+
+  void allocate(int max_samples, cudaStream_t stream) override {
+    allowed_ = DeviceBuffer<int>(S_ * S_, Memory::data);
     allowed_.upload(causal_mask(S_), stream);
-  }
-
-  // PyTorch's initial parameters of four nn.Linear, in the order query, key, value, out.
-  void initialize(std::uint64_t seed) {
-    Generator generator(seed);
-    std::vector<float> weight(E_ * E_), bias(E_);
-    for (int i = 0; i < 4; ++i) {
-      init_linear(generator, E_, E_, weight.data(), bias.data());
-      parameters_.load(i < 3 ? i : 6, weight);
-      parameters_.load(i < 3 ? 3 + i : 7, bias);
+    dots_ = DeviceBuffer<float>(max_samples * heads_ * S_, Memory::activations);
+    for (int size : {3 * features() * S_, heads_ * S_ * S_, features() * S_}) {
+      gradients_.emplace_back(max_samples * size, Memory::activations);
     }
   }
 
-  // The whole output [samples·S, E] for x[samples·S, E], the same on every rank.
-  const float* forward(const float* x, int samples) {
-    const cudaStream_t stream = blas_.stream();
+  void bind(float* values, float* grads) override {
+    Layer::bind(values, grads);
+    const Parameter &weight = parameters[0], &bias = parameters[3];
+    qkv_ = {"qkv", E_, 3 * features(), weight.value, bias.value, weight.grad, bias.grad};
+    out_ = linear_part("out", parameters[6], parameters[7]);
+  }
+
+  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+    const cudaStream_t stream = blas.stream();
     const Range range("forward attention", stream);
+    const Buffers values = buffers(saved.buffers);
+    float* y = saved.buffers[3].data();
     const int positions = samples * S_;
     const float scale = 1.0f / std::sqrt(static_cast<float>(d_));
-    column_parallel_forward(blas_, qkv_, x, values_.qkv.data(), positions);
+    column_parallel_forward(blas, qkv_, static_cast<const float*>(x), values.qkv, positions);
     for (int h = 0; h < heads_; ++h) {
-      const Head head = head_of(values_, h, samples);
+      const Head head = head_of(values, h, samples);
       // TODO 05.14: Compute this head's scores for all samples: head.p = scale · q kᵀ.
       //   One batched_gemm(). q and k are [S, d] a sample, head.p is [S, S]; the softmax will make probabilities of
       //   it.
       todo("05.14");
       // END TODO 05.14
     }
-    probe("05.14", "scores", values_.p.data(), {heads_, samples, S_, S_}, stream);
-    launch(masked_softmax, heads_ * positions, stream, values_.p.data(), allowed_.data(), heads_ * positions, S_);
+    probe("05.14", "scores", values.p, {heads_, samples, S_, S_}, stream);
+    launch(masked_softmax, heads_ * positions, stream, values.p, allowed_.data(), heads_ * positions, S_);
     for (int h = 0; h < heads_; ++h) {
-      const Head head = head_of(values_, h, samples);
+      const Head head = head_of(values, h, samples);
       // TODO 05.15: What this head has looked up: head.context = p v, for all samples.
       //   p is [S, S] a sample; v and head.context are [S, d].
       todo("05.15");
       // END TODO 05.15
     }
-    probe("05.15", "context", values_.context.data(), {positions, out_.in}, stream);
-    row_parallel_forward(blas_, group_, out_, values_.context.data(), values_.y.data(), positions);
-    return values_.y.data();
+    probe("05.15", "context", values.context, {positions, out_.in}, stream);
+    row_parallel_forward(blas, group_, out_, values.context, y, positions);
+    return y;
   }
 
-  // Adds the mean square error to *loss. Every rank computes the same.
-  void loss(const float* target, int samples, float* loss) {
-    const int n = samples * S_ * E_;
-    mse_loss(blas_, values_.y.data(), target, n, n, loss, gradients_.y.data(), scratch_.data());
-  }
-
-  // All gradients from the loss's gradient, and that of x, the same on every rank: [samples·S, E]. A block has another
-  // one below it, or an embedding.
-  float* backward(const float* x, int samples) {
-    const cudaStream_t stream = blas_.stream();
+  // The gradient of x is the same on every rank. It is computed even where it is not asked for: below a block is
+  // another one, or an embedding.
+  float* backward(const Saved& saved, const Gradients& g) override {
+    const Blas& blas = g.blas;
+    const cudaStream_t stream = blas.stream();
     const Range range("backward attention", stream);
+    const Buffers values = buffers(saved.buffers), gradients = buffers(gradients_);
+    const int samples = g.samples;
     const int positions = samples * S_, rows = heads_ * positions;
     const float scale = 1.0f / std::sqrt(static_cast<float>(d_));
-    row_parallel_backward(blas_, out_, values_.context.data(), gradients_.y.data(), gradients_.context.data(),
-                          ones_.data(), positions, 0);
+    row_parallel_backward(blas, out_, values.context, g.dy, gradients.context, g.ones, positions, g.accumulate);
     for (int h = 0; h < heads_; ++h) {
-      const Head head = head_of(values_, h, samples), d = head_of(gradients_, h, samples);
+      const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.16: Back through context = p v: the gradient d.p of the probabilities, from d.context.
       //   As a linear layer's: dP = dC vᵀ. One batched_gemm().
       todo("05.16");
       // END TODO 05.16
     }
-    float *p = values_.p.data(), *dp = gradients_.p.data(), *dots = dots_.data();
+    float *p = values.p, *dp = gradients.p, *dots = dots_.data();
     probe("05.16", "gradient of the probabilities", dp, {heads_, samples, S_, S_}, stream);
     // TODO 05.17: Back through the softmax: dp becomes the gradient of the scores, p·(dp - Σⱼ pⱼ·dpⱼ).
     //   Why a sum over the row? Two kernels from above, row_dots and softmax_backward, with `rows` rows of S_ values;
@@ -189,57 +193,65 @@ class ParallelAttention {
     // END TODO 05.17
     probe("05.17", "gradient of the scores", dp, {heads_, samples, S_, S_}, stream);
     for (int h = 0; h < heads_; ++h) {
-      const Head head = head_of(values_, h, samples), d = head_of(gradients_, h, samples);
+      const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.18: The gradients d.v, d.q and d.k. That of the scores is in d.p now.
       //   Context = p v gives dV = pᵀ dC; scores = scale · q kᵀ gives dQ = scale · dS k and dK = scale · dSᵀ q. Three
       //   batched_gemm().
       todo("05.18");
       // END TODO 05.18
     }
-    probe("05.18", "gradient of query, key and value", gradients_.qkv.data(), {positions, qkv_.out}, stream);
-    column_parallel_backward(blas_, group_, qkv_, x, gradients_.qkv.data(), dx_.data(), ones_.data(), positions, 0);
-    return dx_.data();
+    probe("05.18", "gradient of query, key and value", gradients.qkv, {positions, qkv_.out}, stream);
+    float* dx = g.dx != nullptr ? g.dx : g.spare;
+    column_parallel_backward(blas, group_, qkv_, static_cast<const float*>(saved.x), gradients.qkv, dx, g.ones,
+                             positions, g.accumulate);
+    return dx;
   }
 
-  const ShardedParameters& parameters() const { return parameters_; }
-
  private:
-  static constexpr const char* kProjections[] = {"query", "key", "value"};
-
   // What the forward pass computes, or the gradients of that.
   struct Buffers {
-    DeviceBuffer<float> qkv;      // [samples·S, 3·E/P]: queries, keys and values of this rank's heads side by side
-    DeviceBuffer<float> p;        // [H/P, samples, S, S]
-    DeviceBuffer<float> context;  // [samples·S, E/P]
-    DeviceBuffer<float> y;        // [samples·S, E]
+    float* qkv;      // [samples·S, 3·E/P]: queries, keys and values of this rank's heads side by side
+    float* p;        // [H/P, samples, S, S]
+    float* context;  // [samples·S, E/P]
   };
+  static Buffers buffers(const std::vector<DeviceBuffer<float>>& of) {
+    return {of[0].data(), of[1].data(), of[2].data()};
+  }
+
   // What belongs to one head, sample by sample: q, k, v, context [S, d], p [S, S].
   struct Head {
     Matrices q, k, v, p, context;
   };
 
   Head head_of(const Buffers& buffers, int h, int samples) const {
-    const int features = heads_ * d_;
+    const int features = this->features();
     const auto projection = [&](int which) {
-      return Matrices{buffers.qkv.data() + which * features + h * d_, 3 * features, 3LL * features * S_};
+      return Matrices{buffers.qkv + which * features + h * d_, 3 * features, 3LL * features * S_};
     };
     return {projection(0),
             projection(1),
             projection(2),
-            {buffers.p.data() + h * samples * S_ * S_, S_, static_cast<long long>(S_) * S_},
-            {buffers.context.data() + h * d_, features, static_cast<long long>(features) * S_}};
+            {buffers.p + h * samples * S_ * S_, S_, static_cast<long long>(S_) * S_},
+            {buffers.context + h * d_, features, static_cast<long long>(features) * S_}};
   }
+
+  int features() const { return heads_ * d_; }  // of this rank
 
   int S_, E_, d_;  // positions, width, width of a head
   int heads_;      // of this rank
-  TensorGroup group_;
-  Blas blas_;
-  ShardedParameters parameters_;
-  Linear qkv_, out_;  // this rank's parts
-  DeviceBuffer<float> ones_, scratch_;
+  const Group& group_;
+  Linear qkv_{}, out_{};       // this rank's parts
   DeviceBuffer<int> allowed_;  // [S, S]
-  Buffers values_, gradients_;
-  DeviceBuffer<float> dots_, dx_;
+  std::vector<DeviceBuffer<float>> gradients_;
+  DeviceBuffer<float> dots_;
 };
+
+// One block, which is to give the targets. The group must live as long.
+inline Network make_attention(int sequence, int width, int heads, const Group& group) {
+  Network network;
+  network.layers.push_back(std::make_shared<ParallelAttention>(sequence, width, heads, group));
+  network.loss = std::make_shared<MeanSquaredError>(sequence * width);
+  return network;
+}
 
 }  // namespace workshop

@@ -12,21 +12,17 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "01_single_gpu/mlp.h"
+#include "common/job.h"
 #include "shards.h"
 
 namespace workshop {
 
 // ---- the two layers ------------------------------------------------------------------------------------------------
-
-// Chapter 01's view of this rank's part of a layer; in and out are those of the part.
-inline Linear linear_part(const std::string& name, const ShardedParameter& weight, const ShardedParameter& bias) {
-  return {name, weight.columns, weight.rows, weight.value, bias.value, weight.grad, bias.grad};
-}
 
 // y[rows, l.out], this rank's features, from the whole x[rows, l.in]. f is the identity here, so that is chapter 01's
 // layer with fewer outputs.
@@ -36,7 +32,7 @@ inline void column_parallel_forward(const Blas& blas, const Linear& l, const flo
 
 // The gradients of this rank's part of the layer from dy[rows, l.out], and the whole dx[rows, l.in], the same on every
 // rank of the group.
-inline void column_parallel_backward(const Blas& blas, const TensorGroup& group, const Linear& l, const float* x,
+inline void column_parallel_backward(const Blas& blas, const Group& group, const Linear& l, const float* x,
                                      const float* dy, float* dx, const float* ones, int rows, float accumulate) {
   linear_backward(blas, l, x, dy, dx, ones, rows, accumulate);
   // TODO 05.4: Add the ranks' shares of dx up, in place (f, backward).
@@ -48,7 +44,7 @@ inline void column_parallel_backward(const Blas& blas, const TensorGroup& group,
 }
 
 // The whole y[rows, l.out], the same on every rank, from this rank's features x[rows, l.in].
-inline void row_parallel_forward(const Blas& blas, const TensorGroup& group, const Linear& l, const float* x, float* y,
+inline void row_parallel_forward(const Blas& blas, const Group& group, const Linear& l, const float* x, float* y,
                                  int rows) {
   const cudaStream_t stream = blas.stream();
   gemm(blas, Op::as_is, Op::transposed, rows, l.out, l.in, x, l.weight, 0, y);
@@ -67,17 +63,6 @@ inline void row_parallel_backward(const Blas& blas, const Linear& l, const float
   linear_backward(blas, l, x, dy, dx, ones, rows, accumulate);
 }
 
-// ---- activations ---------------------------------------------------------------------------------------------------
-
-inline void activation_forward(Activation activation, float* a, const float* z, int n, cudaStream_t stream) {
-  launch(activation == Activation::relu ? relu_forward : gelu_forward, n, stream, a, z, n);
-}
-
-// Turns the gradient of a into that of z, in place.
-inline void activation_backward(Activation activation, float* da, const float* z, int n, cudaStream_t stream) {
-  launch(activation == Activation::relu ? relu_backward : gelu_backward, n, stream, da, da, z, n);
-}
-
 // ---- a network of pairs --------------------------------------------------------------------------------------------
 
 // Ends the job with status 2 unless --layers is made of pairs whose inner widths `ranks` ranks divide.
@@ -94,151 +79,97 @@ inline void require_pairs(const std::vector<int>& widths, int ranks) {
   }
 }
 
-// Chapter 01's Mlp over the ranks of a group: layers 0, 2, 4, … are column-parallel, layers 1, 3, 5, … row-parallel.
-// All its methods are to be called by all ranks of the group, with the same rows of the batch.
-class ParallelMlp {
+// A column- and a row-parallel layer, each with the activation that follows it, if any. All ranks of the group make the
+// same calls, with the same samples.
+class ParallelPair : public Layer {
  public:
-  // `widths` are those of --layers, with require_pairs(); a batch has at most `max_rows` rows. Layers [first, last) are
-  // held, as in Mlp; both are even.
-  ParallelMlp(const std::vector<int>& widths, Activation activation, int max_rows, const TensorGroup& group,
-              cudaStream_t stream, int first = 0, int last = -1, Storage storage = Storage::own)
-      : widths_(widths),
-        activation_(activation),
-        first_(first),
-        last_(last < 0 ? total() : last),
-        max_rows_(max_rows),
-        group_(group),
-        blas_(stream),
-        parameters_(group, stream),
-        ones_(max_rows, Memory::data),
-        scratch_(1, Memory::data) {
-    for (int i = first_; i < last_; ++i) {
-      const Split split = column_parallel(i) ? Split::rows : Split::columns;
-      parameters_.add(name(i) + ".weight", {widths[i + 1], widths[i]}, split);
-      parameters_.add(name(i) + ".bias", {widths[i + 1]}, column_parallel(i) ? Split::rows : Split::none);
-    }
-    if (storage == Storage::own) parameters_.allocate();
-    int widest = 0;
-    for (int i = 0; i < last_ - first_; ++i) {
-      layers_.push_back(linear_part(name(first_ + i), parameters_[2 * i], parameters_[2 * i + 1]));
-      widest = std::max({widest, layers_[i].in, layers_[i].out});
-    }
-    for (auto& gradient : gradients_) gradient = DeviceBuffer<float>(max_rows * widest, Memory::activations);
-    launch(fill, max_rows, stream, ones_.data(), 1.0f, max_rows);
+  ParallelPair(const std::string& column_name, const std::string& row_name, int in, int hidden, int out,
+               Activation inner, Activation outer, const Group& group)
+      : Layer(column_name, in, out),
+        row_name_(row_name),
+        features_(hidden / group.size()),
+        inner_(inner),
+        outer_(outer),
+        group_(group) {
+    parameters = {sharded(column_name + ".weight", {hidden, in}, Split::rows, group),
+                  sharded(column_name + ".bias", {hidden}, Split::rows, group),
+                  sharded(row_name + ".weight", {out, hidden}, Split::columns, group),
+                  sharded(row_name + ".bias", {out}, Split::none, group)};
   }
 
-  // As Mlp's, for this rank's parts.
-  void place(float* values, float* grads) {
-    parameters_.place(values, grads);
-    for (int i = 0; i < depth(); ++i) {
-      layers_[i] = linear_part(layers_[i].name, parameters_[2 * i], parameters_[2 * i + 1]);
+  std::vector<float> initial_values(Generator& generator) const override {
+    std::vector<float> values;
+    append_initial(values, generator, parameters[0], parameters[1], group_);
+    append_initial(values, generator, parameters[2], parameters[3], group_);
+    return values;
+  }
+  // Of both layers, before and after the activation.
+  std::vector<int> saved() const override {
+    return {features_, inner_ == Activation::none ? 0 : features_, out, outer_ == Activation::none ? 0 : out};
+  }
+  int widest() const override { return std::max({in, features_, out}); }
+
+  void bind(float* values, float* grads) override {
+    Layer::bind(values, grads);
+    column_ = linear_part(name, parameters[0], parameters[1]);
+    row_ = linear_part(row_name_, parameters[2], parameters[3]);
+  }
+
+  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+    float *z = saved.buffers[0].data(), *a = saved.buffers[1].data();
+    float *y = saved.buffers[2].data(), *activated = saved.buffers[3].data();
+    {
+      const Range range("forward " + name, blas.stream());
+      column_parallel_forward(blas, column_, static_cast<const float*>(x), z, samples);
+      if (a != nullptr) activation_forward(inner_, a, z, samples * features_, blas.stream());
     }
+    const Range range("forward " + row_name_, blas.stream());
+    row_parallel_forward(blas, group_, row_, a != nullptr ? a : z, y, samples);
+    if (activated == nullptr) return y;
+    activation_forward(outer_, activated, y, samples * out, blas.stream());
+    return activated;
   }
 
-  // PyTorch's initial parameters for this seed: drawn for all layers and all ranks, of which this rank keeps its parts.
-  void initialize(std::uint64_t seed) {
-    Generator generator(seed);
-    for (int i = 0; i < total(); ++i) {
-      std::vector<float> weight(widths_[i] * widths_[i + 1]), bias(widths_[i + 1]);
-      init_linear(generator, widths_[i], widths_[i + 1], weight.data(), bias.data());
-      if (i < first_ || i >= last_) continue;
-      parameters_.load(2 * (i - first_), weight);
-      parameters_.load(2 * (i - first_) + 1, bias);
+  // The gradient of x is computed and summed even where it is not asked for: what lies below a pair of a real network
+  // is never the data, but another pair, a norm or an embedding.
+  float* backward(const Saved& saved, const Gradients& g) override {
+    const float *z = saved.buffers[0].data(), *a = saved.buffers[1].data(), *y = saved.buffers[2].data();
+    const cudaStream_t stream = g.blas.stream();
+    float* hidden = g.spare;  // gradient of this rank's features
+    {
+      const Range range("backward " + row_name_, stream);
+      if (outer_ != Activation::none) activation_backward(outer_, g.dy, y, g.samples * out, stream);
+      row_parallel_backward(g.blas, row_, a != nullptr ? a : z, g.dy, hidden, g.ones, g.samples, g.accumulate);
     }
+    const Range range("backward " + name, stream);
+    if (a != nullptr) activation_backward(inner_, hidden, z, g.samples * features_, stream);
+    float* dx = g.dx != nullptr ? g.dx : g.dy;
+    column_parallel_backward(g.blas, group_, column_, static_cast<const float*>(saved.x), hidden, dx, g.ones, g.samples,
+                             g.accumulate);
+    return dx;
   }
-
-  Activations make_activations() const {
-    Activations activations;
-    for (int i = 0; i < depth(); ++i) {
-      activations.z.emplace_back(max_rows_ * layers_[i].out, Memory::activations);
-      activations.a.emplace_back(activated(i) ? max_rows_ * layers_[i].out : 0, Memory::activations);
-    }
-    return activations;
-  }
-
-  // The whole output [rows, out] for x[rows, in], the same on every rank of the group.
-  const float* forward(const float* x, int rows, Activations& activations) {
-    activations.x = x;
-    activations.rows = rows;
-    for (int i = 0; i < depth(); ++i) {
-      const Linear& l = layers_[i];
-      const Range range("forward " + l.name, blas_.stream());
-      float* z = activations.z[i].data();
-      if (column_parallel(i)) {
-        column_parallel_forward(blas_, l, input(activations, i), z, rows);
-      } else {
-        row_parallel_forward(blas_, group_, l, input(activations, i), z, rows);
-      }
-      if (activated(i)) activation_forward(activation_, activations.a[i].data(), z, rows * l.out, blas_.stream());
-    }
-    return input(activations, depth());
-  }
-
-  // As Mlp's. Every rank of the group computes the same.
-  void loss(const Activations& activations, const float* target, int elements, float* loss) {
-    const int n = activations.rows * layers_.back().out;
-    mse_loss(blas_, input(activations, depth()), target, n, elements, loss, output_gradient(), scratch_.data());
-  }
-
-  // As Mlp's: the gradients of this rank's parts from output_gradient(), and that of x in dx[rows, in]. Where dx is
-  // null it is computed all the same and its sum formed: what lies below a pair of a real network is never the data,
-  // but another pair, a norm or an embedding.
-  void backward(const Activations& activations, bool accumulate = false, const std::function<void(int)>& ready = {},
-                float* dx = nullptr) {
-    const int rows = activations.rows;
-    const float beta = accumulate ? 1.0f : 0.0f;
-    float *dz = gradients_[0].data(), *below = gradients_[1].data();
-    for (int i = depth() - 1; i >= 0; --i) {
-      const Linear& l = layers_[i];
-      {
-        const Range range("backward " + l.name, blas_.stream());
-        if (activated(i)) {
-          activation_backward(activation_, dz, activations.z[i].data(), rows * l.out, blas_.stream());
-        }
-        float* to = i == 0 && dx != nullptr ? dx : below;
-        if (column_parallel(i)) {
-          column_parallel_backward(blas_, group_, l, input(activations, i), dz, to, ones_.data(), rows, beta);
-        } else {
-          row_parallel_backward(blas_, l, input(activations, i), dz, to, ones_.data(), rows, beta);
-        }
-        std::swap(dz, below);
-      }
-      if (ready) ready(i);
-    }
-  }
-
-  int depth() const { return static_cast<int>(layers_.size()); }  // layers held
-  const std::vector<Linear>& layers() const { return layers_; }   // this rank's parts of them
-  const ShardedParameters& parameters() const { return parameters_; }
-  float* values() const { return parameters_.values(); }  // [count()]
-  float* grads() const { return parameters_.grads(); }    // [count()]
-  int count() const { return parameters_.count(); }
-  // The gradient of the output [rows, out], for backward() to start from, which overwrites it.
-  float* output_gradient() { return gradients_[0].data(); }
 
  private:
-  int total() const { return static_cast<int>(widths_.size()) - 1; }
-  static bool column_parallel(int i) { return i % 2 == 0; }
-  // nn.Sequential counts its activations too.
-  std::string name(int i) const { return std::to_string(activation_ == Activation::none ? i : 2 * i); }
-  // Every layer is followed by the activation but the last of the whole network.
-  bool activated(int i) const { return activation_ != Activation::none && first_ + i + 1 < total(); }
-
-  // What layer i reads: the output of the one below. That of the layer above the last is the output of the model.
-  const float* input(const Activations& activations, int i) const {
-    if (i == 0) return activations.x;
-    return activated(i - 1) ? activations.a[i - 1].data() : activations.z[i - 1].data();
-  }
-
-  std::vector<int> widths_;
-  Activation activation_;
-  int first_, last_, max_rows_;
-  TensorGroup group_;
-  Blas blas_;
-  ShardedParameters parameters_;
-  DeviceBuffer<float> ones_, scratch_;
-  DeviceBuffer<float> gradients_[2];  // on its way down: of this layer's output, of the one below
-  std::vector<Linear> layers_;
+  std::string row_name_;
+  int features_;  // of the hidden layer, on this rank
+  Activation inner_, outer_;
+  const Group& group_;
+  Linear column_{}, row_{};  // this rank's parts
 };
+
+// Chapter 01's MLP over the ranks of a group, which must live as long: layers 0, 2, 4, … are column-parallel, layers 1,
+// 3, 5, … row-parallel. Ends the job with status 2 unless require_pairs() holds.
+inline Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group) {
+  require_pairs(widths, group.size());
+  Network network;
+  const int depth = static_cast<int>(widths.size()) - 1;
+  for (int i = 0; i < depth; i += 2) {
+    network.layers.push_back(std::make_shared<ParallelPair>(layer_name(i, activation), layer_name(i + 1, activation),
+                                                            widths[i], widths[i + 1], widths[i + 2], activation,
+                                                            i + 2 < depth ? activation : Activation::none, group));
+  }
+  network.loss = std::make_shared<MeanSquaredError>(widths.back());
+  return network;
+}
 
 }  // namespace workshop

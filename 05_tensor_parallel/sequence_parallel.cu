@@ -1,10 +1,11 @@
 // Trains a network of layer norms and pairs of linear layers whose rows are cut over the ranks between the pairs:
 // sequence_parallel.h has them.
-#include "checkpoint_shards.h"
-#include "common/data.h"
+#include "01_single_gpu/optimizer.h"
 #include "common/job.h"
+#include "common/training.h"
 #include "gradient_check.h"
 #include "sequence_parallel.h"
+#include "shards.h"
 
 using namespace workshop;
 
@@ -37,66 +38,48 @@ int main(int argc, char** argv) {
   Job job(options);
 
   const Stream stream;
-  const int inputs = options.layers.front(), outputs = options.layers.back();
-  const TensorGroup group{job.comm(), job.rank(), job.world()};
+  const Group& group = job.group();
   SequenceParallelMlp model(options, group, stream);
   model.initialize(options.model_seed);
   const ShardedParameters& parameters = model.parameters();
-  ParameterUpdate update(options, parameters.count(), stream);
+  Optimizer optimizer(options, parameters.count(), stream);
 
-  const RandomTensorDataset dataset(options.samples, inputs, outputs, options.seed);
-  RandomSampler sampler(options.samples, options.shuffle, dataset.generator);
-  DataLoader loader(dataset, options.batch_size, stream);
-  LossLog losses(options, job.rank() == 0 ? 0 : -1, 1, stream);
+  Training training(options, job, {.reports = job.rank() == 0}, options.layers.front(), options.layers.back(), stream);
+  training.add_all(parameters.parts(), parameters.values(), optimizer.state());
 
-  // Enqueues the forward pass and the loss of one batch.
-  const auto forward = [&](const Batch& batch, float* loss) {
-    const int r = batch.rows / group.size;
-    model.forward(batch.x + group.rank * r * inputs, r);
-    model.loss(batch.y + group.rank * r * outputs, r, loss);
+  // This rank's rows of a batch.
+  const auto own_rows = [&](const Batch& batch) {
+    const int r = batch.samples / group.size();
+    return batch.slice(group.rank() * r, r);
   };
-  const auto backward = [&](const Batch& batch) {
-    const int r = batch.rows / group.size;
-    model.backward(batch.x + group.rank * r * inputs, r);
-  };
-
   if (gradient_check) {
-    RandomSampler in_order(options.samples, false, dataset.generator);
-    loader.start_epoch(in_order.next_epoch());
-    const Batch batch = loader.batch(0);
+    const Batch batch = own_rows(training.first_samples());
     DeviceBuffer<float> sum(1, Memory::data);
     const auto loss = [&]() -> double {
       CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, sizeof(float), stream));
-      forward(batch, sum.data());
-      NCCL_CHECK(pncclAllReduce(sum.data(), sum.data(), 1, ncclFloat, ncclSum, group.comm, stream));
+      model.forward(batch);
+      model.loss(batch, sum.data());
+      NCCL_CHECK(pncclAllReduce(sum.data(), sum.data(), 1, ncclFloat, ncclSum, group.comm(), stream));
       return sum.download(stream)[0];
     };
     loss();
-    backward(batch);
+    model.backward(batch);
     stream.synchronize();
     if (!check_gradients(parameters.all(), group, loss, stream)) fail(kFailed, "the gradients are wrong");
   }
 
-  Checkpoints checkpoints(options, 1, job.comm(), stream);
-  add_training(checkpoints, parameters, group, update);
-  checkpoints.add(sampler);
-  const Progress start = checkpoints.resume(losses);
-  update.set_steps(start.step);
-
-  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
-    loader.start_epoch(sampler.next_epoch());
-    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
-      float* loss = losses.next(stream);
-      const Batch batch = loader.batch(step);
-      forward(batch, loss);
-      backward(batch);
-      update.step(parameters.values(), parameters.grads());
-      checkpoints.step_done(epoch, step + 1, loader);
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      const Batch batch = own_rows(training.batch());
+      model.forward(batch);
+      model.loss(batch, training.loss());
+      model.backward(batch);
+      optimizer.step(parameters.values(), parameters.grads());
     }
     // Each rank knows the losses of its rows. Rank 0 prints and records their sums.
-    NCCL_CHECK(ncclReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclSum, 0, group.comm, stream));
-    losses.end_epoch(epoch, stream);
+    const LossLog& losses = training.losses();
+    NCCL_CHECK(
+        ncclReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclSum, 0, group.comm(), stream));
   }
-  checkpoints.finish();
-  parameters.record(job.rank());
+  record_parameters(parameters.all(), job.rank(), group, stream);
 }

@@ -27,7 +27,7 @@ struct Block {
 
 class SequenceParallelMlp {
  public:
-  SequenceParallelMlp(const Options& options, const TensorGroup& group, cudaStream_t stream)
+  SequenceParallelMlp(const Options& options, const Group& group, cudaStream_t stream)
       : widths_(options.layers),
         activation_(options.activation),
         group_(group),
@@ -69,9 +69,10 @@ class SequenceParallelMlp {
   }
 
   // Takes this rank's rows x[r, in] of a batch of R = size·r rows; keeps this rank's rows of the output, [r, out].
-  void forward(const float* x, int r) {
+  void forward(const Batch& batch) {
     const cudaStream_t stream = blas_.stream();
-    const int R = group_.size * r;
+    const float* x = static_cast<const float*>(batch.x);
+    const int r = batch.samples, R = group_.size() * r;
     for (int k = 0; k < pairs(); ++k) {
       const Block& b = blocks_[k];
       const Range range("forward " + b.column.name, stream);
@@ -91,16 +92,18 @@ class SequenceParallelMlp {
     }
   }
 
-  // Adds this rank's share of the mean square error of the batch to *loss: that of its rows, target[r, out].
-  void loss(const float* target, int r, float* loss) {
-    const int n = r * widths_.back();
-    mse_loss(blas_, blocks_.back().y.data(), target, n, group_.size * n, loss, rows_[0].data(), scratch_.data());
+  // Adds this rank's share of the mean square error of the batch to *loss: that of its rows, y[r, out].
+  void loss(const Batch& batch, float* loss) {
+    const int n = batch.samples * widths_.back();
+    mse_loss(blas_, blocks_.back().y.data(), static_cast<const float*>(batch.y), n, group_.size() * n, loss,
+             rows_[0].data(), scratch_.data());
   }
 
   // All gradients, from the loss's gradient with respect to this rank's rows of the output.
-  void backward(const float* x, int r) {
+  void backward(const Batch& batch) {
     const cudaStream_t stream = blas_.stream();
-    const int R = group_.size * r;
+    const float* x = static_cast<const float*>(batch.x);
+    const int r = batch.samples, R = group_.size() * r;
     for (int k = pairs() - 1; k >= 0; --k) {
       const Block& b = blocks_[k];
       const Range range("backward " + b.column.name, stream);
@@ -148,7 +151,7 @@ class SequenceParallelMlp {
   }
 
   void add_block(int k, int R) {
-    const int r = R / group_.size, norm = 2 * k, linear = 2 * pairs() + 4 * k;
+    const int r = R / group_.size(), norm = 2 * k, linear = 2 * pairs() + 4 * k;
     Block b;
     b.in = widths_[2 * k];
     b.gamma = parameters_[norm].value;
@@ -174,7 +177,7 @@ class SequenceParallelMlp {
       inside = std::max(inside, b.column.out);
     }
     for (auto& whole : whole_) whole = DeviceBuffer<float>(R * outside, Memory::activations);
-    for (auto& rows : rows_) rows = DeviceBuffer<float>(R / group_.size * outside, Memory::activations);
+    for (auto& rows : rows_) rows = DeviceBuffer<float>(R / group_.size() * outside, Memory::activations);
     hidden_gradient_ = DeviceBuffer<float>(R * inside, Memory::activations);
   }
 
@@ -187,7 +190,7 @@ class SequenceParallelMlp {
     //   blas_.stream(). What is its count?
     todo("05.8");
     // END TODO 05.8
-    probe("05.8", b.column.name + ": normed rows of all ranks", whole, {group_.size * r, b.in}, blas_.stream());
+    probe("05.8", b.column.name + ": normed rows of all ranks", whole, {group_.size() * r, b.in}, blas_.stream());
     return whole;
   }
 
@@ -204,7 +207,7 @@ class SequenceParallelMlp {
 
   std::vector<int> widths_;
   Activation activation_;
-  TensorGroup group_;
+  const Group& group_;
   Blas blas_;
   ShardedParameters parameters_;
   int norms_ = 0;  // parameters of all norms together

@@ -1,146 +1,15 @@
 // Tensor parallelism with column-parallel layers alone: every rank computes its features of every layer, and an
 // all-gather gives all ranks the whole output. Simpler than pairs, and about as many bytes for every layer as a pair of
 // tensor_parallel.cu sends for two.
-//
-// Activations are transposed here, [features, rows]: then the features of a rank are one block of memory, the blocks of
-// all ranks lie in the order of the ranks, and all-gather and reduce-scatter work on them as they are. Row by row they
-// would be columns, to be packed before and unpacked after each call.
-#include "checkpoint_shards.h"
-#include "common/data.h"
+#include "01_single_gpu/optimizer.h"
 #include "common/job.h"
-#include "parallel_linear.h"
+#include "common/training.h"
+#include "gathered_mlp.h"
+#include "shards.h"
 
 using namespace workshop;
 
 namespace {
-
-// y[rows, cols] += bias[rows], the same bias for every column.
-__global__ void add_bias_to_columns(float* y, const float* bias, int rows, int cols) {
-  for (int i : grid_stride(rows * cols)) y[i] += bias[i / cols];
-}
-
-class GatheredMlp {
- public:
-  GatheredMlp(const Options& options, const TensorGroup& group, cudaStream_t stream)
-      : widths_(options.layers),
-        activation_(options.activation),
-        group_(group),
-        blas_(stream),
-        parameters_(group, stream),
-        ones_(options.batch_size, Memory::data),
-        target_(options.batch_size * options.layers.back(), Memory::data),
-        scratch_(1, Memory::data) {
-    const int rows = options.batch_size;
-    for (int i = 0; i < depth(); ++i) {
-      parameters_.add(name(i) + ".weight", {widths_[i + 1], widths_[i]}, Split::rows);
-      parameters_.add(name(i) + ".bias", {widths_[i + 1]}, Split::rows);
-    }
-    parameters_.allocate();
-    for (int i = 0; i < depth(); ++i) {
-      layers_.push_back(linear_part(name(i), parameters_[2 * i], parameters_[2 * i + 1]));
-      z_.emplace_back(activated(i) ? rows * layers_[i].out : 0, Memory::activations);
-      output_.emplace_back(rows * widths_[i + 1], Memory::activations);
-    }
-    const int widest = *std::max_element(widths_.begin() + 1, widths_.end());
-    gradient_ = DeviceBuffer<float>(rows * widest, Memory::activations);
-    dz_ = DeviceBuffer<float>(rows * widest / group.size, Memory::activations);
-    launch(fill, rows, stream, ones_.data(), 1.0f, rows);
-  }
-
-  void initialize(std::uint64_t seed) {
-    Generator generator(seed);
-    for (int i = 0; i < depth(); ++i) {
-      std::vector<float> weight(widths_[i] * widths_[i + 1]), bias(widths_[i + 1]);
-      init_linear(generator, widths_[i], widths_[i + 1], weight.data(), bias.data());
-      parameters_.load(2 * i, weight);
-      parameters_.load(2 * i + 1, bias);
-    }
-  }
-
-  // x is [rows, in], as the data set has it. Every layer's whole output is kept, transposed.
-  void forward(const float* x, int rows) {
-    for (int i = 0; i < depth(); ++i) {
-      const Linear& l = layers_[i];
-      const Range range("forward " + l.name, blas_.stream());
-      float* whole = output_[i].data();                  // [size·l.out, rows]
-      float* part = whole + group_.rank * l.out * rows;  // [l.out, rows], this rank's block of it
-      float* z = activated(i) ? z_[i].data() : part;
-      // Zᵀ = W Xᵀ; chapter 01's y = x Wᵀ read the other way round. The data come in rows.
-      gemm(blas_, Op::as_is, i == 0 ? Op::transposed : Op::as_is, l.out, rows, l.in, l.weight, input(i, x), 0, z);
-      launch(add_bias_to_columns, rows * l.out, blas_.stream(), z, l.bias, l.out, rows);
-      if (activated(i)) activation_forward(activation_, part, z, rows * l.out, blas_.stream());
-      // TODO 05.5: Give every rank the whole output of this layer: gather all ranks' `part` into `whole`.
-      //   One NCCL call over group_, on blas_.stream(). What is its count? It may work in place: `part` lies where it
-      //   belongs.
-      todo("05.5");
-      // END TODO 05.5
-      probe("05.5", l.name + ": output, of all ranks", whole, {group_.size * l.out, rows}, blas_.stream());
-    }
-  }
-
-  // Adds the mean square error to *loss. All ranks have the whole output, and compute the whole loss and its gradient.
-  void loss(const float* target, int rows, float* loss) {
-    const int outputs = widths_.back();
-    // A loss is a sum over all elements, in whatever order; they must only be in the same one. Here target is [rows,
-    // outputs], for cuBLAS a column-major [outputs, rows], which it transposes.
-    const float one = 1.0f, zero = 0.0f;
-    CUBLAS_CHECK(cublasSgeam(blas_, CUBLAS_OP_T, CUBLAS_OP_N, rows, outputs, &one, target, outputs, &zero,
-                             target_.data(), rows, target_.data(), rows));
-    mse_loss(blas_, output_.back().data(), target_.data(), rows * outputs, rows * outputs, loss, gradient_.data(),
-             scratch_.data());
-  }
-
-  // The gradients of this rank's parts, from the loss's gradient. What would go down to the data is left out.
-  void backward(const float* x, int rows) {
-    const cudaStream_t stream = blas_.stream();
-    const int outputs = rows * layers_.back().out;
-    // TODO 05.6: Copy this rank's features of the output's gradient to dz_: the last all-gather's backward.
-    //   gradient_ is [size·out, rows], dz_ is [out, rows], `outputs` floats. Every rank has computed the same loss:
-    //   what would be wrong with a reduce-scatter here? cudaMemcpyAsync(to, from, bytes, kind, stream) counts in
-    //   bytes, and its kind is cudaMemcpyDeviceToDevice.
-    todo("05.6");
-    // END TODO 05.6
-    probe("05.6", "gradient of the output, this rank's features", dz_.data(), {layers_.back().out, rows}, stream);
-    for (int i = depth() - 1; i >= 0; --i) {
-      const Linear& l = layers_[i];
-      const Range range("backward " + l.name, stream);
-      float* dz = dz_.data();  // [l.out, rows]
-      if (activated(i)) activation_backward(activation_, dz, z_[i].data(), rows * l.out, stream);
-      const float one = 1.0f, zero = 0.0f;
-      gemm(blas_, Op::as_is, i == 0 ? Op::as_is : Op::transposed, l.out, l.in, rows, dz, input(i, x), 0, l.weight_grad);
-      CUBLAS_CHECK(
-          cublasSgemv(blas_, CUBLAS_OP_T, rows, l.out, &one, dz, rows, ones_.data(), 1, &zero, l.bias_grad, 1));
-      if (i == 0) return;
-      float* dx = gradient_.data();  // [l.in, rows], what reached x through this rank's features
-      gemm(blas_, Op::transposed, Op::as_is, l.in, rows, l.out, l.weight, dz, 0, dx);
-      const int part = rows * layers_[i - 1].out;
-      // TODO 05.7: Add the ranks' shares of dx up, each rank for its own features, which go to dz.
-      //   The conjugate of the all-gather: one NCCL call over group_, on `stream`. Its count is that of the `part`.
-      todo("05.7");
-      // END TODO 05.7
-      probe("05.7", l.name + ": W^T dz, summed over the ranks", dz, {layers_[i - 1].out, rows}, stream);
-    }
-  }
-
-  const ShardedParameters& parameters() const { return parameters_; }
-
- private:
-  int depth() const { return static_cast<int>(widths_.size()) - 1; }
-  bool activated(int i) const { return activation_ != Activation::none && i + 1 < depth(); }
-  std::string name(int i) const { return std::to_string(activation_ == Activation::none ? i : 2 * i); }
-  const float* input(int i, const float* x) const { return i == 0 ? x : output_[i - 1].data(); }
-
-  std::vector<int> widths_;
-  Activation activation_;
-  TensorGroup group_;
-  Blas blas_;
-  ShardedParameters parameters_;
-  std::vector<Linear> layers_;
-  DeviceBuffer<float> ones_, target_, scratch_;  // target_ is transposed
-  std::vector<DeviceBuffer<float>> z_;           // [out/P, rows] before the activation, if there is one
-  std::vector<DeviceBuffer<float>> output_;      // [out, rows]
-  DeviceBuffer<float> gradient_, dz_;            // of a whole output, and of this rank's features
-};
 
 // Ends the job with status 2 unless the ranks divide every width but that of the input.
 void require_divisible(const std::vector<int>& widths, int ranks) {
@@ -162,36 +31,24 @@ int main(int argc, char** argv) {
   Job job(options);
 
   const Stream stream;
-  const TensorGroup group{job.comm(), job.rank(), job.world()};
-  GatheredMlp model(options, group, stream);
+  const int inputs = options.layers.front(), outputs = options.layers.back();
+  GatheredMlp model(options, job.group(), stream);
   model.initialize(options.model_seed);
   const ShardedParameters& parameters = model.parameters();
-  ParameterUpdate update(options, parameters.count(), stream);
+  Optimizer optimizer(options, parameters.count(), stream);
 
-  const RandomTensorDataset dataset(options.samples, options.layers.front(), options.layers.back(), options.seed);
-  RandomSampler sampler(options.samples, options.shuffle, dataset.generator);
-  DataLoader loader(dataset, options.batch_size, stream);
-  LossLog losses(options, job.rank() == 0 ? 0 : -1, 1, stream);
+  Training training(options, job, {.reports = job.rank() == 0}, inputs, outputs, stream);
+  training.add_all(parameters.parts(), parameters.values(), optimizer.state());
 
-  Checkpoints checkpoints(options, 1, job.comm(), stream);
-  add_training(checkpoints, parameters, group, update);
-  checkpoints.add(sampler);
-  const Progress start = checkpoints.resume(losses);
-  update.set_steps(start.step);
-
-  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
-    loader.start_epoch(sampler.next_epoch());
-    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
-      float* loss = losses.next(stream);
-      const Batch batch = loader.batch(step);
-      model.forward(batch.x, batch.rows);
-      model.loss(batch.y, batch.rows, loss);
-      model.backward(batch.x, batch.rows);
-      update.step(parameters.values(), parameters.grads());
-      checkpoints.step_done(epoch, step + 1, loader);
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      const Batch batch = training.batch();
+      const float *x = static_cast<const float*>(batch.x), *y = static_cast<const float*>(batch.y);
+      model.forward(x, batch.samples);
+      model.loss(y, batch.samples, training.loss());
+      model.backward(x, batch.samples);
+      optimizer.step(parameters.values(), parameters.grads());
     }
-    losses.end_epoch(epoch, stream);
   }
-  checkpoints.finish();
-  parameters.record(job.rank());
+  record_parameters(parameters.all(), job.rank(), job.group(), stream);
 }

@@ -7,12 +7,16 @@
 // leave. Each stream is in order, so four waits between them are enough, TODOs 06.14, 06.15, 06.18 and 06.19.
 #pragma once
 
-#include <optional>
+#include <algorithm>
+#include <deque>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "01_single_gpu/checkpoint_mlp.h"
-#include "common/recorder.h"
-#include "offload.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/training.h"
+#include "passes.h"
+#include "shard_groups.h"
 #include "units.h"
 
 namespace workshop {
@@ -23,106 +27,22 @@ struct FsdpOptions {
   bool cpu_offload = false;           // keep the shards and the optimizer on the host
 };
 
-// ---- groups --------------------------------------------------------------------------------------------------------
-
-// The two groups that a rank is in. The ranks of a shard group hold one model together, a shard each; those of a
-// replicate group hold the same shard of different replicas of the model.
-class ShardGroups {
- public:
-  // Shard groups of `size` ranks, which must divide the world.
-  ShardGroups(ncclComm_t world, int rank, int size) {
-    // TODO 06.10: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
-    //   ncclCommSplit(world, colour, key, &group, nullptr): ranks that give the same colour come into one group, in the
-    //   order of their keys. Every rank makes both calls, in the same order. With size 2, ranks 0 1 | 2 3 are the shard
-    //   groups: which two of them hold the same shard?
-    todo("06.10");
-    // END TODO 06.10
-    name_communicator(shard_, "shard");
-    name_communicator(replicate_, "replicate");
-    NCCL_CHECK(ncclCommUserRank(shard_, &shard_rank_));
-    NCCL_CHECK(ncclCommCount(shard_, &shards_));
-    NCCL_CHECK(ncclCommUserRank(replicate_, &replica_));
-    NCCL_CHECK(ncclCommCount(replicate_, &replicas_));
-    probe("06.10", "rank in and size of the shard group, then of the replicate group",
-          std::vector<int>{shard_rank_, shards_, replica_, replicas_});
-  }
-  ~ShardGroups() {
-    ncclCommDestroy(replicate_);
-    ncclCommDestroy(shard_);
-  }
-  ShardGroups(const ShardGroups&) = delete;
-  ShardGroups& operator=(const ShardGroups&) = delete;
-
-  ncclComm_t shard_comm() const { return shard_; }
-  ncclComm_t replicate_comm() const { return replicate_; }
-  int shard_rank() const { return shard_rank_; }  // whose shard this rank holds
-  int shards() const { return shards_; }
-  int replicas() const { return replicas_; }
-
- private:
-  ncclComm_t shard_ = nullptr, replicate_ = nullptr;
-  int shard_rank_ = 0, shards_ = 1, replica_ = 0, replicas_ = 1;
-};
-
-// ---- plans, made on the host ---------------------------------------------------------------------------------------
-
-// A rank's shards of all units lie one after the other in one flat array: an update is one launch.
-struct ShardLayout {
-  std::vector<int> offsets;  // of each unit's shard
-  int count = 0;             // of the values in the array
-};
-
-inline ShardLayout lay_out(const std::deque<Unit>& units) {
-  ShardLayout layout;
-  for (const Unit& unit : units) {
-    // TODO 06.11: Give the unit's shard the next place in the array.
-    //   Append its offset to layout.offsets, and let layout.count grow by what a rank keeps of the unit. The optimizer
-    //   is made for layout.count values.
-    todo("06.11");
-    // END TODO 06.11
-  }
-  std::vector<int> numbers = layout.offsets;
-  numbers.push_back(layout.count);
-  probe("06.11", "offset of each unit's shard, values in all", numbers);
-  return layout;
-}
-
-// One pass through a unit. A batch makes two of them through each.
-struct Use {
-  int unit;
-  bool backward;
-  bool gather;  // the unit's parameters have to be gathered for it
-};
-
-inline std::vector<Use> make_uses(int units, bool reshard_after_forward) {
-  std::vector<Use> uses;
-  // TODO 06.12: List the passes of one batch in their order: uses.push_back({unit, backward, gather}).
-  //   Forward from the first unit to the last, then backward. Which have to be gathered again for their backward pass?
-  todo("06.12");
-  // END TODO 06.12
-  std::vector<int> numbers;
-  for (const Use& use : uses) numbers.insert(numbers.end(), {use.unit, use.backward, use.gather});
-  probe("06.12", "unit, backward and gather of each use", numbers);
-  return uses;
-}
-
-// ---- the model -----------------------------------------------------------------------------------------------------
-
-// Chapter 01's Mlp, sharded over a shard group. All its methods are to be called by all ranks, and none waits for the
-// device but initialize() and record().
-class FullyShardedMlp {
+// A model sharded over a shard group. All ranks make the same calls, and none waits for the device but initialize() and
+// record().
+class FullyShardedModel {
  public:
   // `units` have as many shards as the shard group has ranks.
-  FullyShardedMlp(std::deque<Unit> units, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
-                  cudaStream_t compute)
+  FullyShardedModel(std::deque<Unit> units, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
+                    cudaStream_t compute)
       : fsdp_(fsdp),
         groups_(groups),
         compute_(compute),
         units_(std::move(units)),
         layout_(lay_out(units_)),
-        uses_(make_uses(static_cast<int>(units_.size()), fsdp.reshard_after_forward)),
-        values_(layout_.count, Memory::parameters, fsdp.cpu_offload),
-        grads_(layout_.count, Memory::gradients, fsdp.cpu_offload) {
+        passes_(make_passes(static_cast<int>(units_.size()), fsdp.reshard_after_forward)),
+        values_(layout_.count, Memory::parameters, place()),
+        grads_(layout_.count, Memory::gradients, place()),
+        optimizer_(options, layout_.count, compute, place()) {
     std::size_t largest = 0;
     for (const Unit& unit : units_) {
       const std::size_t padded = unit.sharding.padded();
@@ -132,17 +52,12 @@ class FullyShardedMlp {
     const std::size_t alive = fsdp.prefetch ? 2 : 1;
     while (gradients_.size() < alive) gradients_.emplace_back(largest, Memory::buckets);
     while (fsdp.reshard_after_forward && gathered_.size() < alive) gathered_.emplace_back(largest, Memory::buckets);
-    if (fsdp.cpu_offload) {
-      host_update_.emplace(options, values_.data(), grads_.data(), layout_.count, compute);
-    } else {
-      device_update_.emplace(options, layout_.count, compute);
-    }
   }
 
   // Every rank draws the initial values of the whole model and keeps its shards of them. Waits for the stream.
   void initialize(std::uint64_t seed) {
     for (int u = 0; u < units(); ++u) {
-      const std::vector<float> shard = initial_shard(units_[u], groups_.shard_rank(), seed);
+      const std::vector<float> shard = initial_shard(units_[u], groups_.shard.rank(), seed);
       const std::size_t bytes = shard.size() * sizeof(float);
       CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard.data(), bytes, cudaMemcpyDefault, compute_));
       CUDA_CHECK(cudaStreamSynchronize(compute_));
@@ -150,30 +65,31 @@ class FullyShardedMlp {
     }
   }
 
-  // The output [rows, out] of the last unit for x[rows, in].
-  const float* forward(const float* x, int rows) {
+  // The output of the last unit for x, as Model's.
+  const float* forward(const void* x, int samples) {
+    const float* output = nullptr;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
-        const Range range("forward of " + name(uses_[k].unit), compute_);
-        x = unit.model.forward(x, rows, unit.activations);
+        const Range range("forward of " + name(passes_[k].unit), compute_);
+        x = output = unit.model.forward(x, samples, unit.activations);
       }
-      end(k, x, rows * unit.model.layers().back().out);
+      end(k, output, samples * unit.model.output_size());
     }
-    return x;
+    return output;
   }
 
-  // Adds the mean square error over `elements` to *loss and prepares the backward pass.
-  void loss(const float* target, int elements, float* loss) {
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  void loss(const void* y, int samples_of_step, float* loss) {
     const Range range("loss", compute_);
-    units_.back().model.loss(units_.back().activations, target, elements, loss);
+    units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
   // The gradients of one batch, the `first` or the `last` of a step or neither. After the last, this rank's gradient
   // shards are the mean over all ranks of the sum over the batches.
   void backward(bool first, bool last) {
     for (int k = units(); k < 2 * units(); ++k) {
-      const int u = uses_[k].unit;
+      const int u = passes_[k].unit;
       Unit& unit = begin(k);
       {
         const Range range("backward of " + name(u), compute_);
@@ -192,8 +108,7 @@ class FullyShardedMlp {
     todo("06.18");
     // END TODO 06.18
     probe("06.18", "gradient shards before the update", grads_.data(), {layout_.count}, compute_);
-    if (host_update_) host_update_->step();
-    if (device_update_) device_update_->step(values_.data(), grads_.data());
+    optimizer_.step(values_.data(), grads_.data());
     // TODO 06.19: Let the communication stream wait for the update. The event updated_ is there for it.
     //   What will that stream do next with these shards?
     todo("06.19");
@@ -201,23 +116,15 @@ class FullyShardedMlp {
     probe("06.19", "parameter shards after the update", values_.data(), {layout_.count}, communication_);
   }
 
-  // Has `checkpoints` keep this rank's shards and the optimizer's state, and goes on from the one that is to be
-  // resumed, if any.
-  Progress resume(Checkpoints& checkpoints, LossLog& losses) {
+  // Has checkpoints keep this rank's shards and the optimizer's state.
+  void add_to(Training& training) {
     std::vector<TensorPart> parts;
     for (int u = 0; u < units(); ++u) {
-      const int size = units_[u].sharding.shard, first = groups_.shard_rank() * size;
+      const int size = units_[u].sharding.shard, first = groups_.shard.rank() * size;
       const auto shard = range_of(parts_of(units_[u].model), first, first + size, value_shard(u));
       parts.insert(parts.end(), shard.begin(), shard.end());
     }
-    checkpoints.add(parts);
-    const auto add = [&](auto& update) {
-      checkpoints.add_adamw(parts, values_.data(), update->mean(), update->square());
-    };
-    host_update_ ? add(host_update_) : add(device_update_);
-    const Progress progress = checkpoints.resume(losses);
-    host_update_ ? host_update_->set_steps(progress.step) : device_update_->set_steps(progress.step);
-    return progress;
+    training.add_all(parts, values_.data(), optimizer_.state());
   }
 
   // Records the full parameters, gathered unit by unit, as those of number `replica`: a report of a training run and no
@@ -226,15 +133,14 @@ class FullyShardedMlp {
     for (int u = 0; u < units(); ++u) {
       float* whole = full_values(u);
       const float* shard = into_place(u, whole, compute_);
-      NCCL_CHECK(pncclAllGather(shard, whole, units_[u].sharding.shard, ncclFloat, groups_.shard_comm(), compute_));
-      units_[u].model.place(whole, full_gradient(u));
-      for (const Parameter& p : units_[u].model.parameters()) {
-        record_parameter(replica, p.name, p.value, p.shape, compute_);
-      }
+      NCCL_CHECK(pncclAllGather(shard, whole, units_[u].sharding.shard, ncclFloat, groups_.shard.comm(), compute_));
+      units_[u].model.bind(whole, full_gradient(u));
+      record_parameters(units_[u].model, replica, compute_);
     }
   }
 
  private:
+  Place place() const { return fsdp_.cpu_offload ? Place::host : Place::device; }
   int units() const { return static_cast<int>(units_.size()); }
   static std::string name(int unit) { return "unit " + std::to_string(unit); }
 
@@ -242,10 +148,10 @@ class FullyShardedMlp {
   float* value_shard(int u) const { return values_.data() + layout_.offsets[u]; }
   float* grad_shard(int u) const { return grads_.data() + layout_.offsets[u]; }
 
-  // The buffers of use k for all parameters of its unit and for all their gradients. A unit that is not freed after its
-  // forward pass has a buffer of its own; else the uses take turns.
+  // The buffers of pass k for all parameters of its unit and for all their gradients. A unit that is not freed after
+  // its forward pass has a buffer of its own; else the passes take turns.
   float* full_values(int k) const {
-    return gathered_[fsdp_.reshard_after_forward ? k % gathered_.size() : uses_[k].unit].data();
+    return gathered_[fsdp_.reshard_after_forward ? k % gathered_.size() : passes_[k].unit].data();
   }
   float* full_gradient(int k) const { return gradients_[k % gradients_.size()].data(); }
 
@@ -253,21 +159,21 @@ class FullyShardedMlp {
   const float* into_place(int u, float* whole, cudaStream_t stream) {
     if (!fsdp_.cpu_offload) return value_shard(u);
     const int size = units_[u].sharding.shard;
-    float* place = whole + groups_.shard_rank() * size;
+    float* place = whole + groups_.shard.rank() * size;
     CUDA_CHECK(cudaMemcpyAsync(place, value_shard(u), size * sizeof(float), cudaMemcpyDefault, stream));
     return place;
   }
 
-  // Has the communication stream bring what use k needs.
+  // Has the communication stream bring what pass k needs.
   void fetch(int k) {
-    const int u = uses_[k].unit;
+    const int u = passes_[k].unit;
     const Sharding& sharding = units_[u].sharding;
-    if (uses_[k].gather) {
+    if (passes_[k].gather) {
       const Range range("gather " + name(u), communication_);
       float* whole = full_values(k);
       const float* shard = into_place(u, whole, communication_);
       // TODO 06.13: Gather the unit's parameters: `whole` from every rank's `shard`.
-      //   One NCCL call over the shard group, groups_.shard_comm(), on the communication stream. Its count is that of
+      //   One NCCL call over the shard group, groups_.shard.comm(), on the communication stream. Its count is that of
       //   one shard.
       todo("06.13");
       // END TODO 06.13
@@ -276,55 +182,55 @@ class FullyShardedMlp {
     CUDA_CHECK(cudaEventRecord(fetched_[k % 2], communication_));
   }
 
-  // To be called before the work of use k is enqueued. The order of the calls is that of the communication stream: to
-  // prefetch is to enqueue the gather of the next use before the work of this one, and so before what waits for that.
+  // Call before the work of pass k is enqueued. The order of the calls is that of the communication stream: to
+  // prefetch is to enqueue the gather of the next pass before the work of this one, and so before what waits for that.
   Unit& begin(int k) {
     if (k == 0 || !fsdp_.prefetch) fetch(k);
-    if (fsdp_.prefetch && k + 1 < static_cast<int>(uses_.size())) fetch(k + 1);
-    // TODO 06.14: Let the compute stream wait for what was fetched for use k: for the event fetched_[k % 2].
-    //   The event is recorded already, by fetch(). Why is one event not enough for all uses?
+    if (fsdp_.prefetch && k + 1 < static_cast<int>(passes_.size())) fetch(k + 1);
+    // TODO 06.14: Let the compute stream wait for what was fetched for pass k: for the event fetched_[k % 2].
+    //   The event is recorded already, by fetch(). Why is one event not enough for all passes?
     todo("06.14");
     // END TODO 06.14
-    Unit& unit = units_[uses_[k].unit];
-    probe("06.14", name(uses_[k].unit) + " when its work begins", full_values(k), {unit.model.count()}, compute_);
-    unit.model.place(full_values(k), full_gradient(k));
+    Unit& unit = units_[passes_[k].unit];
+    probe("06.14", name(passes_[k].unit) + " when its work begins", full_values(k), {unit.model.count()}, compute_);
+    unit.model.bind(full_values(k), full_gradient(k));
     return unit;
   }
 
-  // To be called when the work of use k is enqueued, which writes result[n].
+  // Call when the work of pass k is enqueued, which writes result[n].
   void end(int k, const float* result, int n) {
-    // TODO 06.15: Let the communication stream wait for the work of use k. The event worked_ is there for it.
+    // TODO 06.15: Let the communication stream wait for the work of pass k. The event worked_ is there for it.
     //   What comes next on that stream overwrites parameters that this work reads, or reads gradients that it writes.
     todo("06.15");
     // END TODO 06.15
-    probe("06.15", name(uses_[k].unit) + (uses_[k].backward ? ", its gradients" : ", its output"), result, {n},
+    probe("06.15", name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
           communication_);
   }
 
   // The gradients end with the padding, which no layer writes.
   void clear_padding(int k) {
-    const Sharding& sharding = units_[uses_[k].unit].sharding;
+    const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(float);
     CUDA_CHECK(cudaMemsetAsync(full_gradient(k) + sharding.count, 0, bytes, compute_));
   }
 
-  // Has the communication stream average the gradients of backward use k over all ranks, into this rank's shard.
+  // Has the communication stream average the gradients of backward pass k over all ranks, into this rank's shard.
   void reduce(int k, bool first, bool last) {
-    const int u = uses_[k].unit, size = units_[u].sharding.shard;
+    const int u = passes_[k].unit, size = units_[u].sharding.shard;
     const Range range("reduce " + name(u), communication_);
     float *whole = full_gradient(k), *sum = grad_shard(u);
     // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
     const bool direct = first && !fsdp_.cpu_offload;
-    float* shard = direct ? sum : whole + groups_.shard_rank() * size;
+    float* shard = direct ? sum : whole + groups_.shard.rank() * size;
     // TODO 06.16: Average the unit's gradients over the shard group, and keep this rank's shard of the averages.
     //   One NCCL call, from `whole` to `shard`, on the communication stream. Its count is that of one shard.
     todo("06.16");
     // END TODO 06.16
     probe("06.16", name(u) + ", gradient shard", shard, {size}, communication_);
     if (!first) launch(add_scaled, size, communication_, shard, sum, 1.0f, size);
-    if (last && groups_.replicas() > 1) {
+    if (last && groups_.replicate.size() > 1) {
       // TODO 06.17: Average `shard` over the ranks that hold the same one, in place.
-      //   One NCCL call over groups_.replicate_comm(), on the communication stream. Why is once a step enough?
+      //   One NCCL call over groups_.replicate.comm(), on the communication stream. Why is once a step enough?
       todo("06.17");
       // END TODO 06.17
       probe("06.17", name(u) + ", gradient shard of all replicas", shard, {size}, communication_);
@@ -338,10 +244,9 @@ class FullyShardedMlp {
   Stream communication_;
   std::deque<Unit> units_;
   ShardLayout layout_;
-  std::vector<Use> uses_;
-  ShardBuffer values_, grads_;  // this rank's shards
-  std::optional<ParameterUpdate> device_update_;
-  std::optional<HostUpdate> host_update_;
+  std::vector<Pass> passes_;
+  FloatBuffer values_, grads_;  // this rank's shards
+  Optimizer optimizer_;
   std::vector<DeviceBuffer<float>> gathered_, gradients_;  // of whole units
   Event fetched_[2], worked_, reduced_, updated_;
 };

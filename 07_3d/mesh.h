@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "common/device.h"
+#include "common/group.h"
 #include "common/job.h"
-#include "common/recorder.h"
+#include "common/record.h"
 
 namespace workshop {
 
@@ -47,39 +47,6 @@ inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
 
 // ---- groups --------------------------------------------------------------------------------------------------------
 
-// Some of the ranks, with a communicator of their own.
-struct Group {
-  ncclComm_t comm = nullptr;
-  int rank = 0, size = 1;    // of this process in comm, and of comm
-  std::vector<int> members;  // their ranks in the job, in their order in comm
-};
-
-// Every rank's value, in the order of the ranks of `comm`. Preparation and no part of the training: it goes past the
-// ledger, through NCCL's own name for the same call. Waits.
-inline std::vector<int> gather(int value, ncclComm_t comm) {
-  int size = 0;
-  NCCL_CHECK(ncclCommCount(comm, &size));
-  const Stream stream;
-  DeviceBuffer<int> mine(1, Memory::data), all(size, Memory::data);
-  mine.upload(&value, stream);
-  NCCL_CHECK(pncclAllGather(mine.data(), all.data(), 1, ncclInt, comm, stream));
-  return all.download(stream);
-}
-
-// The ranks that give the same color become one group, in the order of their keys. All ranks of `world` must call
-// this, also those that one group or another is not for: a split is a collective.
-inline Group split(ncclComm_t world, int color, int key, const std::string& name) {
-  Group group;
-  int rank = 0;
-  NCCL_CHECK(ncclCommUserRank(world, &rank));
-  NCCL_CHECK(ncclCommSplit(world, color, key, &group.comm, nullptr));
-  name_communicator(group.comm, name);
-  NCCL_CHECK(ncclCommUserRank(group.comm, &group.rank));
-  NCCL_CHECK(ncclCommCount(group.comm, &group.size));
-  group.members = gather(rank, group.comm);
-  return group;
-}
-
 class Mesh {
  public:
   // All ranks of the job build their mesh, of one shape with as many ranks. Every rank makes the same splits in the
@@ -98,25 +65,22 @@ class Mesh {
     //   the group: rank i of it is to have the tensor coordinate i.
     todo("07.2");
     // END TODO 07.2
-    tensor = split(job.comm(), color, key, "tensor");
+    tensor = job.group().split(color, key, "tensor");
     require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
 
     // TODO 07.3: The data group: the ranks that have the same parameters as this one, and other batches.
     //   As above, for the data coordinate.
     todo("07.3");
     // END TODO 07.3
-    data = split(job.comm(), color, key, "data");
+    data = job.group().split(color, key, "data");
     require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
 
     // TODO 07.4: The pipeline group: the ranks that have the other layers of this rank's replica.
     //   As above, for the pipeline coordinate. Each tensor rank has a pipeline of its own.
     todo("07.4");
     // END TODO 07.4
-    pipeline = split(job.comm(), color, key, "pipeline");
+    pipeline = job.group().split(color, key, "pipeline");
     require("pipeline", "07.4", pipeline, shape.pipeline, [this](int i) { return Coordinates{i, at.data, at.tensor}; });
-  }
-  ~Mesh() {
-    for (const Group* group : {&tensor, &data, &pipeline}) ncclCommDestroy(group->comm);
   }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -132,14 +96,14 @@ class Mesh {
   void require(const std::string& name, const std::string& todo, const Group& group, int size, Member member) const {
     std::vector<int> expected;
     for (int i = 0; i < size; ++i) expected.push_back(rank_of(member(i), shape));
-    probe(todo.c_str(), "ranks of the " + name + " group", group.members);
-    if (group.members == expected) return;
+    probe(todo.c_str(), "ranks of the " + name + " group", group.members());
+    if (group.members() == expected) return;
     const auto list = [](const std::vector<int>& ranks) {
       std::string text;
       for (int rank : ranks) text += " " + std::to_string(rank);
       return text;
     };
-    fail(kFailed, "my " + name + " group is made of the ranks" + list(group.members) + "; expected" + list(expected) +
+    fail(kFailed, "my " + name + " group is made of the ranks" + list(group.members()) + "; expected" + list(expected) +
                       ", in this order: see TODO " + todo);
   }
 };
@@ -159,7 +123,7 @@ inline int tensor_group_across_nodes(const std::vector<int>& nodes, int tensor) 
 // numbered one after the other, so that the first of them stands for the node.
 inline void require_tensor_groups_within_nodes(const MeshShape& shape, const Job& job) {
   const Ranks& ranks = job.ranks();
-  const int first = tensor_group_across_nodes(gather(ranks.rank - ranks.local_rank, job.comm()), shape.tensor);
+  const int first = tensor_group_across_nodes(job.group().gather(ranks.rank - ranks.local_rank), shape.tensor);
   if (first < 0) return;
   usage_error("--tp is '" + std::to_string(shape.tensor) + "', which puts ranks " + std::to_string(first) + " to " +
               std::to_string(first + shape.tensor - 1) +

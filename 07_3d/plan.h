@@ -21,11 +21,11 @@ enum class Precision {
   mixed,  // 2 bytes a parameter, gradient and activation; the optimizer has its own copy of the parameters in fp32
 };
 
-struct Model {
+struct ModelShape {
   std::vector<int> widths;  // of --layers; empty where only the number of parameters is known
   double parameters = 0;
   Activation activation = Activation::none;
-  Optimizer optimizer = Optimizer::sgd;
+  OptimizerKind optimizer = OptimizerKind::sgd;
   Precision precision = Precision::fp32;
   int rows = 0;  // of the batch of a step, over all replicas
 
@@ -34,7 +34,7 @@ struct Model {
   double bytes() const { return precision == Precision::mixed ? 2 : 4; }
   // Bytes a parameter of what the optimizer keeps from step to step: AdamW's two means, and the copy in fp32.
   double optimizer_bytes() const {
-    return (optimizer == Optimizer::adamw ? 8 : 0) + (precision == Precision::mixed ? 4 : 0);
+    return (optimizer == OptimizerKind::adamw ? 8 : 0) + (precision == Precision::mixed ? 4 : 0);
   }
 };
 
@@ -62,7 +62,7 @@ struct Layout {
 };
 
 // The rows of a step that one replica works on, in all its micro-batches.
-inline double replica_rows(const Model& model, const Layout& layout) {
+inline double replica_rows(const ModelShape& model, const Layout& layout) {
   return static_cast<double>(model.rows) / layout.dp;
 }
 
@@ -113,7 +113,7 @@ struct Plan {
 // ---- the part of the model that a GPU has --------------------------------------------------------------------------
 
 // A stage's layers, cut over the tensor group.
-struct Part {
+struct StageShape {
   double parameters = 0, weights = 0;  // with and without the biases
   double largest = 0;                  // parameters of the largest layer
   double kept = 0;                     // values a row that the backward needs: outputs, twice where one is activated
@@ -124,23 +124,22 @@ struct Part {
 };
 
 // Layers [bounds[p], bounds[p + 1]) belong to stage p. A tensor group cuts layers in pairs, which stay together.
-inline std::vector<int> stage_bounds(const Model& model, const Layout& layout) {
-  if (layout.tp == 1) return partition_layers(model.widths, layout.pp, Partition::uniform);
-  std::vector<int> between;  // widths between the pairs
-  for (std::size_t i = 0; i < model.widths.size(); i += 2) between.push_back(model.widths[i]);
-  std::vector<int> bounds = partition_layers(between, layout.pp, Partition::uniform);
-  for (int& bound : bounds) bound *= 2;
+inline std::vector<int> stage_bounds(const ModelShape& model, const Layout& layout) {
+  const int together = layout.tp > 1 ? 2 : 1, layers = static_cast<int>(model.widths.size()) - 1;
+  const std::vector<std::int64_t> units(layers / together);
+  std::vector<int> bounds = partition_layers(units, layout.pp, Partition::uniform);
+  for (int& bound : bounds) bound *= together;
   return bounds;
 }
 
-inline Part make_part(const Model& model, const Layout& layout, int first, int last) {
+inline StageShape make_part(const ModelShape& model, const Layout& layout, int first, int last) {
   if (model.widths.empty()) {
-    Part whole;
+    StageShape whole;
     whole.parameters = whole.weights = model.parameters;
     whole.layers = 1;
     return whole;
   }
-  Part part;
+  StageShape part;
   for (int i = first; i < last; ++i) {
     // Chapter 05: the first layer of a pair is cut by its outputs, bias included, the second one by its inputs.
     const bool column = i % 2 == 0;
@@ -164,7 +163,7 @@ inline Part make_part(const Model& model, const Layout& layout, int first, int l
 // ---- memory --------------------------------------------------------------------------------------------------------
 
 // Parameters, gradients and optimizer state of a GPU that is one of the mesh's data-parallel ranks.
-inline MemoryPlan model_states(const Model& model, const Layout& layout, double parameters) {
+inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, double parameters) {
   MemoryPlan memory;
   memory.parameters = model.bytes() * parameters;
   memory.gradients = model.bytes() * parameters;
@@ -180,7 +179,8 @@ inline MemoryPlan model_states(const Model& model, const Layout& layout, double 
 }
 
 // Adds what stage `s` keeps for its backwards, and its messages: chapter 04's formulas, for 1F1B.
-inline void add_activations(MemoryPlan& memory, const Model& model, const Layout& layout, const Part& part, int s) {
+inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
+                            int s) {
   const bool first = s == 0, last = s == layout.pp - 1;
   const double rows = replica_rows(model, layout) / layout.micro_batches;
   const int in_flight = std::min(layout.micro_batches, layout.pp - s);
@@ -191,7 +191,7 @@ inline void add_activations(MemoryPlan& memory, const Model& model, const Layout
 
 // Adds the room for what ZeRO does not keep: one layer's gradients before they are reduced, in stage 3 its gathered
 // parameters too, and with prefetch both of two layers (chapter 06).
-inline void add_gathered(MemoryPlan& memory, const Model& model, const Layout& layout, const Part& part) {
+inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int layers = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * layers;
 }
@@ -199,7 +199,7 @@ inline void add_gathered(MemoryPlan& memory, const Model& model, const Layout& l
 // ---- traffic -------------------------------------------------------------------------------------------------------
 
 // Bytes that a GPU sends to the other data-parallel ranks, of `parameters` that it has gradients of.
-inline double data_bytes(const Model& model, const Layout& layout, double parameters) {
+inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double whole = model.bytes() * parameters;
   double sent = 0;
   // TODO 07.11: How many bytes does a rank send to its layout.dp data-parallel ranks in a step?
@@ -215,7 +215,7 @@ inline double data_bytes(const Model& model, const Layout& layout, double parame
 }
 
 // Bytes that a GPU sends to the other ranks of its tensor group. `summed` is part.summed.
-inline double tensor_bytes(const Model& model, const Layout& layout, double summed) {
+inline double tensor_bytes(const ModelShape& model, const Layout& layout, double summed) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
   // TODO 07.12: How many bytes does a rank send to the layout.tp ranks of its tensor group in a step?
@@ -229,7 +229,7 @@ inline double tensor_bytes(const Model& model, const Layout& layout, double summ
 }
 
 // Bytes that a GPU of stage `s` sends to the neighbouring stages.
-inline double pipeline_bytes(const Model& model, const Layout& layout, const Part& part, int s) {
+inline double pipeline_bytes(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
   // TODO 07.13: How many bytes does a rank of stage s send to the stages below and above it in a step?
@@ -271,7 +271,7 @@ inline double ring_seconds(const Link& link, int ranks, double calls, double who
   return rounds * link.latency + sent / link.bandwidth;
 }
 
-inline Times stage_times(const Model& model, const Cluster& cluster, const Layout& layout, const Part& part,
+inline Times stage_times(const ModelShape& model, const Cluster& cluster, const Layout& layout, const StageShape& part,
                          const Traffic& sent) {
   const double rows = replica_rows(model, layout);
   const Link& tensor = link_of_group(cluster, 1, layout.tp);
@@ -328,7 +328,7 @@ inline std::string is(const std::string& option, int value) {
 }
 
 // Why the model cannot be cut over stages and tensor groups like this: one line, empty if it can.
-inline std::string why_not_cut(const Model& model, const Layout& layout) {
+inline std::string why_not_cut(const ModelShape& model, const Layout& layout) {
   if (model.widths.empty()) {
     const std::string one = "1 with --parameters, which says nothing of layers";
     return layout.pp > 1 ? is("pp", layout.pp) + one : layout.tp > 1 ? is("tp", layout.tp) + one : "";
@@ -349,7 +349,7 @@ inline std::string why_not_cut(const Model& model, const Layout& layout) {
 }
 
 // Why the model cannot be trained on this mesh: one line, empty if it can.
-inline std::string why_not(const Model& model, const Cluster& cluster, const Layout& layout) {
+inline std::string why_not(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   if (layout.gpus() != cluster.gpus) {
     return "--dp, --pp and --tp make " + std::to_string(layout.gpus()) + " GPUs; expected --gpus, " +
            std::to_string(cluster.gpus);
@@ -376,12 +376,12 @@ inline std::string why_not(const Model& model, const Cluster& cluster, const Lay
 }
 
 // Plans a mesh for which why_not() has nothing to say.
-inline Plan make_plan(const Model& model, const Cluster& cluster, const Layout& layout) {
+inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;
   const std::vector<int> bounds = model.widths.empty() ? std::vector<int>{0, 1} : stage_bounds(model, layout);
   for (int s = 0; s < layout.pp; ++s) {
-    const Part part = make_part(model, layout, bounds[s], bounds[s + 1]);
+    const StageShape part = make_part(model, layout, bounds[s], bounds[s + 1]);
     StagePlan stage;
     stage.memory = model_states(model, layout, part.parameters);
     add_activations(stage.memory, model, layout, part, s);

@@ -112,7 +112,7 @@ Batch DataLoader::batch(int step) {
   const int rows = std::min(batch_size_, count_ - first);
   launch(gather_rows, rows * in_, stream_, x_.data(), inputs_.data(), indices_.data() + first, rows, in_);
   launch(gather_rows, rows * out_, stream_, y_.data(), targets_.data(), indices_.data() + first, rows, out_);
-  return {x_.data(), y_.data(), rows};
+  return {x_.data(), y_.data(), rows, in_ * sizeof(float), out_ * sizeof(float)};
 }
 
 }  // namespace workshop

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "common/device.h"
@@ -58,15 +59,22 @@ class DistributedSampler {
   int epoch_ = 0;
 };
 
-// Rows of a batch on the device. Valid until the loader's next batch is enqueued.
+// Some samples on the device. What x and y are, only a model's first layer and its loss know: floats [samples, in] and
+// [samples, out] here.
 struct Batch {
-  const float* x;  // [rows, in]
-  const float* y;  // [rows, out]
-  int rows;
+  const void *x = nullptr, *y = nullptr;
+  int samples = 0;
+  std::size_t x_bytes = 0, y_bytes = 0;  // of a sample
+
+  // The `count` samples from number `first` on.
+  Batch slice(int first, int count) const {
+    const auto at = [](const void* from, std::size_t bytes) { return static_cast<const std::byte*>(from) + bytes; };
+    return {at(x, first * x_bytes), at(y, first * y_bytes), count, x_bytes, y_bytes};
+  }
 };
 
-// Keeps the data set on the device and gathers batches of it there, in the order of the epoch's indices. Nothing in
-// batch() waits or allocates. The last batch of an epoch may have fewer rows (DataLoader's drop_last=False).
+// Keeps the data set on the device and gathers batches of it there, in the order of the epoch's indices: a batch is valid
+// until the next one is enqueued. Nothing in batch() waits or allocates. The last batch of an epoch may have fewer rows (DataLoader's drop_last=False).
 class DataLoader {
  public:
   DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream);
@@ -74,7 +82,7 @@ class DataLoader {
   void start_epoch(const std::vector<int>& indices);
   int steps() const;  // batches in this epoch
   // Samples in the batches [first, last) together.
-  int rows(int first, int last) const { return std::min(count_, last * batch_size_) - first * batch_size_; }
+  int samples(int first, int last) const { return std::min(count_, last * batch_size_) - first * batch_size_; }
   Batch batch(int step);
 
  private:

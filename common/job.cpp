@@ -163,6 +163,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   record_on_device();
   start_watchdog(ranks_);
   comm_ = make_world(ranks_, with_mpi);
+  group_ = Group(comm_);
   name_communicator(comm_, "world");
   connect_watchdogs(comm_);
   start_clock(comm_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/check.h"
+#include "common/group.h"
 #include "common/options.h"
 #include "common/ranks.h"
 
@@ -22,11 +23,13 @@ class Job {
   int rank() const { return ranks_.rank; }
   int world() const { return ranks_.world; }
   const Ranks& ranks() const { return ranks_; }
-  ncclComm_t comm() const { return comm_; }
+  const Group& group() const { return group_; }  // all ranks
+  ncclComm_t comm() const { return comm_; }      // theirs
 
  private:
   Ranks ranks_;
   ncclComm_t comm_ = nullptr;
+  Group group_;
 };
 
 // Ends the job with status 2 where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call. For

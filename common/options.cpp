@@ -75,7 +75,6 @@ struct Options::Impl {
   using Read = std::function<std::string(const std::string&)>;
 
   CLI::App app;
-  Sampling sampling;
   CLI::Option* model_seed = nullptr;
   std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
   std::vector<CLI::Option*> training;
@@ -139,9 +138,8 @@ void require_product(const std::vector<std::pair<std::string, std::int64_t>>& fa
 }
 
 Options::Options(std::string program, std::string description, Sampling sampling)
-    : program_(std::move(program)), impl_(std::make_unique<Impl>()) {
+    : program_(std::move(program)), sampling_(sampling), impl_(std::make_unique<Impl>()) {
   std::set_terminate(report_uncaught);
-  impl_->sampling = sampling;
   CLI::App& app = impl_->app;
   app.description(description);
   app.name(program_);
@@ -227,6 +225,15 @@ void Options::with_checkpoints(const std::string& format) {
   add("--checkpoint-format", checkpoint_format, "one file, gathered on rank 0, or one a rank", {"full", "sharded"});
 }
 
+void Options::with_accumulation() {
+  add("--accumulation-steps", accumulation_steps, "batches a rank works through before each update", 1);
+}
+
+void Options::with_validation() {
+  validates_ = true;
+  add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
+}
+
 void Options::without_training() {
   for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
   impl_->training.clear();
@@ -294,13 +301,23 @@ void Options::parse(int argc, char** argv) {
     usage_error(message + " (--help lists what is accepted)");
   }
   if (impl_->model_seed != nullptr && impl_->model_seed->count() == 0) {
-    const bool distributed = impl_->sampling == Sampling::distributed;
+    const bool distributed = sampling_ == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
-  if (weight_decay < 0) weight_decay = optimizer == Optimizer::adamw ? 0.01 : 0.0;
+  if (validation_samples >= samples) {
+    usage_error("--validation-samples is '" + std::to_string(validation_samples) + "'; expected fewer than the " +
+                std::to_string(samples) + " of --samples");
+  }
+  if (weight_decay < 0) weight_decay = optimizer == OptimizerKind::adamw ? 0.01 : 0.0;
+}
+
+std::string Options::layers_text() const {
+  std::string text;
+  for (int width : layers) text += (text.empty() ? "" : ",") + std::to_string(width);
+  return text;
 }
 
 std::string Options::json() const {

@@ -12,7 +12,7 @@
 namespace workshop {
 
 enum class Activation { none, relu, gelu };  // gelu is the exact one, with erf
-enum class Optimizer { sgd, adamw };
+enum class OptimizerKind { sgd, adamw };
 
 enum class Sampling { data_loader, distributed };  // PyTorch's DataLoader alone, or with a DistributedSampler
 
@@ -35,13 +35,15 @@ class Options {
   // The options of every training program, with the defaults of the PyTorch programs.
   std::vector<int> layers = {6, 4, 2};  // widths: input, hidden …, output
   Activation activation = Activation::none;
-  Optimizer optimizer = Optimizer::sgd;
+  OptimizerKind optimizer = OptimizerKind::sgd;
   double lr = 0.01;
   double weight_decay = -1;  // after parse(): what was given, else PyTorch's default (0 for SGD, 0.01 for AdamW)
   int samples = 1024;
   int batch_size = 32;  // samples a rank and micro-batch
   int epochs = 1;
   int max_steps = 0;  // stop after so many optimizer steps; 0: no limit
+  int accumulation_steps = 1;  // batches of a step: in programs that call with_accumulation()
+  int validation_samples = 0;  // not trained on: in programs that call with_validation()
   bool shuffle = true;
   std::uint64_t seed = 12345;    // of the data set
   std::uint64_t model_seed = 0;  // of the initial weights; after parse(): what was given, else one of kModelSeed…
@@ -59,6 +61,11 @@ class Options {
   // Adds the options of checkpoints. `format` is the default of --checkpoint-format. Call before parse().
   void with_checkpoints(const std::string& format);
 
+  // Add --accumulation-steps, and --validation-samples. Call before parse().
+  void with_accumulation();
+  void with_validation();
+  bool validates() const { return validates_; }
+
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
 
@@ -75,11 +82,15 @@ class Options {
   void parse(int argc, char** argv);
 
   const std::string& program() const { return program_; }
+  Sampling sampling() const { return sampling_; }
+  std::string layers_text() const;  // "6,4,2"
   std::string json() const;  // every option and its value after parse(), for the run record
 
  private:
   struct Impl;
   std::string program_;
+  Sampling sampling_;
+  bool validates_ = false;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "01_single_gpu/mlp.h"
+#include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 
 using namespace workshop;
@@ -119,12 +120,12 @@ std::string all_reduce(const Job& job) {
 // Four GELU layers of width 1,024, batch 128, AdamW.
 std::string mlp_step(const Options& shared) {
   constexpr int width = 1024, depth = 4, rows = 128, steps = 3;
-  const std::vector<int> widths(depth + 1, width);
+  const Network network = make_mlp(std::vector<int>(depth + 1, width), Activation::gelu);
   const Stream stream;
-  Mlp model(widths, Activation::gelu, rows, stream);
+  Model model(network, rows, stream);
   model.initialize(1);
   Activations activations = model.make_activations();
-  ParameterUpdate update(shared, model.count(), stream);
+  Optimizer optimizer(shared, model.count(), stream);
   DeviceBuffer<float> x(rows * width, Memory::data), y(rows * width, Memory::data), loss(1, Memory::data);
   std::vector<float> host(rows * width);
   Generator(2).randn(host.data(), host.size());
@@ -136,9 +137,9 @@ std::string mlp_step(const Options& shared) {
     return stream_seconds(stream, [&] {
       for (int i = 0; i < steps; ++i) {
         model.forward(x.data(), rows, activations);
-        model.loss(activations, y.data(), rows * width, loss.data());
+        model.loss(activations, y.data(), rows, loss.data());
         model.backward(activations);
-        update.step(model.values(), model.grads());
+        optimizer.step(model.values(), model.grads());
       }
     });
   };
@@ -148,8 +149,8 @@ std::string mlp_step(const Options& shared) {
     return stream_seconds(stream, [&] {
       for (int i = 0; i < steps; ++i) {
         for (int k = 0; k < depth; ++k) {
-          const float* weight = model.layers()[k].weight;
-          float* weight_grad = model.layers()[k].weight_grad;
+          const float* weight = model.parameters()[2 * k].value;
+          float* weight_grad = model.parameters()[2 * k].grad;
           gemm(blas, Op::as_is, Op::transposed, rows, width, width, x.data(), weight, 0, product.data());
           gemm(blas, Op::transposed, Op::as_is, width, width, rows, y.data(), x.data(), 0, weight_grad);
           if (k > 0) gemm(blas, Op::as_is, Op::as_is, rows, width, width, y.data(), weight, 0, product.data());
@@ -176,7 +177,7 @@ int main(int argc, char** argv) {
   options.add("--part", part, "what to measure", {"all_reduce", "mlp_step"});
   options.add("--json", json_file, "file to write the numbers to", {});
   options.parse(argc, argv);
-  options.optimizer = Optimizer::adamw;
+  options.optimizer = OptimizerKind::adamw;
   options.lr = 1e-4;  // with more this width diverges, and numbers too small for float32 take the processor far longer
   const Job job(options);
 

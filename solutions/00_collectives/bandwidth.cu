@@ -9,8 +9,8 @@
 
 #include "00_collectives/alpha_beta.h"
 #include "common/device.h"
-#include "common/job.h"
 #include "common/files.h"
+#include "common/job.h"
 #include "common/record.h"
 
 namespace {
@@ -25,7 +25,7 @@ constexpr int kSizeStep = 4;  // each message is so many times as long as the on
 constexpr double kGiga = 1e9;
 
 // Which collective is measured, by whom, on which stream.
-struct Group {
+struct Participants {
   Op op;
   ncclComm_t comm;
   cudaStream_t stream;
@@ -48,7 +48,7 @@ double bus_factor(Op op, int world) {
 }
 
 // Probes see device memory, so the factors of all ops, [ops], go there once.
-void probe_bus_factors(const Group& group) {
+void probe_bus_factors(const Participants& group) {
   std::vector<float> factors;
   for (int op = 0; op < static_cast<int>(kOps.size()); ++op) {
     factors.push_back(static_cast<float>(bus_factor(static_cast<Op>(op), group.world)));
@@ -61,15 +61,17 @@ void probe_bus_factors(const Group& group) {
 
 // As in nccl-tests, a message is the longest buffer that a rank takes part with. In all-gather and reduce-scatter that
 // is the one with a part for every rank, while the `count` of the call is the length of one part.
-int parts(const Group& group) { return group.op == Op::all_gather || group.op == Op::reduce_scatter ? group.world : 1; }
+int parts(const Participants& group) {
+  return group.op == Op::all_gather || group.op == Op::reduce_scatter ? group.world : 1;
+}
 
 // The `count` argument of the call for a message of `bytes`, rounded down to whole elements, at least one.
-std::size_t count_argument(std::size_t bytes, const Group& group) {
+std::size_t count_argument(std::size_t bytes, const Participants& group) {
   return std::max<std::size_t>(1, bytes / sizeof(float) / parts(group));
 }
 
 // Enqueues one call of the collective.
-void enqueue(const float* in, float* out, std::size_t count, const Group& group) {
+void enqueue(const float* in, float* out, std::size_t count, const Participants& group) {
   const auto& [op, comm, stream, rank, world] = group;
   switch (op) {
     case Op::all_reduce:
@@ -94,7 +96,7 @@ void enqueue(const float* in, float* out, std::size_t count, const Group& group)
 }
 
 // The largest of the ranks' values. pncclAllReduce is ncclAllReduce, but stays out of the ledger.
-double slowest(float seconds, const Group& group) {
+double slowest(float seconds, const Participants& group) {
   DeviceBuffer<float> value(1, Memory::data);
   value.upload(&seconds, group.stream);
   NCCL_CHECK(pncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclMax, group.comm, group.stream));
@@ -104,7 +106,7 @@ double slowest(float seconds, const Group& group) {
 // Measures calls of the collective with the same buffers, and checks what they leave in `out`.
 class Benchmark {
  public:
-  Benchmark(std::size_t max_bytes, const Group& group)
+  Benchmark(std::size_t max_bytes, const Participants& group)
       : group_(group),
         in_(count_argument(max_bytes, group) * parts(group), Memory::data),
         out_(in_.size(), Memory::data) {
@@ -162,7 +164,7 @@ class Benchmark {
                                                    [expected](float x) { return x == expected; });
   }
 
-  Group group_;
+  Participants group_;
   DeviceBuffer<float> in_, out_;
   std::vector<double> shares_timed_;  // of the time that the host waited, by size
   bool results_right_ = true;
@@ -218,7 +220,7 @@ int main(int argc, char** argv) {
   Job job(options);
   Stream stream;
   const auto chosen = static_cast<Op>(std::find(kOps.begin(), kOps.end(), op) - kOps.begin());
-  const Group group = {chosen, job.comm(), stream, job.rank(), job.world()};
+  const Participants group = {chosen, job.comm(), stream, job.rank(), job.world()};
 
   probe_bus_factors(group);
   const double factor = bus_factor(group.op, job.world());

@@ -13,7 +13,7 @@ namespace {
 using namespace workshop;
 
 // Who takes part in a collective, and the stream that it is enqueued on.
-struct Group {
+struct Participants {
   ncclComm_t comm;
   cudaStream_t stream;
   int rank;   // of this process
@@ -22,7 +22,7 @@ struct Group {
 };
 
 // in: [count], read on the root alone; out: [count], the root's values on every rank.
-void broadcast(const float* in, float* out, int count, const Group& group) {
+void broadcast(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.1: Copy the root's `count` values of `in` to `out` on every rank: one NCCL call.
   //   All ranks make the same call with the same arguments. Which of them says who sends?
   NCCL_CHECK(ncclBroadcast(in, out, count, ncclFloat, group.root, group.comm, group.stream));
@@ -31,7 +31,7 @@ void broadcast(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [world, count], read on the root alone; out: [count], row r of the root's `in` on rank r.
-void scatter(const float* in, float* out, int count, const Group& group) {
+void scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
   //   A group is what stands between ncclGroupStart and ncclGroupEnd; in it a rank may send to itself.
   //   Who sends how often, and who receives?
@@ -48,7 +48,7 @@ void scatter(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [count]; out: [world, count], written on the root alone: row r is rank r's `in`.
-void gather(const float* in, float* out, int count, const Group& group) {
+void gather(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.3: Bring rank r's `in` to row r of the root's `out`, with one group of sends and receives.
   //   It is scatter backwards. What becomes of each send and of each receive?
   NCCL_CHECK(ncclGroupStart());
@@ -64,7 +64,7 @@ void gather(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [count]; out: [count], written on the root alone: the sum of `in` over the ranks.
-void reduce(const float* in, float* out, int count, const Group& group) {
+void reduce(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.4: Add `in` up over all ranks, element by element, into the root's `out`: one NCCL call.
   //   Which argument chooses the sum rather than the maximum or the average?
   NCCL_CHECK(ncclReduce(in, out, count, ncclFloat, ncclSum, group.root, group.comm, group.stream));
@@ -73,7 +73,7 @@ void reduce(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [count]; out: [world, count], row r is rank r's `in`, on every rank.
-void all_gather(const float* in, float* out, int count, const Group& group) {
+void all_gather(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.5: Give every rank the `in` of all ranks, as the rows of `out`: one NCCL call.
   //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
   NCCL_CHECK(ncclAllGather(in, out, count, ncclFloat, group.comm, group.stream));
@@ -82,7 +82,7 @@ void all_gather(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [world, count]; out: [count], on rank r the sum over the ranks of their rows r.
-void reduce_scatter(const float* in, float* out, int count, const Group& group) {
+void reduce_scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.6: Add `in` up over all ranks and leave row r of the sum in rank r's `out`: one NCCL call.
   //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
   NCCL_CHECK(ncclReduceScatter(in, out, count, ncclFloat, ncclSum, group.comm, group.stream));
@@ -91,7 +91,7 @@ void reduce_scatter(const float* in, float* out, int count, const Group& group) 
 }
 
 // in: [world, count]; out: [world, count], on rank r: row s is row r of rank s's `in` (a transposition of blocks).
-void all_to_all(const float* in, float* out, int count, const Group& group) {
+void all_to_all(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.7: Send row r of `in` to rank r, and receive row r of `out` from rank r, for every r.
   //   What would happen to these sends and receives without a group around them?
   NCCL_CHECK(ncclGroupStart());
@@ -105,7 +105,7 @@ void all_to_all(const float* in, float* out, int count, const Group& group) {
 }
 
 // in: [world, count]; out: [world, count], the sum of `in` over the ranks, on every rank.
-void all_reduce(const float* in, float* out, int count, const Group& group) {
+void all_reduce(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.8: Add `in` up over all ranks into every rank's `out`: one NCCL call.
   //   Here `in` has world x count elements, and nothing is split. What is the count of this call?
   NCCL_CHECK(ncclAllReduce(in, out, group.world * count, ncclFloat, ncclSum, group.comm, group.stream));
@@ -114,7 +114,7 @@ void all_reduce(const float* in, float* out, int count, const Group& group) {
 }
 
 // The same as all_reduce, in two halves. Chapter 06 (FSDP) lives on doing other work between them.
-void all_reduce_in_halves(const float* in, float* out, int count, const Group& group) {
+void all_reduce_in_halves(const float* in, float* out, int count, const Participants& group) {
   float* my_row = out + group.rank * count;
   // TODO 00.9: Reduce-scatter `in` into `my_row`, then all-gather the rows into `out`: two NCCL calls.
   //   `my_row` lies inside `out`. What makes the second call an in-place one, which copies nothing to itself?
@@ -137,41 +137,43 @@ float sum_of_initial(int i, int world) {
 struct Example {
   const char* title;
   int in, out;  // elements of a rank's input and output
-  void (*run)(const float* in, float* out, int count, const Group& group);
-  float (*expected)(int rank, int i, int count, const Group& group);  // 0 where nothing is written
+  void (*run)(const float* in, float* out, int count, const Participants& group);
+  float (*expected)(int rank, int i, int count, const Participants& group);  // 0 where nothing is written
 };
 
 std::vector<Example> examples(int count, int world) {
   const int all = world * count;
   return {
       {"broadcast", count, count, broadcast,
-       [](int, int i, int, const Group& group) { return initial(group.root, i); }},
+       [](int, int i, int, const Participants& group) { return initial(group.root, i); }},
       {"scatter", all, count, scatter,
-       [](int rank, int i, int count, const Group& group) { return initial(group.root, rank * count + i); }},
+       [](int rank, int i, int count, const Participants& group) { return initial(group.root, rank * count + i); }},
       {"gather", count, all, gather,
-       [](int rank, int i, int count, const Group& group) {
+       [](int rank, int i, int count, const Participants& group) {
          return rank == group.root ? initial(i / count, i % count) : 0;
        }},
       {"reduce", count, count, reduce,
-       [](int rank, int i, int, const Group& group) {
+       [](int rank, int i, int, const Participants& group) {
          return rank == group.root ? sum_of_initial(i, group.world) : 0;
        }},
       {"all-gather", count, all, all_gather,
-       [](int, int i, int count, const Group&) { return initial(i / count, i % count); }},
+       [](int, int i, int count, const Participants&) { return initial(i / count, i % count); }},
       {"reduce-scatter", all, count, reduce_scatter,
-       [](int rank, int i, int count, const Group& group) { return sum_of_initial(rank * count + i, group.world); }},
+       [](int rank, int i, int count, const Participants& group) {
+         return sum_of_initial(rank * count + i, group.world);
+       }},
       {"all-to-all", all, all, all_to_all,
-       [](int rank, int i, int count, const Group&) { return initial(i / count, rank * count + i % count); }},
+       [](int rank, int i, int count, const Participants&) { return initial(i / count, rank * count + i % count); }},
       {"all-reduce", all, all, all_reduce,
-       [](int, int i, int, const Group& group) { return sum_of_initial(i, group.world); }},
+       [](int, int i, int, const Participants& group) { return sum_of_initial(i, group.world); }},
       {"reduce-scatter, then all-gather", all, all, all_reduce_in_halves,
-       [](int, int i, int, const Group& group) { return sum_of_initial(i, group.world); }},
+       [](int, int i, int, const Participants& group) { return sum_of_initial(i, group.world); }},
   };
 }
 
 // Every rank's buffer, on every rank's host: [world, mine.size()]. The pnccl names are the same NCCL calls under the
 // name that tools are meant to use, so this one stays out of the ledger of the calls you make.
-std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Group& group) {
+std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Participants& group) {
   DeviceBuffer<float> all(group.world * mine.size(), Memory::data);
   NCCL_CHECK(pncclAllGather(mine.data(), all.data(), mine.size(), ncclFloat, group.comm, group.stream));
   return all.download(group.stream);
@@ -191,7 +193,7 @@ std::string to_string(const float* values, int size, int count) {
 
 // Runs one collective and prints every rank's buffers before and after. Returns all outputs, [world, out], and clears
 // `right` when they are not what the collective promises.
-std::vector<float> demonstrate(const Example& example, int count, const Group& group, bool& right) {
+std::vector<float> demonstrate(const Example& example, int count, const Participants& group, bool& right) {
   std::vector<float> host(example.in);
   for (int i = 0; i < example.in; ++i) host[i] = initial(group.rank, i);
   DeviceBuffer<float> in(example.in, Memory::data), out(example.out, Memory::data);
@@ -231,7 +233,7 @@ int main(int argc, char** argv) {
                 std::to_string(job.world() - 1));
   }
   Stream stream;
-  const Group group = {job.comm(), stream, job.rank(), job.world(), root};
+  const Participants group = {job.comm(), stream, job.rank(), job.world(), root};
 
   print0("%d ranks, %d elements a rank, root %d; a dot is an element that nothing was written to\n", job.world(), count,
          root);

@@ -9,27 +9,28 @@
 #include <functional>
 #include <vector>
 
+#include "03_model_parallel/idle_clock.h"
 #include "common/device.h"
+#include "common/group.h"
 #include "common/job.h"
-#include "common/recorder.h"
-#include "idle_clock.h"
 #include "stage.h"
 
 namespace workshop {
 
-template <typename Model>
-class PipelineExecutorOf {
+class PipelineExecutor {
  public:
-  // `comm` has one rank a stage, in their order; the stage is this rank's. The schedule must have passed
+  // `stages` has one rank per stage, in their order; the stage is this rank's. The schedule must have passed
   // check_schedule.
-  PipelineExecutorOf(const Schedule& schedule, StageOf<Model>& stage, ncclComm_t comm, cudaStream_t compute,
-                     IdleClock& clock)
-      : schedule_(schedule), stage_(stage), compute_(compute), clock_(clock) {
+  PipelineExecutor(const Schedule& schedule, Stage& stage, const Group& stages, cudaStream_t compute, IdleClock& clock)
+      : schedule_(schedule),
+        stage_(stage),
+        compute_(compute),
+        clock_(clock),
+        rank_(stages.rank()),
+        gradients_(stages.split(/*color=*/0, /*key=*/stages.rank(), "gradients")) {
     if (schedule.stages > 1 && schedule.name != "gpipe") refuse_launch_blocking("--schedule " + schedule.name);
-    NCCL_CHECK(ncclCommUserRank(comm, &rank_));
-    links_[0].comm = comm;
-    NCCL_CHECK(ncclCommSplit(comm, /*color=*/0, /*key=*/rank_, &links_[1].comm, nullptr));
-    name_communicator(links_[1].comm, "gradients");
+    channels_[0].comm = stages.comm();
+    channels_[1].comm = gradients_.comm();
     for (const Instruction& i : schedule.lists[rank_]) {
       const bool joins = !tasks_.empty() && joins_group(tasks_.back().instructions.back(), i);
       if (!joins) tasks_.emplace_back();
@@ -37,24 +38,23 @@ class PipelineExecutorOf {
     }
     for (Task& task : tasks_) task.input = find_input(task.instructions[0]);
   }
-  ~PipelineExecutorOf() { ncclCommDestroy(links_[1].comm); }
-  PipelineExecutorOf(const PipelineExecutorOf&) = delete;
-  PipelineExecutorOf& operator=(const PipelineExecutorOf&) = delete;
+  PipelineExecutor(const PipelineExecutor&) = delete;
+  PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
-  // Enqueues one step, on a batch that stage.begin_step() has been given. `update` is called when all gradients of the
-  // parameters are enqueued; `ready(chunk, layer)` for each layer as soon as its are, which lets their reduction over
-  // other ranks begin behind the last backwards.
+  // Enqueues one step, on the batch of stage.begin_step(). Calls update() when all gradients of the parameters are
+  // enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets their reduction over other ranks
+  // begin behind the last backwards.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
-    for (Link& link : links_) link.last = link.before_last = nullptr;
+    for (Channel& channel : channels_) channel.last = channel.before_last = nullptr;
     for (Task& task : tasks_) {
       const Instruction& i = task.instructions[0];
       if (i.kind == Instruction::update) {
-        for (Link& link : links_) compute_waits_for(link.last);
+        for (Channel& channel : channels_) compute_waits_for(channel.last);
         clock_.compute(update);
       } else if (is_compute(i.kind)) {
-        Link& link = links_[i.kind == Instruction::backward];
+        Channel& channel = channels_[i.kind == Instruction::backward];
         if (task.input != nullptr) compute_waits_for(&task.input->done);
-        compute_waits_for(link.before_last);  // it has read the buffer that the next result goes to
+        compute_waits_for(channel.before_last);  // it has read the buffer that the next result goes to
         clock_.compute([&] { i.kind == Instruction::forward ? stage_.forward(i) : stage_.backward(i, ready); });
       } else {
         exchange(task);
@@ -71,7 +71,7 @@ class PipelineExecutorOf {
   };
 
   // The way of the activations, or of the gradients.
-  struct Link {
+  struct Channel {
     ncclComm_t comm = nullptr;
     Stream stream;
     Event *last = nullptr, *before_last = nullptr;  // of its groups in this step
@@ -91,12 +91,13 @@ class PipelineExecutorOf {
   }
 
   // Sends and receives the messages of a group, once what comes before them in the list is computed: then a send has
-  // its data, and nobody reads any more what a receive overwrites.
+  // its data, and nothing reads any more what a receive overwrites.
   void exchange(Task& group) {
-    Link& link = links_[!is_activation(group.instructions[0].kind)];
+    Channel& channel = channels_[!is_activation(group.instructions[0].kind)];
     CUDA_CHECK(cudaEventRecord(computed_, compute_));
-    CUDA_CHECK(cudaStreamWaitEvent(link.stream, computed_));
-    // TODO 04.7: Enqueue all messages of the group on link.stream, with link.comm, so that none waits for another.
+    CUDA_CHECK(cudaStreamWaitEvent(channel.stream, computed_));
+    // TODO 04.7: Enqueue all messages of the group on channel.stream, with channel.comm, so that none waits for
+    // another.
     //   Two neighbours that both send before they receive would wait for each other for ever. What does a group of NCCL
     //   calls do about that? For each i of group.instructions: is_send(i.kind), the rank peer(schedule_, rank_,
     //   i.kind), the floats stage_.message(i), and their number stage_.message_size(i).
@@ -104,9 +105,9 @@ class PipelineExecutorOf {
     for (const Instruction& i : group.instructions) {
       const int other = peer(schedule_, rank_, i.kind), count = stage_.message_size(i);
       if (is_send(i.kind)) {
-        NCCL_CHECK(ncclSend(stage_.message(i), count, ncclFloat, other, link.comm, link.stream));
+        NCCL_CHECK(ncclSend(stage_.message(i), count, ncclFloat, other, channel.comm, channel.stream));
       } else {
-        NCCL_CHECK(ncclRecv(stage_.message(i), count, ncclFloat, other, link.comm, link.stream));
+        NCCL_CHECK(ncclRecv(stage_.message(i), count, ncclFloat, other, channel.comm, channel.stream));
       }
     }
     NCCL_CHECK(ncclGroupEnd());
@@ -114,23 +115,22 @@ class PipelineExecutorOf {
     for (const Instruction& i : group.instructions) {
       if (is_send(i.kind)) continue;
       probe("04.7", "received micro-batch " + std::to_string(i.micro_batch), stage_.message(i),
-            {stage_.message_size(i)}, link.stream);
+            {stage_.message_size(i)}, channel.stream);
     }
-    CUDA_CHECK(cudaEventRecord(group.done, link.stream));
-    link.before_last = link.last;
-    link.last = &group.done;
+    CUDA_CHECK(cudaEventRecord(group.done, channel.stream));
+    channel.before_last = channel.last;
+    channel.last = &group.done;
   }
 
   const Schedule& schedule_;
-  StageOf<Model>& stage_;
+  Stage& stage_;
   cudaStream_t compute_;
   IdleClock& clock_;
-  int rank_ = 0;
-  Link links_[2];  // activations, gradients
+  int rank_;
+  Group gradients_;      // the stages again, with a communicator of their own
+  Channel channels_[2];  // activations, gradients
   std::vector<Task> tasks_;
   Event computed_;
 };
-
-using PipelineExecutor = PipelineExecutorOf<Mlp>;
 
 }  // namespace workshop

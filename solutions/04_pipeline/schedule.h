@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,45 +63,61 @@ inline bool joins_group(const Instruction& before, const Instruction& i) {
 
 // ---- sends and receives --------------------------------------------------------------------------------------------
 
+// The message with the input of a forward or a backward, or with its result, if another stage has the other end.
+inline std::optional<Instruction> message(const Schedule& schedule, int stage, const Instruction& i, bool input) {
+  const bool forward = i.kind == Instruction::forward;
+  const bool from_below = forward == input;  // inputs of forwards and gradients of inputs cross the lower boundary
+  const int part = schedule.part(stage, i.chunk);
+  if (part == (from_below ? 0 : schedule.parts() - 1)) return std::nullopt;
+  const Instruction::Kind receive = forward ? Instruction::receive_activation : Instruction::receive_gradient;
+  const Instruction::Kind send = forward ? Instruction::send_activation : Instruction::send_gradient;
+  return Instruction{input ? receive : send, i.micro_batch, i.chunk};
+}
+
+// A result is sent as soon as it is there.
+inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage,
+                                             const std::vector<Instruction>& order) {
+  std::vector<Instruction> list;
+  for (const Instruction& i : order) {
+    list.push_back(i);
+    if (const auto send = message(schedule, stage, i, /*input=*/false)) list.push_back(*send);
+  }
+  return list;
+}
+
+// Behind each forward or backward, and in a group with its send, comes the receive for the next one of the same kind
+// (for the one after that if `ahead` is 2): activations travel while the stage computes backwards, gradients while it
+// computes forwards, and neither waits for the other. The first `ahead` come before the first one.
+inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
+                                                const std::vector<Instruction>& order, std::size_t ahead) {
+  std::vector<Instruction> inputs[2], list;  // what the forwards and the backwards work on
+  for (const Instruction& i : order) {
+    if (is_compute(i.kind)) inputs[i.kind == Instruction::backward].push_back(i);
+  }
+  std::size_t received[2] = {0, 0}, computed[2] = {0, 0};
+  const auto receive_up_to = [&](int kind, std::size_t count) {
+    for (std::size_t& n = received[kind]; n < std::min(count, inputs[kind].size()); ++n) {
+      if (const auto receive = message(schedule, stage, inputs[kind][n], /*input=*/true)) list.push_back(*receive);
+    }
+  };
+  int kind = 0;
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    if (is_compute(order[at].kind)) {
+      kind = order[at].kind == Instruction::backward;
+      receive_up_to(kind, computed[kind]++ + ahead);
+    }
+    list.push_back(order[at]);
+    const bool sends_next = at + 1 < order.size() && is_send(order[at + 1].kind);
+    if (!sends_next) receive_up_to(kind, computed[kind] + ahead);
+  }
+  return list;
+}
+
 // Adds to a stage's forwards and backwards the messages that they need, and the update at the end.
-//
-// A result is sent as soon as it is there. In a group with it goes the receive for the next instruction of the same
-// kind (for the one after that if `ahead` is 2): activations travel while the stage computes backwards, gradients while
-// it computes forwards. Activations and gradients do not wait for each other.
 inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
                                         int ahead) {
-  std::vector<Instruction> list;
-  const auto receive = [&](const Instruction& i) {
-    const int part = schedule.part(stage, i.chunk);
-    if (i.kind == Instruction::forward && part > 0) {
-      list.push_back({Instruction::receive_activation, i.micro_batch, i.chunk});
-    } else if (i.kind == Instruction::backward && part < schedule.parts() - 1) {
-      list.push_back({Instruction::receive_gradient, i.micro_batch, i.chunk});
-    }
-  };
-  const auto send = [&](const Instruction& i) {
-    const int part = schedule.part(stage, i.chunk);
-    if (i.kind == Instruction::forward && part < schedule.parts() - 1) {
-      list.push_back({Instruction::send_activation, i.micro_batch, i.chunk});
-    } else if (i.kind == Instruction::backward && part > 0) {
-      list.push_back({Instruction::send_gradient, i.micro_batch, i.chunk});
-    }
-  };
-  std::vector<Instruction> same[2];  // the forwards and the backwards
-  for (const Instruction& i : order) same[i.kind == Instruction::backward].push_back(i);
-  std::size_t done[2] = {0, 0};
-  for (const Instruction& i : order) {
-    const bool backward = i.kind == Instruction::backward;
-    const std::vector<Instruction>& kind = same[backward];
-    std::size_t& n = done[backward];
-    for (std::size_t first = 0; n == 0 && first < std::min<std::size_t>(ahead, kind.size()); ++first) {
-      receive(kind[first]);
-    }
-    list.push_back(i);
-    send(i);
-    if (n + ahead < kind.size()) receive(kind[n + ahead]);
-    ++n;
-  }
+  std::vector<Instruction> list =
+      insert_receives(schedule, stage, insert_sends(schedule, stage, order), static_cast<std::size_t>(ahead));
   list.push_back({Instruction::update});
   return list;
 }

@@ -1,75 +1,77 @@
-// One stage of a pipeline: its parts of the model, and buffers for all micro-batches that are in flight at once. How
+// One stage of a pipeline: its chunks of the model, and buffers for all micro-batches that are in flight at once. How
 // many those are the schedule says, so nothing is allocated after the constructor.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/model.h"
 #include "common/data.h"
 #include "schedule.h"
 
 namespace workshop {
 
-// How a stage computes.
-struct StageMode {
-  bool recompute = false;          // a forward keeps the part's input alone, and its backward repeats the forward
-  double milliseconds = 0;         // above 0: a forward or a backward waits for so long instead of computing
-  Storage storage = Storage::own;  // of the parameters; `placed` by the caller before the first step
+// ---- buffers -------------------------------------------------------------------------------------------------------
+
+// Buffers that the micro-batches of a chunk share, and which of them each micro-batch has.
+template <typename Buffer>
+struct Pool {
+  std::vector<int> place;  // of each micro-batch; -1 for one that needs none
+  std::vector<Buffer> buffers;
+
+  // As many buffers as the places ask for.
+  template <typename Make>
+  void fill(const std::vector<int>& places, const Make& make) {
+    place = places;
+    const int count = *std::max_element(place.begin(), place.end()) + 1;
+    while (static_cast<int>(buffers.size()) < count) buffers.push_back(make());
+  }
+  Buffer& operator[](int micro_batch) { return buffers[place[micro_batch]]; }
+  const Buffer& operator[](int micro_batch) const { return buffers[place[micro_batch]]; }
 };
 
-// One of the parts of the model that a stage holds, with its buffers. Where micro-batches share a pool, a vector<int>
-// has the place of each.
-template <typename Model>
-struct PartOf {
-  template <typename... Group>
-  PartOf(const Options& options, int rows, int first_layer, int last_layer, Storage storage, cudaStream_t stream,
-         const Group&... group)
-      : in(options.layers[first_layer]),
-        out(options.layers[last_layer]),
-        model(options.layers, options.activation, rows, group..., stream, first_layer, last_layer, storage) {}
+// Results on their way to another stage: one is sent while the next one is computed.
+using SendBuffers = std::vector<DeviceBuffer<float>>;
 
-  int in, out;  // widths
+// One of the parts of the model that a stage holds, with its buffers.
+struct Chunk {
+  Chunk(const Network& network, LayerRange layers, int max_samples, Storage storage, cudaStream_t stream)
+      : model(network, max_samples, stream, layers, storage),
+        is_first(layers.first == 0),
+        is_last(layers.last == network.depth()) {}
+
   Model model;
-  bool is_first = false, is_last = false;  // of the whole model
-  std::vector<int> input_of, activations_of, gradient_of;
-  std::vector<DeviceBuffer<float>> inputs;  // received, kept for the backward
-  std::vector<Activations> activations;
-  std::vector<DeviceBuffer<float>> gradients;        // of the output, received
-  std::vector<DeviceBuffer<float>> outputs;          // on their way up, where `activations` do not hold them so long
-  std::vector<DeviceBuffer<float>> input_gradients;  // on their way down
-  std::vector<float*> output, input_gradient;        // of each micro-batch: what is to be sent
-  int forwards = 0, backwards = 0;                   // of this step so far
+  bool is_first, is_last;            // of the whole model
+  Pool<DeviceBuffer<float>> inputs;  // received, kept for the backward
+  Pool<Activations> activations;
+  Pool<DeviceBuffer<float>> gradients;         // of the output, received
+  SendBuffers outputs;                         // where `activations` do not hold them until they are sent
+  SendBuffers input_gradients;                 // on their way down
+  std::vector<float*> output, input_gradient;  // of each micro-batch: what is to be sent
+  int forwards = 0, backwards = 0;             // of this step so far
 };
 
-// Model is chapter 01's Mlp, or one with the same methods whose layers are cut over a group of ranks.
-template <typename Model>
-class StageOf {
- public:
-  using Part = PartOf<Model>;
+// ---- the stage -----------------------------------------------------------------------------------------------------
 
-  // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide options.batch_size.
-  // `group` is the Model's, if it has one.
-  template <typename... Group>
-  StageOf(const Options& options, const Schedule& schedule, int stage, const std::vector<int>& bounds, StageMode mode,
-          cudaStream_t stream, const Group&... group)
+class Stage {
+ public:
+  // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide the batch size.
+  // `recompute`: a forward keeps the chunk's input alone, and its backward repeats the forward.
+  Stage(const Network& network, int batch_size, const Schedule& schedule, int stage, const std::vector<int>& bounds,
+        bool recompute, cudaStream_t stream, Storage storage = Storage::own)
       : micro_batches_(schedule.micro_batches),
-        outputs_(options.layers.back()),
-        mode_(mode),
+        recompute_(recompute),
         stream_(stream),
-        elements_(schedule.micro_batches) {
-    const int rows = options.batch_size / micro_batches_;
-    for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
-      const int p = schedule.part(stage, chunk);
-      Part& part = parts_.emplace_back(options, rows, bounds[p], bounds[p + 1], mode.storage, stream, group...);
-      part.is_first = p == 0;
-      part.is_last = p == schedule.parts() - 1;
-      make_buffers(part, schedule.lists[stage], chunk, rows);
+        samples_(schedule.micro_batches) {
+    const int samples = batch_size / micro_batches_;
+    for (int c = 0; c < schedule.chunks; ++c) {
+      const int part = schedule.part(stage, c);
+      Chunk& chunk =
+          chunks_.emplace_back(network, LayerRange{bounds[part], bounds[part + 1]}, samples, storage, stream);
+      make_buffers(chunk, schedule.lists[stage], c, samples);
     }
   }
 
@@ -77,159 +79,139 @@ class StageOf {
   void begin_step(const Batch& batch, float* loss) {
     batch_ = batch;
     loss_ = loss;
-    for (Part& part : parts_) part.forwards = part.backwards = 0;
+    for (Chunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
     for (int m = 0; m < micro_batches_; ++m) {
-      // TODO 04.5: Over how many elements of the output is the mean that the loss of micro-batch m is a part of?
-      //   The losses of the micro-batches are added up, and so are their gradients: the sum is to be the mean square
-      //   over the whole batch. The batch has batch.rows rows, this micro-batch rows(m); a row has outputs_ elements.
-      elements_[m] = batch.rows * outputs_;
+      // TODO 04.5: Over how many samples is the mean that the loss of micro-batch m is a part of?
+      //   The losses of the micro-batches are added up, and so are their gradients: the sum is to be the mean over the
+      //   whole batch. The batch has batch.samples samples, this micro-batch micro_batch(m).samples.
+      samples_[m] = batch.samples;
       // END TODO 04.5
     }
-    probe("04.5", "elements of each micro-batch's mean", elements_);
+    probe("04.5", "samples of each micro-batch's mean", samples_);
   }
 
   void forward(const Instruction& i) {
     const Range range("forward " + std::to_string(i.micro_batch), stream_);
-    Part& part = parts_[i.chunk];
-    const float* output = compute_forward(part, i.micro_batch);
-    if (!part.outputs.empty()) {
-      float* copy = part.outputs[part.forwards % 2].data();
-      copy_to(copy, output, rows(i.micro_batch) * part.out);
+    Chunk& chunk = chunks_[i.chunk];
+    const float* output = compute_forward(chunk, i.micro_batch);
+    if (!chunk.outputs.empty()) {
+      float* copy = chunk.outputs[chunk.forwards % 2].data();
+      copy_to(copy, output, micro_batch(i.micro_batch).samples * chunk.model.output_size());
       output = copy;
     }
-    part.output[i.micro_batch] = const_cast<float*>(output);
-    ++part.forwards;
+    chunk.output[i.micro_batch] = const_cast<float*>(output);
+    ++chunk.forwards;
   }
 
-  // `ready(chunk, layer)` is called once a step for each layer, when the work for its gradients is enqueued.
+  // Calls ready(chunk, layer) once a step for each layer, when the work for its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const Range range("backward " + std::to_string(i.micro_batch), stream_);
-    Part& part = parts_[i.chunk];
-    if (!part.is_first) {
-      part.input_gradient[i.micro_batch] = part.input_gradients[part.backwards % 2].data();
+    Chunk& chunk = chunks_[i.chunk];
+    if (!chunk.is_first) {
+      chunk.input_gradient[i.micro_batch] = chunk.input_gradients[chunk.backwards % 2].data();
     }
-    if (mode_.milliseconds > 0) {
-      wait();
-    } else {
-      compute_backward(part, i, [&](int layer) {
-        if (ready && part.backwards == micro_batches_ - 1) ready(i.chunk, layer);
-      });
-    }
-    ++part.backwards;
+    compute_backward(chunk, i, [&](int layer) {
+      if (ready && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
+    });
+    ++chunk.backwards;
   }
 
   // Where a message comes from or goes to, and its length in floats.
   float* message(const Instruction& i) const {
-    const Part& part = parts_[i.chunk];
+    const Chunk& chunk = chunks_[i.chunk];
     const int m = i.micro_batch;
     switch (i.kind) {
       case Instruction::send_activation:
-        return part.output[m];
+        return chunk.output[m];
       case Instruction::receive_activation:
-        return part.inputs[part.input_of[m]].data();
+        return chunk.inputs[m].data();
       case Instruction::send_gradient:
-        return part.input_gradient[m];
+        return chunk.input_gradient[m];
       case Instruction::receive_gradient:
-        return part.gradients[part.gradient_of[m]].data();
+        return chunk.gradients[m].data();
       default:
         return nullptr;
     }
   }
   int message_size(const Instruction& i) const {
-    const Part& part = parts_[i.chunk];
+    const Model& model = chunks_[i.chunk].model;
     const bool above = i.kind == Instruction::send_activation || i.kind == Instruction::receive_gradient;
-    return rows(i.micro_batch) * (above ? part.out : part.in);
+    return micro_batch(i.micro_batch).samples * (above ? model.output_size() : model.input_size());
   }
 
-  std::deque<Part>& parts() { return parts_; }
+  std::deque<Chunk>& chunks() { return chunks_; }
 
  private:
-  void make_buffers(Part& part, const std::vector<Instruction>& list, int chunk, int rows) {
+  void make_buffers(Chunk& chunk, const std::vector<Instruction>& list, int number, int samples) {
     const auto assign = [&](Instruction::Kind takes) {
-      return assign_buffers(list, micro_batches_, chunk, takes, Instruction::backward);
+      return assign_buffers(list, micro_batches_, number, takes, Instruction::backward);
     };
-    const auto pool = [](const std::vector<int>& places) {
-      return *std::max_element(places.begin(), places.end()) + 1;
+    const auto buffer = [samples](int size, Memory kind) {
+      return [=] { return DeviceBuffer<float>(samples * size, kind); };
     };
-    const auto fill = [rows](std::vector<DeviceBuffer<float>>& buffers, int count, int width, Memory kind) {
-      while (static_cast<int>(buffers.size()) < count) buffers.emplace_back(rows * width, kind);
-    };
-    part.input_of = assign(Instruction::receive_activation);
-    part.activations_of = assign(Instruction::forward);
-    part.gradient_of = assign(Instruction::receive_gradient);
-    if (mode_.recompute) part.activations_of.assign(micro_batches_, 0);  // one at a time
-    for (int n = pool(part.activations_of); n > 0; --n) part.activations.push_back(part.model.make_activations());
-    fill(part.inputs, pool(part.input_of), part.in, Memory::activations);
-    fill(part.gradients, pool(part.gradient_of), part.out, Memory::buckets);
-    // Of results on their way there are two: one is sent while the next is computed.
-    fill(part.outputs, mode_.recompute && !part.is_last ? 2 : 0, part.out, Memory::buckets);
-    fill(part.input_gradients, part.is_first ? 0 : 2, part.in, Memory::buckets);
-    part.output.resize(micro_batches_);
-    part.input_gradient.resize(micro_batches_);
-  }
-
-  const float* compute_forward(Part& part, int m) {
-    Activations& activations = part.activations[part.activations_of[m]];
-    if (mode_.milliseconds > 0) {
-      wait();
-      return activations.z.back().data();
+    const int in = chunk.model.input_size(), out = chunk.model.output_size();
+    const std::vector<int> inputs = assign(Instruction::receive_activation);
+    const std::vector<int> forwards = assign(Instruction::forward);
+    const std::vector<int> one_at_a_time(micro_batches_, 0);
+    const std::vector<int> gradients = assign(Instruction::receive_gradient);
+    chunk.activations.fill(recompute_ ? one_at_a_time : forwards, [&] { return chunk.model.make_activations(); });
+    chunk.inputs.fill(inputs, buffer(in, Memory::activations));
+    chunk.gradients.fill(gradients, buffer(out, Memory::buckets));
+    for (int slot = 0; slot < 2; ++slot) {
+      if (recompute_ && !chunk.is_last) chunk.outputs.push_back(buffer(out, Memory::buckets)());
+      if (!chunk.is_first) chunk.input_gradients.push_back(buffer(in, Memory::buckets)());
     }
-    const float* x = part.is_first ? batch_.x + first_row(m) * part.in : part.inputs[part.input_of[m]].data();
-    return part.model.forward(x, rows(m), activations);
+    chunk.output.resize(micro_batches_);
+    chunk.input_gradient.resize(micro_batches_);
   }
 
-  void compute_backward(Part& part, const Instruction& i, const std::function<void(int)>& ready) {
-    const int m = i.micro_batch, n = rows(m);
-    if (mode_.recompute) compute_forward(part, m);
-    Activations& activations = part.activations[part.activations_of[m]];
-    if (part.is_last) {
-      part.model.loss(activations, batch_.y + first_row(m) * part.out, elements_[m], loss_);
+  const float* compute_forward(Chunk& chunk, int m) {
+    const Batch batch = micro_batch(m);
+    const void* x = chunk.is_first ? batch.x : chunk.inputs[m].data();
+    return chunk.model.forward(x, batch.samples, chunk.activations[m]);
+  }
+
+  void compute_backward(Chunk& chunk, const Instruction& i, const std::function<void(int)>& ready) {
+    const int m = i.micro_batch;
+    const Batch batch = micro_batch(m);
+    Model& model = chunk.model;
+    if (recompute_) compute_forward(chunk, m);
+    if (chunk.is_last) {
+      model.loss(chunk.activations[m], batch.y, samples_[m], loss_);
     } else {
-      copy_to(part.model.output_gradient(), message({Instruction::receive_gradient, m, i.chunk}), n * part.out);
+      copy_to(model.output_gradient(), chunk.gradients[m].data(), batch.samples * model.output_size());
     }
     bool accumulate = false;
     // TODO 04.6: Does this backward add to the gradients of the parameters, or overwrite them?
-    //   They still hold those of the last step. part.backwards counts the part's backwards in this step so far.
-    accumulate = part.backwards > 0;
+    //   They still hold those of the last step. chunk.backwards counts the chunk's backwards in this step so far.
+    accumulate = chunk.backwards > 0;
     // END TODO 04.6
     probe("04.6", "accumulate", std::vector<int>{accumulate});
-    if (n == 0) {  // of a short batch: nothing to add
-      const Model& model = part.model;
+    if (batch.samples == 0) {  // of a short batch: nothing to add
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(float), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
       return;
     }
-    part.model.backward(activations, accumulate, ready, part.input_gradient[m]);
-  }
-
-  // Takes its time on the stream, as a kernel would, and no processor.
-  void wait() {
-    CUDA_CHECK(cudaLaunchHostFunc(
-        stream_,
-        [](void* milliseconds) {
-          std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(*static_cast<double*>(milliseconds)));
-        },
-        &mode_.milliseconds));
+    model.backward(chunk.activations[m], accumulate, ready, chunk.input_gradient[m]);
   }
 
   void copy_to(float* to, const float* from, int count) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
   }
 
-  // Rows of a micro-batch. Those of a short batch, at an epoch's end, may differ by one.
-  int rows(int m) const { return batch_.rows / micro_batches_ + (m < batch_.rows % micro_batches_ ? 1 : 0); }
-  int first_row(int m) const { return m * (batch_.rows / micro_batches_) + std::min(m, batch_.rows % micro_batches_); }
+  // The samples of micro-batch m. In a short batch, at an epoch's end, their numbers may differ by one.
+  Batch micro_batch(int m) const {
+    const int each = batch_.samples / micro_batches_, left_over = batch_.samples % micro_batches_;
+    return batch_.slice(m * each + std::min(m, left_over), each + (m < left_over ? 1 : 0));
+  }
 
-  int micro_batches_, outputs_;
-  StageMode mode_;
+  int micro_batches_;
+  bool recompute_;
   cudaStream_t stream_;
-  std::vector<int> elements_;  // of each micro-batch: those that its part of the loss is a mean over
-  std::deque<Part> parts_;
-  Batch batch_{};
+  std::vector<int> samples_;  // of each micro-batch: those that its part of the loss is a mean over
+  std::deque<Chunk> chunks_;
+  Batch batch_;
   float* loss_ = nullptr;
 };
-
-using Part = PartOf<Mlp>;
-using Stage = StageOf<Mlp>;
 
 }  // namespace workshop

@@ -1,32 +1,34 @@
 // Trains one block of multi-head causal self-attention whose heads are cut over the ranks: attention.h has it.
 //
 // A sample of the data set is a sequence: --sequence positions of --width random numbers each, with a target likewise.
+#include "01_single_gpu/optimizer.h"
 #include "attention.h"
-#include "checkpoint_shards.h"
-#include "common/data.h"
 #include "common/job.h"
+#include "common/training.h"
 #include "gradient_check.h"
+#include "parallel_linear.h"
+#include "shards.h"
 
 using namespace workshop;
 
 namespace {
 
 // Compares the gradients of the parameters, and that of the input, with central differences of the loss of `batch`.
-bool check_block(ParallelAttention& model, const Batch& batch, int width, const TensorGroup& group,
-                 cudaStream_t stream) {
-  DeviceBuffer<float> x(batch.rows * width, Memory::data), loss(1, Memory::data);
+bool check_block(Model& model, Activations& activations, const Batch& batch, const Group& group, cudaStream_t stream) {
+  const int size = batch.samples * model.input_size();
+  DeviceBuffer<float> x(size, Memory::data), dx(size, Memory::data), loss(1, Memory::data);
   CUDA_CHECK(cudaMemcpyAsync(x.data(), batch.x, x.bytes(), cudaMemcpyDeviceToDevice, stream));
   const auto loss_of_batch = [&]() -> double {
     CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
-    model.forward(x.data(), batch.rows);
-    model.loss(batch.y, batch.rows, loss.data());
+    model.forward(x.data(), batch.samples, activations);
+    model.loss(activations, batch.y, batch.samples, loss.data());
     return loss.download(stream)[0];
   };
   loss_of_batch();
-  float* dx = model.backward(x.data(), batch.rows);
+  model.backward(activations, /*accumulate=*/false, {}, dx.data());
   CUDA_CHECK(cudaStreamSynchronize(stream));
-  std::vector<ShardedParameter> checked = model.parameters().all();
-  checked.push_back({"input", {batch.rows, width}, Split::none, batch.rows, width, x.data(), dx});
+  std::vector<Parameter> checked = model.parameters();
+  checked.push_back({"input", {batch.samples, model.input_size()}, Split::none, 0, 1, x.data(), dx.data()});
   return check_gradients(checked, group, loss_of_batch, stream);
 }
 
@@ -65,44 +67,26 @@ int main(int argc, char** argv) {
   Job job(options);
 
   const Stream stream;
-  const TensorGroup group{job.comm(), job.rank(), job.world()};
-  ParallelAttention model(sequence, width, heads, options.batch_size, group, stream);
+  const Network network = make_attention(sequence, width, heads, job.group());
+  Model model(network, options.batch_size, stream);
   model.initialize(options.model_seed);
-  const ShardedParameters& parameters = model.parameters();
-  ParameterUpdate update(options, parameters.count(), stream);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
 
-  const RandomTensorDataset dataset(options.samples, sequence * width, sequence * width, options.seed);
-  RandomSampler sampler(options.samples, options.shuffle, dataset.generator);
-  DataLoader loader(dataset, options.batch_size, stream);
-  LossLog losses(options, job.rank() == 0 ? 0 : -1, 1, stream);
-
-  if (gradient_check) {
-    RandomSampler in_order(options.samples, false, dataset.generator);
-    loader.start_epoch(in_order.next_epoch());
-    if (!check_block(model, loader.batch(0), sequence * width, group, stream)) {
-      fail(kFailed, "the gradients are wrong");
-    }
+  Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
+  training.add_all(parts_of(model), model.values(), optimizer.state());
+  if (gradient_check && !check_block(model, activations, training.first_samples(), job.group(), stream)) {
+    fail(kFailed, "the gradients are wrong");
   }
 
-  Checkpoints checkpoints(options, 1, job.comm(), stream);
-  add_training(checkpoints, parameters, group, update);
-  checkpoints.add(sampler);
-  const Progress start = checkpoints.resume(losses);
-  update.set_steps(start.step);
-
-  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
-    loader.start_epoch(sampler.next_epoch());
-    for (int step = start.first_batch(epoch); step < loader.steps() && !losses.finished(); ++step) {
-      float* loss = losses.next(stream);
-      const Batch batch = loader.batch(step);
-      model.forward(batch.x, batch.rows);
-      model.loss(batch.y, batch.rows, loss);
-      model.backward(batch.x, batch.rows);
-      update.step(parameters.values(), parameters.grads());
-      checkpoints.step_done(epoch, step + 1, loader);
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      const Batch batch = training.batch();
+      model.forward(batch.x, batch.samples, activations);
+      model.loss(activations, batch.y, batch.samples, training.loss());
+      model.backward(activations);
+      optimizer.step(model.values(), model.grads());
     }
-    losses.end_epoch(epoch, stream);
   }
-  checkpoints.finish();
-  parameters.record(job.rank());
+  record_parameters(model.parameters(), job.rank(), job.group(), stream);
 }

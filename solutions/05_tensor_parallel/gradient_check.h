@@ -15,13 +15,13 @@ namespace workshop {
 // agree, to 2 % of their norm and to what float32 leaves of a difference of losses: 4 roundings of L, divided by 2h. A
 // gradient may be zero: attention does not change with the bias of its keys, because a softmax does not change with
 // what is added to all scores of a row.
-inline bool check_gradients(const std::vector<ShardedParameter>& parameters, const TensorGroup& group,
+inline bool check_gradients(const std::vector<Parameter>& parameters, const Group& group,
                             const std::function<double()>& loss, cudaStream_t stream) {
   constexpr float h = 1e-2f;
   constexpr double tolerance = 2e-2;
   const double rounding = 4 * std::pow(2.0, -24) * loss() / (2 * h);
   bool agree = true;
-  for (const ShardedParameter& p : parameters) {
+  for (const Parameter& p : parameters) {
     std::vector<float> value(p.count()), grad(p.count());
     CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
@@ -32,8 +32,8 @@ inline bool check_gradients(const std::vector<ShardedParameter>& parameters, con
       CUDA_CHECK(cudaStreamSynchronize(stream));
     };
     std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
-    for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size); ++owner) {
-      const bool mine = p.split == Split::none || owner == group.rank;
+    for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size()); ++owner) {
+      const bool mine = p.split == Split::none || owner == group.rank();
       for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
         const auto loss_at = [&](float shifted) {
           if (mine) set(i, shifted);
@@ -50,7 +50,7 @@ inline bool check_gradients(const std::vector<ShardedParameter>& parameters, con
     }
     DeviceBuffer<float> total(3, Memory::data);
     total.upload(sums, stream);
-    NCCL_CHECK(pncclAllReduce(total.data(), total.data(), 3, ncclFloat, ncclSum, group.comm, stream));
+    NCCL_CHECK(pncclAllReduce(total.data(), total.data(), 3, ncclFloat, ncclSum, group.comm(), stream));
     sums = total.download(stream);
     const double error = std::sqrt(sums[0]), norm = std::sqrt(sums[1]);
     const bool good = error <= tolerance * norm + rounding * std::sqrt(sums[2]);

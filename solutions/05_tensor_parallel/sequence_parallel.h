@@ -27,7 +27,7 @@ struct Block {
 
 class SequenceParallelMlp {
  public:
-  SequenceParallelMlp(const Options& options, const TensorGroup& group, cudaStream_t stream)
+  SequenceParallelMlp(const Options& options, const Group& group, cudaStream_t stream)
       : widths_(options.layers),
         activation_(options.activation),
         group_(group),
@@ -69,9 +69,10 @@ class SequenceParallelMlp {
   }
 
   // Takes this rank's rows x[r, in] of a batch of R = size·r rows; keeps this rank's rows of the output, [r, out].
-  void forward(const float* x, int r) {
+  void forward(const Batch& batch) {
     const cudaStream_t stream = blas_.stream();
-    const int R = group_.size * r;
+    const float* x = static_cast<const float*>(batch.x);
+    const int r = batch.samples, R = group_.size() * r;
     for (int k = 0; k < pairs(); ++k) {
       const Block& b = blocks_[k];
       const Range range("forward " + b.column.name, stream);
@@ -85,23 +86,25 @@ class SequenceParallelMlp {
       // TODO 05.9: Add the ranks' shares of the product up, each rank for its own rows, and add the bias.
       //   From share[R, out] to y[r, out], which has `count` elements: half of an all-reduce, one NCCL call over
       //   group_. Then add_bias(y, bias, rows, cols): how many rows has y?
-      NCCL_CHECK(ncclReduceScatter(share, y, count, ncclFloat, ncclSum, group_.comm, stream));
+      NCCL_CHECK(ncclReduceScatter(share, y, count, ncclFloat, ncclSum, group_.comm(), stream));
       launch(add_bias, count, stream, y, b.row.bias, r, b.row.out);
       // END TODO 05.9
       probe("05.9", b.row.name + ": this rank's rows", y, {r, b.row.out}, stream);
     }
   }
 
-  // Adds this rank's share of the mean square error of the batch to *loss: that of its rows, target[r, out].
-  void loss(const float* target, int r, float* loss) {
-    const int n = r * widths_.back();
-    mse_loss(blas_, blocks_.back().y.data(), target, n, group_.size * n, loss, rows_[0].data(), scratch_.data());
+  // Adds this rank's share of the mean square error of the batch to *loss: that of its rows, y[r, out].
+  void loss(const Batch& batch, float* loss) {
+    const int n = batch.samples * widths_.back();
+    mse_loss(blas_, blocks_.back().y.data(), static_cast<const float*>(batch.y), n, group_.size() * n, loss,
+             rows_[0].data(), scratch_.data());
   }
 
   // All gradients, from the loss's gradient with respect to this rank's rows of the output.
-  void backward(const float* x, int r) {
+  void backward(const Batch& batch) {
     const cudaStream_t stream = blas_.stream();
-    const int R = group_.size * r;
+    const float* x = static_cast<const float*>(batch.x);
+    const int r = batch.samples, R = group_.size() * r;
     for (int k = pairs() - 1; k >= 0; --k) {
       const Block& b = blocks_[k];
       const Range range("backward " + b.column.name, stream);
@@ -109,7 +112,7 @@ class SequenceParallelMlp {
       // TODO 05.10: Give every rank the gradients of all rows: the reduce-scatter's backward.
       //   A row of the output came from all ranks' shares. Each rank has mine[r, out]; together they are whole[R,
       //   out]. One NCCL call over group_. What is its count?
-      NCCL_CHECK(ncclAllGather(mine, whole, r * b.row.out, ncclFloat, group_.comm, stream));
+      NCCL_CHECK(ncclAllGather(mine, whole, r * b.row.out, ncclFloat, group_.comm(), stream));
       // END TODO 05.10
       probe("05.10", b.row.name + ": gradients of all rows", whole, {R, b.row.out}, stream);
       linear_backward(blas_, b.row, hidden(b), whole, hidden_gradient_.data(), ones_.data(), R, 0);
@@ -123,7 +126,7 @@ class SequenceParallelMlp {
       // TODO 05.11: Add the ranks' shares of the gradient up, each rank for its own rows: the all-gather's backward.
       //   share[R, in] is what reached the norm's output through this rank's features; dy is [r, in]. One NCCL call
       //   over group_.
-      NCCL_CHECK(ncclReduceScatter(share, dy, r * b.in, ncclFloat, ncclSum, group_.comm, stream));
+      NCCL_CHECK(ncclReduceScatter(share, dy, r * b.in, ncclFloat, ncclSum, group_.comm(), stream));
       // END TODO 05.11
       probe("05.11", b.column.name + ": gradients of this rank's rows", dy, {r, b.in}, stream);
       launch(layer_norm_parameter_gradients, b.in, stream, b.gamma_grad, b.beta_grad, dy, input(k, x), b.mean.data(),
@@ -149,7 +152,7 @@ class SequenceParallelMlp {
   }
 
   void add_block(int k, int R) {
-    const int r = R / group_.size, norm = 2 * k, linear = 2 * pairs() + 4 * k;
+    const int r = R / group_.size(), norm = 2 * k, linear = 2 * pairs() + 4 * k;
     Block b;
     b.in = widths_[2 * k];
     b.gamma = parameters_[norm].value;
@@ -175,7 +178,7 @@ class SequenceParallelMlp {
       inside = std::max(inside, b.column.out);
     }
     for (auto& whole : whole_) whole = DeviceBuffer<float>(R * outside, Memory::activations);
-    for (auto& rows : rows_) rows = DeviceBuffer<float>(R / group_.size * outside, Memory::activations);
+    for (auto& rows : rows_) rows = DeviceBuffer<float>(R / group_.size() * outside, Memory::activations);
     hidden_gradient_ = DeviceBuffer<float>(R * inside, Memory::activations);
   }
 
@@ -186,9 +189,9 @@ class SequenceParallelMlp {
     // TODO 05.8: Gather the normed rows of all ranks, because the column-parallel layer needs them all.
     //   From mine[r, in] to whole[R, in]: the other half of an all-reduce, one NCCL call over group_, on
     //   blas_.stream(). What is its count?
-    NCCL_CHECK(ncclAllGather(mine, whole, r * b.in, ncclFloat, group_.comm, blas_.stream()));
+    NCCL_CHECK(ncclAllGather(mine, whole, r * b.in, ncclFloat, group_.comm(), blas_.stream()));
     // END TODO 05.8
-    probe("05.8", b.column.name + ": normed rows of all ranks", whole, {group_.size * r, b.in}, blas_.stream());
+    probe("05.8", b.column.name + ": normed rows of all ranks", whole, {group_.size() * r, b.in}, blas_.stream());
     return whole;
   }
 
@@ -198,14 +201,14 @@ class SequenceParallelMlp {
     // TODO 05.12: Sum the gradients of all norms' parameters over the ranks, in place.
     //   They are the first norms_ floats of grads. What would happen to the replicas otherwise? And why do the biases
     //   of the row-parallel layers, replicas too, need no sum?
-    NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclSum, group_.comm, blas_.stream()));
+    NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclSum, group_.comm(), blas_.stream()));
     // END TODO 05.12
     probe("05.12", "gradients of the norms, summed over the ranks", grads, {norms_}, blas_.stream());
   }
 
   std::vector<int> widths_;
   Activation activation_;
-  TensorGroup group_;
+  const Group& group_;
   Blas blas_;
   ShardedParameters parameters_;
   int norms_ = 0;  // parameters of all norms together

@@ -1,8 +1,12 @@
 // Fully sharded data parallelism: every rank trains on its own batches, as in chapter 02, but holds just a shard of the
 // model, and gathers a unit of it when it is needed. fully_sharded.h has all of that; the loop is ddp.cu's.
-#include "common/data.h"
+#include "01_single_gpu/models.h"
+#include "02_ddp/replicas.h"
 #include "common/job.h"
+#include "common/training.h"
 #include "fully_sharded.h"
+#include "passes.h"
+#include "shard_groups.h"
 #include "units.h"
 
 using namespace workshop;
@@ -23,8 +27,9 @@ int shard_group_size(int hybrid, int world) {
 int main(int argc, char** argv) {
   Options options("06_fsdp/fsdp", "Trains an MLP with fully sharded data parallelism.", Sampling::distributed);
   FsdpOptions fsdp;
-  int accumulation_steps = 1, unit_layers = 1, hybrid = 0;
-  options.add("--accumulation-steps", accumulation_steps, "batches a rank works through before each update", 1);
+  int unit_layers = 1, hybrid = 0;
+  options.with_accumulation();
+  options.with_validation();
   options.add("--unit-layers", unit_layers, "layers that are gathered together", 1);
   options.add("--hybrid", hybrid, "ranks that share one model; default: all", 1);
   options.add_flag("--reshard-after-forward,!--no-reshard-after-forward", fsdp.reshard_after_forward,
@@ -37,40 +42,30 @@ int main(int argc, char** argv) {
   Job job(options);
 
   const Stream stream;
-  const int inputs = options.layers.front(), outputs = options.layers.back();
-  const ShardGroups groups(job.comm(), job.rank(), shards);
-  FullyShardedMlp model(make_units(options, unit_layers, groups.shards(), stream), options, fsdp, groups, stream);
+  const Network network = make_network(options);
+  const ShardGroups groups = make_shard_groups(job.group(), shards);
+  FullyShardedModel model(make_units(network, unit_layers, options.batch_size, groups.shard.size(), stream), options,
+                          fsdp, groups, stream);
   model.initialize(options.model_seed);
 
-  const RandomTensorDataset dataset(options.samples, inputs, outputs, options.seed);
-  DistributedSampler sampler(options.samples, job.world(), job.rank(), options.shuffle);
-  DataLoader loader(dataset, options.batch_size, stream);
-  LossLog losses(options, job.rank(), job.world(), stream);
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.input_size(),
+                    network.output_size(), stream);
+  model.add_to(training);
 
-  Checkpoints checkpoints(options, job.world(), job.comm(), stream);
-  const Progress start = model.resume(checkpoints, losses);
-
-  for (int epoch = start.epoch; epoch < options.epochs && !losses.finished(); ++epoch) {
-    sampler.set_epoch(epoch);
-    loader.start_epoch(sampler.indices());
-    for (int first = start.first_batch(epoch); first < loader.steps() && !losses.finished();
-         first += accumulation_steps) {
-      float* loss = losses.next(stream);
-      const int last = std::min(first + accumulation_steps, loader.steps());
-      const int elements = loader.rows(first, last) * outputs;
-      for (int i = first; i < last; ++i) {
-        const Batch batch = loader.batch(i);
-        model.forward(batch.x, batch.rows);
-        model.loss(batch.y, elements, loss);
-        model.backward(/*first=*/i == first, /*last=*/i + 1 == last);
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (const MicroBatch& batch : training.batches()) {
+        model.forward(batch.x, batch.samples);
+        model.loss(batch.y, training.samples(), training.loss());
+        model.backward(batch.first, batch.last);
       }
       model.update();
-      checkpoints.step_done(epoch, last, loader);
     }
-    NCCL_CHECK(
-        ncclAllReduce(losses.losses(), losses.global_losses(), losses.count(), ncclFloat, ncclAvg, job.comm(), stream));
-    losses.end_epoch(epoch, stream);
+    average_losses(training.losses(), job.group(), stream);
+    validate(training, job.group(), stream, [&](const Batch& batch, float* loss) {
+      model.forward(batch.x, batch.samples);
+      model.loss(batch.y, training.held_out(), loss);
+    });
   }
-  checkpoints.finish();
   model.record(job.rank());
 }

@@ -1,4 +1,4 @@
-// A model cut into units, and each unit's parameters over the ranks: what ZeRO and FSDP have in common.
+// A model cut into units, and each unit's parameters sharded across ranks: what ZeRO and FSDP have in common.
 //
 // A unit is some consecutive layers, whose parameters are one flat array, padded until the ranks divide it. Of every
 // array that a unit needs, parameters, gradients, optimizer state, a rank may hold all or just its shard; what the
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/model.h"
 
 namespace workshop {
 
@@ -33,25 +33,24 @@ struct Sharding {
   int padded() const { return shard * ranks; }
 };
 
-// The layers [first, last) of the model: chapter 01's model of these layers, with its parameters and gradients placed
-// wherever they are at the time.
+// Some layers of the network, with parameters and gradients bound to wherever they are at the time.
 struct Unit {
-  Unit(const Options& options, int first, int last, int ranks, cudaStream_t stream)
-      : model(options.layers, options.activation, options.batch_size, stream, first, last, Storage::placed),
+  Unit(const Network& network, LayerRange layers, int batch_size, int ranks, cudaStream_t stream)
+      : model(network, batch_size, stream, layers, Storage::bound),
         sharding(model.count(), ranks),
         activations(model.make_activations()) {}
 
-  Mlp model;
+  Model model;
   Sharding sharding;
   Activations activations;
 };
 
-// The model in units of `layers` layers; the last one has those that are left.
-inline std::deque<Unit> make_units(const Options& options, int layers, int ranks, cudaStream_t stream) {
+// The network in units of `layers` layers; the last one has those that are left.
+inline std::deque<Unit> make_units(const Network& network, int layers, int batch_size, int ranks, cudaStream_t stream) {
   std::deque<Unit> units;
-  const int total = static_cast<int>(options.layers.size()) - 1;
-  for (int first = 0; first < total; first += layers) {
-    units.emplace_back(options, first, std::min(first + layers, total), ranks, stream);
+  for (int first = 0; first < network.depth(); first += layers) {
+    units.emplace_back(network, LayerRange{first, std::min(first + layers, network.depth())}, batch_size, ranks,
+                       stream);
   }
   return units;
 }

@@ -8,23 +8,21 @@
 //   stage 3   1/N               1/N         1/N
 #pragma once
 
-#include "01_single_gpu/checkpoint_mlp.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/group.h"
+#include "common/training.h"
 #include "units.h"
 
 namespace workshop {
 
-// The values [first, first + count) of a unit: those that this rank updates.
-struct Part {
-  int first, count;
-};
-
-inline Part own_part(const Sharding& sharding, int rank) {
-  Part part{0, 0};
+// The values of a unit that this rank updates.
+inline Extent own_part(const Sharding& sharding, int rank) {
+  Extent part{0, 0};
   // TODO 06.3: Which part of a unit does rank `rank` update, and hence keep optimizer state for?
-  //   The shards lie in the order of the ranks. Set part.first and part.count from sharding.shard.
+  //   The shards lie in the order of the ranks. Set part.offset and part.count from sharding.shard.
   part = {rank * sharding.shard, sharding.shard};
   // END TODO 06.3
-  probe("06.3", "part of the unit: first, count", std::vector<int>{part.first, part.count});
+  probe("06.3", "part of the unit: offset, count", std::vector<int>{part.offset, part.count});
   return part;
 }
 
@@ -54,7 +52,7 @@ class FlatArray {
     float* part;  // this rank's part, [sharding.shard]; where the array is whole, it lies within `full`
   };
 
-  FlatArray(const std::deque<Unit>& units, const std::vector<Part>& parts, bool sharded, Memory kind) {
+  FlatArray(const std::deque<Unit>& units, const std::vector<Extent>& parts, bool sharded, Memory kind) {
     int held = 0, largest = 0;
     for (const Unit& unit : units) {
       held += sharded ? unit.sharding.shard : unit.sharding.padded();
@@ -64,7 +62,7 @@ class FlatArray {
     buffer_ = DeviceBuffer<float>(sharded ? largest : 0, Memory::buckets);
     float* next = held_.data();
     for (std::size_t u = 0; u < units.size(); ++u) {
-      places_.push_back(sharded ? Place{buffer_.data(), next} : Place{next, next + parts[u].first});
+      places_.push_back(sharded ? Place{buffer_.data(), next} : Place{next, next + parts[u].offset});
       next += sharded ? units[u].sharding.shard : units[u].sharding.padded();
     }
   }
@@ -79,19 +77,20 @@ class FlatArray {
 // All work goes to one stream, so a buffer may be used again as soon as what reads it is enqueued.
 class ZeroModel {
  public:
-  ZeroModel(const Options& options, int stage, int rank, int ranks, ncclComm_t comm, cudaStream_t stream)
+  ZeroModel(const Network& network, const Options& options, int stage, const Group& ranks, cudaStream_t stream)
       : stage_(stage),
-        shard_(stage == 0 ? 0 : rank),
+        shard_(stage == 0 ? 0 : ranks.rank()),
         gathers_(gathers_at(stage)),
-        comm_(comm),
+        comm_(ranks.comm()),
         stream_(stream),
-        units_(make_units(options, 1, stage == 0 ? 1 : ranks, stream)),  // at stage 0 one shard is all of the unit
+        // At stage 0 one shard is all of the unit.
+        units_(make_units(network, /*layers=*/1, options.batch_size, stage == 0 ? 1 : ranks.size(), stream)),
         parts_(own_parts(units_, shard_)),
         values_(units_, parts_, stage >= 3, Memory::parameters),
         grads_(units_, parts_, stage >= 2, Memory::gradients) {
     for (int u = 0; u < units(); ++u) {
-      units_[u].model.place(values_[u].full, grads_[u].full);
-      updates_.emplace_back(options, parts_[u].count, stream);
+      units_[u].model.bind(values_[u].full, grads_[u].full);
+      optimizers_.emplace_back(options, parts_[u].count, stream);
     }
   }
 
@@ -106,16 +105,16 @@ class ZeroModel {
     }
   }
 
-  void forward(const float* x, int rows) {
+  void forward(const void* x, int samples) {
     for (int u = 0; u < units(); ++u) {
       if (gathers_.before_forward) gather_values(u);
-      x = units_[u].model.forward(x, rows, units_[u].activations);
+      x = units_[u].model.forward(x, samples, units_[u].activations);
     }
   }
 
-  // Adds the mean square error over `elements` to *loss and prepares the backward pass.
-  void loss(const float* target, int elements, float* loss) {
-    units_.back().model.loss(units_.back().activations, target, elements, loss);
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  void loss(const void* y, int samples_of_step, float* loss) {
+    units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
   // The gradients of one batch, the `first` or the `last` of a step or neither. After the last, those of this rank's
@@ -134,41 +133,34 @@ class ZeroModel {
 
   void update() {
     for (int u = 0; u < units(); ++u) {
-      updates_[u].step(values_[u].part, grads_[u].part);
+      optimizers_[u].step(values_[u].part, grads_[u].part);
       if (gathers_.after_update) gather_values(u);
     }
   }
 
-  // Has `checkpoints` keep this rank's part of every unit and of the optimizer's state, and goes on from the one that
-  // is to be resumed, if any. To be called before the first step, which it gathers the values for.
-  Progress resume(Checkpoints& checkpoints, LossLog& losses) {
+  // Has checkpoints keep this rank's part of every unit and of the optimizer's state, loads what is to be resumed, and
+  // gathers the values for the first step.
+  void resume(Training& training) {
     for (int u = 0; u < units(); ++u) {
       const auto [first, count] = parts_[u];
       const auto parts = range_of(parts_of(units_[u].model), first, first + count, values_[u].part);
-      checkpoints.add(parts);
-      checkpoints.add_adamw(parts, values_[u].part, updates_[u].mean(), updates_[u].square());
+      training.add_all(parts, values_[u].part, optimizers_[u].state());
     }
-    const Progress progress = checkpoints.resume(losses);
-    for (int u = 0; u < units(); ++u) {
-      updates_[u].set_steps(progress.step);
-      if (gathers_.after_update) gather_values(u);
-    }
-    return progress;
+    training.resume();
+    for (int u = 0; u < units() && gathers_.after_update; ++u) gather_values(u);
   }
 
   // Records the full parameters. Collective at stage 3.
   void record(int replica) {
     for (int u = 0; u < units(); ++u) {
       if (gathers_.before_forward) gather_values(u);
-      for (const Parameter& p : units_[u].model.parameters()) {
-        record_parameter(replica, p.name, p.value, p.shape, stream_);
-      }
+      record_parameters(units_[u].model, replica, stream_);
     }
   }
 
  private:
-  static std::vector<Part> own_parts(const std::deque<Unit>& units, int rank) {
-    std::vector<Part> parts;
+  static std::vector<Extent> own_parts(const std::deque<Unit>& units, int rank) {
+    std::vector<Extent> parts;
     for (const Unit& unit : units) parts.push_back(own_part(unit.sharding, rank));
     return parts;
   }
@@ -199,7 +191,7 @@ class ZeroModel {
     // The padding is sent like the rest, but no backward pass writes it.
     const std::size_t padding = sharding.padded() - sharding.count;
     CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(float), stream_));
-    float* received = add ? full + parts_[u].first : part;
+    float* received = add ? full + parts_[u].offset : part;
     // TODO 06.6: Average the unit's gradients, `full`, over the ranks: those of each rank's part into its `received`.
     //   One NCCL call, the first half of an all-reduce. Its count is what a rank receives, sharding.shard.
     NCCL_CHECK(ncclReduceScatter(full, received, sharding.shard, ncclFloat, ncclAvg, comm_, stream_));
@@ -218,9 +210,9 @@ class ZeroModel {
   ncclComm_t comm_;
   cudaStream_t stream_;
   std::deque<Unit> units_;
-  std::vector<Part> parts_;  // of each unit, this rank's
+  std::vector<Extent> parts_;  // of each unit, this rank's
   FlatArray values_, grads_;
-  std::deque<ParameterUpdate> updates_;  // of each unit, for this rank's part
+  std::deque<Optimizer> optimizers_;  // of each unit, for this rank's part
 };
 
 }  // namespace workshop

@@ -72,8 +72,8 @@ void add_options(Options& options, Settings& s) {
 
 // ---- what the options say ------------------------------------------------------------------------------------------
 
-Model make_model(const Options& options, const Settings& s) {
-  Model model;
+ModelShape make_model(const Options& options, const Settings& s) {
+  ModelShape model;
   if ((s.width > 0) != (s.depth > 0)) {
     usage_error(std::string(s.width > 0 ? "--width" : "--depth") + " is given alone; expected --width and --depth");
   }
@@ -145,7 +145,7 @@ int choose_micro_batches(int rows, int stages) {
 }
 
 // All meshes of the cluster's GPUs that the settings leave open; where they leave nothing open, that one.
-std::vector<Layout> make_layouts(const Settings& s, const Model& model) {
+std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
   const auto add = [&](int dp, int pp, int tp) {
     for (int zero = 0; zero <= 3; ++zero) {
@@ -206,7 +206,7 @@ void print_row(const Plan& plan) {
   print0(" | %5.1f %% %8s  %s\n", 100 * plan.bubble, time_text(plan.seconds).c_str(), plan.fits ? "fits" : "too large");
 }
 
-void print_table(const std::vector<Plan>& plans, const Model& model, const Cluster& cluster, int rows) {
+void print_table(const std::vector<Plan>& plans, const ModelShape& model, const Cluster& cluster, int rows) {
   print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
          bytes_text(cluster.memory).c_str(), cluster.gpus_per_node);
   print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
@@ -226,7 +226,7 @@ void write_stage(std::ostream& json, const StagePlan& stage) {
        << ", \"data\": " << stage.sent.data << ", \"pipeline\": " << stage.sent.pipeline << "}}";
 }
 
-std::string json_text(const std::vector<Plan>& plans, const Model& model) {
+std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
   std::ostringstream json;
   json.precision(15);
   json << "{\"parameters\": " << model.parameters << ", \"plans\": [";
@@ -255,7 +255,7 @@ int main(int argc, char** argv) {
   Settings settings;
   add_options(options, settings);
   options.parse(argc, argv);
-  const Model model = make_model(options, settings);
+  const ModelShape model = make_model(options, settings);
   const Cluster cluster = make_cluster(settings);
   if (process_ranks().rank == 0) check_writable("--json", settings.json);
   std::optional<Job> job;  // a job writes the run record; without one there is nothing to start

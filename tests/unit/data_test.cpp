@@ -97,9 +97,11 @@ class DataLoaderTest : public testing::Test {
  protected:
   // Expects that the batch holds these samples.
   void expect_batch(const Batch& batch, const Indices& samples) {
-    ASSERT_EQ(batch.rows, static_cast<int>(samples.size()));
-    EXPECT_EQ(download(batch.x, batch.rows * data_.in), rows(data_.inputs, data_.in, samples));
-    EXPECT_EQ(download(batch.y, batch.rows * data_.out), rows(data_.targets, data_.out, samples));
+    ASSERT_EQ(batch.samples, static_cast<int>(samples.size()));
+    EXPECT_EQ(download(static_cast<const float*>(batch.x), batch.samples * data_.in),
+              rows(data_.inputs, data_.in, samples));
+    EXPECT_EQ(download(static_cast<const float*>(batch.y), batch.samples * data_.out),
+              rows(data_.targets, data_.out, samples));
   }
 
   Floats download(const float* device, int count) {

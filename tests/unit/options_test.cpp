@@ -28,7 +28,7 @@ TEST(Options, DefaultsAreThePyTorchPrograms) {
   const Parsed options({});
   EXPECT_EQ(options.layers, (std::vector<int>{6, 4, 2}));
   EXPECT_EQ(options.activation, Activation::none);
-  EXPECT_EQ(options.optimizer, Optimizer::sgd);
+  EXPECT_EQ(options.optimizer, OptimizerKind::sgd);
   EXPECT_EQ(options.lr, 0.01);
   EXPECT_EQ(options.weight_decay, 0);
   EXPECT_EQ(options.samples, 1024);

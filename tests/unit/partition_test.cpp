@@ -12,6 +12,13 @@ namespace {
 
 using Bounds = std::vector<int>;
 
+// Of an MLP of these widths.
+Bounds partition_mlp(const std::vector<int>& widths, int parts, Partition how) {
+  std::vector<std::int64_t> counts;
+  for (std::size_t i = 0; i + 1 < widths.size(); ++i) counts.push_back((std::int64_t{widths[i]} + 1) * widths[i + 1]);
+  return partition_layers(counts, parts, how);
+}
+
 // The largest number of parameters of a part.
 std::int64_t largest_part(const std::vector<int>& widths, const Bounds& bounds) {
   std::int64_t largest = 0;
@@ -40,29 +47,29 @@ std::int64_t smallest_possible(const std::vector<int>& widths, int parts, Bounds
 }
 
 TEST(Partition, UniformPartsDifferByOneLayerAtMostAndTheFirstAreLonger) {
-  EXPECT_EQ(partition_layers({6, 4, 2}, 1, Partition::uniform), (Bounds{0, 2}));
-  EXPECT_EQ(partition_layers({6, 4, 2}, 2, Partition::uniform), (Bounds{0, 1, 2}));
+  EXPECT_EQ(partition_mlp({6, 4, 2}, 1, Partition::uniform), (Bounds{0, 2}));
+  EXPECT_EQ(partition_mlp({6, 4, 2}, 2, Partition::uniform), (Bounds{0, 1, 2}));
   const std::vector<int> eleven_layers(12, 8);
-  EXPECT_EQ(partition_layers(eleven_layers, 4, Partition::uniform), (Bounds{0, 3, 6, 9, 11}));
-  EXPECT_EQ(partition_layers(eleven_layers, 11, Partition::uniform), (Bounds{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(partition_mlp(eleven_layers, 4, Partition::uniform), (Bounds{0, 3, 6, 9, 11}));
+  EXPECT_EQ(partition_mlp(eleven_layers, 11, Partition::uniform), (Bounds{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
 }
 
 TEST(Partition, ParametersWeighLayers) {
   // One layer has nearly all parameters: it gets a rank of its own.
-  EXPECT_EQ(partition_layers({4, 4, 100, 100, 4, 4}, 3, Partition::parameters), (Bounds{0, 2, 3, 5}));
+  EXPECT_EQ(partition_mlp({4, 4, 100, 100, 4, 4}, 3, Partition::parameters), (Bounds{0, 2, 3, 5}));
   // Layers of one size are divided as evenly as by their number.
-  EXPECT_EQ(partition_layers(std::vector<int>(9, 5), 4, Partition::parameters), (Bounds{0, 2, 4, 6, 8}));
+  EXPECT_EQ(partition_mlp(std::vector<int>(9, 5), 4, Partition::parameters), (Bounds{0, 2, 4, 6, 8}));
 }
 
 TEST(Partition, NoPartIsEmpty) {
   // The first layers would fit into one part together with room to spare.
-  EXPECT_EQ(partition_layers({1, 1, 1, 1, 1000}, 4, Partition::parameters), (Bounds{0, 1, 2, 3, 4}));
-  EXPECT_EQ(partition_layers({1000, 1000, 1, 1, 1}, 3, Partition::parameters).size(), 4u);
+  EXPECT_EQ(partition_mlp({1, 1, 1, 1, 1000}, 4, Partition::parameters), (Bounds{0, 1, 2, 3, 4}));
+  EXPECT_EQ(partition_mlp({1000, 1000, 1, 1, 1}, 3, Partition::parameters).size(), 4u);
 }
 
 TEST(Partition, ParametersAreCountedBeyond32Bits) {
   const std::vector<int> widths(5, 60000);  // 3.6 billion parameters a layer
-  EXPECT_EQ(partition_layers(widths, 2, Partition::parameters), (Bounds{0, 2, 4}));
+  EXPECT_EQ(partition_mlp(widths, 2, Partition::parameters), (Bounds{0, 2, 4}));
 }
 
 TEST(Partition, NoDivisionHasASmallerLargestPart) {
@@ -71,7 +78,7 @@ TEST(Partition, NoDivisionHasASmallerLargestPart) {
     const int layers = 1 + static_cast<int>(random() % 9), parts = 1 + static_cast<int>(random() % layers);
     std::vector<int> widths;
     for (int i = 0; i <= layers; ++i) widths.push_back(1 + static_cast<int>(random() % 60));
-    const Bounds bounds = partition_layers(widths, parts, Partition::parameters);
+    const Bounds bounds = partition_mlp(widths, parts, Partition::parameters);
     ASSERT_EQ(bounds.size(), static_cast<std::size_t>(parts) + 1);
     EXPECT_EQ(largest_part(widths, bounds), smallest_possible(widths, parts)) << "trial " << trial;
   }

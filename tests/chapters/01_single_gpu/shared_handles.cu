@@ -1,5 +1,6 @@
 // shared_handles: what works on one stream shares a cuBLAS handle, which lives as long as one of them.
-#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/blas.h"
+#include "common/device.h"
 
 #include <cstdio>
 

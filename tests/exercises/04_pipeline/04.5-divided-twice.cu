@@ -1,1 +1,1 @@
-      elements_[m] = batch.rows * outputs_ * micro_batches_;
+      samples_[m] = batch.samples * micro_batches_;

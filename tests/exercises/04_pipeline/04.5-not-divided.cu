@@ -1,1 +1,1 @@
-      elements_[m] = rows(m) * outputs_;
+      samples_[m] = micro_batch(m).samples;

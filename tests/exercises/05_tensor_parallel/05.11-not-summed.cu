@@ -1,2 +1,2 @@
-      CUDA_CHECK(cudaMemcpyAsync(dy, share + group_.rank * r * b.in, r * b.in * sizeof(float), cudaMemcpyDeviceToDevice,
+      CUDA_CHECK(cudaMemcpyAsync(dy, share + group_.rank() * r * b.in, r * b.in * sizeof(float), cudaMemcpyDeviceToDevice,
                                  stream));

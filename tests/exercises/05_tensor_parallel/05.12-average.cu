@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclAvg, group_.comm, blas_.stream()));
+    NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclAvg, group_.comm(), blas_.stream()));

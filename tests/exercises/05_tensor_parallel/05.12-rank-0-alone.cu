@@ -1,3 +1,3 @@
-    if (group_.rank == 0) {
-      NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclSum, group_.comm, blas_.stream()));
+    if (group_.rank() == 0) {
+      NCCL_CHECK(ncclAllReduce(grads, grads, norms_, ncclFloat, ncclSum, group_.comm(), blas_.stream()));
     }

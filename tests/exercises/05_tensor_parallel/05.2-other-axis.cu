@@ -1,1 +1,1 @@
-    std::copy_n(whole.begin() + group.rank * p.count(), p.count(), part.begin());
+    std::copy_n(whole.begin() + group.rank() * p.count(), p.count(), part.begin());

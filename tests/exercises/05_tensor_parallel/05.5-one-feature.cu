@@ -1,1 +1,1 @@
-      NCCL_CHECK(ncclAllGather(part, whole, rows, ncclFloat, group_.comm, blas_.stream()));
+      NCCL_CHECK(ncclAllGather(part, whole, rows, ncclFloat, group_.comm(), blas_.stream()));

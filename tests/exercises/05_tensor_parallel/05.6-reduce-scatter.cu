@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclReduceScatter(gradient_.data(), dz_.data(), outputs, ncclFloat, ncclSum, group_.comm, stream));
+    NCCL_CHECK(ncclReduceScatter(gradient_.data(), dz_.data(), outputs, ncclFloat, ncclSum, group_.comm(), stream));

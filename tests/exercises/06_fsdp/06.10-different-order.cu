@@ -1,3 +1,3 @@
-    if (rank % 2 == 0) NCCL_CHECK(ncclCommSplit(world, rank / size, rank, &shard_, nullptr));
-    NCCL_CHECK(ncclCommSplit(world, rank % size, rank, &replicate_, nullptr));
-    if (rank % 2 != 0) NCCL_CHECK(ncclCommSplit(world, rank / size, rank, &shard_, nullptr));
+    if (rank % 2 == 0) groups.shard = world.split(rank / size, rank, "shard");
+    groups.replicate = world.split(rank % size, rank, "replicate");
+    if (rank % 2 != 0) groups.shard = world.split(rank / size, rank, "shard");

@@ -1,2 +1,2 @@
-    NCCL_CHECK(ncclCommSplit(world, rank % size, rank, &shard_, nullptr));
-    NCCL_CHECK(ncclCommSplit(world, rank / size, rank, &replicate_, nullptr));
+    groups.shard = world.split(rank % size, rank, "shard");
+    groups.replicate = world.split(rank / size, rank, "replicate");

@@ -1,2 +1,2 @@
-    NCCL_CHECK(ncclCommSplit(world, 0, rank, &shard_, nullptr));
-    NCCL_CHECK(ncclCommSplit(world, 0, rank, &replicate_, nullptr));
+    groups.shard = world.split(0, rank, "shard");
+    groups.replicate = world.split(0, rank, "replicate");

@@ -1,1 +1,1 @@
-      NCCL_CHECK(ncclBroadcast(shard, whole, sharding.shard, ncclFloat, 0, groups_.shard_comm(), communication_));
+      NCCL_CHECK(ncclBroadcast(shard, whole, sharding.shard, ncclFloat, 0, groups_.shard.comm(), communication_));

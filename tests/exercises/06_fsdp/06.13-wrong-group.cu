@@ -1,1 +1,1 @@
-      NCCL_CHECK(ncclAllGather(shard, whole, sharding.shard, ncclFloat, groups_.replicate_comm(), communication_));
+      NCCL_CHECK(ncclAllGather(shard, whole, sharding.shard, ncclFloat, groups_.replicate.comm(), communication_));

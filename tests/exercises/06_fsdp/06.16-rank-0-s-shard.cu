@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclAllReduce(whole, shard, size, ncclFloat, ncclAvg, groups_.shard_comm(), communication_));
+    NCCL_CHECK(ncclAllReduce(whole, shard, size, ncclFloat, ncclAvg, groups_.shard.comm(), communication_));

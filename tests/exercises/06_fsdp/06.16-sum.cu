@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclReduceScatter(whole, shard, size, ncclFloat, ncclSum, groups_.shard_comm(), communication_));
+    NCCL_CHECK(ncclReduceScatter(whole, shard, size, ncclFloat, ncclSum, groups_.shard.comm(), communication_));

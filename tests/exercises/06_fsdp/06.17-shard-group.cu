@@ -1,1 +1,1 @@
-      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclAvg, groups_.shard_comm(), communication_));
+      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclAvg, groups_.shard.comm(), communication_));

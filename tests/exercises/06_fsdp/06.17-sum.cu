@@ -1,1 +1,1 @@
-      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclSum, groups_.replicate_comm(), communication_));
+      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclSum, groups_.replicate.comm(), communication_));

@@ -25,7 +25,7 @@ target_compile_options(unfilled_host_update PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${
                        $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 add_dependencies(unfilled_host_update filling_01.8-unfilled_mlp)
 workshop_test(unfilled.06_fsdp.host_update LABELS solution
-              COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e "01_single_gpu/mlp.h:[0-9]+" 77
+              COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e "01_single_gpu/optimizer.h:[0-9]+" 77
                       ${CMAKE_SOURCE_DIR}/tools/launch -n 2 -t 20 -- $<TARGET_FILE:unfilled_host_update> ${steps}
                       --cpu-offload --record run.jsonl)
 

@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclReduceScatter(grads_.data(), grads_.data(), shard, ncclFloat, ncclAvg, replicas_.comm, stream_));
+    NCCL_CHECK(ncclReduceScatter(grads_.data(), grads_.data(), shard, ncclFloat, ncclAvg, replicas_.comm(), stream_));

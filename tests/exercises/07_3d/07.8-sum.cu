@@ -1,1 +1,1 @@
-    NCCL_CHECK(ncclReduceScatter(grads_.data(), grad, shard, ncclFloat, ncclSum, replicas_.comm, stream_));
+    NCCL_CHECK(ncclReduceScatter(grads_.data(), grad, shard, ncclFloat, ncclSum, replicas_.comm(), stream_));

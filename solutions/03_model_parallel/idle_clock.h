@@ -1,10 +1,13 @@
-// Measures how much of its time a stage computes, with events that are read at the end: no step waits for the clock.
+// Measures how much of its time a rank computes, with events that are read at the end: no step waits for the clock. In
+// the timeline the rest of the time is a span called "idle".
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "common/device.h"
+#include "common/record.h"
 
 namespace workshop {
 
@@ -22,15 +25,18 @@ class IdleClock {
     }
     if (steps_ == warm_up_ + kSteps) stop();
     if (counting_) begins_.push_back(mark());
+    if (counting_ && !idle_) idle_.emplace("idle", stream_);
     ++steps_;
   }
 
   // Counts what `enqueue` puts on the stream as computing.
   template <typename Enqueue>
   void compute(const Enqueue& enqueue) {
+    idle_.reset();
     if (counting_) mark();
     enqueue();
     if (counting_) mark();
+    if (counting_) idle_.emplace("idle", stream_);
   }
 
   // Ends the measurement on the stream: at the end of an epoch, say, where the host waits. If all steps so far were
@@ -38,9 +44,10 @@ class IdleClock {
   void stop() {
     if (counting_) begins_.push_back(mark());
     counting_ = false;
+    idle_.reset();
   }
 
-  // The share of its time, between 0 and 1, that the stage did not compute: the median over the steps, because a step
+  // The share of its time, between 0 and 1, that the rank did not compute: the median over the steps, because a step
   // in which the machine did something else says nothing. 0 without a step. The stream must have got to the end.
   double idle_share() const {
     if (begins_.size() < 2) return 0;
@@ -78,6 +85,7 @@ class IdleClock {
   std::vector<Event> marks_;         // of each step: its begin, then the begin and the end of each computation
   std::vector<std::size_t> begins_;  // where in marks_ the steps begin, and where the last one ends
   std::size_t used_ = 0;             // marks so far
+  std::optional<Range> idle_;
 };
 
 }  // namespace workshop

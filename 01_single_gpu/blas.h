@@ -1,0 +1,55 @@
+// Matrix products on cuBLAS. Matrices are row-major, as in C++ and PyTorch.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <type_traits>
+
+#include "common/check.h"
+
+namespace workshop {
+
+enum class Op { as_is, transposed };
+
+// C[m, n] = op(A)[m, k] · op(B)[k, n] + beta·C, all row-major; beta is 0 or 1.
+//
+// cuBLAS is column-major: what it reads from a row-major matrix is the transpose. So it is asked for the transposed
+// product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands change places, m and n too, and what it writes is the C that we want.
+inline void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const float* A, const float* B, float beta,
+                 float* C) {
+  const float one = 1.0f;
+  const auto blas_op = [](Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  const int columns_a = op_a == Op::transposed ? m : k;
+  const int columns_b = op_b == Op::transposed ? k : n;
+  CUBLAS_CHECK(cublasSgemm(blas, blas_op(op_b), blas_op(op_a), n, m, k, &one, B, columns_b, A, columns_a, &beta, C, n));
+}
+
+// cuBLAS on one stream. All that work on a stream share a handle, because each handle has a workspace of its own on the
+// device, of many megabytes, and nothing is gained by two where calls follow one after the other.
+class Blas {
+ public:
+  explicit Blas(cudaStream_t stream) : handle_(handle_of(stream)), stream_(stream) {}
+  operator cublasHandle_t() const { return handle_.get(); }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  using Handle = std::shared_ptr<std::remove_pointer_t<cublasHandle_t>>;
+
+  static Handle handle_of(cudaStream_t stream) {
+    static std::map<cudaStream_t, std::weak_ptr<Handle::element_type>> handles;
+    Handle handle = handles[stream].lock();
+    if (handle == nullptr) {
+      cublasHandle_t created = nullptr;
+      CUBLAS_CHECK(cublasCreate(&created));
+      CUBLAS_CHECK(cublasSetStream(created, stream));
+      handle.reset(created, cublasDestroy);
+      handles[stream] = handle;
+    }
+    return handle;
+  }
+
+  Handle handle_;
+  cudaStream_t stream_;
+};
+
+}  // namespace workshop

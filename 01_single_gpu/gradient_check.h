@@ -1,0 +1,71 @@
+// Gradients against central differences of the loss.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "common/job.h"
+#include "model.h"
+
+namespace workshop {
+
+// The loss of one batch, with mean square errors in double precision and on the host.
+inline double loss_of(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
+  const float* output = model.forward(batch.x, batch.samples, activations);
+  std::vector<float> prediction(batch.samples * model.output_size()), target(prediction.size());
+  const std::size_t bytes = prediction.size() * sizeof(float);
+  CUDA_CHECK(cudaMemcpyAsync(prediction.data(), output, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaMemcpyAsync(target.data(), batch.y, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  double sum = 0;
+  for (std::size_t i = 0; i < prediction.size(); ++i)
+    sum += std::pow(static_cast<double>(prediction[i]) - target[i], 2);
+  return sum / static_cast<double>(prediction.size());
+}
+
+// Compares the gradients of a batch with central differences of its loss, (L(p + h) - L(p - h)) / 2h, for up to 100
+// values of each parameter. Ends the program unless all agree: rounding and the kinks of a ReLU leave differences below
+// the tolerance, a mistake is of the order of 1.
+inline void require_gradients(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
+  constexpr float h = 5e-4f;
+  constexpr double tolerance = 5e-2;
+  DeviceBuffer<float> loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
+  model.forward(batch.x, batch.samples, activations);
+  model.loss(activations, batch.y, batch.samples, loss.data());
+  model.backward(activations);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+
+  bool agree = true;
+  for (const Parameter& p : model.parameters()) {
+    const int count = p.count();
+    std::vector<float> grad(count), value(count);
+    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
+    const auto set = [&](int i, float shifted) {
+      CUDA_CHECK(cudaMemcpyAsync(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+    };
+    double error = 0, norm = 0;
+    for (int i = 0; i < count; i += (count + 99) / 100) {
+      const auto loss_at = [&](float shifted) {
+        set(i, shifted);
+        return loss_of(model, activations, batch, stream);
+      };
+      const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
+      const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
+      set(i, value[i]);
+      error += std::pow(difference - grad[i], 2);
+      norm += std::pow(difference, 2);
+    }
+    error = std::sqrt(error / norm);
+    const bool good = error <= tolerance;
+    print0("%-10s  relative difference %.1e  %s\n", p.name.c_str(), error, good ? "agrees" : "WRONG");
+    agree = agree && good;
+  }
+  if (!agree) fail(kFailed, "the gradients are wrong");
+}
+
+}  // namespace workshop

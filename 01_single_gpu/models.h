@@ -1,0 +1,10 @@
+// The models that every strategy can train. A new one is a line here.
+#pragma once
+
+#include "mlp.h"
+
+namespace workshop {
+
+inline Network make_network(const Options& options) { return make_mlp(options.layers, options.activation); }
+
+}  // namespace workshop

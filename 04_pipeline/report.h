@@ -1,0 +1,56 @@
+// What the pipeline program shows: a schedule, and how the stages spent their time.
+#pragma once
+
+#include <vector>
+
+#include "03_model_parallel/idle_clock.h"
+#include "check_schedule.h"
+#include "common/job.h"
+#include "stage.h"
+
+namespace workshop {
+
+// The share of the time that a stage has nothing to do, if forwards take as long as each other, and so do backwards.
+inline double bubble(const Schedule& s) { return (s.stages - 1.0) / (s.chunks * s.micro_batches + s.stages - 1); }
+
+inline void print_schedule(const Schedule& s) {
+  print0("%s: %d stages, %d micro-batches, %d chunk%s a stage\n%s", s.name.c_str(), s.stages, s.micro_batches, s.chunks,
+         s.chunks > 1 ? "s" : "", chart(s).c_str());
+  print0("%d slots, of which each stage computes in %d: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
+         makespan(s), 2 * s.micro_batches * s.chunks, 100 * bubble(s),
+         100 * (s.stages - 1.0) / (s.chunks * s.micro_batches));
+  for (int stage = 0; stage < s.stages; ++stage) {
+    print0("stage %d has at most %d in flight\n", stage, s.in_flight[stage]);
+  }
+}
+
+// Prints and records what each stage holds and how much of its time it idles. pncclAllGather is ncclAllGather, but
+// stays out of the ledger.
+inline void report(const Schedule& schedule, Stage& stage, const IdleClock& clock, bool simulated, const Job& job,
+                   cudaStream_t stream) {
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  struct Row {
+    float idle;
+    int activations;  // micro-batches whose activations the stage can hold, all chunks counted
+    unsigned bytes;   // of all activations, at their peak
+  };
+  Row mine{static_cast<float>(clock.idle_share()), 0, static_cast<unsigned>(memory_use(Memory::activations).peak)};
+  for (const Chunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
+  DeviceBuffer<Row> row(1, Memory::data), rows(job.world(), Memory::data);
+  row.upload(&mine, stream);
+  NCCL_CHECK(pncclAllGather(row.data(), rows.data(), sizeof(Row), ncclChar, job.comm(), stream));
+  const std::vector<Row> all = rows.download(stream);
+  double mean = 0;
+  print0("stage  activations held  bytes of activations  idle\n");
+  for (int rank = 0; rank < job.world(); ++rank) {
+    print0("%5d  %16d  %20u  %3.0f %%\n", rank, all[rank].activations, all[rank].bytes, 100 * all[rank].idle);
+    mean += all[rank].idle / job.world();
+  }
+  record_value("idle share", mine.idle);
+  if (!simulated) return;
+  record_value("bubble", mine.idle);
+  if (job.rank() == 0) record_value("mean bubble", mean);
+  print0("bubble: measured %.1f %%, expected %.1f %%\n", 100 * mean, 100 * bubble(schedule));
+}
+
+}  // namespace workshop

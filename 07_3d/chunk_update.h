@@ -1,0 +1,88 @@
+// From the gradients of a model chunk to its next parameters, over all data-parallel replicas of the chunk.
+#pragma once
+
+#include <optional>
+
+#include "01_single_gpu/optimizer.h"
+#include "02_ddp/buckets.h"
+#include "06_fsdp/units.h"
+#include "common/group.h"
+#include "common/training.h"
+
+namespace workshop {
+
+// Either averages the gradients in buckets behind the last backward pass (chapter 02) and lets each replica update all
+// parameters; or gives each replica an average of its shard of the gradients, which it updates with its shard of the
+// optimizer's state, and gathers the parameters (ZeRO, stage 1: chapter 06). "All" are those of the chunk, and, where
+// tensor parallelism cuts it, this rank's part of them: its replicas have the same part.
+class ChunkUpdate {
+ public:
+  // `replicas` are the ranks that hold this chunk, too. A sharded `model` must have been made with Storage::bound, and
+  // is bound here, to memory that its shards fill.
+  ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
+              cudaStream_t stream)
+      : model_(model), replicas_(replicas), stream_(stream) {
+    if (sharded) {
+      shards_.emplace(model.count(), replicas.size());
+      for (auto& [buffer, kind] : {std::pair(&values_, Memory::parameters), std::pair(&grads_, Memory::gradients)}) {
+        *buffer = DeviceBuffer<float>(shards_->padded(), kind);
+        CUDA_CHECK(cudaMemsetAsync(buffer->data(), 0, buffer->bytes(), stream));
+      }
+      model.bind(values_.data(), grads_.data());
+    } else if (replicas.size() > 1) {
+      average_.emplace(model, bucket_bytes, replicas, stream);
+    }
+    optimizer_.emplace(options, sharded ? shards_->shard : model.count(), stream);
+  }
+
+  // Call in the last backward pass of a step, once the gradients of a layer are enqueued.
+  void layer_ready(int layer) {
+    if (average_) average_->layer_ready(layer);
+  }
+
+  // Call when all gradients are enqueued.
+  void step() {
+    const Range range("average and update", stream_);
+    if (shards_) return sharded_step();
+    if (average_) average_->finish();
+    optimizer_->step(model_.values(), model_.grads());
+  }
+
+  // Has checkpoints keep the chunk and this rank's optimizer state.
+  void add_to(Training& training) {
+    const std::vector<TensorPart> parts = parts_of(model_);
+    const std::int64_t first = shards_ ? replicas_.rank() * shards_->shard : 0;
+    const std::int64_t count = shards_ ? shards_->shard : model_.count();
+    float* values = model_.values() + first;
+    training.add(parts);
+    training.add(range_of(parts, first, first + count, values), values, optimizer_->state());
+  }
+
+ private:
+  void sharded_step() {
+    const int shard = shards_->shard;
+    float* value = values_.data() + replicas_.rank() * shard;  // this rank's shards, [shard]
+    float* grad = grads_.data() + replicas_.rank() * shard;
+    // TODO 07.8: Average the gradients over the replicas, of which each gets its shard alone, in place.
+    //   One NCCL call: from grads_.data() to `grad`, over replicas_.comm(), on stream_. Its count is that of a shard.
+    todo("07.8");
+    // END TODO 07.8
+    probe("07.8", "gradients of this rank's shard, averaged", grad, {shard}, stream_);
+    optimizer_->step(value, grad);
+    // TODO 07.9: Give every replica the updated parameters of all shards, in place.
+    //   One NCCL call: from `value` to values_.data(). Its count is that of a shard.
+    todo("07.9");
+    // END TODO 07.9
+    probe("07.9", "parameters of all shards", values_.data(), {model_.count()}, stream_);
+  }
+
+  Model& model_;
+  const Group& replicas_;
+  cudaStream_t stream_;
+  std::optional<OverlappedAverage> average_;  // unless there is nothing to average, or it is sharded
+  std::optional<Sharding> shards_;
+  DeviceBuffer<float> values_, grads_;  // of the model and padding, if sharded
+  std::optional<Optimizer> optimizer_;
+};
+
+}  // namespace workshop

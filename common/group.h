@@ -1,0 +1,52 @@
+// Some ranks of the job with a communicator of their own: the world, or what split() makes of it.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace workshop {
+
+class Group {
+ public:
+  Group() = default;  // this rank alone, without a communicator
+  // All ranks of a communicator that is held elsewhere.
+  explicit Group(ncclComm_t comm);
+  ~Group();
+  Group(Group&& other) noexcept { swap(other); }
+  Group& operator=(Group&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  // The ranks of this group that give the same color become one group, in the order of their keys. Collective: every
+  // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group.
+  Group split(int color, int key, const std::string& name) const;
+
+  // Every rank's value, in the order of the ranks. Preparation and no part of the training: it goes past the ledger,
+  // through NCCL's own name for the same call. Collective, and waits.
+  std::vector<int> gather(int value) const;
+
+  ncclComm_t comm() const { return comm_; }
+  int rank() const { return rank_; }                            // of this process in the group
+  int size() const { return size_; }                            // ranks of the group
+  const std::vector<int>& members() const { return members_; }  // their ranks in the job, in their order in the group
+
+ private:
+  void swap(Group& other) noexcept {
+    std::swap(comm_, other.comm_);
+    std::swap(owned_, other.owned_);
+    std::swap(rank_, other.rank_);
+    std::swap(size_, other.size_);
+    std::swap(members_, other.members_);
+  }
+
+  ncclComm_t comm_ = nullptr;
+  bool owned_ = false;
+  int rank_ = 0, size_ = 1;
+  std::vector<int> members_ = {0};
+};
+
+}  // namespace workshop

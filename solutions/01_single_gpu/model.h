@@ -1,0 +1,322 @@
+// A model as the strategies see it: layers one after the other, each with its parameters, forward and backward.
+//
+// Data, model, pipeline and fully sharded parallelism cut, copy and shard layers without knowing what they compute. A
+// new kind of model is a new Layer, and a line in models.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "blas.h"
+#include "common/device.h"
+#include "common/random.h"
+#include "common/record.h"
+#include "common/training.h"
+#include "linear.h"
+
+namespace workshop {
+
+// ---- parameters ----------------------------------------------------------------------------------------------------
+
+// How tensor parallelism (chapter 05) cuts a parameter: by its rows, by its columns, or not at all. A bias [out] counts
+// as `out` rows of one column.
+enum class Split { none, rows, columns };
+
+// One parameter, or this rank's part of it.
+struct Parameter {
+  std::string name;        // PyTorch's, such as "0.weight"
+  std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
+  Split split = Split::none;
+  int part = 0, parts = 1;                  // which of how many equal parts this rank holds, if it is cut
+  float *value = nullptr, *grad = nullptr;  // [rows(), columns()]
+
+  int rows() const { return split == Split::rows ? shape[0] / parts : shape[0]; }
+  int columns() const {
+    int columns = 1;
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) columns *= shape[axis];
+    return split == Split::columns ? columns / parts : columns;
+  }
+  int count() const { return rows() * columns(); }
+
+  // Where the part lies in the whole parameter, for checkpoints.
+  TensorPart tensor_part() const {
+    TensorPart tensor = whole_tensor(name, shape, value);
+    if (split == Split::rows) tensor.columns = tensor.stride = count();
+    if (split == Split::columns) {
+      tensor.rows = rows();
+      tensor.columns = columns();
+      tensor.stride = columns() * parts;
+    }
+    if (split != Split::none) tensor.first = part * tensor.columns;
+    return tensor;
+  }
+};
+
+// ---- one layer -----------------------------------------------------------------------------------------------------
+
+// What a layer's forward pass leaves for its backward pass. Not a part of the layer: a pipeline has several batches
+// under way at a time.
+struct Saved {
+  const void* x = nullptr;  // the layer's input, held elsewhere
+  std::vector<DeviceBuffer<float>> buffers;
+};
+
+// What a layer's backward pass works with.
+struct Gradients {
+  const Blas& blas;
+  const float* ones;  // as many as Layer::rows() of a full batch
+  int samples;
+  float accumulate;  // 1: add to the gradients of the parameters; 0: overwrite them
+  float* dy;         // the gradient of the layer's output, which may be overwritten
+  float* spare;      // room for as many floats
+  float* dx;         // where the gradient of the input must go; null: to dy or spare
+  bool needs_dx;     // false: the input is the data, and its gradient is not asked for
+};
+
+// A unit of cutting: a linear layer with its activation, a pair of them, an attention block. Sizes are in floats per
+// sample; x and y are [samples, in] and [samples, out].
+class Layer {
+ public:
+  Layer(std::string name, int in, int out) : name(std::move(name)), in(in), out(out) {}
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  const std::string name;
+  const int in, out;
+  std::vector<Parameter> parameters;  // in the order in which they lie in memory
+
+  int count() const {  // floats of the parameters, as far as this rank holds them
+    int count = 0;
+    for (const Parameter& p : parameters) count += p.count();
+    return count;
+  }
+
+  // The initial values of what this rank holds, [count()]. Draws the whole parameters, as PyTorch does.
+  virtual std::vector<float> initial_values(Generator& generator) const = 0;
+  // Floats per sample of each buffer in Saved.
+  virtual std::vector<int> saved() const = 0;
+  // Floats per sample of the largest gradient on its way through the layer.
+  virtual int widest() const { return out; }
+  // Rows per sample of the layer's matrices.
+  virtual int rows() const { return 1; }
+  // Takes what memory the layer needs beside its parameters and Saved, once, for batches of at most so many samples.
+  virtual void allocate([[maybe_unused]] int max_samples, [[maybe_unused]] cudaStream_t stream) {}
+  // Works with parameters and gradients that lie here from now on, count() floats each.
+  virtual void bind(float* values, float* grads) {
+    int offset = 0;
+    for (Parameter& p : parameters) {
+      p.value = values == nullptr ? nullptr : values + offset;
+      p.grad = grads == nullptr ? nullptr : grads + offset;
+      offset += p.count();
+    }
+  }
+
+  // Returns the output, which is in `saved` and stays valid with it.
+  virtual const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) = 0;
+  // The gradients of the parameters. Returns where that of the input is; null if it is not needed.
+  virtual float* backward(const Saved& saved, const Gradients& gradients) = 0;
+};
+
+// The end of a model: compares the output with the targets.
+class Loss {
+ public:
+  virtual ~Loss() = default;
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the
+  // output to gradient[samples, out]. `scratch` is one float on the device.
+  virtual void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
+                   float* gradient, float* scratch) const = 0;
+};
+
+// All layers of a model, as every rank knows them, with no memory on the device yet.
+struct Network {
+  std::vector<std::shared_ptr<Layer>> layers;
+  std::shared_ptr<const Loss> loss;
+
+  int depth() const { return static_cast<int>(layers.size()); }
+  int input_size() const { return layers.front()->in; }   // floats per sample
+  int output_size() const { return layers.back()->out; }  // likewise
+  std::vector<std::int64_t> counts() const {              // of the parameters of each layer
+    std::vector<std::int64_t> counts;
+    for (const auto& layer : layers) counts.push_back(layer->count());
+    return counts;
+  }
+};
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
+// What the forward pass of one batch leaves for its backward pass.
+struct Activations {
+  int samples = 0;
+  const float* output = nullptr;
+  std::vector<Saved> layers;
+};
+
+// Floats in a model's flat arrays, [offset, offset + count).
+struct Extent {
+  int offset, count;
+};
+
+// Layers [first, last) of a network.
+struct LayerRange {
+  int first, last;
+};
+
+// Where a model's parameters and gradients are: in memory of its own, or where bind() says.
+enum class Storage { own, bound };
+
+// The layers of a network that a rank holds, with their memory. All parameters lie one after the other in one flat
+// array, layer by layer, and the gradients in another: an optimizer is one launch, and a bucket of gradients is a
+// range.
+class Model {
+ public:
+  // For batches of at most `max_samples` samples. A layer of a network is held by one model of a process.
+  Model(const Network& network, int max_samples, cudaStream_t stream)
+      : Model(network, max_samples, stream, {0, network.depth()}) {}
+  Model(const Network& network, int max_samples, cudaStream_t stream, LayerRange range, Storage storage = Storage::own)
+      : network_(network), first_(range.first), max_samples_(max_samples), blas_(stream), scratch_(1, Memory::data) {
+    int widest = 0, rows = 0;
+    for (int i = range.first; i < range.last; ++i) {
+      Layer& layer = *layers_.emplace_back(network.layers[i]);
+      extents_.push_back({count_, layer.count()});
+      count_ += layer.count();
+      widest = std::max(widest, layer.widest());
+      rows = std::max(rows, layer.rows());
+      layer.allocate(max_samples, stream);
+    }
+    for (auto& gradient : gradients_) gradient = DeviceBuffer<float>(max_samples * widest, Memory::activations);
+    ones_ = DeviceBuffer<float>(max_samples * rows, Memory::data);
+    launch(fill, max_samples * rows, stream, ones_.data(), 1.0f, max_samples * rows);
+    if (storage == Storage::own) {
+      own_values_ = DeviceBuffer<float>(count_, Memory::parameters);
+      own_grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+    }
+    bind(own_values_.data(), own_grads_.data());
+  }
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  // ---- parameters ----
+  const std::vector<Extent>& layers() const { return extents_; }  // where the parameters of each layer lie
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  float* values() const { return values_; }  // [count()]
+  float* grads() const { return grads_; }    // [count()]
+  int count() const { return count_; }
+
+  // Has the model work with parameters and gradients that lie here from now on, count() floats each. Work that is
+  // enqueued already goes on with the old ones.
+  void bind(float* values, float* grads) {
+    values_ = values;
+    grads_ = grads;
+    parameters_.clear();
+    for (int i = 0; i < depth(); ++i) {
+      const int offset = extents_[i].offset;
+      layers_[i]->bind(values == nullptr ? nullptr : values + offset, grads == nullptr ? nullptr : grads + offset);
+      parameters_.insert(parameters_.end(), layers_[i]->parameters.begin(), layers_[i]->parameters.end());
+    }
+  }
+
+  // PyTorch's initial values for this seed of its default generator, [count()]: drawn for the whole network, so that it
+  // is the same one however it is cut.
+  std::vector<float> initial_values(std::uint64_t seed) const {
+    Generator generator(seed);
+    std::vector<float> values;
+    for (int i = 0; i < first_ + depth(); ++i) {
+      const std::vector<float> layer = network_.layers[i]->initial_values(generator);
+      if (i >= first_) values.insert(values.end(), layer.begin(), layer.end());
+    }
+    return values;
+  }
+
+  // Gives the parameters their initial values. Waits for the stream.
+  void initialize(std::uint64_t seed) {
+    const std::vector<float> values = initial_values(seed);
+    CUDA_CHECK(cudaMemcpyAsync(values_, values.data(), count_ * sizeof(float), cudaMemcpyHostToDevice, blas_.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(blas_.stream()));
+  }
+
+  // ---- one batch ----
+  int depth() const { return static_cast<int>(layers_.size()); }  // layers held
+  int input_size() const { return layers_.front()->in; }          // floats per sample
+  int output_size() const { return layers_.back()->out; }         // likewise
+
+  Activations make_activations() const {
+    Activations activations;
+    for (const auto& layer : layers_) {
+      Saved& saved = activations.layers.emplace_back();
+      for (int size : layer->saved()) saved.buffers.emplace_back(max_samples_ * size, Memory::activations);
+    }
+    return activations;
+  }
+
+  // The output [samples, output_size()] for x, kept in `activations` with all that backward() needs. x is
+  // [samples, input_size()], or what else the first layer reads.
+  const float* forward(const void* x, int samples, Activations& activations) {
+    activations.samples = samples;
+    for (int i = 0; i < depth(); ++i) {
+      Saved& saved = activations.layers[i];
+      saved.x = x;
+      x = activations.output = layers_[i]->forward(blas_, x, samples, saved);
+    }
+    return activations.output;
+  }
+
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the
+  // output to output_gradient(). For a model that holds the network's last layer.
+  void loss(const Activations& activations, const void* y, int samples_of_step, float* loss) {
+    network_.loss->add(blas_, activations.output, y, activations.samples, samples_of_step, loss, output_gradient(),
+                       scratch_.data());
+  }
+
+  // The gradients of all parameters from output_gradient(), from the last layer down to the first, and that of x in
+  // dx[samples, input_size()] unless it is null. `accumulate` adds to the parameters' gradients that are there. Calls
+  // ready(i) as soon as the work for the gradients of layer i is enqueued.
+  void backward(const Activations& activations, bool accumulate = false, const std::function<void(int)>& ready = {},
+                float* dx = nullptr) {
+    float *dy = gradients_[0].data(), *spare = gradients_[1].data();
+    for (int i = depth() - 1; i >= 0; --i) {
+      const bool bottom = i == 0;
+      const float* below = layers_[i]->backward(
+          activations.layers[i], {blas_, ones_.data(), activations.samples, accumulate ? 1.0f : 0.0f, dy, spare,
+                                  bottom ? dx : nullptr, !bottom || dx != nullptr});
+      if (below == spare) std::swap(dy, spare);
+      if (ready) ready(i);
+    }
+  }
+
+  // The gradient of the output [samples, output_size()], for backward() to start from, which overwrites it.
+  float* output_gradient() { return gradients_[0].data(); }
+
+ private:
+  Network network_;
+  std::vector<std::shared_ptr<Layer>> layers_;  // those held
+  int first_;                                   // of them in the network
+  int max_samples_;
+  Blas blas_;
+  int count_ = 0;
+  float *values_ = nullptr, *grads_ = nullptr;
+  DeviceBuffer<float> own_values_, own_grads_, ones_, scratch_;
+  DeviceBuffer<float> gradients_[2];  // on its way down: of this layer's output, of the one below
+  std::vector<Extent> extents_;
+  std::vector<Parameter> parameters_;
+};
+
+// ---- what is left of a training run --------------------------------------------------------------------------------
+
+// What a checkpoint keeps of the model's parameters.
+inline std::vector<TensorPart> parts_of(const Model& model) {
+  std::vector<TensorPart> parts;
+  for (const Parameter& p : model.parameters()) parts.push_back(p.tensor_part());
+  return parts;
+}
+
+// Records the parameters of a model that holds them whole, as those of replica number `replica`.
+inline void record_parameters(const Model& model, int replica, cudaStream_t stream) {
+  for (const Parameter& p : model.parameters()) record_parameter(replica, p.name, p.value, p.shape, stream);
+}
+
+}  // namespace workshop

@@ -1,0 +1,158 @@
+// SGD and AdamW, as PyTorch computes them, for parameters on the device or on the host.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "common/device.h"
+#include "common/options.h"
+#include "common/record.h"
+#include "common/training.h"
+
+namespace workshop {
+
+// The arithmetic is also there for the host: chapter 06 updates what it keeps in host memory.
+__host__ __device__ inline void sgd_value(float& value, float grad, float lr, float weight_decay) {
+  value -= lr * (grad + weight_decay * value);
+}
+
+__global__ void sgd(float* value, const float* grad, float lr, float weight_decay, int n) {
+  for (int i : grid_stride(n)) sgd_value(value[i], grad[i], lr, weight_decay);
+}
+
+// What AdamW needs to know of step t = 1, 2, …
+struct AdamWStep {
+  float decay;            // 1 - lr·λ
+  float beta1, beta2;     // of the moments, running means of the gradient and of its square
+  float step_size;        // lr / (1 - β₁ᵗ)
+  float root_correction;  // √(1 - β₂ᵗ)
+  float epsilon;
+};
+
+inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
+  AdamWStep s{};
+  // TODO 01.8: Fill in what AdamW needs to know of step number t.
+  //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by
+  //   which factors? Compute in double.
+  const double beta1 = 0.9, beta2 = 0.999;
+  s.decay = static_cast<float>(1 - lr * weight_decay);
+  s.beta1 = static_cast<float>(beta1);
+  s.beta2 = static_cast<float>(beta2);
+  s.step_size = static_cast<float>(lr / (1 - std::pow(beta1, t)));
+  s.root_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2, t)));
+  s.epsilon = 1e-8f;
+  // END TODO 01.8
+  return s;
+}
+
+// Decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
+__host__ __device__ inline void adamw_value(float& value, float grad, float& first, float& second, const AdamWStep& s) {
+  first += (1.0f - s.beta1) * (grad - first);
+  second = s.beta2 * second + (1.0f - s.beta2) * grad * grad;
+  const float denominator = sqrtf(second) / s.root_correction + s.epsilon;
+  value = value * s.decay - s.step_size * first / denominator;
+}
+
+__global__ void adamw(float* value, const float* grad, float* first, float* second, AdamWStep s, int n) {
+  for (int i : grid_stride(n)) adamw_value(value[i], grad[i], first[i], second[i], s);
+}
+
+// Where parameters are kept, with their gradients and the optimizer's state: chapter 06 can keep them on the host.
+enum class Place { device, host };
+
+// An array of floats on the device, or in pinned host memory. Kernels and copies with cudaMemcpyDefault take either.
+class FloatBuffer {
+ public:
+  FloatBuffer() = default;
+  FloatBuffer(int count, Memory kind, Place place)
+      : device_(place == Place::device ? count : 0, kind), host_(place == Place::host ? count : 0) {}
+  float* data() const { return host_.size() > 0 ? host_.data() : device_.data(); }
+
+ private:
+  DeviceBuffer<float> device_;
+  HostBuffer<float> host_;
+};
+
+// Updates `count` parameters, which may be those of a whole model or a shard of them.
+class Optimizer {
+ public:
+  Optimizer(const Options& options, int count, cudaStream_t stream, Place place = Place::device)
+      : kind_(options.optimizer),
+        lr_(options.lr),
+        weight_decay_(options.weight_decay),
+        count_(count),
+        place_(place),
+        stream_(stream) {
+    if (kind_ != OptimizerKind::adamw) return;
+    for (FloatBuffer* moment : {&first_, &second_}) {
+      *moment = FloatBuffer(count, Memory::optimizer, place);
+      if (place == Place::host) std::fill_n(moment->data(), count, 0.0f);
+      if (place == Place::device) CUDA_CHECK(cudaMemsetAsync(moment->data(), 0, count * sizeof(float), stream));
+    }
+  }
+  Optimizer(const Optimizer&) = delete;  // checkpoints and the stream's operations point to it
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // What it keeps from step to step, for checkpoints: [count] each, null for SGD.
+  OptimizerState state() { return {first_.data(), second_.data(), &steps_}; }
+
+  // Enqueues one step: updates value[count] with grad[count].
+  void step(float* value, const float* grad) {
+    const Range range("update", stream_);
+    if (place_ == Place::host) return step_on_host(value, grad);
+    if (kind_ == OptimizerKind::sgd) {
+      // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
+      //   launch() the kernel sgd above for all parameters at once.
+      launch(sgd, count_, stream_, value, grad, static_cast<float>(lr_), static_cast<float>(weight_decay_), count_);
+      // END TODO 01.7
+    } else {
+      const AdamWStep s = adamw_step(lr_, weight_decay_, ++steps_);
+      launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
+    }
+    probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
+  }
+
+ private:
+  // What the stream needs to know of a step when it gets there; the program may be many steps ahead by then.
+  struct HostStep {
+    Optimizer* optimizer;
+    float* value;
+    const float* grad;
+    AdamWStep adamw;
+  };
+
+  // The same update as one more operation of the stream, so that the program does not wait for it.
+  void step_on_host(float* value, const float* grad) {
+    AdamWStep adamw{};
+    if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr_, weight_decay_, ++steps_);
+    CUDA_CHECK(cudaLaunchHostFunc(
+        stream_,
+        [](void* data) {
+          const std::unique_ptr<HostStep> step(static_cast<HostStep*>(data));
+          step->optimizer->run_on_host(*step);
+        },
+        new HostStep{this, value, grad, adamw}));
+  }
+
+  // Runs on a thread of CUDA's, which must not call CUDA.
+  void run_on_host(const HostStep& step) {
+    if (kind_ == OptimizerKind::sgd) {
+      const float lr = static_cast<float>(lr_), weight_decay = static_cast<float>(weight_decay_);
+      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], lr, weight_decay);
+    } else {
+      float *first = first_.data(), *second = second_.data();
+      for (int i = 0; i < count_; ++i) adamw_value(step.value[i], step.grad[i], first[i], second[i], step.adamw);
+    }
+  }
+
+  OptimizerKind kind_;
+  double lr_, weight_decay_;
+  int count_;
+  Place place_;
+  cudaStream_t stream_;
+  FloatBuffer first_, second_;  // AdamW's moments
+  int steps_ = 0;               // enqueued
+};
+
+}  // namespace workshop

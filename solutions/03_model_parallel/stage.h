@@ -1,0 +1,93 @@
+// What a rank of model parallelism holds, and what it tells of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/model.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/job.h"
+#include "idle_clock.h"
+
+namespace workshop {
+
+// The layers of one rank, with what they need beyond a model on one GPU: room for what arrives and for what goes back.
+struct Stage {
+  Stage(const Network& network, LayerRange layers, const Options& options, cudaStream_t stream)
+      : model(network, options.batch_size, stream, layers),
+        in(model.input_size()),
+        out(model.output_size()),
+        activations(model.make_activations()),
+        optimizer(options, model.count(), stream),
+        received(layers.first > 0 ? options.batch_size * in : 0, Memory::activations),
+        input_gradient(received.size(), Memory::activations),
+        clock(stream, /*warm_up=*/kProbedSteps),
+        stream(stream) {
+    model.initialize(options.model_seed);
+  }
+
+  // The output of these layers, [rows, out], for x[rows, in].
+  const float* forward(const void* x, int rows) {
+    probe("03.3", "input of the stage", static_cast<const float*>(x), {rows, in}, stream);
+    const float* output = nullptr;
+    clock.compute([&] { output = model.forward(x, rows, activations); });
+    return output;
+  }
+
+  // Writes the loss to *loss, and its gradient to model.output_gradient().
+  void loss(const void* target, int rows, float* loss) {
+    clock.compute([&] {
+      const Range range("loss", stream);
+      model.loss(activations, target, rows, loss);
+    });
+  }
+
+  // The gradients of the parameters from model.output_gradient() and, unless dx is null, that of the input in
+  // dx[rows, in].
+  void backward(int rows, float* dx) {
+    probe("03.4", "gradient of the stage's output", model.output_gradient(), {rows, out}, stream);
+    clock.compute([&] { model.backward(activations, /*accumulate=*/false, {}, dx); });
+  }
+
+  void update() {
+    clock.compute([&] { optimizer.step(model.values(), model.grads()); });
+  }
+
+  Model model;
+  int in, out;  // floats per sample
+  Activations activations;
+  Optimizer optimizer;
+  DeviceBuffer<float> received;        // the input from the rank before, [rows, in]; none on the first rank
+  DeviceBuffer<float> input_gradient;  // what goes back to that rank, likewise
+  IdleClock clock;
+  cudaStream_t stream;
+};
+
+// Ends the program unless every rank can have a layer.
+inline void require_layers(const Options& options, const Network& network, int ranks) {
+  if (network.depth() >= ranks) return;
+  usage_error("--layers is '" + options.layers_text() + "', " + std::to_string(network.depth()) + " layers for " +
+              std::to_string(ranks) + " ranks; expected a layer a rank or more");
+}
+
+// Prints and records which rank has which layers and how long it idled. pncclAllGather is ncclAllGather, but stays out
+// of the ledger.
+inline void report(const Stage& stage, const std::vector<int>& bounds, const Job& job, cudaStream_t stream) {
+  struct Row {
+    float idle_share;
+    int parameters;
+  };
+  const Row mine{static_cast<float>(stage.clock.idle_share()), stage.model.count()};
+  record_value("idle share", mine.idle_share);
+  DeviceBuffer<Row> row(1, Memory::data), rows(job.world(), Memory::data);
+  row.upload(&mine, stream);
+  NCCL_CHECK(pncclAllGather(row.data(), rows.data(), sizeof(Row), ncclChar, job.comm(), stream));
+  const std::vector<Row> all = rows.download(stream);
+  print0("rank  layers     parameters  idle\n");
+  for (int rank = 0; rank < job.world(); ++rank) {
+    print0("%4d  %3d to %-3d %10d  %3.0f %%\n", rank, bounds[rank], bounds[rank + 1] - 1, all[rank].parameters,
+           100 * all[rank].idle_share);
+  }
+}
+
+}  // namespace workshop

@@ -1,0 +1,50 @@
+// The options of every program that has a pipeline, and the schedule that they ask for.
+#pragma once
+
+#include <string>
+
+#include "common/job.h"
+#include "common/options.h"
+#include "schedule.h"
+
+namespace workshop {
+
+struct PipelineOptions {
+  std::string schedule = "1f1b";
+  int micro_batches = 0, chunks = 0;
+
+  void add_to(Options& options, const std::string& micro_batches_help) {
+    options.add("--schedule", schedule, "order of the micro-batches' forwards and backwards",
+                {"gpipe", "1f1b", "interleaved"});
+    options.add("--micro-batches", micro_batches, micro_batches_help, 1, 1 << 20);
+    options.add("--chunks", chunks, "parts of the model a stage, if interleaved; default: 2", 1, 1 << 10);
+  }
+
+  // Fills in what is not given, and ends the program on what does not fit together.
+  void complete(int stages) {
+    const bool interleaved = schedule == "interleaved";
+    if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
+    if (chunks == 0) chunks = interleaved ? 2 : 1;
+    if (!interleaved && chunks > 1) {
+      usage_error("--chunks is '" + std::to_string(chunks) + "'; expected 1 unless --schedule is interleaved");
+    }
+    if (interleaved && micro_batches % stages != 0) {
+      usage_error("--micro-batches is '" + std::to_string(micro_batches) + "'; expected a multiple of the " +
+                  std::to_string(stages) + " stages: interleaved takes groups of so many");
+    }
+  }
+
+  void require_divisor(int batch_size) const {
+    if (batch_size % micro_batches == 0) return;
+    usage_error("--micro-batches is '" + std::to_string(micro_batches) + "'; expected a divisor of --batch-size, " +
+                std::to_string(batch_size));
+  }
+
+  Schedule make_schedule(int stages) const {
+    if (schedule == "gpipe") return gpipe(stages, micro_batches);
+    if (schedule == "1f1b") return one_f_one_b(stages, micro_batches);
+    return interleaved(stages, micro_batches, chunks);
+  }
+};
+
+}  // namespace workshop

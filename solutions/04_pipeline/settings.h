@@ -1,0 +1,80 @@
+// The options of the pipeline program, and what they make: a network and a schedule.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "01_single_gpu/models.h"
+#include "check_schedule.h"
+#include "common/job.h"
+#include "pipeline_options.h"
+#include "waiting_model.h"
+
+namespace workshop {
+
+struct Settings {
+  PipelineOptions pipeline{.micro_batches = 4};
+  std::string partition = "uniform";
+  int stages = 0;
+  bool print = false, recompute = false;
+  double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
+};
+
+inline void add_options(Options& options, Settings& s) {
+  s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
+  options.add("--partition", s.partition, "what the parts get equal shares of: layers or parameters",
+              {"uniform", "parameters"});
+  options.add_flag("--recompute", s.recompute, "keep the inputs of a stage alone and compute forwards twice");
+  options.add_flag("--print", s.print, "show the schedule and train nothing");
+  options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
+  options.add("--simulate-compute", s.milliseconds,
+              "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
+}
+
+// Fills in what is not given, and ends the program on what does not fit together.
+inline void complete(Settings& s, const Options& options) {
+  const int ranks = process_ranks().world;
+  if (s.stages == 0) s.stages = ranks;
+  PipelineOptions& pipeline = s.pipeline;
+  require_product({{"--stages", s.stages},
+                   {"--micro-batches", pipeline.micro_batches},
+                   {"--chunks", std::max(pipeline.chunks, pipeline.schedule == "interleaved" ? 2 : 1)}},
+                  1 << 22);
+  if (!s.print && s.stages != ranks) {
+    usage_error("--stages is '" + std::to_string(s.stages) + "'; expected the number of ranks, " +
+                std::to_string(ranks) + ", unless with --print");
+  }
+  pipeline.complete(s.stages);
+  if (!s.print) pipeline.require_divisor(options.batch_size);
+}
+
+inline Network make_network(const Settings& s, const Options& options) {
+  const int parts = s.stages * s.pipeline.chunks;
+  if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
+  const Network network = make_network(options);
+  if (network.depth() < parts) {
+    usage_error("--layers is '" + options.layers_text() + "', " + std::to_string(network.depth()) + " layers for " +
+                std::to_string(s.stages) + " stages of " + std::to_string(s.pipeline.chunks) + "; expected at least " +
+                std::to_string(parts) + " layers");
+  }
+  return network;
+}
+
+// Ends all ranks with status 1 if the schedule is wrong: run, it might never end.
+inline Schedule make_schedule(const Settings& s) {
+  Schedule schedule = s.pipeline.make_schedule(s.stages);
+  const std::vector<ScheduleError> errors = check_schedule(schedule);
+  if (errors.empty()) return schedule;
+  const char* todo = schedule.name == "gpipe" ? "04.1" : schedule.name == "1f1b" ? "04.2" : "04.3";
+  print0(
+      "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
+      todo, report(schedule, errors).c_str());
+  // Whichever rank ends first ends the others: let rank 0 speak.
+  if (process_ranks().rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  end_job(kFailed);
+}
+
+}  // namespace workshop

@@ -1,0 +1,93 @@
+// The options of train_3d, what fits together of them, and what they make.
+#pragma once
+
+#include <string>
+
+#include "01_single_gpu/models.h"
+#include "04_pipeline/check_schedule.h"
+#include "04_pipeline/pipeline_options.h"
+#include "05_tensor_parallel/parallel_linear.h"
+#include "common/job.h"
+#include "mesh.h"
+
+namespace workshop {
+
+struct Settings {
+  MeshShape mesh{.data = 0};
+  PipelineOptions pipeline;
+  int zero = 0;
+  double bucket_mb = 25;
+  bool tensor_across_nodes = false;
+
+  int parts() const { return mesh.pipeline * pipeline.chunks; }
+  bool sharded() const { return zero == 1 && mesh.data > 1; }
+};
+
+inline void add_options(Options& options, Settings& s) {
+  options.add("--dp", s.mesh.data, "data-parallel replicas; default: as many as the ranks make", 1);
+  options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
+  options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
+  options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
+  s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
+  options.add("--bucket-mb", s.bucket_mb, "size from which on a bucket of gradients is full (MiB)", 0.0);
+  options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
+}
+
+// ---- what fits together --------------------------------------------------------------------------------------------
+
+// Works out D if it is not given. Ends the program unless D·P·T is the number of ranks.
+inline void complete_mesh(MeshShape& mesh) {
+  const int world = process_ranks().world;
+  const auto is = [](const char* option, int n) { return std::string(option) + " is '" + std::to_string(n) + "'"; };
+  const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.tensor;
+  const std::string expected = std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  if (mesh.data == 0 && world % replica != 0) {
+    usage_error(is("--pp", mesh.pipeline) + " and " + is("--tp", mesh.tensor) + ", which makes " +
+                std::to_string(replica) + " ranks a replica; expected a divisor of the " + expected);
+  }
+  if (mesh.data == 0) mesh.data = static_cast<int>(world / replica);
+  if (mesh.data != world / replica || world % replica != 0) {
+    usage_error(is("--dp", mesh.data) + ", " + is("--pp", mesh.pipeline) + " and " + is("--tp", mesh.tensor) +
+                "; expected a product of " + expected);
+  }
+}
+
+// Fills in what is not given, and ends the program on what does not fit together.
+inline void complete(Settings& s, const Options& options) {
+  complete_mesh(s.mesh);
+  const int stages = s.mesh.pipeline;
+  s.pipeline.complete(stages);
+  s.pipeline.require_divisor(options.batch_size);
+  require_product({{"--pp", stages}, {"--micro-batches", s.pipeline.micro_batches}, {"--chunks", s.pipeline.chunks}},
+                  1 << 22);
+  if (s.mesh.tensor > 1) require_pairs(options.layers, s.mesh.tensor);
+  const int layers = make_network(options).depth(), there = s.mesh.tensor > 1 ? layers / 2 : layers;
+  if (there < s.parts()) {
+    const std::string what = s.mesh.tensor > 1 ? "pairs of layers" : "layers";
+    usage_error("--pp is '" + std::to_string(stages) + "', for stages of " + std::to_string(s.pipeline.chunks) +
+                " out of " + std::to_string(there) + " " + what + " in --layers; expected at least " +
+                std::to_string(s.parts()) + " " + what);
+  }
+}
+
+// Ends the job if the schedule is wrong: run, it might never end.
+inline Schedule make_schedule(const Settings& s) {
+  const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
+  const std::vector<ScheduleError> errors = check_schedule(schedule);
+  if (!errors.empty()) fail(kFailed, "chapter 04's schedule is wrong:\n" + report(schedule, errors));
+  return schedule;
+}
+
+inline void print_mesh(const MeshShape& shape) {
+  print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
+  for (int p = 0; p < shape.pipeline; ++p) {
+    print0("stage %d:", p);
+    for (int d = 0; d < shape.data; ++d) {
+      print0("%s replica %d on", d > 0 ? "," : "", d);
+      for (int t = 0; t < shape.tensor; ++t) print0(" %d", rank_of({p, d, t}, shape));
+    }
+    print0("\n");
+  }
+}
+
+}  // namespace workshop
