@@ -81,7 +81,7 @@ struct Options::Impl {
   std::vector<std::string> left_out;  // names of shared options that this program does without
 
   // Texts are checked here and not by CLI11's conversions, so that every message has the same form.
-  CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, Read read) {
+  CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, const Read& read) {
     CLI::callback_t callback = [name, read](const CLI::results_t& texts) {
       const std::string accepted = read(texts.back());
       if (!accepted.empty()) usage_error(name + " is '" + texts.back() + "'; expected " + accepted);
@@ -141,7 +141,7 @@ Options::Options(std::string program, std::string description, Sampling sampling
     : program_(std::move(program)), sampling_(sampling), impl_(std::make_unique<Impl>()) {
   std::set_terminate(report_uncaught);
   CLI::App& app = impl_->app;
-  app.description(description);
+  app.description(std::move(description));
   app.name(program_);
 
   const auto layers_help = "widths of the layers: input,hidden…,output";
@@ -270,7 +270,7 @@ void Options::add(const std::string& name, double& value, const std::string& hel
 }
 
 void Options::add(const std::string& name, std::string& value, const std::string& help,
-                  std::vector<std::string> choices) {
+                  const std::vector<std::string>& choices) {
   impl_->write(name, value);
   const std::string type = choices.empty() ? "TEXT" : join(choices, "|");
   impl_

@@ -75,7 +75,8 @@ class Options {
   // A chapter's own options; `value` holds the default. Bounds are inclusive.
   void add(const std::string& name, int& value, const std::string& help, int at_least, int at_most = 1 << 30);
   void add(const std::string& name, double& value, const std::string& help, double greater_than, double at_most = 1e15);
-  void add(const std::string& name, std::string& value, const std::string& help, std::vector<std::string> choices);
+  void add(const std::string& name, std::string& value, const std::string& help,
+           const std::vector<std::string>& choices);
   void add_flag(const std::string& name, bool& value, const std::string& help);
 
   // Reads the command line; ends the program on --help (status 0) and on a bad value (status 2).

@@ -224,7 +224,7 @@ void record_on_device() {
   if (!recorder().record_path.empty()) recorder().arena.grow(kArenaBytes);
 }
 
-void record_line(std::string json) { recorder().lines += json + "\n"; }
+void record_line(const std::string& json) { recorder().lines += json + "\n"; }
 
 void record_loss(int replica, int step, int epoch, float loss, float global_loss) {
   if (recorder().record_path.empty()) return;

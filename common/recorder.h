@@ -24,7 +24,7 @@ void record_on_device();
 void write_record(ncclComm_t comm);
 
 // Adds one JSON line to the record of this rank.
-void record_line(std::string json);
+void record_line(const std::string& json);
 
 // ---- ledger and timeline (ledger.cpp) ------------------------------------------------------------------------------
 

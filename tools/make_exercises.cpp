@@ -1,4 +1,4 @@
-// Makes the exercises from the solutions: the code of every region
+// Makes the exercises from the solutions, which are .cu and .h files: the code of every region
 //
 //     // TODO 02.1: What to do.
 //     //   More about it, indented by two spaces more.
@@ -125,19 +125,18 @@ std::string Chapter::rewrite(const fs::path& path) {
   return out;
 }
 
-// Copies one chapter, rewriting its sources. Returns the numbers of its TODOs.
+// Rewrites the sources of one chapter. Other files, such as an editor's, stay out of it; the README and its figures are in
+// the chapter's folder alone. Returns the numbers of its TODOs.
 std::set<std::string> make_chapter(const fs::path& from, const fs::path& to,
                                    const std::map<std::string, std::string>& fills) {
   if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
   Chapter chapter(to.filename().string().substr(0, 2), fills);
   std::set<fs::path> files;  // in order of name, so that messages do not depend on the file system
   for (const auto& entry : fs::recursive_directory_iterator(from)) {
-    if (entry.is_regular_file()) files.insert(entry.path());
+    const bool source = entry.path().extension() == ".cu" || entry.path().extension() == ".h";
+    if (source && entry.is_regular_file()) files.insert(entry.path());
   }
-  for (const fs::path& path : files) {
-    const bool source = path.extension() == ".cu" || path.extension() == ".h";
-    write_file(to / fs::relative(path, from), source ? chapter.rewrite(path) : read_file(path));
-  }
+  for (const fs::path& path : files) write_file(to / fs::relative(path, from), chapter.rewrite(path));
   return chapter.ids();
 }
 

@@ -441,7 +441,7 @@ ncclResult_t pncclGroupEnd() {
   if (--open_group.depth > 0) return ncclSuccess;
   OpenGroup group = std::exchange(open_group, {});
   if (group.error == ncclSuccess) group.error = check_self_messages(group.operations);
-  if (group.error == ncclSuccess && !group.operations.empty()) issue_group(std::move(group.operations));
+  if (group.error == ncclSuccess && !group.operations.empty()) issue_group(group.operations);
   return group.error;
 }
 

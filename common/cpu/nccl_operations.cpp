@@ -368,7 +368,7 @@ void issue(const Operation& operation, cudaStream_t stream) {
   if (launch_blocking()) wait_for(end);
 }
 
-void issue_group(std::vector<GroupedOperation> grouped) {
+void issue_group(const std::vector<GroupedOperation>& grouped) {
   std::vector<cudaStream_t> streams;
   for (const GroupedOperation& member : grouped) {
     if (std::find(streams.begin(), streams.end(), member.stream) == streams.end()) streams.push_back(member.stream);

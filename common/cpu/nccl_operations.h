@@ -68,7 +68,7 @@ struct GroupedOperation {
 
 // Enqueues one operation, or all operations of a group as one.
 void issue(const Operation& operation, cudaStream_t stream);
-void issue_group(std::vector<GroupedOperation> group);
+void issue_group(const std::vector<GroupedOperation>& group);
 
 // Size in bytes of an element; 0 for what is no data type.
 std::size_t element_size(ncclDataType_t type);

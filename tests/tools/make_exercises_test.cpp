@@ -52,12 +52,17 @@ TEST_F(MakeExercises, ReplacesTheCodeAndKeepsTheText) {
 )");
 }
 
-TEST_F(MakeExercises, CopiesOtherFilesUnchanged) {
-  folder_.write("solutions/02_ddp/README.md", "Write `// TODO 02.1: text`\n// TODO\nno line end");
-  folder_.write("solutions/02_ddp/figures/ring.svg", "<svg/>\r\n");
+TEST_F(MakeExercises, LeavesOtherFilesAlone) {
+  solution(kSolution);
+  folder_.write("solutions/02_ddp/.ddp.cu.swp", "// TODO\n");
+  folder_.write("solutions/02_ddp/README.md", "of the solution");
+  folder_.write("out/02_ddp/README.md", "of the chapter");
+  folder_.write("out/02_ddp/ddp.cu.mine", "of the participant");
   EXPECT_EQ(make().status, 0);
-  EXPECT_EQ(folder_.read("out/02_ddp/README.md"), "Write `// TODO 02.1: text`\n// TODO\nno line end");
-  EXPECT_EQ(folder_.read("out/02_ddp/figures/ring.svg"), "<svg/>\r\n");
+  EXPECT_NE(folder_.read("out/02_ddp/ddp.cu"), "");
+  EXPECT_EQ(folder_.read("out/02_ddp/.ddp.cu.swp"), "");
+  EXPECT_EQ(folder_.read("out/02_ddp/README.md"), "of the chapter");
+  EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu.mine"), "of the participant");
 }
 
 TEST_F(MakeExercises, FillsOneRegionAndKeepsTheSolutionElsewhere) {

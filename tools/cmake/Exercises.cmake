@@ -43,7 +43,8 @@ endfunction()
 # Builds `target` from a copy of the chapter that make_exercises writes to `folder`.
 function(_workshop_generated_program target chapter program folder)
   cmake_parse_arguments(arg "" "" "FILL;DEPENDS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.cu
+       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
   file(GLOB headers RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
        ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
   list(TRANSFORM headers PREPEND ${folder}/)
