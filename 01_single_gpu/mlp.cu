@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   bool gradient_check = false;
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.with_accumulation();
+  options.with_validation();
   options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
@@ -39,6 +40,10 @@ int main(int argc, char** argv) {
       }
       optimizer.step(model.values(), model.grads());
     }
+    training.validate(job.group(), [&](const Batch& batch, float* loss) {
+      model.forward(batch.x, batch.samples, activations);
+      model.loss(activations, batch.y, training.held_out(), loss);
+    });
   }
   record_parameters(model, 0, stream);
 }

@@ -12,9 +12,10 @@ namespace workshop {
 
 // Gives every rank the parameters of rank 0, which alone has drawn initial ones.
 inline void broadcast_parameters(const Model& model, const Group& replicas, cudaStream_t stream) {
+  const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
-    //   One NCCL call over replicas.comm(). Its count, p.count(), is in elements, not in bytes.
+    //   One NCCL call. Its count, p.count(), is in elements, not in bytes.
     todo("02.1");
     // END TODO 02.1
     probe("02.1", p.name, p.value, {p.count()}, stream);
@@ -24,6 +25,7 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
 // Once a step, however many batches it has: the sum of the averages is the average of the sums.
 inline void average_gradients(const Model& model, const Group& replicas, cudaStream_t stream) {
   const Range range("average gradients", stream);
+  const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.2: Average this parameter's gradient over all ranks, in place.
     //   One NCCL call. Which reduction divides by the number of ranks for you?
@@ -35,6 +37,7 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
 
 // Each rank knows the loss of its own batches; what describes the training is their mean. Once an epoch is enough.
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
+  const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
   //   All ranks may have the result: the call is the one of TODO 02.2, but not in place.
   todo("02.3");
@@ -43,18 +46,18 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
 }
 
 // The mean loss over the samples held out of the training, each of them counted once, whatever the number of replicas.
-// add_loss(batch, loss) adds a batch's share of it to *loss. Replicas may have different numbers of batches here:
-// nothing is sent until all are done.
+// add_loss(batch, loss) adds a batch's share of it to *loss, on one rank of each replica. Replicas may have different
+// numbers of batches here: nothing is sent until all are done.
 inline void validate(Training& training, const Group& replicas, cudaStream_t stream,
                      const std::function<void(const Batch&, float*)>& add_loss) {
-  if (training.held_out() == 0) return;
+  const int held_out = training.held_out(), trained_on = training.trained_on();
+  if (held_out == 0) return;
   training.end_epoch();
   const Range range("validate", stream);
   std::vector<int> mine;
-  // TODO 02.8: Which of the samples that are held out are this rank's?
-  //   They are training.trained_on() and the training.held_out() - 1 that follow. As DistributedSampler does: every
-  //   replicas.size()-th from the replicas.rank()-th on. But without padding: a sample that two ranks see would count
-  //   twice, and the result would depend on the number of ranks.
+  // TODO 02.8: Which of the samples trained_on … trained_on + held_out - 1 are this rank's?
+  //   As DistributedSampler does: every replicas.size()-th from the replicas.rank()-th on. But without padding: a
+  //   sample that two ranks see would count twice, and the result would depend on the number of ranks.
   todo("02.8");
   // END TODO 02.8
   probe("02.8", "this rank's validation samples", mine);
@@ -62,6 +65,7 @@ inline void validate(Training& training, const Group& replicas, cudaStream_t str
   DeviceBuffer<float> loss(1, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), stream));
   training.go_through(mine, [&](const Batch& batch) { add_loss(batch, loss.data()); });
+  const ncclComm_t comm = training.comm();
   // TODO 02.9: Put the ranks' shares of the mean together, in place, on every rank: one float.
   //   Each share is divided by the number of all samples already: is it the sum or the average of them?
   todo("02.9");

@@ -8,6 +8,7 @@
 #include "03_model_parallel/partition.h"
 #include "common/job.h"
 #include "common/training.h"
+#include "evaluate.h"
 #include "executor.h"
 #include "report.h"
 #include "schedule.h"
@@ -37,8 +38,8 @@ void send_losses(const LossLog& losses, const Job& job, cudaStream_t stream) {
   if (rank == 0) NCCL_CHECK(ncclRecv(losses.losses(), losses.count(), ncclFloat, last, job.comm(), stream));
 }
 
-void train(const Options& options, const Network& network, Stage& stage, PipelineExecutor& executor, IdleClock& clock,
-           const Job& job, cudaStream_t stream) {
+void train(const Options& options, const Network& network, const Schedule& schedule, Stage& stage,
+           PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
   std::deque<Optimizer> optimizers;
@@ -62,6 +63,9 @@ void train(const Options& options, const Network& network, Stage& stage, Pipelin
     }
     send_losses(training.losses(), job, stream);
     clock.stop();
+    training.validate(job.group(), [&](const Batch& batch, float* loss) {
+      evaluate(stage, schedule, job.group(), batch, training.held_out(), loss, stream);
+    });
   }
   for (const Chunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
@@ -72,6 +76,7 @@ int main(int argc, char** argv) {
   Options options("04_pipeline/pipeline", "Trains an MLP whose stages work on several micro-batches at once.");
   Settings settings;
   add_options(options, settings);
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   complete(settings, options);
@@ -93,7 +98,7 @@ int main(int argc, char** argv) {
   if (simulated) {
     simulate(options, stage, executor, clock);
   } else {
-    train(options, network, stage, executor, clock, job, stream);
+    train(options, network, schedule, stage, executor, clock, job, stream);
   }
   report(schedule, stage, clock, simulated, job, stream);
 }

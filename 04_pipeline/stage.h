@@ -103,6 +103,12 @@ class Stage {
     ++chunk.forwards;
   }
 
+  // For a forward of the model's last part that no backward follows: adds its share of a mean to the step's loss.
+  void add_loss(const Instruction& i, int samples_of_mean) {
+    Chunk& chunk = chunks_[i.chunk];
+    chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
+  }
+
   // Calls ready(chunk, layer) once a step for each layer, when the work for its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const Range range("backward " + std::to_string(i.micro_batch), stream_);

@@ -6,6 +6,7 @@
 #include "01_single_gpu/models.h"
 #include "02_ddp/replicas.h"
 #include "03_model_parallel/partition.h"
+#include "04_pipeline/evaluate.h"
 #include "04_pipeline/executor.h"
 #include "05_tensor_parallel/parallel_linear.h"
 #include "chunk_update.h"
@@ -74,12 +75,19 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   Training training(options, job, {shares, share, reports}, network.input_size(), network.output_size(), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
+  DeviceBuffer<float> ignored(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(ignored.data(), 0, ignored.bytes(), stream));
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.begin_step(training.batch(), training.loss());
       executor.step(update, ready);
     }
     collect_losses(training.losses(), mesh, stream);
+    validate(training, mesh.data, stream, [&](const Batch& batch, float* loss) {
+      float* counted =
+          mesh.at.tensor == 0 ? loss : ignored.data();  // a tensor group has the same loss on all its ranks
+      evaluate(stage, schedule, *stages, batch, training.held_out(), counted, stream);
+    });
   }
   // Put together over the tensor group, all ranks of a stage have the same parameters.
   for (const Chunk& chunk : stage.chunks()) {
@@ -93,6 +101,7 @@ int main(int argc, char** argv) {
   Options options("07_3d/train_3d", "Trains an MLP with data, pipeline and tensor parallelism.", Sampling::distributed);
   Settings settings;
   add_options(options, settings);
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   complete(settings, options);

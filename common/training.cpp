@@ -9,7 +9,7 @@ namespace workshop {
 Training::Training(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
                    cudaStream_t stream)
     : options_(options),
-      place_(place),
+      comm_(job.comm()),
       stream_(stream),
       trained_on_(options.samples - options.validation_samples),
       dataset_(options.samples, input_size, output_size, options.seed),
@@ -71,6 +71,21 @@ bool Training::next_step() {
 void Training::end_epoch() {
   if (in_epoch_) losses_.end_epoch(epoch_, stream_);
   in_epoch_ = false;
+}
+
+void Training::validate(const Group& ranks, const std::function<void(const Batch&, float*)>& add_loss) {
+  if (held_out() == 0) return;
+  end_epoch();
+  const Range range("validate", stream_);
+  std::vector<int> samples(held_out());
+  std::iota(samples.begin(), samples.end(), trained_on_);
+  DeviceBuffer<float> loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), stream_));
+  go_through(samples, [&](const Batch& batch) { add_loss(batch, loss.data()); });
+  if (ranks.size() > 1) {
+    NCCL_CHECK(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat, ncclSum, ranks.comm(), stream_));
+  }
+  report_validation(loss.download(stream_)[0]);
 }
 
 void Training::go_through(const std::vector<int>& samples, const std::function<void(const Batch&)>& add_loss) {

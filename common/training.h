@@ -84,21 +84,24 @@ class Training {
 
   // The epoch's losses on the device, one a step. With several replicas a program writes their mean to global_losses().
   LossLog& losses() { return losses_; }
-  int epoch() const { return epoch_; }
+  ncclComm_t comm() const { return comm_; }  // of all ranks of the job
 
   // ---- validation: with --validation-samples, after each epoch ----
   int trained_on() const { return trained_on_; }                   // the first samples of the data set
   int held_out() const { return options_.samples - trained_on_; }  // the last ones
   // Prints the losses of the epoch now, so that what a program prints comes after them.
   void end_epoch();
-  // Calls add_loss(batch) for the batches of these samples.
+  // For programs whose ranks all go through the same samples. Calls add_loss(batch, loss) for each batch of the samples
+  // held out, to add its share of their mean to *loss, and reports the sum over `ranks`. Collective.
+  void validate(const Group& ranks, const std::function<void(const Batch&, float*)>& add_loss);
+  // The parts of that, for programs whose ranks have different samples: calls add_loss(batch) for the batches of these.
   void go_through(const std::vector<int>& samples, const std::function<void(const Batch&)>& add_loss);
   // Prints and records the validation loss, the same on every rank, and saves the best state so far. Collective.
   void report_validation(double loss);
 
  private:
   const Options& options_;
-  ReplicaPlace place_;
+  ncclComm_t comm_;
   cudaStream_t stream_;
   int trained_on_;
   RandomTensorDataset dataset_;

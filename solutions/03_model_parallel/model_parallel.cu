@@ -61,6 +61,7 @@ int main(int argc, char** argv) {
   std::string partition = "uniform";
   options.add("--partition", partition, "what the ranks get equal shares of: layers or parameters",
               {"uniform", "parameters"});
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   const Network network = make_network(options);
@@ -90,6 +91,10 @@ int main(int argc, char** argv) {
     }
     send_losses(training.losses(), job, stream);
     stage.clock.stop();
+    training.validate(job.group(), [&](const Batch& batch, float* loss) {
+      forward(stage, batch.x, batch.samples, job, stream);
+      if (rank == last) stage.model.loss(stage.activations, batch.y, training.held_out(), loss);
+    });
   }
   record_parameters(stage.model, 0, stream);
   report(stage, bounds, job, stream);

@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
   options.add("--heads", heads, "attention heads; they divide the width, and the ranks divide them", 1);
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.shuffle = false;
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   if (width % heads != 0) {
@@ -87,6 +88,10 @@ int main(int argc, char** argv) {
       model.backward(activations);
       optimizer.step(model.values(), model.grads());
     }
+    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+      model.forward(batch.x, batch.samples, activations);
+      model.loss(activations, batch.y, training.held_out(), loss);
+    });
   }
   record_parameters(model.parameters(), job.rank(), job.group(), stream);
 }

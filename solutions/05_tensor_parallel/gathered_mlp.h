@@ -78,16 +78,17 @@ class GatheredMlp {
     }
   }
 
-  // Adds the mean square error to *loss. All ranks have the whole output, and compute the whole loss and its gradient.
-  void loss(const float* target, int rows, float* loss) {
+  // Adds these rows' share of the mean square error over `rows_of_mean` rows to *loss. All ranks have the whole output,
+  // and compute the whole loss and its gradient.
+  void loss(const float* target, int rows, int rows_of_mean, float* loss) {
     const int outputs = widths_.back();
     // A loss is a sum over all elements, in whatever order; they must only be in the same one. Here target is [rows,
     // outputs], for cuBLAS a column-major [outputs, rows], which it transposes.
     const float one = 1.0f, zero = 0.0f;
     CUBLAS_CHECK(cublasSgeam(blas_, CUBLAS_OP_T, CUBLAS_OP_N, rows, outputs, &one, target, outputs, &zero,
                              target_.data(), rows, target_.data(), rows));
-    mse_loss(blas_, output_.back().data(), target_.data(), rows * outputs, rows * outputs, loss, gradient_.data(),
-             scratch_.data());
+    mse_loss(blas_, output_.back().data(), target_.data(), rows * outputs, rows_of_mean * outputs, loss,
+             gradient_.data(), scratch_.data());
   }
 
   // The gradients of this rank's parts, from the loss's gradient. What would go down to the data is left out.

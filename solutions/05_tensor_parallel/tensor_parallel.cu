@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel", "Trains an MLP with pairs of layers cut over the ranks.");
   options.shuffle = false;
   options.with_accumulation();
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_pairs(options.layers, process_ranks().world);
@@ -37,6 +38,10 @@ int main(int argc, char** argv) {
       }
       optimizer.step(model.values(), model.grads());
     }
+    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+      model.forward(batch.x, batch.samples, activations);
+      model.loss(activations, batch.y, training.held_out(), loss);
+    });
   }
   record_parameters(model.parameters(), job.rank(), job.group(), stream);
 }

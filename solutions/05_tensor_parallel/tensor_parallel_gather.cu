@@ -25,6 +25,7 @@ void require_divisible(const std::vector<int>& widths, int ranks) {
 int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel_gather", "Trains an MLP with column-parallel layers alone.");
   options.shuffle = false;
+  options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_divisible(options.layers, process_ranks().world);
@@ -45,10 +46,14 @@ int main(int argc, char** argv) {
       const Batch batch = training.batch();
       const float *x = static_cast<const float*>(batch.x), *y = static_cast<const float*>(batch.y);
       model.forward(x, batch.samples);
-      model.loss(y, batch.samples, training.loss());
+      model.loss(y, batch.samples, batch.samples, training.loss());
       model.backward(x, batch.samples);
       optimizer.step(parameters.values(), parameters.grads());
     }
+    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+      model.forward(static_cast<const float*>(batch.x), batch.samples);
+      model.loss(static_cast<const float*>(batch.y), batch.samples, training.held_out(), loss);
+    });
   }
   record_parameters(parameters.all(), job.rank(), job.group(), stream);
 }
