@@ -90,10 +90,10 @@ inline void linear_forward(const Blas& blas, const Linear& l, const float* x, fl
   probe("01.2", l.name + ": x W^T + b", y, {rows, l.out}, stream);
 }
 
-// The gradients of the layer's parameters from dy[rows, out], and, unless dx is null, dx[rows, in]. `accumulate` adds
-// to the gradients that are there already (0 overwrites them, 1 adds). `ones` are `rows` ones.
-inline void linear_backward(const Blas& blas, const Linear& l, const float* x, const float* dy, float* dx,
-                            const float* ones, int rows, float accumulate) {
+// The gradients of the layer's parameters from dy[rows, out]. `accumulate` adds to the gradients that are there already
+// (0 overwrites them, 1 adds). `ones` are `rows` ones.
+inline void linear_backward_parameters(const Blas& blas, const Linear& l, const float* x, const float* dy,
+                                       const float* ones, int rows, float accumulate) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.3: The weight's gradient: dW = dyᵀ x, summed over the rows.
   //   One gemm(). dW is [out, in]: which operand is transposed now? Its beta is `accumulate`.
@@ -107,12 +107,22 @@ inline void linear_backward(const Blas& blas, const Linear& l, const float* x, c
   todo("01.4");
   // END TODO 01.4
   probe("01.4", l.name + ".bias.grad", l.bias_grad, {l.out}, stream);
-  if (dx == nullptr) return;
+}
+
+// The gradient that goes down to the layer below, dx[rows, in], from dy[rows, out].
+inline void linear_backward_input(const Blas& blas, const Linear& l, const float* dy, float* dx, int rows) {
   // TODO 01.5: The gradient that goes down to the layer below: dx = dy W.
   //   One gemm(). dx is [rows, in], dy is [rows, out], the weight is [out, in].
   todo("01.5");
   // END TODO 01.5
-  probe("01.5", l.name + ": dy W", dx, {rows, l.in}, stream);
+  probe("01.5", l.name + ": dy W", dx, {rows, l.in}, blas.stream());
+}
+
+// Both; no dx where it is null. It comes first, because other ranks may wait for it.
+inline void linear_backward(const Blas& blas, const Linear& l, const float* x, const float* dy, float* dx,
+                            const float* ones, int rows, float accumulate) {
+  if (dx != nullptr) linear_backward_input(blas, l, dy, dx, rows);
+  linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate);
 }
 
 // ---- loss ----------------------------------------------------------------------------------------------------------

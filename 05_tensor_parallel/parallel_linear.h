@@ -22,6 +22,47 @@
 
 namespace workshop {
 
+// ---- f and g -------------------------------------------------------------------------------------------------------
+
+// A second stream for f's all-reduces in the backward pass, so that a layer's dx travels while its dW is computed.
+class SideStream {
+ public:
+  // The stream, once it has what `compute` has enqueued so far; join() lets that wait for what comes to it.
+  cudaStream_t fork(cudaStream_t compute) {
+    CUDA_CHECK(cudaEventRecord(forked_, compute));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, forked_));
+    return stream_;
+  }
+  void join(cudaStream_t compute) {
+    CUDA_CHECK(cudaEventRecord(joined_, stream_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute, joined_));
+  }
+
+ private:
+  Stream stream_;
+  Event forked_, joined_;
+};
+
+// f, backward: every rank gets the whole dx[rows, l.in].
+inline void f_backward(const Group& group, const Linear& l, float* dx, int rows, cudaStream_t stream) {
+  // TODO 05.4: Add the ranks' shares of dx up, in place (f, backward).
+  //   So far dx is what reached x through this rank's features. One NCCL call over the group, for rows * l.in floats,
+  //   on `stream`.
+  todo("05.4");
+  // END TODO 05.4
+  probe("05.4", l.name + ": dy W, summed over the ranks", dx, {rows, l.in}, stream);
+}
+
+// g, forward, and the bias: every rank gets the whole y[rows, l.out].
+inline void g_forward(const Group& group, const Linear& l, float* y, int rows, cudaStream_t stream) {
+  // TODO 05.3: Add the ranks' shares of the product up, in place (g, forward), and add the bias to every row.
+  //   So far y is this rank's share of x Wᵀ. One NCCL call over the group, for rows * l.out floats, and the kernel
+  //   add_bias as in TODO 01.2. Every rank has the whole bias: in which order?
+  todo("05.3");
+  // END TODO 05.3
+  probe("05.3", l.name + ": x W^T + b, summed over the ranks", y, {rows, l.out}, stream);
+}
+
 // ---- the two layers ------------------------------------------------------------------------------------------------
 
 // y[rows, l.out], this rank's features, from the whole x[rows, l.in]. f is the identity here, so that is chapter 01's
@@ -31,29 +72,21 @@ inline void column_parallel_forward(const Blas& blas, const Linear& l, const flo
 }
 
 // The gradients of this rank's part of the layer from dy[rows, l.out], and the whole dx[rows, l.in], the same on every
-// rank of the group.
+// rank of the group; dx comes first and, with a side stream, is summed while the rest is computed.
 inline void column_parallel_backward(const Blas& blas, const Group& group, const Linear& l, const float* x,
-                                     const float* dy, float* dx, const float* ones, int rows, float accumulate) {
-  linear_backward(blas, l, x, dy, dx, ones, rows, accumulate);
-  // TODO 05.4: Add the ranks' shares of dx up, in place (f, backward).
-  //   So far dx is what reached x through this rank's features. One NCCL call over the group, for rows * l.in floats,
-  //   on blas.stream().
-  todo("05.4");
-  // END TODO 05.4
-  probe("05.4", l.name + ": dy W, summed over the ranks", dx, {rows, l.in}, blas.stream());
+                                     const float* dy, float* dx, const float* ones, int rows, float accumulate,
+                                     SideStream* side = nullptr) {
+  linear_backward_input(blas, l, dy, dx, rows);
+  f_backward(group, l, dx, rows, side != nullptr ? side->fork(blas.stream()) : blas.stream());
+  linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate);
+  if (side != nullptr) side->join(blas.stream());
 }
 
 // The whole y[rows, l.out], the same on every rank, from this rank's features x[rows, l.in].
 inline void row_parallel_forward(const Blas& blas, const Group& group, const Linear& l, const float* x, float* y,
                                  int rows) {
-  const cudaStream_t stream = blas.stream();
   gemm(blas, Op::as_is, Op::transposed, rows, l.out, l.in, x, l.weight, 0, y);
-  // TODO 05.3: Add the ranks' shares of the product up, in place (g, forward), and add the bias to every row.
-  //   So far y is this rank's share of x Wᵀ. One NCCL call over the group, for rows * l.out floats, and the kernel
-  //   add_bias as in TODO 01.2. Every rank has the whole bias: in which order?
-  todo("05.3");
-  // END TODO 05.3
-  probe("05.3", l.name + ": x W^T + b, summed over the ranks", y, {rows, l.out}, stream);
+  g_forward(group, l, y, rows, blas.stream());
 }
 
 // The gradients of this rank's part of the layer from the whole dy[rows, l.out], and those of this rank's features in
@@ -84,13 +117,14 @@ inline void require_pairs(const std::vector<int>& widths, int ranks) {
 class ParallelPair : public Layer {
  public:
   ParallelPair(const std::string& column_name, const std::string& row_name, int in, int hidden, int out,
-               Activation inner, Activation outer, const Group& group)
+               Activation inner, Activation outer, const Group& group, SideStream* side)
       : Layer(column_name, in, out),
         row_name_(row_name),
         features_(hidden / group.size()),
         inner_(inner),
         outer_(outer),
-        group_(group) {
+        group_(group),
+        side_(side) {
     parameters = {sharded(column_name + ".weight", {hidden, in}, Split::rows, group),
                   sharded(column_name + ".bias", {hidden}, Split::rows, group),
                   sharded(row_name + ".weight", {out, hidden}, Split::columns, group),
@@ -145,7 +179,7 @@ class ParallelPair : public Layer {
     if (a != nullptr) activation_backward(inner_, hidden, z, g.samples * features_, stream);
     float* dx = g.dx != nullptr ? g.dx : g.dy;
     column_parallel_backward(g.blas, group_, column_, static_cast<const float*>(saved.x), hidden, dx, g.ones, g.samples,
-                             g.accumulate);
+                             g.accumulate, side_);
     return dx;
   }
 
@@ -154,19 +188,21 @@ class ParallelPair : public Layer {
   int features_;  // of the hidden layer, on this rank
   Activation inner_, outer_;
   const Group& group_;
+  SideStream* side_;         // null: everything on one stream
   Linear column_{}, row_{};  // this rank's parts
 };
 
-// Chapter 01's MLP over the ranks of a group, which must live as long: layers 0, 2, 4, … are column-parallel, layers 1,
-// 3, 5, … row-parallel. Ends the job with status 2 unless require_pairs() holds.
-inline Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group) {
+// Chapter 01's MLP over the ranks of a group, which must live as long, as must `side`: layers 0, 2, 4, … are
+// column-parallel, layers 1, 3, 5, … row-parallel. Ends the job with status 2 unless require_pairs() holds.
+inline Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group,
+                                 SideStream* side = nullptr) {
   require_pairs(widths, group.size());
   Network network;
   const int depth = static_cast<int>(widths.size()) - 1;
   for (int i = 0; i < depth; i += 2) {
-    network.layers.push_back(std::make_shared<ParallelPair>(layer_name(i, activation), layer_name(i + 1, activation),
-                                                            widths[i], widths[i + 1], widths[i + 2], activation,
-                                                            i + 2 < depth ? activation : Activation::none, group));
+    network.layers.push_back(std::make_shared<ParallelPair>(
+        layer_name(i, activation), layer_name(i + 1, activation), widths[i], widths[i + 1], widths[i + 2], activation,
+        i + 2 < depth ? activation : Activation::none, group, side));
   }
   network.loss = std::make_shared<MeanSquaredError>(widths.back());
   return network;

@@ -1,5 +1,4 @@
-// Tensor parallelism: every rank works on every batch, with its part of every layer. The layers come in pairs, and a
-// pair costs one all-reduce forward and one backward: parallel_linear.h has them.
+// Tensor parallelism: every rank works on every batch, with its part of every layer, which parallel_linear.h has.
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
@@ -10,22 +9,23 @@ using namespace workshop;
 
 int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel", "Trains an MLP with pairs of layers cut over the ranks.");
+  bool overlap = false;
+  options.add_flag("--overlap", overlap, "sum a layer's dx over the ranks while its dW is computed");
   options.shuffle = false;
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
-  require_pairs(options.layers, process_ranks().world);
   Job job(options);
 
   const Stream stream;
-  const Network network = make_parallel_mlp(options.layers, options.activation, job.group());
+  SideStream side;
+  const Network network = make_parallel_mlp(options.layers, options.activation, job.group(), overlap ? &side : nullptr);
   Model model(network, options.batch_size, stream);
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
 
-  // All ranks see the same batches: a part of the model replaces a part of the data.
   Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
