@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "01_single_gpu/checkpoint_mlp.h"
-#include "common/recorder.h"
+#include "common/record.h"
 #include "offload.h"
 #include "units.h"
 

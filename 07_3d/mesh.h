@@ -16,7 +16,7 @@
 
 #include "common/device.h"
 #include "common/job.h"
-#include "common/recorder.h"
+#include "common/record.h"
 
 namespace workshop {
 

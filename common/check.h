@@ -28,7 +28,7 @@ struct CallSite {
   int line;
 };
 
-// Notes for the watchdog (common/watchdog.h) that the program is in a call, as long as this object lives. A program
+// Notes for the watchdog (common/watchdog/watchdog.h) that the program is in a call, as long as this object lives. A program
 // makes its calls from one thread; calls from others at the same time are noted one over the other.
 class InCall {
  public:

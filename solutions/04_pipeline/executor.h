@@ -11,7 +11,7 @@
 
 #include "common/device.h"
 #include "common/job.h"
-#include "common/recorder.h"
+#include "common/record.h"
 #include "idle_clock.h"
 #include "stage.h"
 

@@ -1,4 +1,4 @@
-#include "common/watchdog.h"
+#include "common/watchdog/watchdog.h"
 
 #include <unistd.h>
 
@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "common/device.h"
-#include "common/note_exchange.h"
-#include "common/recorder.h"
-#include "common/roll_call.h"
-#include "common/verdict.h"
+#include "common/watchdog/note_exchange.h"
+#include "common/record/recorder.h"
+#include "common/run/roll_call.h"
+#include "common/watchdog/verdict.h"
 
 namespace workshop {
 

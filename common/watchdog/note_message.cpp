@@ -1,10 +1,10 @@
-#include "common/note_message.h"
+#include "common/watchdog/note_message.h"
 
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
 
-#include "common/untrusted.h"
+#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

@@ -1,10 +1,10 @@
-#include "common/rendezvous_messages.h"
+#include "common/run/rendezvous_messages.h"
 
 #include <algorithm>
 #include <cstring>
 #include <random>
 
-#include "common/hmac.h"
+#include "common/run/hmac.h"
 
 namespace workshop {
 namespace {

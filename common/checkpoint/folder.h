@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "common/checkpoint_index.h"
+#include "common/checkpoint/index.h"
 
 namespace workshop {
 

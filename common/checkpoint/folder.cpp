@@ -1,4 +1,4 @@
-#include "common/checkpoint_folder.h"
+#include "common/checkpoint/folder.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -9,14 +9,14 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "common/checkpoint_folder.h"
-#include "common/checkpoint_index.h"
+#include "common/checkpoint/folder.h"
+#include "common/checkpoint/index.h"
 #include "common/device.h"
 #include "common/job.h"
-#include "common/recorder.h"
-#include "common/safetensors.h"
-#include "common/untrusted.h"
-#include "common/watchdog.h"
+#include "common/record/recorder.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/run/untrusted.h"
+#include "common/watchdog/watchdog.h"
 
 namespace workshop {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "common/ranks.h"
-#include "common/verdict.h"
+#include "common/run/environment.h"
+#include "common/watchdog/verdict.h"
 
 namespace workshop {
 

@@ -10,9 +10,6 @@
 
 namespace workshop {
 
-// Rank 0's message on every rank of a job that MPI did not start; ends the job if the ranks do not meet (job.cpp).
-std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
-
 // Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so this
 // creates nothing there.
 void start_recording(const Options& options, const Ranks& ranks);
@@ -27,9 +24,6 @@ void write_record(ncclComm_t comm);
 void record_line(std::string json);
 
 // ---- ledger and timeline (ledger.cpp) ------------------------------------------------------------------------------
-
-// What the ledger and the timeline call a communicator.
-void name_communicator(ncclComm_t comm, const std::string& name);
 
 // Every line of the ledger as JSON, one line an operation and communicator.
 std::string ledger_json(int rank);

@@ -1,4 +1,4 @@
-#include "common/checkpoint_index.h"
+#include "common/checkpoint/index.h"
 
 #include <zlib.h>
 
@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "common/safetensors.h"
-#include "common/untrusted.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

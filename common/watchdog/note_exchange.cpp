@@ -1,4 +1,4 @@
-#include "common/note_exchange.h"
+#include "common/watchdog/note_exchange.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "common/check.h"
-#include "common/note_message.h"
+#include "common/watchdog/note_message.h"
 
 namespace workshop {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/verdict.h"
+#include "common/watchdog/verdict.h"
 
 namespace workshop {
 

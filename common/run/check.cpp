@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "common/job.h"
-#include "common/watchdog.h"
+#include "common/watchdog/watchdog.h"
 
 namespace workshop {
 namespace {

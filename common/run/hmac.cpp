@@ -1,4 +1,4 @@
-#include "common/hmac.h"
+#include "common/run/hmac.h"
 
 #include <bit>
 #include <cstddef>

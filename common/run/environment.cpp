@@ -1,4 +1,4 @@
-#include "common/ranks.h"
+#include "common/run/environment.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "common/verdict.h"
+#include "common/watchdog/verdict.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/ranks.h"
+#include "common/run/environment.h"
 
 namespace workshop {
 namespace {

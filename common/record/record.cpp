@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "common/files.h"
-#include "common/recorder.h"
-#include "common/roll_call.h"
+#include "common/record/recorder.h"
+#include "common/run/roll_call.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
 #endif

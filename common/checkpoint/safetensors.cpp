@@ -1,4 +1,4 @@
-#include "common/safetensors.h"
+#include "common/checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/untrusted.h"
+#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

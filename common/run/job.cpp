@@ -14,10 +14,11 @@
 #include <stdexcept>
 
 #include "common/device.h"
-#include "common/recorder.h"
-#include "common/rendezvous.h"
-#include "common/roll_call.h"
-#include "common/watchdog.h"
+#include "common/record.h"
+#include "common/record/recorder.h"
+#include "common/run/rendezvous.h"
+#include "common/run/roll_call.h"
+#include "common/watchdog/watchdog.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
 #endif

@@ -1,4 +1,4 @@
-#include "common/rendezvous.h"
+#include "common/run/rendezvous.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/rendezvous_messages.h"
+#include "common/run/rendezvous_messages.h"
 
 namespace workshop {
 namespace {

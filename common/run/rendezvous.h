@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/ranks.h"
+#include "common/run/environment.h"
 
 namespace workshop {
 
@@ -19,5 +19,8 @@ struct MeetingFailed : std::runtime_error {
 // nothing; it must be the same on all ranks. Throws MeetingFailed: on rank 0 and on all who have come to it if some do
 // not come in time, if two have the same rank, or if one ends again; on the others if they cannot find rank 0.
 std::string meet(const MeetingPoint& point, const std::string& key, int rank, int world, const std::string& message);
+
+// The same for this process's job, from its environment; ends the job if the ranks do not meet.
+std::string meet_without_mpi(const Ranks& ranks, const std::string& message);
 
 }  // namespace workshop

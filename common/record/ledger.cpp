@@ -16,8 +16,8 @@
 
 #include "common/device.h"
 #include "common/record.h"
-#include "common/recorder.h"
-#include "common/watchdog.h"
+#include "common/record/recorder.h"
+#include "common/watchdog/watchdog.h"
 
 namespace workshop {
 namespace {

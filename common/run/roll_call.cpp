@@ -1,4 +1,4 @@
-#include "common/roll_call.h"
+#include "common/run/roll_call.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/run/environment.h"
 
 namespace workshop {
 namespace {
