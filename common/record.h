@@ -88,7 +88,6 @@ class Range {
 
  private:
   int span_ = -1;
-  cudaStream_t stream_;
 };
 
 }  // namespace workshop

@@ -25,7 +25,7 @@ void require_room(const std::string& folder, int step);
 // Where a checkpoint is until it is complete: beside it, hidden.
 std::filesystem::path unfinished_name(const std::filesystem::path& checkpoint);
 
-// Removes what processes that died while they wrote or removed a checkpoint have left in `folder`. To be called before
+// Removes what processes that died while they wrote or removed a checkpoint have left in `folder`. Call before
 // the first checkpoint is written there; runs at the same time need folders of their own.
 void remove_unfinished(const std::filesystem::path& folder);
 

@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "workshop checkpoint 1";
 constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMostChecksum = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kMostRuns = 1 << 24;  // that the parts of all tensors consist of
 
 std::uint32_t checksum(const std::string& text) {
@@ -26,7 +27,7 @@ std::uint32_t checksum(const std::string& text) {
 
 Json to_json(const CheckpointIndex& index) {
   Json parts = Json::array(), files = Json::object();
-  for (const CheckpointIndex::Part& p : index.parts) {
+  for (const CheckpointIndex::StoredPart& p : index.parts) {
     parts.push_back({{"tensor", p.tensor},
                      {"first", p.first},
                      {"rows", p.rows},
@@ -65,7 +66,9 @@ std::vector<int> read_shape(const std::string& tensor, const Json& json) {
 }
 
 CheckpointIndex from_json(const Json& json) {
-  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const auto position = [](const Json& part, const char* key) {
+    return whole(part, key, std::numeric_limits<std::int64_t>::max());
+  };
   CheckpointIndex index;
   json.at("program").get_to(index.program);
   index.ranks = static_cast<int>(whole(json, "ranks"));
@@ -80,12 +83,12 @@ CheckpointIndex from_json(const Json& json) {
   }
   for (const auto& [name, shape] : json.at("tensors").items()) index.tensors[name] = read_shape(name, shape);
   for (const Json& p : json.at("parts")) {
-    index.parts.push_back({p.at("tensor"), whole(p, "first", most), whole(p, "rows", most), whole(p, "columns", most),
-                           whole(p, "stride", most), p.at("file"), p.at("key")});
+    index.parts.push_back({p.at("tensor"), position(p, "first"), position(p, "rows"), position(p, "columns"),
+                           position(p, "stride"), p.at("file"), p.at("key")});
   }
   for (const auto& [name, file] : json.at("files").items()) {
-    index.files[name] = {static_cast<std::uint64_t>(whole(file, "bytes", most)),
-                         static_cast<std::uint32_t>(whole(file, "crc32", std::numeric_limits<std::uint32_t>::max()))};
+    index.files[name] = {static_cast<std::uint64_t>(position(file, "bytes")),
+                         static_cast<std::uint32_t>(whole(file, "crc32", kMostChecksum))};
   }
   return index;
 }
@@ -120,7 +123,7 @@ void check_parts(const CheckpointIndex& index) {
   const std::map<std::string, std::int64_t> counts = count_elements(index);
   std::map<std::string, std::vector<Range>> found;  // in each tensor
   std::int64_t runs = 0;
-  for (const CheckpointIndex::Part& p : index.parts) {
+  for (const CheckpointIndex::StoredPart& p : index.parts) {
     const auto tensor = counts.find(p.tensor);
     require(tensor != counts.end(), "it has a part of " + quote(p.tensor) + ", a tensor that it does not list");
     require(index.files.contains(p.file), "it has a part in " + quote(p.file) + ", a file that it does not list");
@@ -157,7 +160,7 @@ void check_parts(const CheckpointIndex& index) {
 
 void check_files(const CheckpointIndex& index) {
   std::map<std::string, std::uint64_t> values;  // bytes of them in each file
-  for (const CheckpointIndex::Part& p : index.parts) values[p.file] += p.rows * p.columns * sizeof(float);
+  for (const CheckpointIndex::StoredPart& p : index.parts) values[p.file] += p.rows * p.columns * sizeof(float);
   for (const auto& [name, file] : index.files) {
     require(is_plain_name(name), "its file " + quote(name) + " is no plain name");
     require(file.bytes >= values[name] && file.bytes - values[name] <= 8 + kLongestHeader,
@@ -175,12 +178,6 @@ void check(const CheckpointIndex& index) {
 
 }  // namespace
 
-std::int64_t elements(const std::vector<int>& shape) {
-  std::int64_t count = 1;
-  for (int extent : shape) count *= extent;
-  return count;
-}
-
 std::string to_text(const CheckpointIndex& index) {
   check(index);
   Json json = to_json(index);
@@ -193,7 +190,7 @@ CheckpointIndex parse_index(const std::string& text) {
   try {
     Json json = parse_json(text);
     require(json.is_object() && json.value("format", Json()) == kFormat, "it is not the index of a checkpoint");
-    const std::int64_t expected = whole(json, "crc32", std::numeric_limits<std::uint32_t>::max());
+    const std::int64_t expected = whole(json, "crc32", kMostChecksum);
     const bool as_written = text == json.dump(1) + "\n";
     json.erase("crc32");
     require(as_written && checksum(json.dump()) == expected, "its checksum is wrong: it was damaged or edited");

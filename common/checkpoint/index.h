@@ -10,7 +10,7 @@ namespace workshop {
 
 struct CheckpointIndex {
   // Where the elements of a part are: a tensor of a safetensors file.
-  struct Part {
+  struct StoredPart {
     std::string tensor;
     std::int64_t first, rows, columns, stride;  // as TensorPart's
     std::string file, key;
@@ -29,11 +29,9 @@ struct CheckpointIndex {
   std::map<std::string, std::string> settings;  // options that a run that goes on must share
   std::map<std::string, double> numbers;        // of the program's own
   std::map<std::string, std::vector<int>> tensors;
-  std::vector<Part> parts;
+  std::vector<StoredPart> parts;
   std::map<std::string, File> files;
 };
-
-std::int64_t elements(const std::vector<int>& shape);
 
 // The text of index.json. It ends with a checksum of its own.
 std::string to_text(const CheckpointIndex& index);

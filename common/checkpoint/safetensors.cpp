@@ -28,12 +28,6 @@ constexpr std::uint64_t kPrefix = 8;  // bytes of the header's length
   throw std::runtime_error(path + ": " + what + ": " + std::strerror(errno));
 }
 
-std::uint64_t elements(const std::vector<std::int64_t>& shape) {
-  std::uint64_t count = 1;
-  for (std::int64_t extent : shape) count *= static_cast<std::uint64_t>(extent);
-  return count;
-}
-
 }  // namespace
 
 // ---- writing -------------------------------------------------------------------------------------------------------
@@ -44,7 +38,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::uint64_t offset = 0;
   for (const auto& [name, shape] : tensors) {
-    const std::uint64_t end = offset + elements(shape) * sizeof(float);
+    const std::uint64_t end = offset + static_cast<std::uint64_t>(elements(shape)) * sizeof(float);
     header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }

@@ -15,6 +15,14 @@ namespace workshop {
 
 inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // of a safetensors file, in bytes
 
+// Of a tensor of this shape.
+template <typename Extent>
+std::int64_t elements(const std::vector<Extent>& shape) {
+  std::int64_t count = 1;
+  for (Extent extent : shape) count *= extent;
+  return count;
+}
+
 // A tensor's name and its shape.
 using NamedShape = std::pair<std::string, std::vector<std::int64_t>>;
 
@@ -30,7 +38,7 @@ class SafetensorsWriter {
 
   // The next values, of one tensor or of several.
   void write(const float* values, std::size_t count) { append(values, count * sizeof(float)); }
-  // To be called when all values are written: returns when the file is on the disk.
+  // Call when all values are written: returns when the file is on the disk.
   void finish();
 
   std::uint64_t bytes() const { return bytes_; }        // written so far

@@ -30,8 +30,8 @@ void require_room(std::size_t bytes) {
   std::size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   if (bytes <= free) return;
-  fail(kFailed, "the data set takes " + std::to_string(bytes) + " bytes of device memory, and " + std::to_string(free) +
-                    " are free: --samples or --layers is too large");
+  fail(kFailed, "the data set takes %zu bytes of device memory, and %zu are free: --samples or --layers is too large",
+       bytes, free);
 }
 
 }  // namespace

@@ -5,16 +5,18 @@
 #endif
 #include <unistd.h>
 
+#include <cstdarg>
 #include <cstdio>
 
-#include "common/job.h"
+#include "common/ranks.h"
+#include "common/run/text.h"
 #include "common/watchdog/watchdog.h"
 
 namespace workshop {
 namespace {
 
 [[noreturn]] void call_failed(const char* call, const char* file, int line, const std::string& reason) {
-  fail(kFailed, std::string(call) + " failed at " + file + ":" + std::to_string(line) + ": " + reason);
+  fail(kFailed, "%s failed at %s:%d: %s", call, file, line, reason.c_str());
 }
 
 }  // namespace
@@ -38,6 +40,12 @@ void fail(int status, const std::string& message) {
   end_job(status);
 }
 
+void fail(int status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail(status, vformatted(format, arguments));
+}
+
 void fail_alike(int status, const std::string& message) {
   if (process_ranks().rank == 0) {
     std::fprintf(stderr, "error: %s\n", message.c_str());
@@ -48,6 +56,12 @@ void fail_alike(int status, const std::string& message) {
 }
 
 void usage_error(const std::string& message) { fail_alike(kUsage, message); }
+
+void usage_error(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  usage_error(vformatted(format, arguments));
+}
 
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
   call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));
@@ -62,7 +76,7 @@ void nccl_failed(ncclResult_t status, const char* call, const char* file, int li
   std::string reason = ncclGetErrorString(status);
   if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";
   // Where another rank is the cause, the ranks find out which.
-  report_failed_communicators(std::string(call) + " failed at " + file + ":" + std::to_string(line) + ": " + reason);
+  report_failed_communicators(formatted("%s failed at %s:%d: %s", call, file, line, reason.c_str()));
   call_failed(call, file, line, reason);
 }
 

@@ -7,12 +7,19 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "common/run/text.h"
+
 namespace workshop {
 namespace {
 
 constexpr int kMost = 1 << 24;  // of ranks, and of whatever else is counted here
 
-std::string quoted(const char* name, const char* value) { return std::string(name) + " is '" + value + "'"; }
+// What is wrong with the variables.
+[[noreturn, gnu::format(printf, 1, 2)]] void refuse(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  throw std::invalid_argument(vformatted(format, arguments));
+}
 
 // The value of a variable as a number from `least` to `most`; nullopt where it is not set.
 std::optional<int> number(const Environment& env, const char* name, int least, int most = kMost) {
@@ -22,9 +29,8 @@ std::optional<int> number(const Environment& env, const char* name, int least, i
   int value = 0;
   const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value);
   if (error != std::errc() || end != digits.end() || value < least || value > most) {
-    std::string range = " of at least " + std::to_string(least);
-    if (most < kMost) range = " from " + std::to_string(least) + " to " + std::to_string(most);
-    throw std::invalid_argument(quoted(name, text) + "; expected a whole number" + range);
+    if (most < kMost) refuse("%s is '%s'; expected a whole number from %d to %d", name, text, least, most);
+    refuse("%s is '%s'; expected a whole number of at least %d", name, text, least);
   }
   return value;
 }
@@ -46,7 +52,7 @@ struct Found {
 
   bool complete() const { return rank && world; }
   bool same_ranks(const Found& other) const { return rank == other.rank && world == other.world; }
-  std::string place() const { return "rank " + std::to_string(*rank) + " of " + std::to_string(*world); }
+  std::string place() const { return formatted("rank %d of %d", *rank, *world); }
 };
 
 Found read(const Environment& env, const Names& names) {
@@ -76,7 +82,7 @@ std::optional<int> tasks_on_node(const Environment& env, const char* name, int n
     node -= static_cast<int>(nodes);
     at = *end == ',' ? end + 1 : end;
   }
-  throw std::invalid_argument(quoted(name, text) + "; expected tasks a node such as '2(x3),1', for this node too");
+  refuse("%s is '%s'; expected tasks a node such as '2(x3),1', for this node too", name, text);
 }
 
 Found read_slurm(const Environment& env) {
@@ -93,28 +99,24 @@ Found read_slurm(const Environment& env) {
 // RANK and WORLD_SIZE may be of torchrun's making or be left over from elsewhere. What started this process knows best
 // what it started: variables set by hand must say the same.
 void require_agreement(const Found& by_hand, const Found& started_by) {
-  const std::string launcher = started_by.names.launcher;
+  const char* launcher = started_by.names.launcher;
   if (by_hand.complete()) {
     if (by_hand.same_ranks(started_by)) return;
-    throw std::invalid_argument("RANK and WORLD_SIZE say " + by_hand.place() + ", but " + launcher +
-                                " started this process as " + started_by.place() + "; unset RANK and WORLD_SIZE");
+    refuse("RANK and WORLD_SIZE say %s, but %s started this process as %s; unset RANK and WORLD_SIZE",
+           by_hand.place().c_str(), launcher, started_by.place().c_str());
   }
   if (by_hand.world && by_hand.world != started_by.world) {
-    throw std::invalid_argument("WORLD_SIZE is " + std::to_string(*by_hand.world) + ", but " + launcher + " started " +
-                                std::to_string(*started_by.world) + " ranks");
+    refuse("WORLD_SIZE is %d, but %s started %d ranks", *by_hand.world, launcher, *started_by.world);
   }
   if (by_hand.rank && by_hand.rank != started_by.rank) {
-    throw std::invalid_argument("RANK is " + std::to_string(*by_hand.rank) + ", but " + launcher +
-                                " started this process as " + started_by.place());
+    refuse("RANK is %d, but %s started this process as %s", *by_hand.rank, launcher, started_by.place().c_str());
   }
 }
 
 void require_complete(const Found& by_hand) {
-  if (by_hand.rank && !by_hand.world) {
-    throw std::invalid_argument("RANK is " + std::to_string(*by_hand.rank) + ", but WORLD_SIZE is not set");
-  }
+  if (by_hand.rank && !by_hand.world) refuse("RANK is %d, but WORLD_SIZE is not set", *by_hand.rank);
   if (!by_hand.rank && by_hand.world.value_or(1) > 1) {
-    throw std::invalid_argument("WORLD_SIZE is " + std::to_string(*by_hand.world) + ", but RANK is not set");
+    refuse("WORLD_SIZE is %d, but RANK is not set", *by_hand.world);
   }
 }
 
@@ -126,17 +128,14 @@ bool started_by_mpi(const Environment& env, const Found& ranks, const Found& ope
 }
 
 void require_sound(const Ranks& ranks, const Names& names) {
-  const auto is = [](const char* name, int value) { return std::string(name) + " is " + std::to_string(value); };
   if (ranks.rank >= ranks.world) {
-    throw std::invalid_argument(is(names.rank, ranks.rank) + ", but " + is(names.world, ranks.world) +
-                                ": ranks are counted from 0");
+    refuse("%s is %d, but %s is %d: ranks are counted from 0", names.rank, ranks.rank, names.world, ranks.world);
   }
   if (ranks.local_world > ranks.world) {
-    throw std::invalid_argument(is(names.local_world, ranks.local_world) + ", but " + is(names.world, ranks.world));
+    refuse("%s is %d, but %s is %d", names.local_world, ranks.local_world, names.world, ranks.world);
   }
   if (ranks.local_rank >= ranks.local_world) {
-    throw std::invalid_argument(is(names.local_rank, ranks.local_rank) + " on a node of " +
-                                std::to_string(ranks.local_world) + " ranks");
+    refuse("%s is %d on a node of %d ranks", names.local_rank, ranks.local_rank, ranks.local_world);
   }
 }
 
@@ -168,8 +167,7 @@ Ranks discover_ranks(const Environment& env) {
     if (!found.local_world) found.local_world = other->local_world;
   }
   if (!found.local_rank && *found.world > 1) {
-    throw std::invalid_argument(std::string(found.names.local_rank) + " is not set, so the device of " + found.place() +
-                                " is not known");
+    refuse("%s is not set, so the device of %s is not known", found.names.local_rank, found.place().c_str());
   }
   const Ranks ranks{*found.rank,
                     *found.world,
@@ -186,8 +184,7 @@ int join_timeout(const Environment& env) { return number(env, "WORKSHOP_JOIN_TIM
 MeetingPoint meeting_point(const Environment& env, int world) {
   const auto require = [&](const char* name, const char* what) {
     if (const char* value = env(name); value != nullptr && *value != '\0') return value;
-    throw std::invalid_argument(std::string(name) + " is not set; " + std::to_string(world) +
-                                " ranks without MPI need " + what);
+    refuse("%s is not set; %d ranks without MPI need %s", name, world, what);
   };
   MeetingPoint point;
   point.address = require("MASTER_ADDR", "the address of rank 0's node");
@@ -225,7 +222,7 @@ std::string list_of_ranks(const std::vector<int>& ranks) {
 // ---- devices -------------------------------------------------------------------------------------------------------
 
 DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visible) {
-  if (visible < 1) throw std::invalid_argument("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)");
+  if (visible < 1) refuse("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)");
   const bool sharing = number(env, "WORKSHOP_SHARE_GPU", 0, 1).value_or(1) == 1;
   if (ranks.local_world <= visible) return {ranks.local_rank, false};
   if (visible == 1) {
@@ -234,8 +231,7 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
     return {0, sharing && !own};
   }
   if (!sharing) {
-    throw std::invalid_argument(std::to_string(ranks.local_world) + " ranks on a node with " + std::to_string(visible) +
-                                " GPUs, and WORKSHOP_SHARE_GPU=0 forbids sharing");
+    refuse("%d ranks on a node with %d GPUs, and WORKSHOP_SHARE_GPU=0 forbids sharing", ranks.local_world, visible);
   }
   return {ranks.local_rank % visible, true};
 }

@@ -94,12 +94,15 @@ void check_writable(const std::string& option, const std::string& path) {
     const PartialFile file(path);
     error = file.error();
   }
-  if (!error.empty()) usage_error(option + " is '" + path + "', which cannot be written: " + error);
+  if (!error.empty()) {
+    usage_error("%s is '%s', which cannot be written: %s", option.c_str(), path.c_str(), error.c_str());
+  }
   static std::map<fs::path, std::string> options;  // that have been here, by file
   std::error_code unusable;
   const auto [other, first] = options.emplace(fs::weakly_canonical(fs::absolute(path), unusable), option);
   if (!first && other->second != option) {
-    usage_error(option + " is '" + path + "', the file of " + other->second + "; expected one of its own");
+    usage_error("%s is '%s', the file of %s; expected one of its own", option.c_str(), path.c_str(),
+                other->second.c_str());
   }
 }
 
@@ -110,7 +113,7 @@ void write_file(const std::string& path, const std::string& text) {
     file.complete(text);
     error = file.error();
   }
-  if (!error.empty()) fail(kFailed, "cannot write " + path + ": " + error);
+  if (!error.empty()) fail(kFailed, "cannot write %s: %s", path.c_str(), error.c_str());
 }
 
 }  // namespace workshop

@@ -18,6 +18,7 @@
 #include "common/record/recorder.h"
 #include "common/run/rendezvous.h"
 #include "common/run/roll_call.h"
+#include "common/run/text.h"
 #include "common/watchdog/watchdog.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
@@ -95,8 +96,8 @@ void start_mpi(const Ranks& ranks) {
   if (provided < MPI_THREAD_MULTIPLE) fail(kFailed, "this MPI library does not support MPI_THREAD_MULTIPLE");
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &size));
   if (size != ranks.world) {
-    usage_error(ranks.launcher + " announces " + std::to_string(ranks.world) + " ranks, but MPI started " +
-                std::to_string(size) + (ranks.launcher == "slurm" ? "; use srun --mpi=pmix" : "; use mpirun -n"));
+    usage_error("%s announces %d ranks, but MPI started %d; use %s", ranks.launcher.c_str(), ranks.world, size,
+                ranks.launcher == "slurm" ? "srun --mpi=pmix" : "mpirun -n");
   }
 }
 #endif
@@ -153,15 +154,17 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   with_mpi = ranks_.by_mpi;
 #ifdef WORKSHOP_BACKEND_CPU
   if (ranks_.world > 1 && !with_mpi) {
-    environment_error(kUsage, "the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found " +
-                                  ranks_.launcher + "'s variables for " + std::to_string(ranks_.world) + " ranks only");
+    environment_error(kUsage,
+                      formatted("the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found %s's "
+                                "variables for %d ranks only",
+                                ranks_.launcher.c_str(), ranks_.world));
   }
   with_mpi = true;  // its NCCL stands on MPI, for one rank too
 #endif
   if (with_mpi) start_mpi(ranks_);
 #endif
   set_device(ranks_);
-  record_on_device();
+  if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
   comm_ = make_world(ranks_, with_mpi);
   name_communicator(comm_, "world");
@@ -193,8 +196,9 @@ Job::~Job() {
 void refuse_launch_blocking(const std::string& schedule) {
   const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
   if (value == nullptr || std::atoi(value) == 0) return;
-  environment_error(kUsage, std::string("CUDA_LAUNCH_BLOCKING is '") + value + "'; expected 0 or none, because " +
-                                schedule + " enqueues receives before what their senders wait for");
+  environment_error(kUsage, formatted("CUDA_LAUNCH_BLOCKING is '%s'; expected 0 or none, because %s enqueues receives "
+                                      "before what their senders wait for",
+                                      value, schedule.c_str()));
 }
 
 void print0(const char* format, ...) {
@@ -207,7 +211,7 @@ void print0(const char* format, ...) {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     const int error = errno;
     std::clearerr(stdout);
-    fail(kFailed, std::string("standard output cannot be written: ") + std::strerror(error));
+    fail(kFailed, "standard output cannot be written: %s", std::strerror(error));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cinttypes>
 #include <cstdlib>
 #include <exception>
 #include <limits>
@@ -11,6 +12,7 @@
 
 #include "common/check.h"
 #include "common/job.h"
+#include "common/run/text.h"
 
 namespace workshop {
 namespace {
@@ -29,12 +31,11 @@ bool read_number(const std::string& text, T& value) {
   return (stream >> value) && stream.peek() == std::istringstream::traits_type::eof();
 }
 
-const std::vector<std::string> kActivations = {"none", "relu", "gelu"};
-const std::vector<std::string> kOptimizers = {"sgd", "adamw"};
-
-template <typename Enum>
-void read_choice(const std::vector<std::string>& names, const std::string& text, Enum& value) {
-  value = static_cast<Enum>(std::find(names.begin(), names.end(), text) - names.begin());
+template <typename T>
+std::string shown(T number) {
+  std::ostringstream stream;
+  stream << number;
+  return stream.str();
 }
 
 constexpr int kMostInt = 1 << 30;  // of an option, so that the sum of two is an int
@@ -62,7 +63,7 @@ void require_sizes(const Options& options) {
   } catch (const std::bad_alloc&) {
     fail(kFailed, "not enough memory on the host");
   } catch (const std::exception& error) {
-    fail(kFailed, error.what());
+    fail(kFailed, "%s", error.what());
   } catch (...) {
   }
   std::abort();
@@ -81,42 +82,67 @@ struct Options::Impl {
   std::vector<CLI::Option*> training;
   std::vector<std::string> left_out;  // names of shared options that this program does without
 
-  // Texts are checked here and not by CLI11's conversions, so that every message has the same form.
+  // Texts are checked here and not by CLI11's conversions, which take 010 for 8 and do not say what they would accept.
   CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, Read read) {
     CLI::callback_t callback = [name, read](const CLI::results_t& texts) {
       const std::string accepted = read(texts.back());
-      if (!accepted.empty()) usage_error(name + " is '" + texts.back() + "'; expected " + accepted);
+      if (!accepted.empty()) {
+        usage_error("%s is '%s'; expected %s", name.c_str(), texts.back().c_str(), accepted.c_str());
+      }
       return true;
     };
     return app.add_option(name, callback, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
 
+  // A number that `accepts` takes, which `accepted` says, and that is at most `most`.
   template <typename T>
-  CLI::Option* add_number(const std::string& name, T& value, const std::string& help, const std::string& type,
-                          const std::string& accepted, std::function<bool(T)> accepts, T at_most) {
+  CLI::Option* add_number(const std::string& name, T& value, const std::string& help, const std::string& accepted,
+                          std::function<bool(T)> accepts, T most) {
     write(name, value);
-    std::ostringstream shown;
-    shown << value;
-    return add(name, help, type,
-               [&value, accepted, accepts, at_most](const std::string& text) {
-                 T read{};
-                 if (!read_number(text, read) || !accepts(read)) return accepted;
-                 std::ostringstream most;
-                 most << "at most " << at_most;
-                 if (read > at_most) return most.str();
-                 value = read;
-                 return std::string();
-               })
-        ->default_str(shown.str());
+    const auto read = [&value, accepted, accepts, most](const std::string& text) {
+      T number{};
+      if (!read_number(text, number) || !accepts(number)) return accepted;
+      if (number > most) return "at most " + shown(most);
+      value = number;
+      return std::string();
+    };
+    return add(name, help, std::is_floating_point_v<T> ? "X" : "N", read)->default_str(shown(value));
   }
 
-  // Not part of the record: where a run writes to says nothing about it.
+  // One of these texts: `choose` is given its place.
+  CLI::Option* add_choice(const std::string& name, const std::string& help, const std::vector<std::string>& choices,
+                          const std::string& otherwise, std::function<void(std::size_t)> choose) {
+    const auto read = [choices, choose](const std::string& text) {
+      const auto found = std::ranges::find(choices, text);
+      if (found == choices.end()) return join(choices, ", ");
+      choose(static_cast<std::size_t>(found - choices.begin()));
+      return std::string();
+    };
+    return add(name, help, join(choices, "|"), read)->default_str(otherwise);
+  }
+
+  template <typename T>
+  void train(const std::string& name, T& value, const char* help, T least) {
+    const std::string kind = std::is_floating_point_v<T> ? "a number" : "a whole number";
+    constexpr T most = std::is_same_v<T, int> ? static_cast<T>(kMostInt) : std::numeric_limits<T>::max();
+    training.push_back(add_number<T>(
+        name, value, help, kind + " of at least " + shown(least), [least](T x) { return x >= least; }, most));
+  }
+
+  template <typename Enum>
+  void train(const std::string& name, Enum& value, const char* help, const std::vector<std::string>& names) {
+    const auto choose = [&value](std::size_t place) { value = static_cast<Enum>(place); };
+    training.push_back(add_choice(name, help, names, names[static_cast<int>(value)], choose));
+    writers.push_back(
+        [key = name.substr(2), names, &value](nlohmann::json& json) { json[key] = names[static_cast<int>(value)]; });
+  }
+
+  // Any text; not part of the record: where a run writes to says nothing about it.
   void add_path(const std::string& name, std::string& value, const char* help, const char* type,
                 const std::string& accepted) {
     add(name, help, type, [&value, accepted](const std::string& text) {
-      if (text.empty()) return accepted;
-      value = text;
-      return std::string();
+      if (!text.empty()) value = text;
+      return text.empty() ? accepted : "";
     });
   }
 
@@ -135,7 +161,7 @@ void require_product(const std::vector<std::pair<std::string, std::int64_t>>& fa
     fits = fits && factor <= at_most / product;
     if (fits) product *= factor;
   }
-  if (!fits) usage_error(names + " is more than " + std::to_string(at_most) + "; expected less");
+  if (!fits) usage_error("%s is more than %" PRId64 "; expected less", names.c_str(), at_most);
 }
 
 Options::Options(std::string program, std::string description, Sampling sampling)
@@ -146,73 +172,41 @@ Options::Options(std::string program, std::string description, Sampling sampling
   app.description(description);
   app.name(program_);
 
-  const auto layers_help = "widths of the layers: input,hidden…,output";
-  impl_->training.push_back(impl_
-                                ->add("--layers", layers_help, "N,N,…",
-                                      [this](const std::string& text) {
-                                        const std::string accepted =
-                                            "two or more widths of at least 1 with commas between, such as 6,4,2";
-                                        std::vector<int> widths;
-                                        std::istringstream stream(text);
-                                        for (std::string word; std::getline(stream, word, ',');) {
-                                          int width = 0;
-                                          if (!read_number(word, width) || width < 1) return accepted;
-                                          widths.push_back(width);
-                                        }
-                                        if (widths.size() < 2 || text.back() == ',') return accepted;
-                                        layers = widths;
-                                        return std::string();
-                                      })
-                                ->default_str("6,4,2"));
-  impl_->write("--layers", layers);
-
-  auto add_choice = [this](const std::string& name, const std::vector<std::string>& names, auto& value,
-                           const char* help) {
-    impl_->training.push_back(impl_
-                                  ->add(name, help, join(names, "|"),
-                                        [&value, &names](const std::string& text) {
-                                          if (std::find(names.begin(), names.end(), text) == names.end())
-                                            return join(names, ", ");
-                                          read_choice(names, text, value);
-                                          return std::string();
-                                        })
-                                  ->default_str(names[static_cast<int>(value)]));
-    impl_->writers.push_back(
-        [key = name.substr(2), &names, &value](nlohmann::json& json) { json[key] = names[static_cast<int>(value)]; });
-  };
-  add_choice("--activation", kActivations, activation, "between the layers");
-  add_choice("--optimizer", kOptimizers, optimizer, "update rule");
-
-  auto add_training = [this](const std::string& name, auto& value, const char* help, auto at_least) {
-    using T = std::remove_reference_t<decltype(value)>;
-    std::ostringstream accepted;
-    if constexpr (std::is_floating_point_v<T>) {
-      accepted << "a number of at least " << at_least;
-    } else {
-      accepted << "a whole number of at least " << at_least;
+  const auto read_layers = [this](const std::string& text) {
+    const std::string accepted = "two or more widths of at least 1 with commas between, such as 6,4,2";
+    std::vector<int> widths;
+    std::istringstream stream(text);
+    for (std::string word; std::getline(stream, word, ',');) {
+      if (!read_number(word, widths.emplace_back()) || widths.back() < 1) return accepted;
     }
-    constexpr T most = std::is_same_v<T, int> ? static_cast<T>(kMostInt) : std::numeric_limits<T>::max();
-    impl_->training.push_back(impl_->add_number<T>(
-        name, value, help, std::is_floating_point_v<T> ? "X" : "N", accepted.str(),
-        [at_least](T x) { return x >= static_cast<T>(at_least); }, most));
+    if (widths.size() < 2 || text.back() == ',') return accepted;
+    layers = widths;
+    return std::string();
   };
-  add_training("--lr", lr, "learning rate", 0);
-  add_training("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0);
-  impl_->training.back()->default_str("");
-  add_training("--samples", samples, "samples in the data set", 1);
-  add_training("--batch-size", batch_size, "samples a rank and (micro-)batch", 1);
-  add_training("--epochs", epochs, "passes over the data set", 1);
-  add_training("--max-steps", max_steps, "stop after so many steps; 0: no limit", 0);
-  impl_->training.push_back(
+  Impl& i = *impl_;
+  i.training.push_back(
+      i.add("--layers", "widths of the layers: input,hidden…,output", "N,N,…", read_layers)->default_str("6,4,2"));
+  i.write("--layers", layers);
+  i.train("--activation", activation, "between the layers", {"none", "relu", "gelu"});
+  i.train("--optimizer", optimizer, "update rule", {"sgd", "adamw"});
+  i.train("--lr", lr, "learning rate", 0.0);
+  i.train("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0.0);
+  i.training.back()->default_str("");
+  i.train("--samples", samples, "samples in the data set", 1);
+  i.train("--batch-size", batch_size, "samples a rank and (micro-)batch", 1);
+  i.train("--epochs", epochs, "passes over the data set", 1);
+  i.train("--max-steps", max_steps, "stop after so many steps; 0: no limit", 0);
+  i.training.push_back(
       app.add_flag("--shuffle,!--no-shuffle", shuffle, "a new order of the samples every epoch (default: on)"));
-  impl_->write("--shuffle", shuffle);
-  add_training("--seed", seed, "seed of the data set", 0);
-  add_training("--model-seed", model_seed, "seed of the initial parameters; default: that of the course's run", 0);
-  impl_->model_seed = impl_->training.back()->default_str("");
-  add_training("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
+  i.write("--shuffle", shuffle);
+  i.train("--seed", seed, "seed of the data set", std::uint64_t{0});
+  i.train("--model-seed", model_seed, "seed of the initial parameters; default: that of the course's run",
+          std::uint64_t{0});
+  i.model_seed = i.training.back()->default_str("");
+  i.train("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
 
-  impl_->add_path("--record", record, "write the run record (JSON Lines)", "FILE", "a file to write");
-  impl_->add_path("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)", "FILE", "a file to write");
+  i.add_path("--record", record, "write the run record (JSON Lines)", "FILE", "a file to write");
+  i.add_path("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)", "FILE", "a file to write");
 }
 
 Options::~Options() = default;
@@ -245,36 +239,29 @@ void Options::without(const std::vector<std::string>& names) {
 }
 
 void Options::add(const std::string& name, int& value, const std::string& help, int at_least, int at_most) {
-  std::string accepted = "a whole number of at least " + std::to_string(at_least);
-  if (at_most < kMostInt) {
-    accepted = "a whole number from " + std::to_string(at_least) + " to " + std::to_string(at_most);
-  }
-  const bool range = at_most < kMostInt;  // which `accepted` names
+  const bool range = at_most < kMostInt;
+  const std::string accepted = range ? formatted("a whole number from %d to %d", at_least, at_most)
+                                     : formatted("a whole number of at least %d", at_least);
   impl_->add_number<int>(
-      name, value, help, "N", accepted, [=](int x) { return x >= at_least && !(range && x > at_most); }, at_most);
+      name, value, help, accepted, [=](int x) { return x >= at_least && !(range && x > at_most); }, at_most);
 }
 
 void Options::add(const std::string& name, double& value, const std::string& help, double greater_than,
                   double at_most) {
-  std::ostringstream accepted;
-  accepted << "a number greater than " << greater_than;
   impl_->add_number<double>(
-      name, value, help, "X", accepted.str(), [=](double x) { return x > greater_than; }, at_most);
+      name, value, help, "a number greater than " + shown(greater_than), [=](double x) { return x > greater_than; },
+      at_most);
 }
 
 void Options::add(const std::string& name, std::string& value, const std::string& help,
                   std::vector<std::string> choices) {
   impl_->write(name, value);
-  const std::string type = choices.empty() ? "TEXT" : join(choices, "|");
-  impl_
-      ->add(name, help, type,
-            [&value, choices](const std::string& text) {
-              if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end())
-                return join(choices, ", ");
-              value = text;
-              return std::string();
-            })
-      ->default_str(value);
+  if (!choices.empty()) {
+    impl_->add_choice(name, help, choices, value, [&value, choices](std::size_t place) { value = choices[place]; });
+    return;
+  }
+  const auto read = [&value](const std::string& text) { return value = text, std::string(); };
+  impl_->add(name, help, "TEXT", read)->default_str(value);
 }
 
 void Options::add_flag(const std::string& name, bool& value, const std::string& help) {
@@ -291,7 +278,7 @@ void Options::parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::string message = error.what();
     std::replace(message.begin(), message.end(), '\n', ' ');
-    usage_error(message + " (--help lists what is accepted)");
+    usage_error("%s (--help lists what is accepted)", message.c_str());
   }
   if (impl_->model_seed != nullptr && impl_->model_seed->count() == 0) {
     const bool distributed = impl_->sampling == Sampling::distributed;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/run/rendezvous_messages.h"
+#include "common/run/text.h"
 
 namespace workshop {
 namespace {
@@ -92,8 +93,9 @@ Socket listen_on(const MeetingPoint& point) {
     if (bind(listener, any, v6 ? sizeof any6 : sizeof any4) == 0 && listen(listener, SOMAXCONN) == 0) return listener;
     const int error = errno;
     if (error != EADDRINUSE || Clock::now() - start > std::chrono::seconds(2)) {
-      throw MeetingFailed("rank 0 cannot listen on port " + std::to_string(point.port) + ": " + std::strerror(error) +
-                          (error == EADDRINUSE ? "; another job uses it, or another process has rank 0 too" : ""));
+      throw MeetingFailed(
+          formatted("rank 0 cannot listen on port %d: %s%s", point.port, std::strerror(error),
+                    error == EADDRINUSE ? "; another job uses it, or another process has rank 0 too" : ""));
     }
     std::this_thread::sleep_for(milliseconds(50));
   }
@@ -173,7 +175,7 @@ class Host {
     char buffer[kHelloSize];
     const ssize_t count = recv(guest.socket, buffer, kHelloSize - guest.received.size(), MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-    if (guest.rank >= 0) throw MeetingFailed("rank " + std::to_string(guest.rank) + " ended before all had come");
+    if (guest.rank >= 0) throw MeetingFailed(formatted("rank %d ended before all had come", guest.rank));
     if (count <= 0) return false;
     guest.received.append(buffer, static_cast<std::size_t>(count));
     if (!may_become_hello(guest.received)) return false;  // a stranger: a port scanner, a browser
@@ -188,17 +190,16 @@ class Host {
       return false;
     }
     if (hello->rank < 1 || hello->rank >= hello->world) return false;
-    const std::string rank = std::to_string(hello->rank);
     const bool twice =
         std::any_of(guests_.begin(), guests_.end(), [&](auto& other) { return other && other->rank == hello->rank; });
     guest.rank = hello->rank;  // so that it is told too
     guest.nonce = hello->nonce;
     if (hello->world != world_) {
-      throw MeetingFailed("rank " + rank + " says that WORLD_SIZE is " + std::to_string(hello->world) +
-                          ", rank 0 that it is " + std::to_string(world_));
+      throw MeetingFailed(
+          formatted("rank %d says that WORLD_SIZE is %d, rank 0 that it is %d", hello->rank, hello->world, world_));
     }
     if (twice) {
-      throw MeetingFailed("two processes say that they are rank " + rank + " of " + std::to_string(hello->world));
+      throw MeetingFailed(formatted("two processes say that they are rank %d of %d", hello->rank, hello->world));
     }
     return true;
   }
@@ -214,9 +215,9 @@ class Host {
 
   [[noreturn]] void give_up() const {
     const std::vector<int> ranks = missing();
-    std::string text = std::to_string(world_ - static_cast<int>(ranks.size())) + " of " + std::to_string(world_) +
-                       " ranks came to " + place(point_) + " " + in_time(point_) +
-                       "; missing: " + std::to_string(ranks.size()) + ", " + list_of_ranks(ranks);
+    const int absent = static_cast<int>(ranks.size());
+    std::string text = formatted("%d of %d ranks came to %s %s; missing: %d, %s", world_ - absent, world_,
+                                 place(point_).c_str(), in_time(point_).c_str(), absent, list_of_ranks(ranks).c_str());
     if (refused_ > 0) text += "; turned out without this job's WORKSHOP_JOB_TOKEN: " + std::to_string(refused_);
     throw MeetingFailed(text);
   }
@@ -256,7 +257,7 @@ void limit_waiting(int fd, Clock::duration left) {
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
-// A client whose own port happens to be the one that it asks for, while nobody listens there, is connected to itself.
+// A client whose own port happens to be the one that it asks for, while no rank listens there, is connected to itself.
 bool connected_to_itself(int fd) {
   sockaddr_storage own{}, peer{};
   socklen_t own_size = sizeof own, peer_size = sizeof peer;

@@ -1,12 +1,12 @@
 #include "common/watchdog/verdict.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "common/run/environment.h"
+#include "common/run/text.h"
 
 namespace workshop {
 namespace {
@@ -213,8 +213,7 @@ std::string find_error(const std::vector<Note>& notes) {
 }  // namespace
 
 std::string describe(const Note& note) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, " for %.1f s", note.seconds);
+  const std::string seconds = formatted(" for %.1f s", note.seconds);
   const CallNote* pending = first_pending(note);
   const std::string call = host_call(note);
   std::string text = rank_name(note.rank);
