@@ -5,6 +5,7 @@
 
 #include "03_model_parallel/idle_clock.h"
 #include "check_schedule.h"
+#include "common/gather.h"
 #include "common/job.h"
 #include "stage.h"
 
@@ -24,8 +25,7 @@ inline void print_schedule(const Schedule& s) {
   }
 }
 
-// Prints and records what each stage holds and how much of its time it idles. pncclAllGather is ncclAllGather, but
-// stays out of the ledger.
+// Prints and records what each stage holds and how much of its time it idles. That stays out of the ledger.
 inline void report(const Schedule& schedule, Stage& stage, const IdleClock& clock, bool simulated, const Job& job,
                    cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -36,10 +36,7 @@ inline void report(const Schedule& schedule, Stage& stage, const IdleClock& cloc
   };
   Row mine{static_cast<float>(clock.idle_share()), 0, static_cast<unsigned>(memory_use(Memory::activations).peak)};
   for (const Chunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
-  DeviceBuffer<Row> row(1, Memory::data), rows(job.world(), Memory::data);
-  row.upload(&mine, stream);
-  NCCL_CHECK(pncclAllGather(row.data(), rows.data(), sizeof(Row), ncclChar, job.comm(), stream));
-  const std::vector<Row> all = rows.download(stream);
+  const std::vector<Row> all = gather_values(mine, job.comm(), stream);
   double mean = 0;
   print0("stage  activations held  bytes of activations  idle\n");
   for (int rank = 0; rank < job.world(); ++rank) {

@@ -28,8 +28,8 @@ struct CallSite {
   int line;
 };
 
-// Notes for the watchdog (common/watchdog.h) that the program is in a call, as long as this object lives. A program
-// makes its calls from one thread; calls from others at the same time are noted one over the other.
+// Notes for the watchdog (common/watchdog/watchdog.h) that the program is in a call, as long as this object lives. A
+// program makes its calls from one thread; calls from others at the same time are noted one over the other.
 class InCall {
  public:
   explicit InCall(const CallSite& site) : outer_(current_.load(std::memory_order_relaxed)) { enter(&site); }
@@ -61,14 +61,17 @@ class InCall {
 // Ends every rank of the job with `status`, at once and without clean-up: work in flight may never finish.
 [[noreturn]] void end_job(int status);
 
-// Prints "rank R: message" on stderr and ends every rank of the job with `status`.
+// Prints "rank R: message" on stderr and ends every rank of the job with `status`. These take a text, or what printf
+// takes.
 [[noreturn]] void fail(int status, const std::string& message);
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(int status, const char* format, ...);
 
 // What every rank finds alike: rank 0 prints "error: message", all ranks end with `status`.
 [[noreturn]] void fail_alike(int status, const std::string& message);
 
 // Bad input that every rank sees alike: fail_alike with status 2.
 [[noreturn]] void usage_error(const std::string& message);
+[[noreturn, gnu::format(printf, 1, 2)]] void usage_error(const char* format, ...);
 
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 [[noreturn]] void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line);

@@ -13,8 +13,7 @@
 #include <nccl.h>
 
 #include <cstdint>
-#include <functional>
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,7 +55,7 @@ struct Progress {
   int first_batch(int of_epoch) const { return of_epoch == epoch ? batch : 0; }
 };
 
-struct CheckpointIndex;
+struct CheckpointState;
 
 // Saves and restores the training state of all ranks together. Every rank makes the same calls in the same order.
 // Without --checkpoints and --resume it does nothing.
@@ -68,69 +67,36 @@ class Checkpoints {
   // --checkpoints is made if it is missing. It may hold the checkpoint that the run goes on from and those before it,
   // but none of another run, nor any that this one would come to again.
   Checkpoints(const Options& options, int replicas, ncclComm_t comm, cudaStream_t stream);
+  ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
   // ---- what belongs to the state: all of it before resume() ----
   // Parts that several ranks hold alike are saved once and loaded on each.
-  void add(const TensorPart& part) { parts_.push_back(part); }
-  void add(const std::vector<TensorPart>& parts) { parts_.insert(parts_.end(), parts.begin(), parts.end()); }
+  void add(const TensorPart& part);
+  void add(const std::vector<TensorPart>& parts);
   // The optimizer's running means of what the parts hold, which lie as the parts' values do from `values` on. Null
   // pointers, of an optimizer without such, add nothing.
   void add_adamw(const std::vector<TensorPart>& parts, const float* values, float* mean, float* square);
   // The order of the samples, where it comes from a random state.
-  void add(RandomSampler& sampler) { sampler_ = &sampler; }
+  void add(RandomSampler& sampler);
   // A number of the run's own.
-  void add(const std::string& name, double& value) { numbers_[name] = &value; }
+  void add(const std::string& name, double& value);
 
   // With --resume, loads the state and returns how far it is; else, and if there is no checkpoint yet in the folder
   // that this run writes to itself, returns the beginning. `losses` goes on counting from there.
   Progress resume(LossLog& losses);
 
-  // To be called after every optimizer step, with the batches of the epoch that are done by now. Saves if --save-every
-  // asks for it.
-  void step_done(int epoch, int batches, const DataLoader& loader) {
-    const bool epoch_done = batches >= loader.steps();
-    ++step_;
-    epoch_ = epoch_done ? epoch + 1 : epoch;
-    batches_ = epoch_done ? 0 : batches;
-    if (save_every_ > 0 && step_ % save_every_ == 0) save("step-");
-  }
+  // Call after every optimizer step, with the batches of the epoch that are done by now. Saves if --save-every asks for
+  // it.
+  void step_done(int epoch, int batches, const DataLoader& loader);
   // Saves the end of the training, unless that is done.
   void finish();
   // Saves the state under a name of its own and removes older ones of this name: "best-".
   void save(const std::string& prefix);
 
  private:
-  std::string find() const;
-  Progress load(const CheckpointIndex& index, const std::string& folder);
-  void load_parts(const CheckpointIndex& index, const std::string& folder);
-  CheckpointIndex describe() const;
-  void place_parts(CheckpointIndex& index);
-  void write_full(CheckpointIndex& index, const std::string& folder);
-  void write_sharded(CheckpointIndex& index, const std::string& folder);
-  void download(const TensorPart& part, float* host);
-  void send(const TensorPart& part);
-  void receive(const TensorPart& part, int owner, float* host);
-  void attempt(int status, const std::function<void()>& work) const;
-  void agree(const std::string& error, int status) const;
-  std::vector<std::string> exchange(const std::string& text) const;
-
-  const Options& options_;
-  int replicas_, rank_ = 0, world_ = 1;
-  ncclComm_t comm_;
-  cudaStream_t stream_;
-  int save_every_ = 0;
-  int step_ = 0, epoch_ = 0, batches_ = 0, saved_ = -1;  // the last step saved or loaded
-  std::vector<TensorPart> parts_;
-  RandomSampler* sampler_ = nullptr;
-  std::map<std::string, double*> numbers_;
-  // Of all ranks together, each element once, and who writes it: known from the first save on.
-  struct OwnedPart {
-    TensorPart part;  // its values only on the owner
-    int owner;
-  };
-  std::vector<OwnedPart> owned_;
+  std::unique_ptr<CheckpointState> state_;
 };
 
 }  // namespace workshop

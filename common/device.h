@@ -30,26 +30,31 @@ MemoryUse memory_use(Memory kind);
 // Called by the buffers; `bytes` is negative for a release.
 void account_memory(Memory kind, std::ptrdiff_t bytes);
 
-// An array of `count` elements on the device. Its content is undefined until written (NaN on the cpu backend).
+// An array of `count` elements, in the memory that its kind stands for.
 template <typename T>
-class DeviceBuffer {
+class Buffer {
  public:
-  DeviceBuffer() = default;
-  DeviceBuffer(std::size_t count, Memory kind) : count_(count), kind_(kind) {
+  Buffer() = default;
+  Buffer(std::size_t count, Memory kind) : count_(count), kind_(kind) {
     if (count_ == 0) return;
-    CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()));
+    if (kind_ == Memory::host) {
+      CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes()));
+    } else {
+      CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()));
+    }
     account_memory(kind_, static_cast<std::ptrdiff_t>(bytes()));
   }
-  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    DeviceBuffer(std::move(other)).swap(*this);
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
     return *this;
   }
-  ~DeviceBuffer() {
+  ~Buffer() {
     if (data_ == nullptr) return;
-    static constexpr CallSite site = {"cudaFree", __FILE__, __LINE__};
-    const InCall in_call(site);
-    cudaFree(data_);
+    const bool host = kind_ == Memory::host;
+    static constexpr CallSite sites[] = {{"cudaFree", __FILE__, __LINE__}, {"cudaFreeHost", __FILE__, __LINE__}};
+    const InCall in_call(sites[host]);
+    host ? cudaFreeHost(data_) : cudaFree(data_);
     account_memory(kind_, -static_cast<std::ptrdiff_t>(bytes()));
   }
 
@@ -57,21 +62,8 @@ class DeviceBuffer {
   std::size_t size() const { return count_; }
   std::size_t bytes() const { return count_ * sizeof(T); }
 
-  // Copies from or to the host and waits until the copy is done. The host array must have size() elements.
-  void upload(const T* host, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemcpyAsync(data_, host, bytes(), cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-  }
-  void upload(const std::vector<T>& host, cudaStream_t stream) { upload(host.data(), stream); }
-  std::vector<T> download(cudaStream_t stream) const {
-    std::vector<T> host(count_);
-    CUDA_CHECK(cudaMemcpyAsync(host.data(), data_, bytes(), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return host;
-  }
-
  private:
-  void swap(DeviceBuffer& other) noexcept {
+  void swap(Buffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(count_, other.count_);
     std::swap(kind_, other.kind_);
@@ -82,45 +74,36 @@ class DeviceBuffer {
   Memory kind_ = Memory::data;
 };
 
-// An array of `count` elements in pinned host memory: copies between it and the device are asynchronous, and kernels
-// can read and write it too. Its content is undefined until written.
+// An array on the device. Its content is undefined until written (NaN on the cpu backend).
 template <typename T>
-class HostBuffer {
+class DeviceBuffer : public Buffer<T> {
  public:
-  HostBuffer() = default;
-  explicit HostBuffer(std::size_t count) : count_(count) {
-    if (count_ == 0) return;
-    CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes()));
-    account_memory(Memory::host, static_cast<std::ptrdiff_t>(bytes()));
-  }
-  HostBuffer(HostBuffer&& other) noexcept { swap(other); }
-  HostBuffer& operator=(HostBuffer&& other) noexcept {
-    HostBuffer(std::move(other)).swap(*this);
-    return *this;
-  }
-  ~HostBuffer() {
-    if (data_ == nullptr) return;
-    static constexpr CallSite site = {"cudaFreeHost", __FILE__, __LINE__};
-    const InCall in_call(site);
-    cudaFreeHost(data_);
-    account_memory(Memory::host, -static_cast<std::ptrdiff_t>(bytes()));
-  }
+  using Buffer<T>::Buffer;
 
-  T* data() const { return data_; }
-  std::size_t size() const { return count_; }
-  std::size_t bytes() const { return count_ * sizeof(T); }
-
- private:
-  void swap(HostBuffer& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(count_, other.count_);
+  // Copies from or to the host and waits until the copy is done. The host array must have size() elements.
+  void upload(const T* host, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(this->data(), host, this->bytes(), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
   }
-
-  T* data_ = nullptr;
-  std::size_t count_ = 0;
+  void upload(const std::vector<T>& host, cudaStream_t stream) { upload(host.data(), stream); }
+  std::vector<T> download(cudaStream_t stream) const {
+    std::vector<T> host(this->size());
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), this->data(), this->bytes(), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return host;
+  }
 };
 
-// A stream that does not synchronise with the legacy default stream, so that two of them overlap.
+// An array in pinned host memory: copies between it and the device are asynchronous, and kernels can read and write it
+// too. Its content is undefined until written.
+template <typename T>
+class HostBuffer : public Buffer<T> {
+ public:
+  HostBuffer() = default;
+  explicit HostBuffer(std::size_t count) : Buffer<T>(count, Memory::host) {}
+};
+
+// A stream that does not synchronize with the legacy default stream, so that two of them overlap.
 class Stream {
  public:
   Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }

@@ -25,8 +25,7 @@ class Group {
   // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group.
   Group split(int color, int key, const std::string& name) const;
 
-  // Every rank's value, in the order of the ranks. Preparation and no part of the training: it goes past the ledger,
-  // through NCCL's own name for the same call. Collective, and waits.
+  // Every rank's value, in the order of the ranks: preparation and no part of the training. Collective, and waits.
   std::vector<int> gather(int value) const;
 
   ncclComm_t comm() const { return comm_; }

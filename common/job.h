@@ -8,9 +8,6 @@
 
 namespace workshop {
 
-// The ranks of this process, found once. A contradiction in the environment ends the program with status 2.
-const Ranks& process_ranks();
-
 // One rank of a running job. The constructor finds the rank and its device, meets the other ranks, and makes the NCCL
 // communicator of all of them; the destructor writes the run record and takes everything down again.
 class Job {

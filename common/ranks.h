@@ -1,14 +1,10 @@
-// Who am I among the ranks, which device is mine, and where do we meet: from the variables that launchers set.
+// Where a process stands in its job.
 #pragma once
 
-#include <functional>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace workshop {
 
-// Where a process stands in its job.
 struct Ranks {
   int rank = 0;                   // 0 … world-1
   int world = 1;                  // number of processes in the job
@@ -18,46 +14,7 @@ struct Ranks {
   bool by_mpi = false;            // the same ranks are MPI's: MPI_Init() finds the others
 };
 
-// Looks a variable up; returns nullptr where it is not set.
-using Environment = std::function<const char*(const char*)>;
-
-// This process's own: std::getenv.
-const char* process_environment(const char* name);
-
-// Rank, world size and local rank from, in this order: RANK/WORLD_SIZE/LOCAL_RANK (torchrun's convention), Open MPI's
-// variables, Slurm's, else one process. This and what follows throw std::invalid_argument with one line that names the
-// variable at fault.
-Ranks discover_ranks(const Environment& env);
-
-// For how many seconds the ranks of a job wait for each other when they start.
-int join_timeout(const Environment& env);
-
-// Where the ranks of a job meet that MPI did not start, and how long they wait for each other there.
-struct MeetingPoint {
-  std::string address;  // of rank 0's node
-  int port = 0;
-  int seconds = 60;
-};
-MeetingPoint meeting_point(const Environment& env, int world);
-
-// What a launcher calls the job, the same on all nodes; empty where it has no name.
-std::string job_name(const Environment& env);
-
-// What the ranks of a job without MPI know and, if WORKSHOP_JOB_TOKEN is a secret, no one else; it has the job's name
-// in it, so that jobs without a token are told apart.
-std::string job_key(const Environment& env);
-
-// "rank 3" or "ranks 0, 3"; of very many the first.
-std::string list_of_ranks(const std::vector<int>& ranks);
-
-// The device of a rank on a node with `visible` devices, and whether ranks of the node share them.
-struct DeviceChoice {
-  int device = 0;
-  bool shared = false;
-};
-DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visible);
-
-// The variables that let NCCL have several ranks on one GPU.
-std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks);
+// The ranks of this process, found once. A contradiction in the environment ends the program with status 2.
+const Ranks& process_ranks();
 
 }  // namespace workshop

@@ -73,7 +73,10 @@ class LossLog {
   std::shared_ptr<Impl> impl_;
 };
 
-// ---- timeline ------------------------------------------------------------------------------------------------------
+// ---- ledger and timeline -------------------------------------------------------------------------------------------
+
+// What the ledger and the watchdog call a communicator.
+void name_communicator(ncclComm_t comm, const std::string& name);
 
 // Marks the work enqueued on `stream` during its lifetime as a span of the timeline (and as an NVTX range).
 class Range {
@@ -85,7 +88,6 @@ class Range {
 
  private:
   int span_ = -1;
-  cudaStream_t stream_;
 };
 
 }  // namespace workshop

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "01_single_gpu/mlp.h"
@@ -22,6 +23,7 @@
 #include "common/job.h"
 
 using namespace workshop;
+using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -63,11 +65,11 @@ double host_seconds(const std::function<void()>& work) {
 }
 
 // One line a size: bytes, microseconds of ours and of MPI's, ratio of the bandwidths.
-std::string all_reduce(const Job& job) {
+Json all_reduce(const Job& job) {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
   const Stream stream;
-  std::string json;
+  Json sizes;
   print0("all-reduce on %d ranks        nccl.h          MPI   bandwidth ratio\n", job.world());
   for (int kib = 1; kib <= 64 << 10; kib *= 4) {
     const int count = kib * 256;
@@ -107,18 +109,18 @@ std::string all_reduce(const Job& job) {
     const Pair best = compare(kib < 4096 ? 100 : 10, ours, bare);
     const double ratio = best.bare / best.ours;
     print0("%12d KiB   %12.2f us %12.2f us   %6.2f\n", kib, best.ours / calls * 1e6, best.bare / calls * 1e6, ratio);
-    char line[160];
-    std::snprintf(line, sizeof line, "%s{\"bytes\": %d, \"nccl_us\": %.3f, \"mpi_us\": %.3f, \"ratio\": %.3f}",
-                  json.empty() ? "" : ", ", kib << 10, best.ours / calls * 1e6, best.bare / calls * 1e6, ratio);
-    json += line;
+    sizes.push_back({{"bytes", kib << 10},
+                     {"nccl_us", best.ours / calls * 1e6},
+                     {"mpi_us", best.bare / calls * 1e6},
+                     {"ratio", ratio}});
   }
   MPI_CHECK(MPI_Comm_free(&comm));
-  return "{\"all_reduce\": [" + json + "]}\n";
+  return {{"all_reduce", sizes}};
 }
 #endif
 
 // Four GELU layers of width 1,024, batch 128, AdamW.
-std::string mlp_step(const Options& shared) {
+Json mlp_step(const Options& shared) {
   constexpr int width = 1024, depth = 4, rows = 128, steps = 3;
   const Network network = make_mlp(std::vector<int>(depth + 1, width), Activation::gelu);
   const Stream stream;
@@ -162,10 +164,8 @@ std::string mlp_step(const Options& shared) {
   const double ratio = best.ours / best.bare;
   print0("MLP of %d x %d, GELU, batch %d, AdamW: a step %.2f ms, its products alone %.2f ms, ratio %.2f\n", depth,
          width, rows, best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
-  char json[160];
-  std::snprintf(json, sizeof json, "{\"mlp_step\": {\"step_ms\": %.4f, \"products_ms\": %.4f, \"ratio\": %.4f}}\n",
-                best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
-  return json;
+  return {
+      {"mlp_step", {{"step_ms", best.ours / steps * 1e3}, {"products_ms", best.bare / steps * 1e3}, {"ratio", ratio}}}};
 }
 
 }  // namespace
@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
   options.lr = 1e-4;  // with more this width diverges, and numbers too small for float32 take the processor far longer
   const Job job(options);
 
-  std::string json;
+  Json json;
   if (part == "mlp_step") {
     json = mlp_step(options);
   } else {
@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
     usage_error("--part is 'all_reduce', which is for the cpu backend; on GPUs 00_collectives/bandwidth measures it");
 #endif
   }
-  if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json)) {
-    fail(kFailed, "cannot write " + json_file);
+  if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json << "\n")) {
+    fail(kFailed, "cannot write %s", json_file.c_str());
   }
 }

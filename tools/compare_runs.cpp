@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 
+#include "common/run/text.h"
 #include "tools/diagnosis.h"
 #include "tools/run_record.h"
 
@@ -47,9 +48,7 @@ Todos read_todos(const std::vector<std::string>& files) {
 
 std::string text(double value) {
   if (!std::isfinite(value)) return "not a number";
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.7g", value);
-  return buffer;
+  return workshop::formatted("%.7g", value);
 }
 
 std::string text(const std::vector<long>& list) {

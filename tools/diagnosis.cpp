@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "common/run/text.h"
+
 namespace workshop::tools {
 namespace {
 
@@ -28,11 +30,7 @@ Values scaled(Values values, double factor) {
   return values;
 }
 
-std::string text(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.6g", value);
-  return buffer;
-}
+std::string text(double value) { return formatted("%.6g", value); }
 
 std::string not_a_number(const Symptom& s) {
   const auto count = std::ranges::count_if(s.mine.values, [](double v) { return !std::isfinite(v); });

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "common/run/text.h"
 #include "tools/run_record.h"
 
 namespace {
 
 using namespace workshop::tools;
+using workshop::formatted;
 
 double most_sent(const RunRecord& run) {
   std::map<int, double> by_rank;
@@ -54,18 +56,10 @@ double difference(const RunRecord& run, const RunRecord& baseline) {
 std::string with_unit(double value, double base, const std::vector<std::string>& units) {
   std::size_t unit = 0;
   for (; value >= base && unit + 1 < units.size(); ++unit) value /= base;
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.*f %s", value < 10 ? 2 : value < 100 ? 1 : 0, value, units[unit].c_str());
-  return buffer;
+  return formatted("%.*f %s", value < 10 ? 2 : value < 100 ? 1 : 0, value, units[unit].c_str());
 }
 std::string bytes_text(double bytes) { return bytes == 0 ? "0" : with_unit(bytes, 1024, {"B", "KiB", "MiB", "GiB"}); }
 std::string time_text(double seconds) { return with_unit(seconds * 1e6, 1000, {"us", "ms", "s"}); }
-
-std::string formatted(const char* format, double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
 
 using Row = std::array<std::string, 7>;
 

@@ -18,30 +18,6 @@ constexpr int kSlowMilliseconds = 5;
 
 // ---- data types and reductions -------------------------------------------------------------------------------------
 
-MPI_Datatype mpi_type(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-      return MPI_INT8_T;
-    case ncclUint8:
-      return MPI_UINT8_T;
-    case ncclInt32:
-      return MPI_INT32_T;
-    case ncclUint32:
-      return MPI_UINT32_T;
-    case ncclInt64:
-      return MPI_INT64_T;
-    case ncclUint64:
-      return MPI_UINT64_T;
-    case ncclFloat32:
-      return MPI_FLOAT;
-    case ncclFloat64:
-      return MPI_DOUBLE;
-    case ncclBfloat16:
-      return MPI_UINT16_T;  // reduced by the functions below
-  }
-  return MPI_DATATYPE_NULL;
-}
-
 // A bfloat16 is the upper half of a float.
 float to_float(std::uint16_t value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
 
@@ -103,30 +79,25 @@ void divide_all_bfloat16(void* data, std::size_t count, int n) {
   for (std::size_t i = 0; i < count; ++i) values[i] = to_bfloat16(to_float(values[i]) * (1.0f / static_cast<float>(n)));
 }
 
-// ncclAvg is a sum that is scaled by 1/n. NCCL scales floating-point values first; where n is a power of two, so that
-// scaling is exact, both give the same bits.
-void average(const Operation& o) {
-  const int n = o.comm->size;
-  switch (o.type) {
-    case ncclInt8:
-      return divide_all<std::int8_t>(o.to, o.count, n);
-    case ncclUint8:
-      return divide_all<std::uint8_t>(o.to, o.count, n);
-    case ncclInt32:
-      return divide_all<std::int32_t>(o.to, o.count, n);
-    case ncclUint32:
-      return divide_all<std::uint32_t>(o.to, o.count, n);
-    case ncclInt64:
-      return divide_all<std::int64_t>(o.to, o.count, n);
-    case ncclUint64:
-      return divide_all<std::uint64_t>(o.to, o.count, n);
-    case ncclFloat32:
-      return divide_all<float>(o.to, o.count, n);
-    case ncclFloat64:
-      return divide_all<double>(o.to, o.count, n);
-    case ncclBfloat16:
-      return divide_all_bfloat16(o.to, o.count, n);
-  }
+struct DataType {
+  std::size_t bytes = 0;
+  MPI_Datatype mpi = MPI_DATATYPE_NULL;
+  void (*divide)(void* values, std::size_t count, int n) = nullptr;
+};
+
+const DataType& data_type(ncclDataType_t type) {
+  static const DataType types[] = {{1, MPI_INT8_T, divide_all<std::int8_t>},
+                                   {1, MPI_UINT8_T, divide_all<std::uint8_t>},
+                                   {4, MPI_INT32_T, divide_all<std::int32_t>},
+                                   {4, MPI_UINT32_T, divide_all<std::uint32_t>},
+                                   {8, MPI_INT64_T, divide_all<std::int64_t>},
+                                   {8, MPI_UINT64_T, divide_all<std::uint64_t>},
+                                   {},  // ncclFloat16 is not there
+                                   {4, MPI_FLOAT, divide_all<float>},
+                                   {8, MPI_DOUBLE, divide_all<double>},
+                                   {2, MPI_UINT16_T, divide_all_bfloat16}};  // reduced by the functions above
+  static_assert(ncclInt8 == 0 && ncclUint64 == 5 && ncclFloat32 == 7 && ncclBfloat16 == 9);
+  return types[type >= 0 && type <= ncclBfloat16 ? type : 6];
 }
 
 // ---- calls of MPI --------------------------------------------------------------------------------------------------
@@ -149,7 +120,7 @@ void* broadcast_buffer(const Operation& o) {
 // nonblocking ones for small messages, which is why both are here.
 int call(const Operation& o, MPI_Request* request) {
   const int n = static_cast<int>(o.count);
-  const MPI_Datatype type = mpi_type(o.type);
+  const MPI_Datatype type = data_type(o.type).mpi;
   const MPI_Comm comm = o.comm->mpi;
   const bool is_root = o.comm->rank == o.root;
   const auto run = [request](auto blocking, auto nonblocking, auto... args) {
@@ -202,7 +173,7 @@ void check_status(const Operation& o, int status, const char* what) {
 // MPI takes a message that is too short without a word.
 void check_received(const Operation& o, const MPI_Status& status) {
   int received = 0;
-  MPI_Get_count(&status, mpi_type(o.type), &received);
+  MPI_Get_count(&status, data_type(o.type).mpi, &received);
   if (static_cast<std::size_t>(received) == o.count) return;
   asynchronous_error(
       *o.comm, error(ncclInvalidUsage, "receive of %zu elements from rank %d: it sent %d", o.count, o.root, received));
@@ -211,7 +182,9 @@ void check_received(const Operation& o, const MPI_Status& status) {
 void complete(const Operation& o) {
   const bool has_result = o.kind == Kind::all_reduce || o.kind == Kind::reduce_scatter ||
                           (o.kind == Kind::reduce && o.comm->rank == o.root);
-  if (has_result && o.op == ncclAvg) average(o);
+  // ncclAvg is a sum that is scaled by 1/n. NCCL scales floating-point values first; where n is a power of two, so that
+  // scaling is exact, both give the same bits.
+  if (has_result && o.op == ncclAvg) data_type(o.type).divide(o.to, o.count, o.comm->size);
 }
 
 // ---- taking turns --------------------------------------------------------------------------------------------------
@@ -334,24 +307,7 @@ Group make_group(const std::vector<GroupedOperation>& grouped) {
 
 }  // namespace
 
-std::size_t element_size(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-      return 1;
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-  }
-  return 0;
-}
+std::size_t element_size(ncclDataType_t type) { return data_type(type).bytes; }
 
 void issue(const Operation& operation, cudaStream_t stream) {
   if (!is_collective(operation.kind)) return issue_group({{operation, stream}});

@@ -83,4 +83,14 @@ void asynchronous_error(ncclComm& comm, ncclResult_t result);
 // Notes that an operation was abandoned: see workshop_cpu.h.
 void mpi_unusable();
 
+// ---- checks of arguments -------------------------------------------------------------------------------------------
+
+ncclResult_t check_pointer(const void* pointer, const char* name);
+// A communicator that can take operations.
+ncclResult_t check_live(const ncclComm* comm);
+ncclResult_t refuse_in_group(const char* function);
+
 }  // namespace workshop::cpu
+
+// The nccl* names, for a program that puts nothing of its own in their place.
+#define WORKSHOP_WEAK_TWIN(name) extern "C" [[gnu::weak, gnu::alias("pnccl" #name)]] decltype(pnccl##name) nccl##name;

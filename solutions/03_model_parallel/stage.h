@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
+#include "common/gather.h"
 #include "common/job.h"
 #include "idle_clock.h"
 
@@ -70,8 +71,7 @@ inline void require_layers(const Options& options, const Network& network, int r
               std::to_string(ranks) + " ranks; expected a layer a rank or more");
 }
 
-// Prints and records which rank has which layers and how long it idled. pncclAllGather is ncclAllGather, but stays out
-// of the ledger.
+// Prints and records which rank has which layers and how long it idled. That stays out of the ledger.
 inline void report(const Stage& stage, const std::vector<int>& bounds, const Job& job, cudaStream_t stream) {
   struct Row {
     float idle_share;
@@ -79,10 +79,7 @@ inline void report(const Stage& stage, const std::vector<int>& bounds, const Job
   };
   const Row mine{static_cast<float>(stage.clock.idle_share()), stage.model.count()};
   record_value("idle share", mine.idle_share);
-  DeviceBuffer<Row> row(1, Memory::data), rows(job.world(), Memory::data);
-  row.upload(&mine, stream);
-  NCCL_CHECK(pncclAllGather(row.data(), rows.data(), sizeof(Row), ncclChar, job.comm(), stream));
-  const std::vector<Row> all = rows.download(stream);
+  const std::vector<Row> all = gather_values(mine, job.comm(), stream);
   print0("rank  layers     parameters  idle\n");
   for (int rank = 0; rank < job.world(); ++rank) {
     print0("%4d  %3d to %-3d %10d  %3.0f %%\n", rank, bounds[rank], bounds[rank + 1] - 1, all[rank].parameters,

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/checkpoint_index.h"
+#include "common/checkpoint/index.h"
 #include "common/random.h"
 #include "harness.h"
 

@@ -3,8 +3,8 @@
 #include <string_view>
 #include <vector>
 
-#include "common/note_message.h"
-#include "common/verdict.h"
+#include "common/watchdog/note_message.h"
+#include "common/watchdog/verdict.h"
 #include "harness.h"
 
 namespace {

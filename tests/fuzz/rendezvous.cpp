@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/rendezvous_messages.h"
+#include "common/run/rendezvous_messages.h"
 #include "harness.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // A safetensors file: the length of its header, the header, and the values.
-#include "common/safetensors.h"
+#include "common/checkpoint/safetensors.h"
 
 #include <cstring>
 #include <stdexcept>

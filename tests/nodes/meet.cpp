@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "common/recorder.h"
+#include "common/run/rendezvous.h"
 
 int main(int argc, char** argv) {
   const workshop::Ranks& ranks = workshop::process_ranks();

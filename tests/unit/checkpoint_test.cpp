@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint_folder.h"
-#include "common/checkpoint_index.h"
-#include "common/safetensors.h"
-#include "common/untrusted.h"
+#include "common/checkpoint/folder.h"
+#include "common/checkpoint/index.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "common/note_exchange.h"
-#include "common/note_message.h"
+#include "common/watchdog/note_exchange.h"
+#include "common/watchdog/note_message.h"
 
 namespace workshop {
 namespace {

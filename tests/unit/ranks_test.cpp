@@ -1,5 +1,5 @@
 // Rank discovery from the environments that launchers leave, the meeting point, and the choice of a device.
-#include "common/ranks.h"
+#include "common/run/environment.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // How ranks meet without MPI: threads stand for the processes.
-#include "common/rendezvous.h"
+#include "common/run/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/hmac.h"
-#include "common/rendezvous_messages.h"
+#include "common/run/hmac.h"
+#include "common/run/rendezvous_messages.h"
 
 namespace workshop {
 namespace {

@@ -1,5 +1,5 @@
 // What the watchdog says, from the notes of stuck ranks.
-#include "common/verdict.h"
+#include "common/watchdog/verdict.h"
 
 #include <gtest/gtest.h>
 

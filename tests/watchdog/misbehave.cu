@@ -15,7 +15,7 @@
 #include "common/device.h"
 #include "common/job.h"
 #include "common/record.h"
-#include "common/watchdog.h"
+#include "common/watchdog/watchdog.h"
 
 namespace {
 

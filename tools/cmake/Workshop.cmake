@@ -20,7 +20,7 @@ endfunction()
 # `programs` builds those of all chapters, without the tests.
 add_custom_target(programs)
 # GCC 12 warns of overlapping copies in its own std::string.
-set(WORKSHOP_WARNINGS -Wall -Wextra -Wno-restrict)
+set(WORKSHOP_WARNINGS -Wall -Wextra -Wformat-security -Wno-restrict)
 # A program with a TODO in it has variables that nothing uses yet.
 set(WORKSHOP_EXERCISE_WARNINGS ${WORKSHOP_WARNINGS} -Wno-unused -Wno-unused-parameter)
 function(workshop_chapter chapter)

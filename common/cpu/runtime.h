@@ -1,0 +1,33 @@
+// What the functions of the CUDA runtime share.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <workshop_cpu.h>
+
+#include <cstddef>
+
+namespace workshop::cpu {
+
+inline thread_local int current_device = 0;
+inline thread_local bool in_host_function = false;  // of cudaLaunchHostFunc, which must not call CUDA
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t result(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+// Creating something opens a context on the current device.
+int use_current_device();
+
+// Of the process: WORKSHOP_DEVICE_MEMORY bytes for whichever device it uses.
+std::size_t device_memory();
+
+// Adds one to counters().allocations.
+void count_allocation();
+
+cudaError_t check(cudaStream_t stream);
+void synchronize(cudaStream_t stream);
+void synchronize_device();
+
+}  // namespace workshop::cpu

@@ -1,0 +1,94 @@
+#include "common/device.h"
+#include "common/job.h"
+#include "common/record.h"
+#include "common/record/recorder.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include "workshop_cpu.h"
+#endif
+
+namespace workshop {
+namespace {
+
+// Adds (or with sign -1 takes off) what the host has allocated on the device and waited for so far: around the steps of
+// an epoch this leaves what the steps did.
+void count_host([[maybe_unused]] int sign) {
+#ifdef WORKSHOP_BACKEND_CPU
+  const auto counters = cpu::counters();
+  recorder().allocations += sign * static_cast<long>(counters.allocations);
+  recorder().synchronizations += sign * static_cast<long>(counters.synchronizations);
+#endif
+}
+
+}  // namespace
+
+struct LossLog::Impl {
+  int replica, replicas, log_every, max_steps;
+  DeviceBuffer<float> losses, global_losses;
+  int first_step = 0;  // of this epoch
+  int count = 0;       // steps of this epoch so far
+
+  // Times are taken epoch by epoch, after the probed steps of the first one if it has more.
+  Event start{cudaEventDefault}, stop{cudaEventDefault};
+  int timed_from = 0;
+  int timed_steps = 0;
+  double seconds = 0;
+};
+
+LossLog::LossLog(const Options& options, int replica, int replicas, cudaStream_t stream)
+    : impl_(std::make_shared<Impl>()) {
+  Impl& log = *impl_;
+  log.replica = replica;
+  log.replicas = replicas;
+  log.log_every = options.log_every;
+  log.max_steps = options.max_steps;
+  const int samples = (options.samples + replicas - 1) / replicas;
+  const int steps = (samples + options.batch_size - 1) / options.batch_size;
+  log.losses = DeviceBuffer<float>(steps, Memory::data);
+  log.global_losses = DeviceBuffer<float>(steps, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
+}
+
+void LossLog::start_at(int step) { impl_->first_step = recorder().steps_done = step; }
+
+float* LossLog::next(cudaStream_t stream) {
+  Impl& log = *impl_;
+  const int step = log.first_step + log.count;
+  recorder().step = step;
+  if (log.count == 0) count_host(-1);
+  if (log.count == 0 || step == kProbedSteps) {
+    CUDA_CHECK(cudaEventRecord(log.start, stream));
+    log.timed_from = step;
+  }
+  return log.losses.data() + log.count++;
+}
+
+float* LossLog::losses() const { return impl_->losses.data(); }
+float* LossLog::global_losses() const { return impl_->global_losses.data(); }
+int LossLog::count() const { return impl_->count; }
+bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_step + impl_->count >= impl_->max_steps; }
+
+void LossLog::end_epoch(int epoch, cudaStream_t stream) {
+  Impl& log = *impl_;
+  count_host(+1);
+  note_memory_on_device();
+  CUDA_CHECK(cudaEventRecord(log.stop, stream));
+  const std::vector<float> losses = log.losses.download(stream);
+  const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(stream);
+  for (int i = 0; i < log.count; ++i) {
+    const int step = log.first_step + i;
+    if (log.replica >= 0) record_loss(log.replica, step, epoch, losses[i], global[i]);
+    const bool shown = log.log_every > 0 && (step + 1) % log.log_every == 0;
+    if (shown || i + 1 == log.count) print0("epoch %3d  step %5d  loss %.6f\n", epoch, step + 1, global[i]);
+  }
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, log.start, log.stop));
+  log.first_step += log.count;
+  log.count = 0;
+  recorder().steps_done = log.first_step;
+  log.seconds += milliseconds / 1e3;
+  log.timed_steps += log.first_step - log.timed_from;
+  recorder().seconds_per_step = log.seconds / log.timed_steps;
+  CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
+}
+
+}  // namespace workshop

@@ -1,0 +1,161 @@
+#include "common/record.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string_view>
+
+#include "common/files.h"
+#include "common/gather.h"
+#include "common/job.h"
+#include "common/record/recorder.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include "workshop_cpu.h"
+#endif
+
+namespace workshop {
+namespace {
+
+MemoryUse memory[kMemoryKinds.size()];
+std::size_t accounted = 0, on_device = 0;  // bytes, at the end of the epoch in which the device has held the most
+
+Json memory_line(int rank) {
+  Json peak, current;
+  for (std::size_t kind = 0; kind < kMemoryKinds.size(); ++kind) {
+    peak[kMemoryKinds[kind]] = memory[kind].peak;
+    current[kMemoryKinds[kind]] = memory[kind].current;
+  }
+  const Json device{{"accounted", accounted}, {"in_use", on_device}};
+  return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}, {"device", device}};
+}
+
+// All ranks' texts, one after the other, on rank 0.
+std::string gather_on_rank_0(const std::string& text, ncclComm_t comm) {
+  std::string all;
+  for (const std::string& one : gather_text(text, comm, Stream(), /*on_all_ranks=*/false)) all += one;
+  return all;
+}
+
+}  // namespace
+
+Recorder& recorder() {
+  static Recorder& recorder = *new Recorder;
+  return recorder;
+}
+
+Json number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+void start_recording(const Options& options, const Ranks& ranks) {
+  Recorder& r = recorder();
+  r.record_path = options.record;
+  r.timeline_path = options.timeline;
+  if (!r.record_path.empty()) start_ledger();
+  if (!r.timeline_path.empty()) start_timeline();
+  if (ranks.rank == 0) {
+    check_writable("--record", r.record_path);
+    check_writable("--timeline", r.timeline_path);
+  }
+  const std::size_t slash = options.program().find('/');
+  r.run_line = Json{{"type", "run"},
+                    {"chapter", options.program().substr(0, slash)},
+                    {"program", options.program().substr(slash + 1)},
+#ifdef WORKSHOP_BACKEND_CPU
+                    {"backend", "cpu"},
+#else
+                    {"backend", "cuda"},
+#endif
+                    {"world", ranks.world},
+                    {"options", Json::parse(options.json())}}
+                   .dump();
+}
+
+void record_line(const Json& json) { recorder().lines += json.dump() + "\n"; }
+
+void record_loss(int replica, int step, int epoch, float loss, float global_loss) {
+  if (recorder().record_path.empty()) return;
+  record_line(Json{{"type", "step"},
+                   {"replica", replica},
+                   {"step", step},
+                   {"epoch", epoch},
+                   {"loss", number(loss)},
+                   {"global_loss", number(global_loss)}});
+}
+
+void record_value(const std::string& name, double value) {
+  if (recorder().record_path.empty()) return;
+  record_line(Json{{"type", "value"}, {"rank", process_ranks().rank}, {"name", name}, {"value", number(value)}});
+}
+
+void record_parameter(int replica, const std::string& name, const float* device, std::vector<int> shape,
+                      cudaStream_t stream) {
+  if (recorder().record_path.empty()) return;
+  std::size_t count = 1;
+  for (int extent : shape) count *= static_cast<std::size_t>(extent);
+  std::vector<float> values(count);
+  CUDA_CHECK(cudaMemcpyAsync(values.data(), device, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  const std::string_view bytes(reinterpret_cast<const char*>(values.data()), count * sizeof(float));
+  record_line(Json{{"type", "replica"},
+                   {"replica", replica},
+                   {"name", name},
+                   {"hash", std::to_string(std::hash<std::string_view>{}(bytes))}});
+  if (replica > 0) return;
+  Json line{{"type", "parameter"}, {"name", name}, {"shape", shape}};
+  add_values(line, values.data(), count);
+  record_line(line);
+}
+
+MemoryUse memory_use(Memory kind) { return memory[static_cast<int>(kind)]; }
+
+void account_memory(Memory kind, std::ptrdiff_t bytes) {
+  MemoryUse& use = memory[static_cast<int>(kind)];
+  use.current += static_cast<std::size_t>(bytes);
+  use.peak = std::max(use.peak, use.current);
+}
+
+void note_memory_on_device() {
+  if (recorder().record_path.empty()) return;
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (total - free <= on_device) return;
+  on_device = total - free;
+  accounted = 0;
+  for (const MemoryUse& use : memory) accounted += use.current;
+  accounted -= memory_use(Memory::host).current;
+}
+
+void write_record(ncclComm_t comm) {
+  Recorder& r = recorder();
+  const int rank = process_ranks().rank;
+  if (!r.record_path.empty()) {
+    finish_probes(std::chrono::minutes(1));
+    note_memory_on_device();
+    record_ledger(rank);
+    record_line(memory_line(rank));
+#ifdef WORKSHOP_BACKEND_CPU
+    record_line(Json{{"type", "host"},
+                     {"rank", rank},
+                     {"allocations", r.allocations},
+                     {"synchronizations", r.synchronizations},
+                     {"devices", cpu::counters().devices}});
+#endif
+    const std::string lines = gather_on_rank_0(r.lines, comm);
+    if (rank == 0) {
+      const Json end{
+          {"type", "end"}, {"status", "complete"}, {"steps", r.steps_done}, {"seconds_per_step", r.seconds_per_step}};
+      write_file(r.record_path, r.run_line + "\n" + lines + end.dump() + "\n");
+    }
+  }
+  if (!r.timeline_path.empty()) {
+    std::string events = gather_on_rank_0(timeline_json(rank), comm);
+    if (!events.empty()) events.erase(events.size() - 2);  // the comma and line end of the last one
+    if (rank == 0) write_file(r.timeline_path, "{\"traceEvents\": [\n" + events + "\n]}\n");
+  }
+}
+
+}  // namespace workshop

@@ -1,0 +1,76 @@
+// What the parts of the common layer tell each other about a run. Chapters include common/record.h instead.
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "common/options.h"
+#include "common/ranks.h"
+
+namespace workshop {
+
+using Json = nlohmann::ordered_json;  // "type" first
+
+struct Recorder {
+  std::string record_path, timeline_path, run_line;
+  std::string lines;  // of this rank
+  int step = 0;       // optimizer step that is being enqueued
+  int steps_done = 0;
+  double seconds_per_step = 0;
+  long allocations = 0, synchronizations = 0;  // in steps (cpu backend)
+};
+Recorder& recorder();
+
+// JSON has no NaN: what is not finite is written as a string and so never equals a number.
+Json number(double value);
+
+template <typename T>
+void add_values(Json& line, const T* values, std::size_t count) {
+  constexpr std::size_t kMaxValues = 4096;  // of a tensor that are written out in full
+  double squares = 0, sum = 0;
+  Json list = Json::array();
+  for (std::size_t i = 0; i < count; ++i) {
+    squares += static_cast<double>(values[i]) * values[i];
+    sum += values[i];
+    if (i < kMaxValues) list.push_back(number(values[i]));
+  }
+  line["values"] = std::move(list);
+  line["l2"] = number(std::sqrt(squares));
+  line["sum"] = number(sum);
+}
+
+// Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so
+// this creates nothing there.
+void start_recording(const Options& options, const Ranks& ranks);
+
+// Takes pinned memory for probes; and turns the probes that have been copied into lines, in order. Waits at most
+// `patience` for them.
+void make_room_for_probes();
+void finish_probes(std::chrono::milliseconds patience);
+
+// Gathers what every rank has recorded and writes the files on rank 0. Collective over `comm`.
+void write_record(ncclComm_t comm);
+
+// Adds one JSON line to the record of this rank.
+void record_line(const Json& json);
+
+// Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the device is asked too. What other processes
+// hold there counts as well.
+void note_memory_on_device();
+
+// From here on NCCL calls are counted; record_ledger() adds a line for each operation and communicator.
+void start_ledger();
+void record_ledger(int rank);
+
+// The same for the timeline. start_clock() is collective over `comm`, and starts its clock on all ranks at about the
+// same time. The events of this rank are in Chrome's trace format, each with a comma behind it.
+void start_timeline();
+void start_clock(ncclComm_t comm);
+std::string timeline_json(int rank);
+
+}  // namespace workshop

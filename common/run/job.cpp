@@ -1,0 +1,219 @@
+#include "common/job.h"
+
+#ifdef WORKSHOP_MPI
+#include <mpi.h>
+#endif
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "common/device.h"
+#include "common/record.h"
+#include "common/record/recorder.h"
+#include "common/run/rendezvous.h"
+#include "common/run/roll_call.h"
+#include "common/run/text.h"
+#include "common/watchdog/watchdog.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include "workshop_cpu.h"
+#endif
+
+namespace workshop {
+namespace {
+
+// What one rank finds wrong with its environment the others may not: the first of the job to get here speaks, and the
+// others are quiet until it has.
+[[noreturn]] void environment_error(int status, const std::string& message) {
+  if (first_of_job()) {
+    std::fprintf(stderr, "error: %s\n", message.c_str());
+    let_others_pass();
+  } else {
+    usleep(500'000);
+  }
+  end_job(status);
+}
+
+// The result of something that reads the environment and throws where it is wrong.
+template <typename Read>
+auto from_environment(Read read) {
+  try {
+    return read(process_environment);
+  } catch (const std::invalid_argument& error) {
+    environment_error(kUsage, error.what());
+  }
+}
+
+}  // namespace
+
+const Ranks& process_ranks() {
+  static const Ranks ranks = from_environment(discover_ranks);
+  return ranks;
+}
+
+namespace {
+
+// Variables that the user has set stay.
+void let_ranks_share_gpus(const Ranks& ranks, int visible) {
+  for (const auto& [name, value] : gpu_sharing_variables(ranks)) setenv(name.c_str(), value.c_str(), 0);
+  print0("note: %d ranks share %d GPU%s: the results are right, the times mean nothing%s\n", ranks.local_world, visible,
+         visible == 1 ? "" : "s", visible == 1 ? " (WORKSHOP_SHARE_GPU=0 if each has its own)" : "");
+}
+
+void set_device(const Ranks& ranks) {
+  int visible = 0;
+  const cudaError_t status = cudaGetDeviceCount(&visible);
+  if (status != cudaErrorNoDevice) CUDA_CHECK(status);
+  const DeviceChoice choice =
+      from_environment([&](const Environment& env) { return choose_device(env, ranks, visible); });
+  CUDA_CHECK(cudaSetDevice(choice.device));
+  if (choice.shared) let_ranks_share_gpus(ranks, visible);
+}
+
+// ---- meeting the other ranks ---------------------------------------------------------------------------------------
+
+#ifdef WORKSHOP_MPI
+void start_mpi(const Ranks& ranks) {
+  // Waiting ranks leave the core to the others: without this an all-reduce of ranks that share cores takes 1,000 times
+  // as long. A process on its own needs no daemon, nor a folder for its session, which others may be tidying away.
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  setenv("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi", 0);  // looks for cores, not for displays and devices
+  if (!ranks.by_mpi) {
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+  }
+  int provided = 0, size = 0;
+  {
+    std::optional<JoinDeadline> deadline;
+    if (ranks.world > 1) deadline.emplace(ranks, from_environment(join_timeout));
+    MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided));
+  }
+  if (provided < MPI_THREAD_MULTIPLE) fail(kFailed, "this MPI library does not support MPI_THREAD_MULTIPLE");
+  MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  if (size != ranks.world) {
+    usage_error("%s announces %d ranks, but MPI started %d; use %s", ranks.launcher.c_str(), ranks.world, size,
+                ranks.launcher == "slurm" ? "srun --mpi=pmix" : "mpirun -n");
+  }
+}
+#endif
+
+// The NCCL id that rank 0 has, on every rank.
+void share_id(const Ranks& ranks, [[maybe_unused]] bool with_mpi, ncclUniqueId& id) {
+#ifdef WORKSHOP_MPI
+  if (with_mpi) {
+    MPI_CHECK(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
+    return;
+  }
+#endif
+  const std::string bytes = meet_without_mpi(ranks, {reinterpret_cast<const char*>(&id), sizeof id});
+  if (bytes.size() != sizeof id) fail(kFailed, "rank 0 uses another version of NCCL");
+  std::memcpy(&id, bytes.data(), sizeof id);
+}
+
+ncclComm_t make_world(const Ranks& ranks, bool with_mpi) {
+  ncclUniqueId id{};
+  if (ranks.rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+  if (ranks.world > 1) share_id(ranks, with_mpi, id);
+  ncclComm_t comm = nullptr;
+  NCCL_CHECK(ncclCommInitRank(&comm, ranks.world, id, ranks.rank));
+  return comm;
+}
+
+}  // namespace
+
+std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
+  const MeetingPoint point = from_environment([&](const Environment& env) { return meeting_point(env, ranks.world); });
+  try {
+    return meet(point, job_key(process_environment), ranks.rank, ranks.world, message);
+  } catch (const MeetingFailed& failure) {
+    environment_error(kFailed, failure.what());
+  }
+}
+
+namespace {
+
+// For CUDA, which reads them when it starts. Variables that the user has set stay.
+void set_cuda_variables() {
+  // With fewer hardware queues than streams, work on one stream may wait for a receive on another.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
+}  // namespace
+
+Job::Job(const Options& options) : ranks_(process_ranks()) {
+  set_cuda_variables();  // before MPI, which may start CUDA too
+  if (ranks_.world > 1) answer_roll_call(ranks_);
+  start_recording(options, ranks_);
+  bool with_mpi = false;
+#ifdef WORKSHOP_MPI
+  with_mpi = ranks_.by_mpi;
+#ifdef WORKSHOP_BACKEND_CPU
+  if (ranks_.world > 1 && !with_mpi) {
+    environment_error(kUsage,
+                      formatted("the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found %s's "
+                                "variables for %d ranks only",
+                                ranks_.launcher.c_str(), ranks_.world));
+  }
+  with_mpi = true;  // its NCCL stands on MPI, for one rank too
+#endif
+  if (with_mpi) start_mpi(ranks_);
+#endif
+  set_device(ranks_);
+  if (!options.record.empty()) make_room_for_probes();
+  start_watchdog(ranks_);
+  comm_ = make_world(ranks_, with_mpi);
+  group_ = Group(comm_);
+  name_communicator(comm_, "world");
+  connect_watchdogs(comm_);
+  start_clock(comm_);
+}
+
+Job::~Job() {
+  CUDA_CHECK(cudaDeviceSynchronize());
+  report_failed_communicators();
+  write_record(comm_);
+#ifdef WORKSHOP_MPI
+  // Where a rank ends too early, it waits here: mpirun does not survive it if a job is aborted in MPI_Finalize.
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized) MPI_CHECK(MPI_Barrier(MPI_COMM_WORLD));
+#endif
+  NCCL_CHECK(ncclCommDestroy(comm_));
+  std::fflush(stdout);
+#ifdef WORKSHOP_MPI
+#ifdef WORKSHOP_BACKEND_CPU
+  if (!cpu::mpi_usable()) MPI_Abort(MPI_COMM_WORLD, 0);  // MPI_Finalize would wait for what ncclCommAbort left behind
+#endif
+  if (initialized) MPI_CHECK(MPI_Finalize());
+#endif
+  stop_watchdog();
+}
+
+void refuse_launch_blocking(const std::string& schedule) {
+  const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  if (value == nullptr || std::atoi(value) == 0) return;
+  environment_error(kUsage, formatted("CUDA_LAUNCH_BLOCKING is '%s'; expected 0 or none, because %s enqueues receives "
+                                      "before what their senders wait for",
+                                      value, schedule.c_str()));
+}
+
+void print0(const char* format, ...) {
+  if (process_ranks().rank != 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  std::vprintf(format, arguments);
+  va_end(arguments);
+  // A full disk, say. To go on in silence, and to end with status 0, would hide it.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    const int error = errno;
+    std::clearerr(stdout);
+    fail(kFailed, "standard output cannot be written: %s", std::strerror(error));
+  }
+}
+
+}  // namespace workshop

@@ -1,0 +1,239 @@
+#include "common/watchdog/verdict.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "common/run/environment.h"
+#include "common/run/text.h"
+
+namespace workshop {
+namespace {
+
+bool is_send(const CallNote& call) { return call.operation == "ncclSend"; }
+bool is_receive(const CallNote& call) { return call.operation == "ncclRecv"; }
+bool is_message(const CallNote& call) { return is_send(call) || is_receive(call); }
+
+std::string describe(const CallNote& call) {
+  std::string text = call.operation;
+  if (!call.type.empty()) text += " of " + std::to_string(call.count) + " " + call.type;
+  const std::string of = " of '" + call.communicator + "'", number = std::to_string(call.number);
+  if (is_message(call)) {  // its peer is a rank of the communicator
+    text += (is_send(call) ? " to rank " : " from rank ") + std::to_string(call.peer) + of + " (number " + number;
+  } else {
+    if (call.peer >= 0) text += ", root " + std::to_string(call.peer);
+    text += " (collective " + number + of;
+  }
+  return text + (call.place.empty() ? "" : ", " + call.place) + ")";
+}
+
+std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
+
+const CallNote* first_pending(const Note& note) {
+  const auto found = std::find_if(note.calls.begin(), note.calls.end(), [](auto& call) { return !call.completed; });
+  return found == note.calls.end() ? nullptr : &*found;
+}
+
+const CommunicatorNote* membership(const Note& note, std::uint64_t communicator) {
+  const auto found = std::find_if(note.communicators.begin(), note.communicators.end(),
+                                  [&](auto& known) { return known.id == communicator; });
+  return found == note.communicators.end() ? nullptr : &*found;
+}
+
+// The note of a rank of a communicator, if it has answered.
+const Note* member(const std::vector<Note>& notes, std::uint64_t communicator, int rank) {
+  for (const Note& note : notes) {
+    const CommunicatorNote* known = membership(note, communicator);
+    if (known != nullptr && known->rank == rank) return &note;
+  }
+  return nullptr;
+}
+
+// The call that the program of a rank is in.
+std::string host_call(const Note& note) {
+  return note.in_call + (note.in_place.empty() ? "" : " (" + note.in_place + ")");
+}
+
+// Where a rank is that did not make a call.
+std::string whereabouts(const Note& note) {
+  if (const CallNote* pending = first_pending(note)) return "it waits in " + describe(*pending);
+  if (note.in_call.empty()) return "it is in no call";
+  const std::string& call = note.in_call;  // the last two are ~Job's
+  const bool ended = call == "exit()" || call.starts_with("MPI_Barrier") || call.starts_with("ncclCommDestroy(comm_");
+  return (ended ? "its program has come to its end, " : "it is in ") + host_call(note);
+}
+
+// What makes calls of several ranks parts of one: that they have the same key.
+struct Meeting {
+  std::uint64_t communicator;
+  int from, to;  // of a message; -1
+  std::int64_t number;
+  auto operator<=>(const Meeting&) const = default;
+};
+
+std::optional<Meeting> meeting(const Note& note, const CallNote& call) {
+  if (!is_message(call)) return Meeting{call.communicator_id, -1, -1, call.number};
+  const CommunicatorNote* self = membership(note, call.communicator_id);
+  if (self == nullptr) return std::nullopt;
+  if (is_send(call)) return Meeting{call.communicator_id, self->rank, call.peer, call.number};
+  return Meeting{call.communicator_id, call.peer, self->rank, call.number};
+}
+
+// In what two calls that meet do not agree; nullptr where they do.
+const char* difference(const CallNote& a, const CallNote& b) {
+  if (!is_message(a) && a.operation != b.operation) return "different operations";
+  if (a.count != b.count) return "different counts";
+  if (a.type != b.type) return "different data types";
+  if (!is_message(a) && a.peer != b.peer) return "different roots";
+  return nullptr;
+}
+
+// The collective of a rank that comes after `call` on the same communicator.
+const CallNote* next_collective(const Note& note, const CallNote& call) {
+  const auto found = std::find_if(note.calls.begin(), note.calls.end(), [&](auto& other) {
+    return !is_message(other) && other.communicator_id == call.communicator_id && other.number == call.number + 1;
+  });
+  return found == note.calls.end() ? nullptr : &*found;
+}
+
+// Whether `call` does not fit the other rank's `other`, but the collective after it.
+bool left_out(const CallNote& call, const Note& note, const CallNote& other) {
+  const CallNote* next = is_message(other) ? nullptr : next_collective(note, other);
+  return next != nullptr && difference(call, *next) == nullptr;
+}
+
+std::string tell_left_out(const Note& note, const CallNote& call, const Note& other, const CallNote& other_call) {
+  return "missing call: " + rank_name(note.rank) + " leaves out what " + rank_name(other.rank) + " calls, " +
+         describe(other_call) + ", and goes on to " + describe(call);
+}
+
+// What is wrong with two calls that meet; empty where they agree.
+std::string compare(const Note& a, const CallNote& call_a, const Note& b, const CallNote& call_b) {
+  const char* what = difference(call_a, call_b);
+  if (what == nullptr) return "";
+  if (left_out(call_b, a, call_a)) return tell_left_out(b, call_b, a, call_a);
+  if (left_out(call_a, b, call_b)) return tell_left_out(a, call_a, b, call_b);
+  return std::string(what) + ": " + rank_name(a.rank) + " calls " + describe(call_a) + ", " + rank_name(b.rank) +
+         " calls " + describe(call_b);
+}
+
+std::string find_difference(const std::vector<Note>& notes) {
+  std::map<Meeting, std::pair<const Note*, const CallNote*>> first;
+  std::map<Meeting, std::string> found;
+  for (const Note& note : notes) {
+    for (const CallNote& call : note.calls) {
+      const auto key = meeting(note, call);
+      if (!key) continue;
+      const auto [entry, is_new] = first.try_emplace(*key, &note, &call);
+      if (is_new) continue;
+      const auto& [other_note, other] = entry->second;
+      const std::string what = compare(*other_note, *other, note, call);
+      if (!what.empty()) found.try_emplace(*key, what);
+    }
+  }
+  // The first collective that does not fit; later ones only follow from it.
+  return found.empty() ? "" : found.begin()->second;
+}
+
+std::string find_missing_ranks(const std::vector<Note>& notes, int world) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < world; ++rank) {
+    if (std::none_of(notes.begin(), notes.end(), [=](auto& note) { return note.rank == rank; }))
+      missing.push_back(rank);
+  }
+  if (missing.empty()) return "";
+  return "missing rank: " + list_of_ranks(missing) + (missing.size() == 1 ? " does" : " do") +
+         " not answer: stopped, ended or cut off";
+}
+
+// The collective with the lowest number that ranks wait in and others of its communicator never called.
+std::string find_missing_call(const std::vector<Note>& notes) {
+  for (const Note& note : notes) {
+    for (const CallNote& call : note.calls) {
+      if (call.completed || is_message(call)) continue;
+      for (const Note& other : notes) {
+        const CommunicatorNote* known = membership(other, call.communicator_id);
+        if (known == nullptr || known->collectives >= call.number) continue;
+        return "missing call: " + rank_name(other.rank) + " has not made the call that " + rank_name(note.rank) +
+               " waits in, " + describe(call) + "; " + whereabouts(other);
+      }
+    }
+  }
+  return "";
+}
+
+// The ranks that wait, if all do in messages of this kind, for each other and for nobody else.
+std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
+  std::vector<int> ranks;
+  for (const Note& note : notes) {
+    const CallNote* pending = first_pending(note);
+    if (pending == nullptr) continue;
+    const Note* peer = member(notes, pending->communicator_id, pending->peer);
+    if (!kind(*pending) || peer == nullptr || first_pending(*peer) == nullptr) return "";
+    ranks.push_back(note.rank);
+  }
+  return ranks.size() < 2 ? "" : list_of_ranks(ranks);
+}
+
+std::string find_unmet_message(const std::vector<Note>& notes) {
+  if (const auto ranks = find_all_in(notes, is_send); !ranks.empty()) {
+    return "all send first: " + ranks +
+           " wait in ncclSend, none receives. In one group (ncclGroupStart, ncclGroupEnd) " +
+           "sends and receives do not wait for each other";
+  }
+  if (const auto ranks = find_all_in(notes, is_receive); !ranks.empty()) {
+    return "all receive first: " + ranks + " wait in ncclRecv, none sends";
+  }
+  // A rank that waits for one that waits itself is not where it begins.
+  for (const bool for_a_waiting_rank : {false, true}) {
+    for (const Note& note : notes) {
+      const CallNote* call = first_pending(note);
+      if (call == nullptr || !is_message(*call)) continue;
+      const Note* peer = member(notes, call->communicator_id, call->peer);
+      if (peer == nullptr || (first_pending(*peer) != nullptr) != for_a_waiting_rank) continue;
+      const auto key = meeting(note, *call);
+      const auto meets = [&](const CallNote& other) { return &other != call && meeting(*peer, other) == key; };
+      if (std::any_of(peer->calls.begin(), peer->calls.end(), meets)) continue;
+      return "missing call: nobody " + std::string(is_send(*call) ? "receives" : "sends") + " what " +
+             rank_name(note.rank) + (is_send(*call) ? " sends in " : " receives in ") + describe(*call) + "; " +
+             rank_name(peer->rank) + ": " + whereabouts(*peer);
+    }
+  }
+  return "";
+}
+
+std::string find_error(const std::vector<Note>& notes) {
+  for (const Note& note : notes) {
+    if (!note.error.empty()) return "an error on " + rank_name(note.rank) + ": " + note.error;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string describe(const Note& note) {
+  const std::string seconds = formatted(" for %.1f s", note.seconds);
+  const CallNote* pending = first_pending(note);
+  const std::string call = host_call(note);
+  std::string text = rank_name(note.rank);
+  if (pending != nullptr) {
+    text += " waits in " + describe(*pending) + seconds + (call.empty() ? "" : "; the program is in " + call);
+  } else {
+    text += " waits in no NCCL call" + (call.empty() ? " and is in no other" : ", is in " + call + seconds);
+  }
+  const auto last = std::find_if(note.calls.rbegin(), note.calls.rend(), [](auto& call) { return call.completed; });
+  text += "; last completed: " + (last == note.calls.rend() ? "none" : describe(*last));
+  if (!note.error.empty()) text += "; error: " + note.error;
+  return text;
+}
+
+std::string find_verdict(const std::vector<Note>& notes, int world) {
+  for (const std::string& verdict : {find_difference(notes), find_missing_ranks(notes, world), find_missing_call(notes),
+                                     find_unmet_message(notes), find_error(notes)}) {
+    if (!verdict.empty()) return verdict;
+  }
+  return "the calls of the ranks fit together: something else takes longer than WORKSHOP_TIMEOUT";
+}
+
+}  // namespace workshop

@@ -1,0 +1,298 @@
+#include "common/watchdog/watchdog.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "common/device.h"
+#include "common/gather.h"
+#include "common/run/nccl_calls.h"
+#include "common/run/roll_call.h"
+#include "common/watchdog/call_log.h"
+#include "common/watchdog/note_exchange.h"
+
+namespace workshop {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+using namespace std::chrono_literals;
+
+constexpr auto kTick = 100ms;     // between two looks
+constexpr auto kSuspended = 2s;   // without a look
+constexpr auto kLastLines = 3s;   // for all ranks to say their line
+constexpr auto kAfterError = 1s;  // to wait for a communicator that has failed
+constexpr int kSlowFiles = 10;    // times the timeout
+
+struct Watchdog {
+  Seconds timeout{0};
+  std::atomic<bool> slow_files = false;
+  Ranks ranks;
+  CallLog log;
+  std::thread thread, asker;
+  std::atomic<std::uint64_t> rounds = 0;              // of the asker
+  std::atomic<bool> stopping = false;                 // the job has come, or comes, to its end
+  std::atomic<const std::string*> failure = nullptr;  // what the program has found
+  NoteExchange others;
+};
+
+// Never destroyed: a program that calls exit() leaves the thread running.
+Watchdog& watchdog() {
+  static Watchdog& watchdog = *new Watchdog;
+  return watchdog;
+}
+
+bool watching() { return watchdog().timeout.count() > 0; }
+
+// In a thread of its own, so that a question without an answer delays nothing else: to the watchdog it is a call that
+// has not completed.
+void ask_device(int device) {
+  cudaSetDevice(device);
+  while (!watchdog().stopping) {
+    watchdog().log.ask_device();
+    ++watchdog().rounds;
+    std::this_thread::sleep_for(kTick);
+  }
+}
+
+// Waits until the asker has begun and ended a round; not for long, because it may have no answer.
+void wait_for_fresh_answers() {
+  const std::uint64_t now = watchdog().rounds;
+  for (int waits = 0; waits < 30 && watchdog().rounds < now + 2; ++waits) std::this_thread::sleep_for(kTick / 10);
+}
+
+// ---- what is stuck -------------------------------------------------------------------------------------------------
+
+bool starts_communication(std::string_view call) {
+  return call.starts_with("nccl") || call.starts_with("pnccl") || call.starts_with("MPI_");
+}
+
+// Something that changes while the rank gets on, and since when it has not. Time in which the rank was suspended, so
+// that this thread did not look, does not count.
+class Standstill {
+ public:
+  Seconds unchanged(bool waiting, std::uint64_t value) {
+    const auto now = Clock::now();
+    if (!waiting || value != value_) {
+      since_ = now;
+    } else if (now - seen_ > kSuspended) {
+      since_ += now - seen_;
+    }
+    seen_ = now;
+    value_ = value;
+    return now - since_;
+  }
+
+ private:
+  std::uint64_t value_ = 0;
+  Clock::time_point since_ = Clock::now(), seen_ = since_;
+};
+
+std::string communicator_error() {
+  const std::lock_guard lock(communicators().mutex);
+  for (const auto& [handle, communicator] : communicators().open) {
+    ncclResult_t error = ncclSuccess;
+    pncclCommGetAsyncError(handle, &error);
+    if (error == ncclSuccess || error == ncclInProgress) continue;
+    const char* detail = pncclGetLastError(handle);
+    return "communicator '" + communicator->name + "': " + pncclGetErrorString(error) +
+           (detail != nullptr && *detail != '\0' ? std::string(" (") + detail + ")" : "");
+  }
+  return "";
+}
+
+// Looks at this rank every tick.
+class Lookout {
+ public:
+  // True where the rank has waited for other ranks in the same call for too long.
+  bool sees_stuck_rank() {
+    const Seconds waited = look();
+    const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
+    return waited > (error_.empty() ? timeout : std::min<Seconds>(timeout, kAfterError));
+  }
+  // For how long it has waited for anything.
+  Seconds unchanged() const { return unchanged_; }
+  // Of a communicator, at the last look.
+  const std::string& error() const { return error_; }
+
+ private:
+  // For how long the rank has waited for other ranks in the same call.
+  Seconds look() {
+    const auto pending = watchdog().log.first_pending();
+    const CallSite* site = InCall::current();
+    const Seconds call = first_.unchanged(pending.has_value(), pending.value_or(0));
+    const Seconds program = program_.unchanged(site != nullptr, InCall::number());
+    error_ = communicator_error();
+    unchanged_ = std::max(call, program);
+    return site != nullptr && starts_communication(site->text) ? unchanged_ : call;
+  }
+
+  Standstill first_, program_;
+  Seconds unchanged_{0};
+  std::string error_;
+};
+
+Note make_note(Seconds stuck, const std::string& error) {
+  Note note{watchdog().ranks.rank, stuck.count(), "", "", error, {}, {}};
+  if (const CallSite* site = InCall::current()) {
+    note.in_call = site->text;
+    note.in_place = place(site);
+  }
+  watchdog().log.describe(note);
+  return note;
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void abort_communicators() {
+  // Aborting may itself not come to an end.
+  std::signal(SIGALRM, [](int) { _exit(kStuck); });
+  alarm(5);
+  for (const auto& [handle, communicator] : communicators().open) pncclCommAbort(handle);
+  // All ranks end so. MPI_Abort would clean up, in memory that calls which did not fit together may have destroyed.
+  _exit(kStuck);
+}
+
+// Whether notes still come in. A rank that was stopped meanwhile finds old ones: it is woken up only to be ended.
+bool others_are_waiting() {
+  while (watchdog().others.receive(0ms)) {
+  }
+  return watchdog().others.receive(3 * kTick).has_value();
+}
+
+// Every rank that is able to says where it is; the lowest of them says what is wrong.
+[[noreturn]] void end_stuck_job(Seconds stuck, const std::string& error) {
+  InCall::hold();
+  const Note mine = make_note(stuck, error);
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", describe(mine).c_str());
+  std::vector<Note> notes;
+  for (const auto& [rank, note] : watchdog().others.exchange(mine)) notes.push_back(note);
+  const bool connected = watchdog().others.connected();
+  const bool first = connected ? notes[0].rank == mine.rank : first_of_job();
+  // Who ends first takes the others along: all should have said their line by then, and the first of them the verdict.
+  std::this_thread::sleep_for(first ? 200ms : kLastLines);
+  if (first) {
+    const std::string verdict =
+        connected ? find_verdict(notes, watchdog().ranks.world)
+                  : "missing rank: not all of the job's ranks came to this call; " + call_roll(watchdog().ranks);
+    std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
+  }
+  abort_communicators();
+}
+
+void watch(int device) {
+  cudaSetDevice(device);
+  Lookout lookout;
+  while (!watchdog().stopping) {
+    const bool called = watchdog().others.receive(kTick) && others_are_waiting();
+    const std::string* failure = watchdog().failure;
+    if (!called && failure == nullptr && !lookout.sees_stuck_rank()) continue;
+    wait_for_fresh_answers();
+    if (watchdog().stopping) return;
+    const bool still_stuck = lookout.sees_stuck_rank();
+    if (failure != nullptr) end_stuck_job(lookout.unchanged(), *failure);
+    if (called || still_stuck) end_stuck_job(lookout.unchanged(), lookout.error());
+  }
+}
+
+[[noreturn]] void leave_to_the_watchdog(const std::string& failure) {
+  watchdog().failure = new std::string(failure);
+  for (;;) pause();
+}
+
+// For exit() in the middle of a job, which the other ranks would not notice.
+void report_exit() {
+  if (watchdog().stopping) return;
+  static constexpr CallSite site = {"exit()", "", 0};
+  const InCall in_call(site);
+  leave_to_the_watchdog("the program ends before its job");
+}
+
+Seconds read_timeout() {
+  const char* text = std::getenv("WORKSHOP_TIMEOUT");
+  if (text == nullptr || *text == '\0') return 60s;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds >= 0) || !(seconds < 1e6)) {
+    usage_error("WORKSHOP_TIMEOUT is '%s'; expected seconds, or 0 for no deadline", text);
+  }
+  return Seconds(seconds);
+}
+
+}  // namespace
+
+void InCall::wait_for_the_end() {
+  for (;;) pause();
+}
+
+void start_watchdog(const Ranks& ranks) {
+  const Seconds timeout = read_timeout();
+  if (ranks.world == 1) return;
+  watchdog().ranks = ranks;
+  watchdog().timeout = timeout;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  if (!watching()) return;
+  observe_calls(watchdog().log);
+  watchdog().thread = std::thread(watch, device);
+  watchdog().asker = std::thread(ask_device, device);
+  std::atexit(report_exit);
+}
+
+void connect_watchdogs(ncclComm_t world) {
+  Watchdog& w = watchdog();
+  if (w.ranks.world == 1) return;
+  struct Introduction {
+    double timeout;  // [s]
+    NoteExchange::Address address;
+  };
+  Introduction mine{w.timeout.count(), {}};
+  if (watching()) mine.address = w.others.open(w.ranks);
+  {
+    const std::lock_guard lock(communicators().mutex);
+    communicators().open.at(world)->collectives = -1;  // the next one is not the program's: the number 0
+  }
+  // The job's first data on its way: where the network does not let it through, this is where it ends.
+  const std::vector<Introduction> all = gather_values(mine, world, Stream());
+  for (int rank = 0; rank < w.ranks.world; ++rank) {
+    if (all[rank].timeout == all[0].timeout) continue;
+    usage_error(
+        "WORKSHOP_TIMEOUT is %g on rank 0 and %g on rank %d; expected the same everywhere (mpirun -x WORKSHOP_TIMEOUT)",
+        all[0].timeout, all[rank].timeout, rank);
+  }
+  if (!watching()) return;
+  std::vector<NoteExchange::Address> addresses;
+  for (const Introduction& rank : all) addresses.push_back(rank.address);
+  w.others.connect(w.ranks.rank, addresses);
+}
+
+void stop_watchdog() {
+  if (!watching()) return;
+  watchdog().stopping = true;
+  watchdog().thread.join();
+  watchdog().asker.join();
+}
+
+void dismiss_watchdog() { watchdog().stopping = true; }
+
+SlowFiles::SlowFiles() { watchdog().slow_files = true; }
+SlowFiles::~SlowFiles() { watchdog().slow_files = false; }
+
+void report_failed_communicators(const std::string& error) {
+  if (!watching()) return;
+  const std::string of_communicator = communicator_error();
+  if (of_communicator.empty()) return;
+  leave_to_the_watchdog(error.empty() ? of_communicator : error);
+}
+
+}  // namespace workshop
