@@ -1,1 +1,0 @@
-      elements_[m] = batch.rows * outputs_ * micro_batches_;

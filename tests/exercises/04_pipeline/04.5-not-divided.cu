@@ -1,1 +1,0 @@
-      elements_[m] = rows(m) * outputs_;

@@ -1,3 +1,0 @@
-    if (rank % 2 == 0) NCCL_CHECK(ncclCommSplit(world, rank / size, rank, &shard_, nullptr));
-    NCCL_CHECK(ncclCommSplit(world, rank % size, rank, &replicate_, nullptr));
-    if (rank % 2 != 0) NCCL_CHECK(ncclCommSplit(world, rank / size, rank, &shard_, nullptr));
