@@ -321,13 +321,14 @@ void Comparison::print_notes() const {
                 text(mine->second).c_str(), text(peak).c_str());
     break;
   }
-  for (const auto& [rank, waits] : expected_.synchronizations) {
-    const auto mine = mine_.synchronizations.find(rank);
-    if (mine == mine_.synchronizations.end() || mine->second <= waits) continue;
+  for (const auto& [rank, host] : expected_.host) {
+    const double waits = host.at("synchronizations");
+    const auto mine = mine_.host.find(rank);
+    if (mine == mine_.host.end() || mine->second.at("synchronizations") <= waits) continue;
     std::printf(
         "Note: your rank %d waits for its device %s times during the steps, the solution's %s times; the "
         "device has nothing to do meanwhile.\n",
-        rank, text(mine->second).c_str(), text(waits).c_str());
+        rank, text(mine->second.at("synchronizations")).c_str(), text(waits).c_str());
     break;
   }
 }

@@ -64,8 +64,11 @@ void read_line(const Json& line, RunRecord& record) {
   } else if (type == "memory") {
     record.peaks[line.at("rank")] = line.at("peak").get<std::map<std::string, double>>();
     record.peak_memory[line.at("rank")] = model_bytes(line.at("peak"));
+    record.device[line.at("rank")] = line.value("device", std::map<std::string, double>());
   } else if (type == "host") {
-    record.synchronizations[line.at("rank")] = line.at("synchronizations");
+    for (const char* what : {"allocations", "synchronizations", "devices"}) {
+      if (line.contains(what)) record.host[line.at("rank")][what] = line.at(what);
+    }
   } else if (type == "value") {
     record.values[{line.at("rank"), line.at("name")}] = number(line.at("value"));
   } else if (type == "replica") {

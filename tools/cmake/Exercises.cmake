@@ -61,8 +61,7 @@ function(_workshop_generated_program target chapter program folder)
 endfunction()
 
 # workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [TIMEOUT s] [SLOW …] [OPTIONS …] [CPU_ONLY reason]):
-# TODO 02.1 filled in as tests/exercises/02_ddp/02.1-sum.cu says, and all others right, is judged wrong and the verdict
-# matches `regex`.
+# the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong and the verdict matches.
 function(workshop_wrong_filling chapter program mistake)
   cmake_parse_arguments(arg "" "EXPECT;TIMEOUT;CPU_ONLY" "RANKS;SLOW;OPTIONS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -73,7 +72,7 @@ function(workshop_wrong_filling chapter program mistake)
   endif()
   math(EXPR limit "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
   string(REGEX REPLACE "-.*" "" id ${mistake})
-  set(snippet ${CMAKE_SOURCE_DIR}/tests/exercises/${chapter}/${mistake}.cu)
+  set(snippet ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
   set(target filling_${mistake}_${program})
   if(NOT TARGET ${target})
     _workshop_generated_program(${target} ${chapter} ${program} ${CMAKE_BINARY_DIR}/fillings/${mistake}_${program}
@@ -103,5 +102,57 @@ function(workshop_unfilled chapter program)
     workshop_test(unfilled.${chapter}.${program}.${ranks}ranks LABELS solution MOST_RANKS ${ranks}
                   COMMAND ${CMAKE_SOURCE_DIR}/tests/exercises/check_unfilled ${ranks} ${folder}/${chapter}
                           $<TARGET_FILE:unfilled_${chapter}_${program}> ${arg_OPTIONS})
+  endforeach()
+endfunction()
+
+# workshop_exercises(02_ddp): all of that, as tests/exercises/02_ddp.txt says. In it,
+#
+#   program ddp                             is what the lines below are about;
+#   check 2 4 slow kernels -- OPTION...     workshop_check() on 2 and on 4 ranks, with a slow run;
+#   unfilled 2 4 -- OPTION...               workshop_unfilled();
+#   run 2 slow kernels within 15 -- OPTION… how the wrong fillings below are run, each within 15 s instead of 60;
+#   cpu_only REASON                         why just the cpu backend can run them;
+#   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
+#                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
+#                                           in the file twice has it but once.
+function(workshop_exercises chapter)
+  set(path ${CMAKE_CURRENT_SOURCE_DIR}/${chapter}.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
+  file(READ ${path} text)
+  file(STRINGS ${path} lines REGEX "^[^# ]")
+  foreach(line IN LISTS lines)
+    set(options "")
+    if(line MATCHES " -- (.*)$")
+      separate_arguments(options UNIX_COMMAND "${CMAKE_MATCH_1}")
+    endif()
+    string(REGEX REPLACE " -- .*" "" words "${line}")
+    separate_arguments(words)
+    list(GET words 0 what)
+    cmake_parse_arguments(arg "" "program;within" "check;unfilled;run;slow" ${words})
+    if(what STREQUAL "program")
+      set(program ${arg_program})
+    elseif(what STREQUAL "check")
+      workshop_check(${chapter} ${program} RANKS ${arg_check} SLOW ${arg_slow} OPTIONS ${options})
+    elseif(what STREQUAL "unfilled")
+      workshop_unfilled(${chapter} ${program} RANKS ${arg_unfilled} OPTIONS ${options})
+    elseif(what STREQUAL "run")
+      set(run RANKS ${arg_run} TIMEOUT ${arg_within} SLOW ${arg_slow} OPTIONS ${options})
+    elseif(line MATCHES "^cpu_only (.*)")
+      list(APPEND run CPU_ONLY "${CMAKE_MATCH_1}")
+    elseif(line MATCHES "^(([0-9.]+)-[^:]+)(: (.+))?$")
+      set(mistake ${CMAKE_MATCH_1})
+      set(expect "TODO ${CMAKE_MATCH_2}")
+      if(CMAKE_MATCH_3)
+        set(expect "${CMAKE_MATCH_4}")
+      endif()
+      if(text MATCHES "\n${mistake}(: [^\n]*)?\n(( [^\n]*)?\n)+")
+        string(REGEX REPLACE "^\n[^\n]*\n" "" code "${CMAKE_MATCH_0}")
+        string(REGEX REPLACE "\n+$" "\n" code "${code}")
+        file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt CONTENT "${code}" @ONLY)
+      endif()
+      workshop_wrong_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" ${run})
+    else()
+      message(FATAL_ERROR "${path}: what is '${line}'?")
+    endif()
   endforeach()
 endfunction()

@@ -49,13 +49,9 @@ set(WORKSHOP_SANITIZER_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=
     "LSAN_OPTIONS=suppressions=${_supp}/lsan.supp:print_suppressions=0" "UBSAN_OPTIONS=print_stacktrace=1")
 
 # A job on GPUs takes seconds to make contexts and communicators: all time limits of tests are so many times as long.
-# And cuBLAS picks a kernel by where a matrix lies in memory, and nvcc contracts products and sums where g++ does not:
-# what is equal to the last bit on the cpu backend differs by at most WORKSHOP_SAME_BITS there.
 set(WORKSHOP_PATIENCE 1)
-set(WORKSHOP_SAME_BITS 0)
 if(WORKSHOP_BACKEND STREQUAL "cuda")
   set(WORKSHOP_PATIENCE 4)
-  set(WORKSHOP_SAME_BITS 1e-4)
 endif()
 
 # The most ranks that a test starts at a time: the largest number after -n, or 8 where its command does not say.
@@ -70,13 +66,13 @@ function(_workshop_most_ranks result command)
   set(${result} ${most} PARENT_SCOPE)
 endfunction()
 
-# workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n] [MEASURES] [MOST_RANKS n]
+# workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n] [MOST_RANKS n]
 # [CPU_ONLY reason]): a test in a working directory of its own. With RANKS the command is started on that many ranks;
-# STATUS is the exit status expected. One that MEASURES times runs alone, and has three attempts. On the cuda backend a
-# test that is CPU_ONLY, or asks for what only the cpu backend can do, is skipped and says why; the others take a slot of
-# a GPU for each of MOST_RANKS ranks, where ctest is told of GPUs (./workshop test does).
+# STATUS is the exit status expected. On the cuda backend a test that is CPU_ONLY, or asks for what only the cpu backend
+# can do, is skipped and says why; the others take a slot of a GPU for each of MOST_RANKS ranks, where ctest is told of
+# GPUs (./workshop test does).
 function(workshop_test name)
-  cmake_parse_arguments(arg "MEASURES" "RANKS;TIMEOUT;STATUS;MOST_RANKS;CPU_ONLY" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "" "RANKS;TIMEOUT;STATUS;MOST_RANKS;CPU_ONLY" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   set(command ${arg_COMMAND})
   if(arg_RANKS)
     set(command ${CMAKE_SOURCE_DIR}/tools/launch -n ${arg_RANKS} -- ${command})
@@ -84,18 +80,12 @@ function(workshop_test name)
   if(arg_STATUS)
     set(command ${CMAKE_SOURCE_DIR}/tools/expect_status ${arg_STATUS} ${command})
   endif()
-  if(arg_MEASURES)
-    set(command ${CMAKE_SOURCE_DIR}/tests/measure ${command})
-  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)  # a few seconds on a machine that is not busy
   endif()
   math(EXPR arg_TIMEOUT "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
   if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_DEVICE_[A-Z]+)=")
     set(arg_CPU_ONLY "${CMAKE_MATCH_1} is a setting of the cpu backend")
-  endif()
-  if(arg_MEASURES)
-    set(arg_CPU_ONLY "it holds times against those that the cpu backend simulates")
   endif()
   set(slots)
   if(WORKSHOP_BACKEND STREQUAL "cuda" AND arg_CPU_ONLY)
@@ -115,6 +105,6 @@ function(workshop_test name)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   add_test(NAME ${name} COMMAND ${command} WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
-                       RUN_SERIAL ${arg_MEASURES} ${slots}
+                       ${slots}
                        ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=20;${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
 endfunction()

@@ -1,0 +1,147 @@
+// Chapter 00: every program checks its own results and ends with status 1 when they are wrong; what it sends is
+// compared with the README's formulas here.
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path collectives = solution("00_collectives/collectives");
+const Path ring = solution("00_collectives/ring_allreduce");
+const Path bandwidth = solution("00_collectives/bandwidth");
+
+// `count` floats in each call but all-reduce's, which has a row of them a rank.
+TESTS(collectives) {
+  const auto add = [](int ranks, int count, int root) {
+    const int bytes = 4 * count;
+    std::vector<Traffic> expected = {{kAll, "ncclBroadcast", 1, bytes},
+                                     {kAll, "ncclReduce", 1, bytes},
+                                     {kAll, "ncclAllGather", 2, 2 * bytes},
+                                     {kAll, "ncclReduceScatter", 2, 2 * bytes},
+                                     {kAll, "ncclAllReduce", 1, ranks * bytes}};
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int calls = rank == root ? 2 * ranks + 1 : ranks + 1;
+      expected.push_back({rank, "ncclSend", calls, calls * bytes});
+      expected.push_back({rank, "ncclRecv", calls, calls * bytes});
+    }
+    ledger(text("solution.00.collectives.count", count, ".root", root, ".", ranks),
+           on(ranks, collectives, "--count", count, "--root", root), expected);
+  };
+  for (int ranks : {1, 2, 3, 4, 8}) add(ranks, 2, 0);
+  add(3, 1, 2);
+  add(4, 64, 1);
+}
+
+// Of the vector, every rank keeps one chunk to itself in each of the two halves.
+TESTS(ring) {
+  const auto add = [](int ranks, int count) {
+    const auto chunk = [=](int index) { return count / ranks + (index % ranks < count % ranks ? 1 : 0); };
+    std::vector<Traffic> expected = {{kAll, "ncclAllReduce", 1, 4 * count}};
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int messages = 2 * (ranks - 1);
+      expected.push_back({rank, "ncclSend", messages, 4 * (2 * count - chunk(rank + 1) - chunk(rank + 2))});
+      expected.push_back({rank, "ncclRecv", messages, 4 * (2 * count - chunk(rank) - chunk(rank + 1))});
+    }
+    ledger(text("solution.00.ring.count", count, ".", ranks), on(ranks, ring, "--count", count), expected);
+  };
+  for (int ranks : {1, 2, 3, 4, 8}) add(ranks, 1000);
+  add(3, 100001);
+  add(8, 5);
+}
+
+// ---- bandwidth -----------------------------------------------------------------------------------------------------
+
+using Json = nlohmann::json;
+
+// The sum of squares that the fit of alpha and beta makes small: of the relative errors.
+double squared_error(const Json& measurements, double alpha, double beta) {
+  double sum = 0;
+  for (const Json& m : measurements) {
+    const double seconds = m.at("seconds");
+    const double relative = (alpha + beta * m.at("bytes").get<double>() - seconds) / seconds;
+    sum += relative * relative;
+  }
+  return sum;
+}
+
+// Every number must follow from the measured times, and no other alpha and beta may explain these better.
+void expect_fit(const Run& run, const std::string& path, std::size_t sizes, double bus_factor) {
+  std::ifstream file(path);
+  const Json json = Json::parse(file);
+  const Json& measurements = json.at("measurements");
+  EXPECT_EQ(measurements.size(), sizes) << run.command;
+  const auto expect_close = [&](const std::string& what, double found, double expected) {
+    EXPECT_TRUE(std::abs(found - expected) <= 1e-6 * std::abs(expected))
+        << report(run, text(what, " ", expected), text(found));
+  };
+  expect_close("the bus factor", json.at("bus_factor"), bus_factor);
+  for (const Json& m : measurements) {
+    const double algorithm = m.at("bytes").get<double>() / m.at("seconds").get<double>() / 1e9;
+    expect_close("the algorithm bandwidth", m.at("algorithm_gb_per_s"), algorithm);
+    expect_close("the bus bandwidth", m.at("bus_gb_per_s"), algorithm * bus_factor);
+  }
+  const double alpha = json.at("alpha_seconds"), beta = json.at("beta_seconds_per_byte");
+  EXPECT_TRUE(alpha >= 0 && beta >= 0 && alpha + beta > 0)
+      << report(run, "an alpha and a beta", text(alpha, " and ", beta));
+  for (const double a : {0.99, 1.0, 1.01}) {
+    for (const double b : {0.99, 1.0, 1.01}) {
+      EXPECT_TRUE(squared_error(measurements, a * alpha, b * beta) >=
+                  squared_error(measurements, alpha, beta) * (1 - 1e-6))
+          << report(run, "the best fit", text("a better one with alpha·", a, " and beta·", b));
+    }
+  }
+}
+
+// 4, 16, 64, 256 and 1,024 KiB, each 3 times to warm up and twice on the clock. The program holds the times that it
+// measures against those that the host waits. Slow collectives make both long beside the time that a busy machine takes
+// to wake a host.
+TESTS(bandwidth) {
+  const auto add = [](const std::string& op, int ranks, double bus_factor) {
+    const int calls = (3 + 2) * 5, bytes = (3 + 2) * (4 + 16 + 64 + 256 + 1024) * 1024;
+    const std::map<std::string, std::vector<Traffic>> ledgers = {
+        {"all_reduce", {{kAll, "ncclAllReduce", calls, bytes}}},
+        {"all_gather", {{kAll, "ncclAllGather", calls, bytes / ranks}}},
+        {"reduce_scatter", {{kAll, "ncclReduceScatter", calls, bytes / ranks}}},
+        {"broadcast", {{kAll, "ncclBroadcast", calls, bytes}}},
+        {"send_recv", {{kAll, "ncclSend", calls, bytes}, {kAll, "ncclRecv", calls, bytes}}}};
+    const Command command = on(ranks, bandwidth, "--op", op, "--max-mib 1 --iterations 2 --json bandwidth.json");
+    test(text("solution.00.bandwidth.", op, ".", ranks), kCuda ? command : command.in("WORKSHOP_SLOW=collectives"),
+         [=](const Run& run) {
+           expect_ledger(run, ledgers.at(op));
+           expect_fit(run, "bandwidth.json", 5, bus_factor);
+         });
+  };
+  add("all_reduce", 1, 0);
+  add("all_reduce", 2, 1);
+  add("all_reduce", 4, 1.5);
+  add("all_gather", 2, 0.5);
+  add("all_gather", 4, 0.75);
+  add("reduce_scatter", 4, 0.75);
+  add("broadcast", 3, 1);
+  add("send_recv", 1, 1);
+  add("send_recv", 3, 1);
+}
+
+// Status 2 and a line that names the option, the value and what would be accepted.
+TESTS(bad) {
+  const std::string bad = "solution.00.bad_input.";
+  refusals(bad, on(2, collectives), R"(
+    root_outside       | --root 2                        | --root is '2'; expected .* 0 to 1
+    root_negative      | --root=-1                       | --root is '-1'; expected
+    count_zero         | --count 0                       | --count is '0'; expected .* from 1 to 64
+    training_option    | --lr 0.1                        | --lr
+  )");
+  refusals(bad, on(2, ring), "count_not_a_number | --count x | --count is 'x'; expected a whole number");
+  refusals(bad, on(2, bandwidth), R"(
+    unknown_op         | --op all                        | --op is 'all'; expected all_reduce, all_gather
+    min_above_max      | --min-kib 4096 --max-mib 1      | --min-kib is '4096'; expected at most .* 1024 KiB
+    no_iterations      | --iterations 0                  | --iterations is '0'; expected
+    json_not_writable  | --json /nowhere/x.json          | --json is '/nowhere/x.json', which cannot be written: No such file
+  )");
+}
+
+}  // namespace
+}  // namespace workshop::tests

@@ -1,0 +1,110 @@
+// Chapter 02: parallel equals serial.
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path mlp = solution("01_single_gpu/mlp");
+const Path ddp = solution("02_ddp/ddp");
+const Path overlap = solution("02_ddp/ddp_overlap");
+const std::pair<std::string, Path> programs[] = {{"ddp", ddp}, {"overlap", overlap}};
+
+// P ranks with B rows each go through the same global batches as one rank with P·B rows, and add up the same products
+// in another order. A gradient is a mean of n = P·B products; in whatever order they are added, it is off by at most γₙ
+// ≈ n·2⁻²⁴ times the largest of them, M. A step of SGD passes lr times that on to the parameters, so after T steps two
+// runs differ by at most T·lr·2·n·2⁻²⁴·M. What earlier differences do to later gradients is smaller by lr. The same
+// holds for the loss, a mean over n terms, without T and lr. Here n = 96, T = 20, lr = 0.01 and, for standard normal
+// data, M < 10: 2.3·10⁻⁵ for the parameters, 1.2·10⁻⁴ for the losses. Found: 1.2·10⁻⁷.
+constexpr double kBound = 1.2e-4;
+
+TESTS(equal) {
+  const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size";
+  for (int ranks : {2, 3, 4, 8}) {
+    const Command parallel = on(ranks, ddp, training, 96 / ranks);
+    same_training(text("solution.02.ddp_equals_serial.", ranks), kBound, on(1, ddp, training, 96), parallel);
+    // One bucket or several: on two ranks each sum has two terms, so not a bit differs. On more, the order of the terms
+    // may depend on the size of the message.
+    same_training(text("solution.02.overlap_equals_ddp.", ranks), ranks == 2 ? kSameBits : kBound, parallel,
+                  on(ranks, overlap, training, 96 / ranks, "--bucket-mb 0.0001"));
+  }
+  // The validation loss does not depend on the number of ranks, though neither 3 nor 4 divides the 101 samples.
+  const std::string split = "--samples 341 --epochs 2 --validation-samples 101 --log-every 0 --batch-size";
+  for (int ranks : {3, 4}) {
+    same_training(text("solution.02.validation.", ranks), kBound, on(1, ddp, split, 12),
+                  on(ranks, ddp, split, 12 / ranks));
+  }
+  for (const auto& [name, program] : programs) {
+    // On one rank there is nothing to average, and in order all programs see the same batches.
+    const std::string net = "--no-shuffle --layers 16,9,3 --activation gelu";
+    same_training("solution.02." + name + "_on_one_rank", kSameBits, on(1, mlp, net), on(1, program, net));
+    // Four batches of 8 rows and one update are one batch of 32 rows; 100 samples a rank leave a last step of 4 rows.
+    const Command run = on(2, program, "--samples 200 --epochs 3");
+    same_training("solution.02." + name + "_accumulation", kBound, with(run, "--batch-size 32"),
+                  with(run, "--batch-size 8 --accumulation-steps 4"));
+  }
+}
+
+// What is sent, as in the README: 38 parameters in 4 tensors, 16 steps an epoch on two ranks.
+TESTS(ledger) {
+  const int bytes = 4 * 38, steps = 16;
+  // A broadcast a tensor; an all-reduce a tensor and step, and one of the losses of the epoch's steps. Accumulating
+  // over 4 batches leaves 4 steps.
+  struct {
+    std::string name, options;
+    int epochs, steps;
+  } runs[] = {{"ddp", "", 1, steps},
+              {"ddp_two_epochs", "--epochs 2", 2, steps},
+              {"ddp_accumulation", "--accumulation-steps 4", 1, steps / 4}};
+  for (const auto& run : runs) {
+    ledger("solution.02.ledger." + run.name, on(2, ddp, run.options),
+           {{kAll, "ncclBroadcast", 4, bytes},
+            {kAll, "ncclAllReduce", run.epochs * (4 * run.steps + 1), run.epochs * run.steps * (bytes + 4)}});
+  }
+  // One bucket, or one a layer: the same bytes.
+  for (int buckets : {1, 2}) {
+    ledger(text("solution.02.ledger.overlap_", buckets == 1 ? "one_bucket" : "two_buckets"),
+           on(2, overlap, buckets == 1 ? "" : "--bucket-mb 0.00003"),
+           {{kAll, "ncclBroadcast", 1, bytes}, {kAll, "ncclAllReduce", buckets * steps + 1, steps * (bytes + 4)}});
+  }
+}
+
+// A rank holds what one GPU does in chapter 01.
+TESTS(steps) {
+  for (const auto& [name, program] : programs) {
+    step("solution.02.step." + name, on(2, program),
+         {{"parameters", 152}, {"gradients", 152}, {"optimizer", 0}, {"activations", 1792}, {"buckets", 0}});
+  }
+  // The all-reduce of the first bucket is under way while the layers below still compute.
+  overlaps("solution.02.overlap_is_real",
+           on(2, overlap, "--bucket-mb 0.00003 --max-steps 3").in("WORKSHOP_SLOW=kernels"));
+}
+
+TESTS(bad) {
+  for (const auto& [name, program] : programs) {
+    refusals("solution.02.bad." + name + ".", on(4, program), R"(
+      #.batch      | --batch-size 0      | --batch-size is '0'; expected a whole number of at least 1
+      #.activation | --activation tanh   | --activation is 'tanh'; expected none, relu, gelu
+      #.record     | --record /nowhere/r | --record is '/nowhere/r', which cannot be written: No such file
+      #.unknown    | --bucket 3          | --bucket
+    )");
+  }
+  refusals("solution.02.bad.", on(4, ddp), R"(
+    accumulation.# | --accumulation-steps 0    | --accumulation-steps is '0'; expected
+    validation.#   | --validation-samples 1024 | --validation-samples is '1024'; expected fewer than the 1024 of
+  )");
+  refusals("solution.02.bad.", on(4, overlap),
+           "bucket.# | --bucket-mb 0 | --bucket-mb is '0'; expected a number greater than 0");
+  const Path env{"env"};
+  refused("solution.02.bad.world", "RANK and WORLD_SIZE say rank 0 of 2, but mpirun started",
+          on(4, env, "RANK=0 WORLD_SIZE=2", ddp), {.cpu_only = "mpirun need not start the ranks"});
+  refused("solution.02.bad.world_size", "WORLD_SIZE is 'two'; expected a whole number",
+          on(1, env, "RANK=0 WORLD_SIZE=two", ddp));
+  refused("solution.02.bad.rank", "RANK is 4, but WORLD_SIZE is 4: ranks are counted from 0",
+          on(1, env, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=0", ddp));
+  refused("solution.02.bad.torchrun",
+          "the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found torchrun's variables",
+          on(1, env, "RANK=0 WORLD_SIZE=4 LOCAL_RANK=0", ddp), {.cpu_only = "GPUs need no MPI"});
+}
+
+}  // namespace
+}  // namespace workshop::tests

@@ -1,0 +1,197 @@
+// Chapter 04: a pipeline learns what one rank learns, holds what the README says, and idles as long as it must.
+#include <cmath>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path mlp = solution("01_single_gpu/mlp");
+const Path pipeline = solution("04_pipeline/pipeline");
+const std::string schedules[] = {"gpipe", "1f1b", "interleaved"};
+
+// With one micro-batch every sum is formed as on one rank: not a bit differs. M micro-batches add up the same n = 96·3
+// products in another order, M sums of n/M each: as in chapter 02, after T steps two runs differ by at most
+// T·lr·2·n·2⁻²⁴·X in a parameter, where X is the largest product, and by 2·n·2⁻²⁴·X in a loss. Here T = 20, lr = 0.01
+// and X < 10: 7·10⁻⁵ and 3·10⁻⁴ in the worst case. Rounding errors have either sign, so that they grow with √n: the
+// tests ask for 2·10⁻⁵ of both. Found: 2·10⁻⁷.
+constexpr double kBound = 2e-5;
+const std::string network =
+    "--layers 6,9,8,7,5,4,6,5,3 --activation gelu --samples 960 --epochs 2 --log-every 0 --batch-size 96";
+
+TESTS(equal) {
+  const Command serial = on(1, mlp, network);
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    same_training(text("solution.04.one_micro_batch.", ranks), kSameBits, serial,
+                  on(ranks, pipeline, network, "--micro-batches 1"));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      same_training(text("solution.04.", schedule, ".", ranks), kBound, serial,
+                    on(ranks, pipeline, network, "--micro-batches 6 --schedule", schedule));
+    }
+  }
+  for (int ranks : {1, 2, 4}) {
+    same_training(text("solution.04.interleaved.", ranks), kBound, serial,
+                  on(ranks, pipeline, network, "--micro-batches 8 --schedule interleaved --partition parameters"));
+  }
+  same_training("solution.04.interleaved_four_chunks", kBound, serial,
+                on(2, pipeline, network, "--micro-batches 6 --schedule interleaved --chunks 4"));
+  for (const std::string& schedule : schedules) {
+    // The last batch of an epoch has 3 rows for 8 micro-batches: five of them have none.
+    const std::string rest = "--layers 6,5,4,2 --samples 99 --epochs 3 --batch-size 32";
+    same_training("solution.04.empty_micro_batches." + schedule, kBound, on(1, mlp, rest),
+                  on(schedule == "interleaved" ? 1 : 3, pipeline, rest, "--micro-batches 8 --schedule", schedule));
+    // The schedule changes nothing that is computed but the order of sums; recomputation not even that.
+    const Command piped = on(2, pipeline, network, "--schedule", schedule);
+    same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute"));
+  }
+  // PyTorch's losses, on two ranks with four micro-batches.
+  for (const char* name :
+       {"single_default", "single_gelu", "single_adamw", "single_odd_widths", "single_short_batch"}) {
+    const Golden run = golden(text("tests/golden/", name, ".json"));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      golden_test(text("golden.04_pipeline.", name, ".", schedule), run,
+                  on(2, pipeline, run.options, "--schedule", schedule));
+    }
+  }
+}
+
+// The README's memory: 8 layers of width 8, 32 rows.
+TESTS(memory) {
+  const std::string layers = "--layers 8,8,8,8,8,8,8,8,8";
+  // Four stages of two layers, 8 micro-batches of 4 rows; 128 bytes are one width of a micro-batch. Of each stage: sets
+  // of activations, inputs, and messages on their way.
+  struct Held {
+    std::string name, options;
+    int activations[4], inputs[4], messages[4];
+  };
+  const Held kinds[] = {{"gpipe", "--schedule gpipe", {8, 8, 8, 8}, {0, 8, 8, 8}, {2, 4, 4, 2}},
+                        {"1f1b", "", {4, 3, 2, 1}, {0, 4, 3, 2}, {1, 3, 3, 2}},
+                        {"recompute", "--recompute", {1, 1, 1, 1}, {0, 4, 3, 2}, {3, 5, 5, 2}}};
+  for (const Held& held : kinds) {
+    test("solution.04.memory." + held.name, on(4, pipeline, layers, "--micro-batches 8", held.options),
+         [=](const Run& run) {
+           expect_clean_steps(run);
+           for (int stage = 0; stage < 4; ++stage) {
+             expect_memory(run, stage,
+                           {{"activations", 128 * (2 * held.activations[stage] + 2 + held.inputs[stage])},
+                            {"buckets", 128 * held.messages[stage]},
+                            {"parameters", 4 * 2 * 9 * 8}});
+           }
+         });
+  }
+  // Two stages of two chunks of two layers, 4 micro-batches of 8 rows, 256 bytes a width. Of the chunks of stage 0, 4
+  // and 2 micro-batches are in flight at most, of those of stage 1, 3 and 1; inputs: 0 and 2, 4 and 2; 2 gradients.
+  test("solution.04.memory.interleaved", on(2, pipeline, layers, "--schedule interleaved"), [](const Run& run) {
+    expect_clean_steps(run);
+    expect_memory(run, 0, {{"activations", 256 * (2 * (4 + 2) + 0 + 2 + 2 * 2)}, {"buckets", 256 * 4}});
+    expect_memory(run, 1, {{"activations", 256 * (2 * (3 + 1) + 4 + 2 + 2 * 2)}, {"buckets", 256 * 5}});
+  });
+}
+
+// What is sent, as in the README: of 32 steps of 32 rows every micro-batch over every boundary, and back; and from the
+// last rank to the first the losses of the epoch.
+TESTS(ledger) {
+  const auto add = [](const std::string& name, int ranks, int micro_batches, int boundaries,
+                      const std::string& options) {
+    const int messages = 32 * micro_batches * boundaries, bytes = 4 * 32 * 32 * 8 * boundaries, last = ranks - 1;
+    std::vector<Traffic> expected;
+    for (int rank = 0; rank <= last && last > 0; ++rank) {
+      const int neighbors = (rank > 0) + (rank < last);
+      const bool sends = rank == last, receives = rank == 0;  // the losses
+      expected.push_back({rank, "ncclSend", neighbors * messages + sends, neighbors * bytes + 4 * 32 * sends});
+      expected.push_back({rank, "ncclRecv", neighbors * messages + receives, neighbors * bytes + 4 * 32 * receives});
+    }
+    ledger("solution.04.ledger." + name,
+           on(ranks, pipeline, "--layers 8,8,8,8,8 --micro-batches", micro_batches, options), expected);
+  };
+  add("gpipe", 4, 8, 1, "--schedule gpipe");
+  add("1f1b", 4, 8, 1, "--schedule 1f1b");
+  add("recompute", 2, 4, 1, "--recompute");
+  // Three boundaries between four parts, all of them between the two ranks.
+  add("interleaved", 2, 4, 3, "--schedule interleaved");
+  add("one_rank", 1, 4, 1, "");
+}
+
+// The mean bubble that a simulation measures, as a share of the time.
+void expect_bubble(const Run& run, double expected, double tolerance) {
+  double sum = 0;
+  for (int rank = 0; rank < run.record.world; ++rank) sum += run.record.values.at({rank, "bubble"});
+  const double mean = run.record.values.at({0, "mean bubble"});
+  EXPECT_TRUE(std::fabs(mean - expected) <= tolerance)
+      << report(run, text("a bubble of ", expected, " ± ", tolerance), text(mean));
+  EXPECT_TRUE(std::fabs(mean - sum / run.record.world) <= 1e-6)
+      << report(run, text("the mean of the ranks, ", sum / run.record.world), text(mean));
+}
+
+TESTS(bubble) {
+  // With 15 ms a slot, (K - 1)/(v·M + K - 1) to within 3 percentage points: see the README.
+  const auto add = [](const std::string& schedule, int stages, int micro_batches, int chunks = 1,
+                      const std::string& options = "") {
+    test(text("solution.04.bubble.", schedule, ".", stages, "x", micro_batches), {.ranks = stages, .measures = true},
+         [=] {
+           const double idle = stages - 1.0;
+           expect_bubble(record(on(stages, pipeline, "--simulate-compute 15 --max-steps 4 --micro-batches",
+                                   micro_batches, "--schedule", schedule, options)),
+                         idle / (chunks * micro_batches + idle), 0.03);
+         });
+  };
+  for (int stages : {2, 4, 8}) {
+    for (int micro_batches : {4, 8, 16}) add("1f1b", stages, micro_batches);
+  }
+  add("gpipe", 4, 8);
+  add("interleaved", 4, 8, 2);
+  add("interleaved", 2, 4, 3, "--chunks 3");
+
+  // Messages travel behind the computation.
+  for (const std::string& schedule : schedules) {
+    overlaps("solution.04.overlap_is_real." + schedule,
+             on(2, pipeline, "--schedule", schedule, "--simulate-compute 5 --max-steps 2"), "ncclSend");
+  }
+  // Every group of messages takes 5 ms longer. GPipe hides that but for the first message each way, 2 · 5 ms in 18
+  // slots of 20 ms, which makes the bubble 13.5 % instead of 11.1 %; if each slot had to wait, it would be 29 %.
+  test("solution.04.gpipe_hides_messages", {.ranks = 2, .measures = true}, [] {
+    expect_bubble(record(on(2, pipeline, "--schedule gpipe --simulate-compute 20 --micro-batches 8 --max-steps 3")
+                             .in("WORKSHOP_SLOW=collectives")),
+                  0.135, 0.06);
+  });
+}
+
+// A host that waits for each call.
+TESTS(launch_blocking) {
+  const auto blocking = [](const std::string& options) {
+    return on(4, pipeline, network, options).in("CUDA_LAUNCH_BLOCKING=1");
+  };
+  test("solution.04.launch_blocking.gpipe", {.ranks = 4}, [=] { succeed(blocking("--schedule gpipe --max-steps 4")); });
+  for (const char* schedule : {"1f1b", "interleaved"}) {
+    refused(text("solution.04.launch_blocking.", schedule),
+            text("^error: CUDA_LAUNCH_BLOCKING is '1'; expected 0 or none, because --schedule ", schedule, " "),
+            blocking(text("--micro-batches 8 --schedule ", schedule)));
+  }
+}
+
+TESTS(bad) {
+  // --print needs no ranks.
+  test("solution.04.print", {}, [] {
+    expect_output(run(on(1, pipeline, "--print --stages 3")), 0,
+                  {R"(stage 1 .  \. F0 F1  \. B0 F2 B1 F3 B2  \. B3  \.)",
+                   "12 slots.*a bubble of 33.3 % of the time, 50.0 % of the ideal"});
+  });
+  refusals("solution.04.bad.", on(4, pipeline, "--layers 4,4,4,4,4"), R"(
+    #.divisor       | --micro-batches 5       | --micro-batches is '5'; expected a divisor of --batch-size, 32
+    #.micro_batches | --micro-batches 0       | --micro-batches is '0'; expected a whole number
+    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved
+    #.chunks        | --chunks 2              | --chunks is '2'; expected 1 unless --schedule is interleaved
+    #.stages        | --stages 3              | --stages is '3'; expected the number of ranks, #
+    #.simulate      | --simulate-compute=-1   | --simulate-compute is '-1'; expected a number greater than 0
+    #.layers        | --schedule interleaved --chunks 8 | --layers is '4,4,4,4,4', 4 layers for # stages of 8; expected at least
+    interleaved     | --layers 4,4,4,4,4,4,4,4,4 --schedule interleaved --micro-batches 2 | '2'; expected a multiple of the 4 stages
+  )");
+  refusals("solution.04.bad.", on(4, pipeline),
+           "too_few_layers | | --layers is '6,4,2', 2 layers for 4 stages of 1; expected at least 4 layers");
+  refusals("solution.04.bad.", on(1, pipeline),
+           "print | --print --stages 4 --schedule interleaved --micro-batches 6 | --micro-batches is '6'; expected a "
+           "multiple of the 4 stages");
+}
+
+}  // namespace
+}  // namespace workshop::tests

@@ -1,0 +1,330 @@
+// Checkpoints of all chapters: common/checkpoint.h.
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Path mlp = solution("01_single_gpu/mlp");
+const Path ddp = solution("02_ddp/ddp");
+const Path overlap = solution("02_ddp/ddp_overlap");
+const Path stages = solution("03_model_parallel/model_parallel");
+const Path pipeline = solution("04_pipeline/pipeline");
+const Path tensor = solution("05_tensor_parallel/tensor_parallel");
+const Path gather = solution("05_tensor_parallel/tensor_parallel_gather");
+const Path sequence = solution("05_tensor_parallel/sequence_parallel");
+const Path attention = solution("05_tensor_parallel/attention");
+const Path zero = solution("06_fsdp/zero");
+const Path fsdp = solution("06_fsdp/fsdp");
+const Path train_3d = solution("07_3d/train_3d");
+
+std::string content(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// All regular files of a folder, by path within it.
+std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files[fs::relative(entry.path(), folder)] = content(entry.path());
+  }
+  return files;
+}
+
+// ---- a run that is stopped and resumed becomes the same to the last bit --------------------------------------------
+
+// One that goes on from a copy too, as a run makes that resumes and has nothing more to do.
+void resumes(const std::string& name, const Command& training, int saved, int last) {
+  test("solution.06.resume." + name, {.ranks = training.ranks}, [=] {
+    const Run expected = record(with(training, "--max-steps", last), "expected.jsonl");
+    const Run saving = succeed(with(training, "--max-steps", saved, "--checkpoints saved --save-every 2 --keep 2"));
+    int checkpoints = 0;
+    for (const auto& [path, _] : contents("saved"))
+      checkpoints += path.starts_with("step-") && path.ends_with("index.json");
+    EXPECT_EQ(checkpoints, 2) << report(saving, "the two newest checkpoints", text(checkpoints, " checkpoints"));
+    succeed(with(training, "--max-steps", saved, "--resume saved --checkpoints copy"));
+    for (const char* from : {"saved", "copy"}) {
+      const Run resumed =
+          record(with(training, "--max-steps", last, "--resume", from, "--checkpoints", from), "resumed.jsonl");
+      EXPECT_FALSE(resumed.record.losses.empty()) << report(resumed, "steps after the checkpoint", "none");
+      expect_same_training(expected, resumed, 0, /*resumed=*/true);
+    }
+  });
+}
+
+TESTS(resume) {
+  // Stopped within the second epoch, where the order of the samples depends on the random state, and with AdamW, whose
+  // running means have to be there again.
+  const auto add = [](const std::string& name, int ranks, const Path& program, const std::string& options) {
+    resumes(name, on(ranks, program, "--optimizer adamw --samples 96 --epochs 3 --log-every 0", options), 5, 9);
+  };
+  const std::string pairs = " --layers 6,8,5,8,3";
+  add("mlp", 1, mlp, "--batch-size 32");
+  add("ddp", 3, ddp, "--batch-size 8 --validation-samples 10");
+  add("ddp_accumulation", 2, ddp, "--batch-size 4 --accumulation-steps 4");
+  add("ddp_overlap", 2, overlap, "--batch-size 16");
+  add("model_parallel", 2, stages, "--batch-size 32");
+  add("pipeline", 2, pipeline, "--batch-size 32 --schedule interleaved" + pairs);
+  add("tensor_parallel", 4, tensor, "--shuffle --batch-size 32" + pairs);
+  add("tensor_parallel_gather", 2, gather, "--batch-size 32");
+  add("sequence_parallel", 2, sequence, "--batch-size 32");
+  for (int stage : {0, 1, 2, 3}) add(text("zero_", stage), 3, zero, text("--batch-size 8 --stage ", stage));
+  add("fsdp", 4, fsdp, "--batch-size 8 --unit-layers 2" + pairs);
+  add("fsdp_hybrid", 4, fsdp, "--batch-size 8 --hybrid 2 --checkpoint-format full");
+  add("fsdp_offload", 2, fsdp, "--batch-size 16 --cpu-offload");
+  add("train_3d", 8, train_3d, "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
+  resumes("attention", on(2, attention, "--optimizer adamw --samples 64 --epochs 3"), 3, 5);
+}
+
+// ---- saved by one strategy, loaded by another ----------------------------------------------------------------------
+
+struct Strategy {
+  int ranks, rows;  // of a replica and step: 24 of all replicas together
+  Path program;
+  std::string options;
+};
+// Neighbors differ in strategy and number of ranks.
+const std::vector<Strategy> some_strategies = {
+    {1, 24, mlp, ""},
+    {3, 8, fsdp, ""},
+    {2, 24, tensor, ""},
+    {8, 3, zero, "--stage 3"},
+    {4, 12, train_3d, "--dp 2 --pp 2 --zero 1"},
+    {2, 12, ddp, ""},
+    {4, 6, fsdp, "--hybrid 2 --unit-layers 3"},
+    {8, 24, pipeline, "--schedule 1f1b --micro-batches 8"},
+    {2, 12, zero, "--stage 1"},
+    {8, 12, train_3d, "--dp 2 --pp 2 --tp 2"},
+    {3, 8, zero, "--stage 2"},
+    {2, 24, stages, "--partition parameters"},
+    {2, 12, fsdp, "--cpu-offload"},
+    {4, 24, tensor, ""},
+};
+const std::vector<Strategy> more_strategies = {
+    {1, 24, ddp, ""},
+    {3, 8, ddp, ""},
+    {4, 6, ddp, ""},
+    {8, 3, ddp, ""},
+    {4, 6, overlap, ""},
+    {1, 24, zero, "--stage 0"},
+    {4, 6, zero, "--stage 1"},
+    {8, 3, zero, "--stage 2"},
+    {3, 8, zero, "--stage 3"},
+    {2, 12, zero, "--stage 3"},
+    {1, 24, fsdp, ""},
+    {2, 12, fsdp, "--no-reshard-after-forward"},
+    {4, 6, fsdp, ""},
+    {8, 3, fsdp, "--unit-layers 2"},
+    {8, 3, fsdp, "--hybrid 4 --cpu-offload"},
+    {3, 24, stages, ""},
+    {4, 24, pipeline, "--schedule gpipe"},
+    {2, 24, pipeline, "--schedule interleaved"},
+    {8, 24, tensor, ""},
+    {8, 6, train_3d, "--dp 4 --tp 2 --zero 1"},
+    {4, 24, train_3d, "--pp 4"},
+    {6, 8, train_3d, "--dp 3 --pp 2 --zero 1"},
+};
+
+// Step, epoch and samples of an index.
+std::string place(const std::string& folder) {
+  std::ifstream index(folder + "/step-00000006/index.json");
+  std::string lines;
+  for (std::string line; std::getline(index, line);) {
+    for (const char* key : {"\"step\":", "\"epoch\":", "\"samples\":"}) {
+      if (line.find(key) != std::string::npos) lines += line + "\n";
+    }
+  }
+  return lines;
+}
+
+// What is loaded and saved again, as one file, must be that file to the last bit, parameters and optimizer state, and
+// at the same place in the epoch. For the next strategy of the list, training must go on as if it had not stopped. What
+// follows is not the same to the last bit, because the sums have another order; AdamW divides by the gradients' own
+// size, so rounding errors do not stay below a bound on the gradients. A state that was lost or mixed up would change
+// each parameter by about lr = 10⁻² a step; found: 10⁻⁷.
+void check_matrix(const std::vector<Strategy>& strategies, bool all_pairs) {
+  const double bound = 1e-5;
+  // 8 layers, in pairs whose inner widths 8 ranks divide; 4 steps of 24 samples an epoch; saved in the second one.
+  const auto train = [](const Strategy& s, const std::string& options) {
+    return on(s.ranks, s.program,
+              "--layers 6,8,5,8,7,8,3,8,2 --activation gelu --optimizer adamw --no-shuffle --samples 96 --epochs 3",
+              "--log-every 0 --batch-size", s.rows, s.options, options);
+  };
+  const auto folder = [](const char* name, std::size_t number) { return text(name, "/", number); };
+  const std::string whole = "/step-00000006/model.safetensors";
+  const Run expected = record(train(strategies[0], "--max-steps 9"), "expected.jsonl");
+  for (std::size_t i = 0; i < strategies.size(); ++i) {
+    succeed(train(strategies[i], "--max-steps 6 --checkpoints " + folder("saved", i)));
+    succeed(train(strategies[i], "--max-steps 6 --checkpoint-format full --checkpoints " + folder("whole", i)));
+  }
+  for (std::size_t from = 0; from < strategies.size(); ++from) {
+    const std::size_t next = (from + 1) % strategies.size();
+    for (std::size_t to = all_pairs ? 0 : next; to < (all_pairs ? strategies.size() : next + 1); ++to) {
+      fs::remove_all("again");
+      const Run again =
+          succeed(train(strategies[to], "--max-steps 6 --checkpoints again --checkpoint-format full --resume " +
+                                            folder("saved", from)));
+      if (content(folder("whole", from) + whole) != content("again" + whole) ||
+          place(folder("whole", from)) != place("again")) {
+        fail(report(again, "the checkpoint that it was given, saved by " + train(strategies[from], "").words[0],
+                    "another one"));
+      }
+    }
+    expect_same_training(
+        expected, record(train(strategies[next], "--max-steps 9 --resume " + folder("saved", from)), "resumed.jsonl"),
+        bound,
+        /*resumed=*/true);
+  }
+}
+
+TESTS(matrix) {
+  test("solution.06.checkpoint_matrix", {.ranks = 8, .timeout = 900}, [] { check_matrix(some_strategies, false); });
+  test("soak.checkpoint_matrix", {.ranks = 8, .timeout = 7200}, [] {
+    std::vector<Strategy> strategies = some_strategies;
+    strategies.insert(strategies.end(), more_strategies.begin(), more_strategies.end());
+    check_matrix(strategies, true);
+  });
+}
+
+// ---- killed at any moment ------------------------------------------------------------------------------------------
+
+TESTS(kills) {
+  const auto add = [](const std::string& name, int timeout, int kills, int ranks, const Path& program,
+                      const std::string& options) {
+    test(name, {.ranks = ranks, .timeout = timeout, .processors = 2}, [=] {
+      const Command training = on(ranks, program, options);
+      std::vector<std::string> arguments = {fs::read_symlink("/proc/self/exe"), std::to_string(kills),
+                                            std::to_string(ranks)};
+      arguments.insert(arguments.end(), training.words.begin(), training.words.end());
+      script(source("tests/chapters/06_fsdp/check_kills"), arguments);
+    });
+  };
+  add("solution.06.kills", 300, 4, 2, fsdp, "--batch-size 16");
+  add("soak.kills.fsdp", 1800, 50, 2, fsdp, "--batch-size 16");
+  add("soak.kills.ddp", 1800, 50, 3, ddp, "--batch-size 8 --validation-samples 96");
+}
+
+// ---- damaged files -------------------------------------------------------------------------------------------------
+
+// Damages a file in one of many ways, which a number chooses: its last three bits the kind.
+void damage(const fs::path& path, unsigned number) {
+  std::mt19937 random(number);
+  std::string bytes = content(path);
+  const auto below = [&](std::size_t limit) { return random() % limit; };
+  switch (number % 8) {
+    case 0: {  // a bit flips
+      const std::size_t at = below(bytes.size());
+      bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8)));
+      break;
+    }
+    case 1:  // cut short
+      bytes.resize(below(bytes.size()));
+      break;
+    case 2: {  // at the beginning of a safetensors file: the length of its header
+      const std::uint64_t length = (std::uint64_t{random()} << 32 | random()) >> below(40);
+      std::memcpy(bytes.data(), &length, sizeof length);
+      break;
+    }
+    case 3:  // within the header
+      bytes.replace(8 + below(std::min<std::size_t>(bytes.size() - 8, 200)), 1, below(2) ? "[[[[" : "99999999999");
+      break;
+    case 4:
+      bytes = std::string(below(5000), '\0') + "This is another file.\n";
+      break;
+    case 5:
+      bytes += std::string(1 + below(100), '\0');
+      break;
+    case 6: {  // a header that promises more than there is
+      const std::string header = R"({"0.weight":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})";
+      const std::uint64_t length = header.size();
+      bytes = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
+      break;
+    }
+    default:
+      bytes.clear();
+  }
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// Each time one line must name the file, nothing may be written, and the program must end with status 2, not crash.
+void check_damage(unsigned count) {
+  const std::string training = "--layers 6,8,4,2 --optimizer adamw --samples 64 --no-shuffle --log-every 0 ";
+  succeed(on(3, fsdp, training, "--batch-size 4 --max-steps 3 --checkpoints intact"));
+  const Command load = on(1, mlp, training, "--batch-size 12 --resume damaged --checkpoints damaged");
+  fs::copy("intact", "damaged", fs::copy_options::recursive);
+  succeed(with(load, "--max-steps 3"));
+
+  std::vector<std::string> files;
+  for (const auto& [path, _] : contents("intact")) files.push_back(path);
+  ASSERT_EQ(files.size(), 4u) << "an index, and a file a rank";
+  for (unsigned number = 0; number < count && !testing::Test::HasFailure(); ++number) {
+    fs::remove_all("damaged");
+    fs::copy("intact", "damaged", fs::copy_options::recursive);
+    const std::string& file = files[number % files.size()];
+    damage(fs::path("damaged") / file,
+           number / files.size() % 8 + 8 * number);  // another kind for the same file each time
+    const auto before = contents("damaged");
+    expect_one_line(run(load), 2, fs::path(file).filename());
+    EXPECT_TRUE(contents("damaged") == before) << "damage " << number << ": files were written";
+  }
+}
+
+TESTS(damaged) {
+  test("solution.06.damage", {.ranks = 3}, [] { check_damage(32); });
+  test("soak.damage", {.ranks = 3, .timeout = 1800}, [] { check_damage(200); });
+}
+
+// ---- refusals ------------------------------------------------------------------------------------------------------
+
+TESTS(bad) {
+  refusals("solution.06.bad.checkpoints.", on(4, fsdp), R"(
+    #.resume     | --resume nowhere          | --resume is 'nowhere'; there is no checkpoint
+    #.folder     | --checkpoints /proc/saved | /proc/saved: No such file or directory
+    #.save_every | --save-every 5            | --save-every needs a folder to save to: --checkpoints
+    #.too_large  | --layers 65537,65536      | --layers has 2.31 parameters or more
+    #.keep       | --keep -1                 | --keep is '-1'; expected a whole number of at least 0
+    #.format     | --checkpoint-format zip   | --checkpoint-format is 'zip'; expected full, sharded
+  )");
+  // An intact checkpoint that does not fit the run that is to load it, or a folder that holds other checkpoints
+  // already: one line that says so, on every number of ranks, and nothing is written.
+  test("solution.06.refused_checkpoints", {.ranks = 3}, [] {
+    const std::string base = "--samples 96 --no-shuffle --log-every 0 ";
+    succeed(on(2, fsdp, base, "--batch-size 8 --max-steps 3 --checkpoints saved"));
+    succeed(on(2, fsdp, base, "--batch-size 8 --max-steps 6 --checkpoints other"));
+    fs::create_directory("other/step-99999999999");  // no step of a run of ours
+    fs::copy("other/step-00000006/index.json", "other/step-99999999999/index.json");
+    // Six steps an epoch: this one is at the end of its third.
+    succeed(on(2, fsdp, base, "--batch-size 8 --epochs 3 --checkpoints long"));
+    const auto before = contents("saved");
+    const std::pair<std::string, std::string> refusals[] = {
+        {R"(--layers is \[6,5,2\]; the checkpoint saved/step-00000003 was made with \[6,4,2\])",
+         "--resume saved --layers 6,5,2"},
+        {"--activation is \"relu\"; the checkpoint", "--resume saved --activation relu"},
+        {"--optimizer is \"adamw\"; the checkpoint", "--resume saved --optimizer adamw"},
+        {"--seed is 7; the checkpoint", "--resume saved --seed 7"},
+        {"--samples is 90; the checkpoint", "--resume saved --samples 90"},
+        {"48 samples into an epoch, which is no multiple of the", "--resume saved --batch-size 7"},
+        {"--shuffle is true; the checkpoint", "--resume saved --shuffle"},
+        {"saved holds a checkpoint of step 3 already: --resume saved", "--checkpoints saved"},
+        {"saved holds a checkpoint of step 3 already", "--checkpoints saved --resume other"},
+        {"long/step-00000018 is 0 samples into epoch 3; --epochs is 2, --samples 96", "--resume long --epochs 2"}};
+    for (const auto& [line, options] : refusals) {
+      for (int ranks : {1, 3}) {
+        expect_one_line(run(on(ranks, ddp, base, options)), 2, line);
+        EXPECT_TRUE(contents("saved") == before) << options << ": files were written";
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace workshop::tests

@@ -1,0 +1,281 @@
+// Chapter 06, fsdp: every mode trains what ddp trains.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path ddp = solution("02_ddp/ddp");
+const Path fsdp = solution("06_fsdp/fsdp");
+
+// The ranks add up the same gradients as in ddp, in another order at most. On one rank there is nothing to add, a sum
+// of two has one order, and all else is the same arithmetic on the same bits, on the host too: there not a bit differs.
+// On more ranks a mean of N ≤ 8 values is off by at most N·2⁻²⁴·M, M being the largest of them, in whatever order, so
+// two gradients differ by at most 2·N·2⁻²⁴·M = 10⁻⁶·M; with hybrid sharding the mean is one of means, with accumulation
+// one of sums of means: two more roundings each. T = 12 steps of SGD with lr = 0.01 pass 0.12 times that on to the
+// parameters, and M < 10 for normal data: 2·10⁻⁶. AdamW divides a gradient by its own size: where that is at least
+// M/1000, a relative error of 10⁻³ costs at most 2·10⁻³·lr a step, with lr = 0.001 2.4·10⁻⁵ in 12 steps. The tests ask
+// for 5·10⁻⁵ and find 3·10⁻⁸; an update with a shard of another rank costs 10⁻³ and more.
+constexpr double kBound = 5e-5;
+// Units of 88, 144, 117 and 50 values, or of 232 and 167: 8 divides the first two and the 232, 3 the second and the
+// third, 2 all but the 117 and the 167. Samples that no number of ranks but 1 and 2 divides.
+const std::string net = "--layers 7,11,12,9,5 --activation gelu --samples 250 --batch-size 6 --epochs 3 --log-every 0 ";
+
+TESTS(equal) {
+  // `both` are options of both programs.
+  const auto equals_ddp = [](const std::string& name, const std::string& optimizer, const std::vector<int>& all_ranks,
+                             const std::string& options = "", const std::string& both = "") {
+    const std::string training =
+        net + "--max-steps 12 " + (optimizer == "adamw" ? "--optimizer adamw --lr 0.001 " : "") + both;
+    for (int ranks : all_ranks) {
+      same_training(text("solution.06.fsdp.", name, ".", optimizer, ".", ranks, "ranks"),
+                    ranks < 3 && both.empty() ? kSameBits : kBound, on(ranks, ddp, training),
+                    on(ranks, fsdp, training, options));
+    }
+  };
+  equals_ddp("equals_ddp", "adamw", {1, 2, 3, 4, 8});
+  equals_ddp("equals_ddp", "sgd", {3});
+  equals_ddp("units_of_two", "adamw", {2, 3}, "--unit-layers 2");
+  equals_ddp("one_unit", "adamw", {2}, "--unit-layers 9");
+  equals_ddp("no_reshard", "adamw", {2, 3}, "--no-reshard-after-forward");
+  equals_ddp("no_prefetch", "adamw", {2}, "--no-prefetch");
+  equals_ddp("no_overlap", "adamw", {3}, "--no-reshard-after-forward --no-prefetch");
+  equals_ddp("hybrid2", "adamw", {4, 8}, "--hybrid 2");
+  equals_ddp("hybrid1", "adamw", {3}, "--hybrid 1");
+  equals_ddp("offload", "adamw", {1, 2, 3}, "--cpu-offload");
+  equals_ddp("offload", "sgd", {2}, "--cpu-offload --no-reshard-after-forward");
+  equals_ddp("accumulation", "adamw", {2, 3}, "", "--accumulation-steps 3");
+  equals_ddp("everything", "adamw", {4}, "--cpu-offload --hybrid 2 --unit-layers 2 --no-reshard-after-forward",
+             "--accumulation-steps 3");
+
+  // All modes together with each other, 96 runs on one rank and 384 on eight: 2 optimizers, 1 and 3 batches a step.
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    test(text("solution.06.fsdp.every_mode.", ranks, "ranks"), {.ranks = ranks, .timeout = 1800, .soak = true}, [=] {
+      for (const char* training : {"sgd --accumulation-steps 1", "sgd --accumulation-steps 3",
+                                   "adamw --accumulation-steps 1", "adamw --accumulation-steps 3"}) {
+        const Run expected = record(on(ranks, ddp, net, "--lr 0.001 --optimizer", training), "expected.jsonl");
+        for (int hybrid = 1; hybrid <= ranks; ++hybrid) {
+          if (ranks % hybrid != 0) continue;
+          for (int units : {1, 2, 4}) {
+            for (const char* reshard : {"", "--no-reshard-after-forward"}) {
+              for (const char* prefetch : {"", "--no-prefetch"}) {
+                for (const char* place : {"", "--cpu-offload"}) {
+                  const Command mode = on(ranks, fsdp, net, "--lr 0.001 --optimizer", training, "--hybrid", hybrid,
+                                          "--unit-layers", units, reshard, prefetch, place);
+                  expect_same_training(expected, record(mode, "found.jsonl"), kBound);
+                }
+              }
+            }
+          }
+        }
+      }
+    });
+  }
+  // PyTorch's DistributedDataParallel.
+  for (const char* name : {"ddp2_default", "ddp3_uneven", "ddp4_adamw"}) {
+    const Golden run = golden(text("tests/golden/", name, ".json"));
+    golden_test(text("golden.06.fsdp.", name), run, on(run.ranks, fsdp, run.options));
+  }
+}
+
+// ---- what a step sends and holds, as in the README -----------------------------------------------------------------
+
+struct Mode {
+  std::string name;
+  int ranks;
+  std::vector<int> widths;
+  int unit_layers = 1, hybrid = 0, batches = 1;  // hybrid: ranks of a shard group, 0 for all
+  bool no_reshard = false, no_prefetch = false, offload = false;
+};
+
+// The layers cut into units, and these into shards.
+struct Units {
+  long count = 0, shard = 0, padded = 0, largest = 0;  // units; values of a rank's shards, of all units, of the largest
+};
+Units cut(const Mode& mode, int shards) {
+  Units units;
+  const int layers = static_cast<int>(mode.widths.size()) - 1;
+  for (int first = 0; first < layers; first += mode.unit_layers) {
+    long values = 0;
+    for (int i = first; i < std::min(layers, first + mode.unit_layers); ++i)
+      values += (mode.widths[i] + 1) * mode.widths[i + 1];
+    const long part = (values + shards - 1) / shards;
+    ++units.count;
+    units.shard += part;
+    units.padded += part * shards;
+    units.largest = std::max(units.largest, part * shards);
+  }
+  return units;
+}
+
+void expect_mode(const Mode& mode) {
+  const int shards = mode.hybrid > 0 ? mode.hybrid : mode.ranks;
+  const Units units = cut(mode, shards);
+  std::string widths;
+  for (int width : mode.widths) widths += text(widths.empty() ? "" : ",", width);
+  const Command command = on(mode.ranks, fsdp, "--layers", widths, "--optimizer adamw --max-steps 4 --unit-layers",
+                             mode.unit_layers, mode.hybrid > 0 ? text("--hybrid ", mode.hybrid) : "",
+                             "--accumulation-steps", mode.batches, mode.no_reshard ? "--no-reshard-after-forward" : "",
+                             mode.no_prefetch ? "--no-prefetch" : "", mode.offload ? "--cpu-offload" : "");
+  // Gathered once or twice a batch, reduced once a batch; over the replicas, once a step. All counts are those of
+  // shards. And the losses of four steps.
+  const long uses = 4 * mode.batches, gathers = mode.no_reshard ? uses : 2 * uses, sums = shards == mode.ranks ? 0 : 4;
+  const std::vector<Traffic> ledger = {{kAll, "ncclReduceScatter", uses * units.count, uses * 4 * units.shard},
+                                       {kAll, "ncclAllGather", gathers * units.count, gathers * 4 * units.shard},
+                                       {kAll, "ncclAllReduce", sums * units.count + 1, sums * 4 * units.shard + 4 * 4}};
+  // At most so many gathered units and gradients of units at a time.
+  const long alive = mode.no_prefetch ? 1 : 2;
+  const long buckets = mode.no_reshard ? 4 * (units.padded + alive * units.largest) : 4 * 2 * alive * units.largest;
+  const long kept = 4 * units.shard, here = mode.offload ? 0 : 1;
+  const Bytes memory = {{"parameters", here * kept},
+                        {"gradients", here * kept},
+                        {"optimizer", here * 2 * kept},
+                        {"host", (1 - here) * 4 * kept},
+                        {"buckets", buckets}};
+  test(text("solution.06.fsdp.step.", mode.name, ".", mode.ranks, "ranks"), command, [=](const Run& run) {
+    expect_ledger(run, ledger);
+    expect_clean_steps(run);
+    expect_memory(run, kAll, memory);
+  });
+}
+
+TESTS(steps) {
+  // Units of 40·41 = 1,640 values, which 1, 2, 4 and 8 divide: 16Ψ/N and four units.
+  for (int ranks : {1, 2, 4, 8}) expect_mode({.name = "even", .ranks = ranks, .widths = {40, 40, 40, 40, 40}});
+  const std::vector<int> uneven = {7, 11, 12, 9, 5};
+  expect_mode({.name = "uneven", .ranks = 3, .widths = uneven});
+  expect_mode({.name = "units_of_two", .ranks = 3, .widths = uneven, .unit_layers = 2});
+  expect_mode({.name = "units_of_three", .ranks = 2, .widths = uneven, .unit_layers = 3});
+  expect_mode({.name = "no_reshard", .ranks = 3, .widths = uneven, .no_reshard = true});
+  expect_mode({.name = "no_prefetch", .ranks = 3, .widths = uneven, .no_prefetch = true});
+  expect_mode({.name = "hybrid", .ranks = 4, .widths = uneven, .hybrid = 2, .batches = 2});
+  expect_mode({.name = "replicas_only", .ranks = 3, .widths = uneven, .hybrid = 1});
+  expect_mode({.name = "offload", .ranks = 3, .widths = uneven, .batches = 2, .offload = true});
+  expect_mode({.name = "everything",
+               .ranks = 4,
+               .widths = uneven,
+               .unit_layers = 2,
+               .hybrid = 2,
+               .batches = 2,
+               .no_reshard = true,
+               .no_prefetch = true,
+               .offload = true});
+}
+
+// ---- communication behind the work ---------------------------------------------------------------------------------
+
+// The spans of one step, in the order of their streams.
+struct Step {
+  std::vector<Span> gathers, forwards, backwards, reductions;
+  double loss = 0, update = 0;  // durations
+  double begin = INFINITY, end = 0;
+
+  double serial() const {
+    double sum = loss + update;
+    for (const auto* spans : {&gathers, &forwards, &backwards, &reductions}) {
+      for (const Span& span : *spans) sum += span.duration;
+    }
+    return sum;
+  }
+  // The time from the first gather to the end of the update if no stream ever waits longer than it must: two streams,
+  // each in order; each use of a unit waits for its gather, and what is enqueued on the communication stream behind a
+  // use waits for that. With prefetching the next use's gather is enqueued before a use, without it behind.
+  double scheduled(bool prefetch) const {
+    const std::size_t units = forwards.size(), uses = 2 * units;
+    const bool gathered_again = gathers.size() == uses;
+    std::vector<double> fetched(uses);
+    double communication = 0, compute = 0;
+    const auto fetch = [&](std::size_t use) {
+      if (use < units || gathered_again) communication += gathers[use].duration;
+      fetched[use] = communication;
+    };
+    for (std::size_t use = 0; use < uses; ++use) {
+      if (use == 0 || !prefetch) fetch(use);
+      if (prefetch && use + 1 < uses) fetch(use + 1);
+      compute = std::max(compute, fetched[use]);
+      compute += use < units ? forwards[use].duration : backwards[use - units].duration;
+      communication = std::max(communication, compute);
+      if (use >= units) communication += reductions[use - units].duration;
+      if (use + 1 == units) compute += loss;
+    }
+    return std::max(compute, communication) + update;
+  }
+  // How far its time is from what it should be, relative to what prefetching saves.
+  double error(bool prefetch) const {
+    return std::fabs(end - begin - scheduled(prefetch)) / (scheduled(false) - scheduled(true));
+  }
+};
+
+std::vector<Step> steps_of(std::vector<Span> spans) {
+  std::ranges::sort(spans, {}, &Span::begin);
+  std::vector<Step> steps(1);
+  for (const Span& span : spans) {
+    Step& step = steps.back();
+    if (span.name.starts_with("gather")) {
+      step.gathers.push_back(span);
+      step.begin = std::min(step.begin, span.begin);
+    }
+    if (span.name.starts_with("forward of")) step.forwards.push_back(span);
+    if (span.name.starts_with("backward of")) step.backwards.push_back(span);
+    if (span.name.starts_with("reduce")) step.reductions.push_back(span);
+    if (span.name == "loss") step.loss = span.duration;
+    if (span.name != "update") continue;
+    step.update = span.duration;
+    step.end = span.end();
+    const std::size_t units = step.forwards.size(), gathers = step.gathers.size();
+    if (units == 0 || step.backwards.size() != units || step.reductions.size() != units ||
+        (gathers != units && gathers != 2 * units))
+      fail("the timeline has a step with spans missing");
+    steps.emplace_back();
+  }
+  steps.pop_back();
+  if (steps.empty()) fail("the timeline has no steps");
+  return steps;
+}
+
+// Four units of two layers. A gather and a reduction take 5 ms each; a forward pass 6, a backward pass 8. The steps
+// must take as long as a schedule of such spans says, to within a tenth of what prefetching saves, and prefetching must
+// save at least a tenth of the sum of all spans. On a busy machine a thread may wake up late, so one step of each rank
+// is enough: what does not run beside anything else does so in no step.
+TESTS(schedule) {
+  for (const std::string mode : {"prefetch", "no-prefetch"}) {
+    for (const std::string reshard : {"reshard", "no-reshard"}) {
+      test("solution.06.fsdp.schedule." + mode + "." + reshard, {.ranks = 2, .measures = true}, [=] {
+        const bool prefetch = mode == "prefetch";
+        const Run run =
+            succeed(on(2, fsdp, "--layers 8,8,8,8,8,8,8,8,8 --unit-layers 2 --activation gelu --max-steps 5",
+                       "--timeline timeline.json", "--" + mode, "--" + reshard + "-after-forward")
+                        .in("WORKSHOP_SLOW=kernels,collectives"));
+        const auto timeline = read_timeline("timeline.json");
+        EXPECT_EQ(timeline.size(), 2u) << report(run, "spans of two ranks", text(timeline.size()));
+        for (const auto& [rank, spans] : timeline) {
+          const std::vector<Step> steps = steps_of(spans);
+          const Step& best =
+              *std::ranges::min_element(steps, {}, [=](const Step& step) { return step.error(prefetch); });
+          const double with = best.scheduled(true), without = best.scheduled(false);
+          EXPECT_TRUE(best.error(prefetch) <= 0.1 && without - with >= 0.1 * best.serial())
+              << report(run,
+                        text("rank ", rank, ": a step takes ", prefetch ? with : without,
+                             " ms by the schedule, with prefetching ", with, ", without ", without, "; all spans ",
+                             best.serial()),
+                        text(best.end - best.begin, " ms"));
+        }
+      });
+    }
+  }
+}
+
+TESTS(bad) {
+  refusals("solution.06.fsdp.bad.", on(4, fsdp), R"(
+    hybrid0.#      | --hybrid 0             | --hybrid is '0'; expected a whole number of at least 1
+    hybrid3.#      | --hybrid 3             | --hybrid is '3'; expected a number that divides the # rank
+    units.#        | --unit-layers 0        | --unit-layers is '0'; expected a whole number of at least 1
+    accumulation.# | --accumulation-steps 0 | --accumulation-steps is '0'; expected
+    unknown.#      | --stage 3              | --stage
+  )");
+}
+
+}  // namespace
+}  // namespace workshop::tests

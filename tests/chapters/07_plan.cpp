@@ -1,0 +1,187 @@
+// Chapter 07, plan: the numbers of the ZeRO paper, and memory and traffic of the workshop's own runs.
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path plan = solution("07_3d/plan");
+
+// Rajbhandari et al., SC 2020, Figure 1: 7.5 billion parameters, 64 GPUs, Adam in mixed precision.
+TESTS(paper) {
+  const char* gigabytes[] = {"120.0", "31.4", "16.6", "1.9"};  // 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N
+  for (int stage : {0, 1, 2, 3}) {
+    test(text("solution.07.plan.zero_paper.", stage), {}, [=] {
+      expect_output(
+          run(on(1, plan, "--parameters 7.5e9 --precision mixed --optimizer adamw --gpus 64 --dp 64 --zero", stage)), 0,
+          {text(" ", gigabytes[stage], " GB [|]")});
+    });
+  }
+}
+
+// ---- planned and measured ------------------------------------------------------------------------------------------
+
+using Kinds = std::vector<std::string>;  // of memory
+const Kinds states = {"parameters", "gradients", "optimizer"};
+const Kinds states_and_buckets = {"parameters", "gradients", "optimizer", "buckets"};
+const Kinds all_kinds = {"parameters", "gradients", "optimizer", "activations", "buckets"};
+
+// The group whose traffic a line of the ledger is, as the plan names it; "" for what is sent before the first step.
+std::string group(const tools::Collective& line, const std::string& chapter) {
+  if (line.op == "ncclBroadcast") return "";
+  if (line.op == "ncclSend" || line.op == "ncclRecv") return "pipeline";
+  return line.communicator == "tensor" || chapter == "05_tensor_parallel" ? "tensor" : "data";
+}
+
+// Where a run differs from the plan of one mesh, of every rank: the peak memory of these kinds, and the bytes sent a
+// step in each group, up to 2 %: for the padding of shards, which a plan leaves out, and for what a run sends once or
+// once an epoch, such as its losses.
+std::string differences(const std::string& plan_file, const Run& run, const Kinds& kinds) {
+  std::ifstream file(plan_file);
+  const auto plans = nlohmann::json::parse(file).at("plans");
+  if (plans.size() != 1) fail(plan_file + ": expected the plan of one mesh");
+  const auto& mesh = plans[0];
+  const int of_stage = mesh.at("dp").get<int>() * mesh.at("tp").get<int>(), world = run.record.world;
+  if (world != of_stage * mesh.at("pp").get<int>() || run.record.steps == 0)
+    fail(report(run, "a run of the planned mesh", text(world, " ranks")));
+  std::map<int, std::map<std::string, double>> sent;
+  for (const auto& line : run.record.collectives) {
+    sent[line.rank][group(line, run.record.chapter)] += tools::bytes_sent(line) / run.record.steps;
+  }
+  std::string lines;
+  const auto compare = [&](int rank, const std::string& what, double found, double planned) {
+    if (!(std::abs(found - planned) <= 0.02 * planned))
+      lines += text("rank ", rank, ", ", what, ": ", found, " bytes, planned ", planned, "\n");
+  };
+  for (int rank = 0; rank < world; ++rank) {
+    const auto& stage = mesh.at("stages").at(rank / of_stage);
+    for (const std::string& kind : kinds)
+      compare(rank, kind, run.record.peaks.at(rank).at(kind), stage.at("memory").at(kind));
+    for (const auto& [name, planned] : stage.at("sent").items())
+      compare(rank, "sent a step, " + name, sent[rank][name], planned);
+  }
+  return lines;
+}
+
+// Four pairs of layers whose inner widths 2 and 4 ranks divide. 100 steps: what is sent once a run, such as stage 3's
+// parameters for the record, is 1/300 of what is sent in it.
+const std::string model = "--layers 24,32,16,32,16,32,24,32,8 --activation gelu --optimizer adamw ";
+
+// 8 rows a replica and step in the run.
+void planned(const std::string& name, int ranks, int replicas, const Path& program, const std::string& options,
+             const std::string& mesh, const Kinds& kinds) {
+  test(text("solution.07.plan.measured.", name, ".", ranks), {.ranks = ranks}, [=] {
+    const Run measured =
+        record(on(ranks, program, model, "--batch-size 8 --log-every 0 --samples", 100 * 8 * replicas, options));
+    succeed(on(1, plan, model, "--gpus", ranks, "--global-batch", 8 * replicas, mesh, "--json plan.json"));
+    const std::string found = differences("plan.json", measured, kinds);
+    if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
+  });
+}
+
+TESTS(measured) {
+  for (int ranks : {2, 4}) {
+    planned("ddp", ranks, ranks, solution("02_ddp/ddp"), "", text("--pp 1 --tp 1 --zero 0 --dp ", ranks), all_kinds);
+    planned("pipeline", ranks, 1, solution("04_pipeline/pipeline"), "--micro-batches 8",
+            text("--dp 1 --tp 1 --zero 0 --micro-batches 8 --pp ", ranks), all_kinds);
+    planned("tensor_parallel", ranks, 1, solution("05_tensor_parallel/tensor_parallel"), "",
+            text("--dp 1 --pp 1 --zero 0 --tp ", ranks), all_kinds);
+  }
+  // zero's units have buffers for gradients of activations each, where a plan counts one pair for all: no activations.
+  // Three ranks do not divide the layers' parameters.
+  for (int stage : {0, 1, 2, 3}) {
+    planned(text("zero", stage), 3, 3, solution("06_fsdp/zero"), text("--stage ", stage),
+            text("--dp 3 --pp 1 --tp 1 --zero ", stage), states_and_buckets);
+  }
+  planned("fsdp", 3, 3, solution("06_fsdp/fsdp"), "", "--dp 3 --pp 1 --tp 1 --zero 3 --prefetch", states_and_buckets);
+  struct Sizes {
+    int dp, pp, tp, zero;
+  };
+  for (const auto& [dp, pp, tp, zero] : {Sizes{1, 1, 1, 0},
+                                         {3, 1, 1, 1},
+                                         {1, 4, 1, 0},
+                                         {1, 1, 4, 0},
+                                         {2, 2, 1, 0},
+                                         {2, 2, 1, 1},
+                                         {2, 1, 2, 1},
+                                         {1, 2, 2, 0},
+                                         {3, 2, 1, 1},
+                                         {1, 3, 2, 0},
+                                         {2, 2, 2, 0},
+                                         {2, 2, 2, 1}}) {
+    const std::string mesh = text("--dp ", dp, " --pp ", pp, " --tp ", tp, " --zero ", zero, " --micro-batches 4");
+    planned(text("train_3d.", dp, "x", pp, "x", tp, ".zero", zero), dp * pp * tp, dp, solution("07_3d/train_3d"), mesh,
+            mesh, all_kinds);
+  }
+  // A plan for something else than what has run is found out: AdamW's state is not sharded.
+  test("solution.07.plan.measured.another_plan", {.ranks = 2}, [] {
+    const Run measured = record(on(2, solution("02_ddp/ddp"), model, "--batch-size 8 --samples 160"));
+    succeed(on(1, plan, model, "--gpus 2 --global-batch 16 --dp 2 --zero 1 --json plan.json"));
+    const std::string found = differences("plan.json", measured, states);
+    EXPECT_NE(found.find("rank 1, optimizer: 38400 bytes, planned 19200"), std::string::npos) << found;
+  });
+}
+
+// What fits comes first, then what is faster: of 33.6 million parameters of 16 bytes over two nodes of two GPUs.
+TESTS(ranking) {
+  const std::pair<std::string, std::string> firsts[] = {
+      {"80", "2 +2 +1 +1 +8 .* fits"}, {"0.2", "1 +4 +1 +0 +16 .* fits"}, {"0.1", "2 +2 +1 +1 +8 .* too large"}};
+  for (const auto& [memory, first] : firsts) {
+    test("solution.07.plan.first_of." + memory + "GB", {}, [=] {
+      expect_output(
+          run(on(1, plan, "--width 2048 --depth 8 --optimizer adamw --gpus 4 --gpus-per-node 2 --rows 1 --memory",
+                 memory)),
+          0, {first, "and 11 more"});
+    });
+  }
+  // The latency and bandwidth of a link, from a file as chapter 00 writes it, and as options: 4 bytes of 10⁸
+  // parameters, all-reduced by two ranks, 20 µs and 4·10⁸ bytes at 10⁹ a second.
+  for (const std::string link : {"--node-link link.json", "--node-latency 10 --node-bandwidth 1"}) {
+    test(link.ends_with("json") ? "solution.07.plan.link.2" : "solution.07.plan.link.4", {}, [=] {
+      std::ofstream("link.json") << R"({"op": "all_reduce", "ranks": 2, "bus_factor": 1, "alpha_seconds": 2e-05,
+                                       "beta_seconds_per_byte": 1e-09, "measurements": []})";
+      expect_output(run(on(1, plan, "--parameters 1e8 --gpus 2 --zero 1 --global-batch 2 --peak 1e6", link)), 0,
+                    {"400.0 ms +fits"});
+    });
+  }
+  test("solution.07.plan.measured_link", {.ranks = 2, .measures = true}, [] {
+    succeed(on(2, solution("00_collectives/bandwidth"), "--op send_recv --max-mib 16 --json link.json"));
+    succeed(on(1, plan, "--node-link link.json --network-link link.json"));
+  });
+}
+
+TESTS(bad) {
+  // A planner needs no ranks; started on several, it says its line once too.
+  refusals("solution.07.plan.bad.", on(4, plan),
+           "ranks | --layers 8,12,8,12,8 --pp 8 | --pp is '8'; expected at most 4");
+  refusals("solution.07.plan.bad.", on(1, plan), R"(
+    product         | --dp 3 --pp 2 --tp 1                       | --dp, --pp and --tp make 6 GPUs; expected --gpus, 8
+    multiple        | --tp 3                                     | --gpus is '8'; expected a multiple of the given --dp, --pp and --tp
+    node            | --layers 8,12,8,12,8 --tp 4 --gpus-per-node 2 | --tp is '4'; expected a divisor of the 2 GPUs of a node
+    pairs           | --layers 8,8,8,8 --dp 4 --pp 1 --tp 2      | --tp is '2'; expected 1 for 3 layers, which do not make pairs
+    inside          | --layers 8,12,8,12,8 --tp 8                | --tp is '8'; expected a divisor of the width 12 inside a pair
+    stages          | --layers 8,12,8,12,8 --pp 8                | --pp is '8'; expected at most 4, the model's layers
+    stages_of_pairs | --layers 8,12,8,12,8 --dp 1 --pp 4 --tp 2  | --pp is '4'; expected at most 2, the model's pairs of layers
+    batch           | --dp 8 --global-batch 100                  | --global-batch is '100'; expected a multiple of the 8 replicas
+    micro_batches   | --dp 8 --micro-batches 3                   | --micro-batches is '3'; expected a divisor of the 128 rows
+    zero            | --layers 8,12,8,12,8 --pp 2 --dp 4 --tp 1 --zero 2 | --zero is '2'; expected 0 or 1 with --pp
+    zero_stage      | --zero 4                                   | --zero is '4'; expected 0, 1, 2, 3, any
+    parameters      | --parameters 1e9 --pp 2                    | --pp is '2'; expected 1 with --parameters
+    no_parameters   | --parameters=-1                            | --parameters is '-1'; expected a number greater than 0
+    depth           | --width 8                                  | --width is given alone; expected --width and --depth
+    both            | --width 8 --depth 2 --parameters 10        | --parameters is given; expected no --width and --depth
+    precision       | --precision bf16                           | --precision is 'bf16'; expected fp32, mixed
+    overflow        | --dp 1048576 --pp 1048576 --tp 1           | make 1099511627776 GPUs
+    too_many        | --dp 1 --pp 1073741824 --tp 1              | --pp is .1073741824.; expected a whole number from 1 to
+    efficiency      | --efficiency 50                            | --efficiency is above 1; expected a share
+    link            | --node-link /nowhere/link.json             | --node-link is '/nowhere/link.json'; expected a file that 00_collectives/bandwidth has written
+    json            | --json /nowhere/plan.json                  | --json is '/nowhere/plan.json', which cannot be written: No such file
+    training        | --batch-size 8                             | --batch-size
+  )");
+}
+
+}  // namespace
+}  // namespace workshop::tests

@@ -1,2 +1,0 @@
-    outgoing = chunks[ring.rank - step];
-    incoming = chunks[ring.rank - step - 2];

@@ -1,2 +1,0 @@
-    CUDA_CHECK(cudaMemcpyAsync(data + incoming.begin, received, incoming.size * sizeof(float), cudaMemcpyDeviceToDevice,
-                               ring.stream));

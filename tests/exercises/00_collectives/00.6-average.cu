@@ -1,1 +1,0 @@
-  NCCL_CHECK(ncclReduceScatter(in, out, count, ncclFloat, ncclAvg, group.comm, group.stream));

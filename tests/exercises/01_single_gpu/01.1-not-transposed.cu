@@ -1,1 +1,0 @@
-  gemm(blas, Op::as_is, Op::as_is, rows, l.out, l.in, x, l.weight, 0, y);

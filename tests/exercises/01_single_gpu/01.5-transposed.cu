@@ -1,1 +1,0 @@
-  gemm(blas, Op::as_is, Op::transposed, rows, l.in, l.out, dy, l.weight, 0, dx);

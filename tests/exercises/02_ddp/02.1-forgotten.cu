@@ -1,1 +1,0 @@
-    static_cast<void>(comm);

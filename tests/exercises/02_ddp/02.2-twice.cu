@@ -1,2 +1,0 @@
-    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count, ncclFloat, ncclAvg, comm, stream));
-    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count, ncclFloat, ncclAvg, comm, stream));

@@ -1,1 +1,0 @@
-    NCCL_CHECK(ncclAllReduce(grads, grads, bucket.count, ncclFloat, ncclAvg, comm_, compute_));

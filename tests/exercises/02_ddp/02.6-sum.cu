@@ -1,1 +1,0 @@
-    NCCL_CHECK(ncclAllReduce(grads, grads, bucket.count, ncclFloat, ncclSum, comm_, communication_));

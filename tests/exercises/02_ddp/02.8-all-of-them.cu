@@ -1,1 +1,0 @@
-  for (int i = 0; i < held_out; ++i) mine.push_back(trained_on + i);

@@ -1,1 +1,0 @@
-    end += layers / parts + (p <= layers % parts ? 1 : 0);

@@ -1,1 +1,0 @@
-    end += layers / parts + (p >= parts - layers % parts ? 1 : 0);

@@ -1,1 +1,0 @@
-    end += layers / parts;

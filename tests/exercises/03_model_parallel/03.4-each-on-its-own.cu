@@ -1,1 +1,0 @@
-  stage.backward(rows, rank > 0 ? stage.input_gradient.data() : nullptr);

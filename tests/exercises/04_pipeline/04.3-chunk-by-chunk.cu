@@ -1,2 +1,0 @@
-    chunk = n / micro_batches;
-    micro_batch = n % micro_batches;

@@ -1,2 +1,0 @@
-    chunk = n % chunks;
-    micro_batch = n / chunks;

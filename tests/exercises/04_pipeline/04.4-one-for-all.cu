@@ -1,2 +1,0 @@
-    buffer[i.micro_batch] = 0;
-    taken.assign(1, i.kind == takes);

@@ -1,1 +1,0 @@
-      samples_[m] = batch.samples * micro_batches_;

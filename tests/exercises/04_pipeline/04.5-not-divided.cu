@@ -1,1 +1,0 @@
-      samples_[m] = micro_batch(m).samples;

@@ -1,1 +1,0 @@
-    std::copy_n(whole.begin(), p.count(), part.begin());

@@ -1,1 +1,0 @@
-  launch(add_bias, rows * l.out, stream, y, l.bias, rows, l.out);

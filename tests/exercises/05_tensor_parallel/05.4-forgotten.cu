@@ -1,1 +1,0 @@
-  // The other ranks have their features, and this one has its own.

@@ -1,1 +1,0 @@
-    shard = count / ranks + 1;

@@ -1,2 +1,0 @@
-    layout.offsets.push_back(0);
-    layout.count += unit.sharding.shard;

@@ -1,2 +1,0 @@
-    layout.offsets.push_back(layout.count);
-    layout.count += unit.sharding.padded();

@@ -1,1 +1,0 @@
-  std::copy_n(values.begin(), size, shard.begin());

@@ -1,1 +1,0 @@
-  part = {(rank + 1) % sharding.ranks * sharding.shard, sharding.shard};

@@ -1,1 +1,0 @@
-  part = {0, sharding.count};

@@ -1,1 +1,0 @@
-  gathers = {false, false, true};

@@ -1,1 +1,0 @@
-    NCCL_CHECK(ncclAllGather(full, full, count, ncclFloat, comm_, stream_));

@@ -1,1 +1,0 @@
-    NCCL_CHECK(ncclAllReduce(full, full, sharding.padded(), ncclFloat, ncclAvg, comm_, stream_));

@@ -1,1 +1,0 @@
-    launch(add_scaled, sharding.shard, stream_, received, part, 1.0f, sharding.shard);

@@ -1,1 +1,0 @@
-    CUDA_CHECK(cudaMemcpyAsync(part, received, sharding.shard * sizeof(float), cudaMemcpyDeviceToDevice, stream_));

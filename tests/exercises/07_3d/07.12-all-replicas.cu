@@ -1,1 +1,0 @@
-  sent = model.bytes() * model.rows * summed * 2 * (layout.tp - 1) / layout.tp;

@@ -1,1 +1,0 @@
-  sent = model.bytes() * rows * summed * (layout.tp - 1) / layout.tp;

@@ -1,1 +1,0 @@
-  sent = model.bytes() * rows * (part.out + part.in);

@@ -1,1 +1,0 @@
-  share = (layout.pp - 1.0) / layout.micro_batches;

@@ -1,1 +1,0 @@
-  seconds = t.busy / (1 - bubble) + messages + t.gather + t.reduce;

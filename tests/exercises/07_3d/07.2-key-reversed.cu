@@ -1,2 +1,0 @@
-    color = at.pipeline * shape.data + at.data;
-    key = shape.tensor - at.tensor;

@@ -1,2 +1,0 @@
-    color = at.pipeline * shape.tensor + at.tensor;
-    key = at.data;

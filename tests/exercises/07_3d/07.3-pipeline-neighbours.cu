@@ -1,2 +1,0 @@
-    color = at.tensor;
-    key = at.data;

@@ -1,2 +1,0 @@
-    color = 0;
-    key = rank_of(at, shape);

@@ -1,2 +1,0 @@
-    color = at.data * shape.tensor + at.tensor;
-    key = -at.pipeline;

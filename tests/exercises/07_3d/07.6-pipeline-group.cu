@@ -1,1 +1,0 @@
-  replicas = &mesh.pipeline;

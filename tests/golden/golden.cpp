@@ -1,0 +1,22 @@
+// What PyTorch computed, and what the programs compute with the same options: a test a file and program. More of them
+// are with the chapters.
+#include <filesystem>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+TESTS(golden) {
+  for (const auto& entry : std::filesystem::directory_iterator(source("tests/golden").path)) {
+    if (entry.path().extension() != ".json") continue;
+    const std::string name = entry.path().stem();
+    const Golden run = golden("tests/golden/" + name + ".json");
+    golden_test("golden." + name, run, on(run.ranks, solution(run.program), run.options));
+    if (run.program != "02_ddp/ddp") continue;
+    golden_test("golden." + name + ".overlap", run, on(run.ranks, solution("02_ddp/ddp_overlap"), run.options));
+  }
+}
+
+}  // namespace
+}  // namespace workshop::tests

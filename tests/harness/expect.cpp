@@ -1,0 +1,312 @@
+#include "tests/harness/expect.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <regex>
+
+namespace workshop::tests {
+namespace {
+
+using tools::RunRecord;
+using tools::Tensor;
+using Json = nlohmann::json;
+
+// What a run has learned: "loss of step 3", "0.weight[5]" or "validation loss of epoch 0", and its value.
+std::map<std::string, double> learned(const RunRecord& record) {
+  if (!record.todo.empty() || record.replicas.empty()) fail("this is not a complete record of a training run");
+  std::map<std::string, double> all;
+  for (const auto& loss : record.losses) {
+    const auto [place, added] = all.emplace(text("loss of step ", loss.step), loss.global_loss);
+    if (!added && !(place->second == loss.global_loss)) fail("the replicas' mean losses differ");
+  }
+  for (const Tensor& parameter : record.parameters) {
+    for (std::size_t i = 0; i < parameter.values.size(); ++i)
+      all[text(parameter.name, "[", i, "]")] = parameter.values[i];
+  }
+  for (const auto& [key, value] : record.values) {
+    if (key.second.starts_with("validation loss")) all[key.second] = value;
+  }
+  for (const auto& [name, hashes] : record.replicas) {
+    if (hashes.size() > 1) fail("the replicas' " + name + " differ");
+  }
+  return all;
+}
+
+std::string printed(double number) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.9g", number);
+  return buffer;
+}
+
+// Adds a line for a rank where two numbers differ.
+void compare(std::string& differences, const std::string& what, double found, double expected) {
+  if (found == expected) return;
+  differences += what + ": " + printed(found) + ", expected " + printed(expected) + "\n";
+}
+
+std::string without_notes(const std::string& output) {
+  std::istringstream in(output);
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    if (!std::regex_search(line, std::regex("^note: [0-9]+ ranks share "))) kept += line + "\n";
+  }
+  return kept;
+}
+
+// A line of it matches.
+bool matches(const std::string& output, const std::string& regex) {
+  const std::regex compiled(regex);
+  std::istringstream in(output);
+  for (std::string line; std::getline(in, line);) {
+    if (std::regex_search(line, compiled)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// ---- two trainings -------------------------------------------------------------------------------------------------
+
+std::string compare_training(const RunRecord& expected_run, const RunRecord& found_run, double bound, bool resumed) {
+  auto expected = learned(expected_run);
+  const auto found = learned(found_run);
+  if (resumed) {
+    std::erase_if(expected, [&](const auto& value) {
+      return value.first.find("loss of") != std::string::npos && !found.contains(value.first);
+    });
+  }
+  if (expected.size() != found.size()) return "the runs have different steps or parameters";
+  for (const auto& [what, value] : expected) {
+    if (!found.contains(what)) return what + " is missing";
+    const double error = std::fabs(found.at(what) - value) / std::max(1.0, std::fabs(value));
+    if (!(error <= bound)) {
+      return text(what, ": ", printed(found.at(what)), ", expected ", printed(value), "; the difference ", error,
+                  " is above the bound ", bound);
+    }
+  }
+  return "";
+}
+
+void expect_same_training(const Run& expected, const Run& found, double bound, bool resumed) {
+  const std::string difference = compare_training(expected.record, found.record, bound, resumed);
+  if (!difference.empty()) fail(report(found, "what this learns: " + expected.command, difference));
+}
+
+void same_training(const std::string& name, double bound, const Command& expected, const Command& found,
+                   Properties properties, const Where& where) {
+  properties.ranks = std::max(expected.ranks, found.ranks);
+  test(
+      name, properties, [=] { expect_same_training(record(expected), record(found), bound); }, where);
+}
+
+Golden golden(const std::string& path) {
+  const Path file = source(path);
+  std::ifstream in(file.path);
+  const Json options = Json::parse(in).at("options");
+  Golden golden{file, options.value("program", ""), "", options.value("world", 1)};
+  for (const std::string word : options.at("command")) golden.options += word + " ";
+  return golden;
+}
+
+void golden_test(const std::string& name, const Golden& golden, const Command& command, const Where& where) {
+  test(
+      name, {.ranks = command.ranks}, [=] { expect_golden(record(command), golden.file); }, where);
+}
+
+// The error of a loss is relative to the expected loss. That of a parameter is relative to the expected value or to the
+// root mean square of its tensor, whichever is larger: a weight that happens to lie near zero is no more precise than
+// its neighbors.
+void expect_golden(const Run& run, const Path& path) {
+  constexpr double kTolerance = 1e-5;
+  std::ifstream file(path.path);
+  const Json ranks = Json::parse(file).at("ranks");
+  const auto expect_close = [&](const std::string& what, double expected, double found, double scale = 0) {
+    const double error = tools::relative_error(found, expected, scale);
+    if (!(error <= kTolerance))
+      fail(report(run, what + " " + printed(expected) + ", as in " + path.path,
+                  text(printed(found), ", a relative error of ", error)));
+  };
+  const auto expect_count = [&](const std::string& what, std::size_t expected, std::size_t found) {
+    if (found != expected) fail(report(run, text(expected, " ", what, ", as in ", path.path), text(found)));
+  };
+
+  const std::size_t replicas = ranks.size();
+  expect_count("steps of all replicas", replicas * ranks[0].at("losses").size(), run.record.losses.size());
+  for (std::size_t i = 0; i < run.record.losses.size(); ++i) {
+    const auto& loss = run.record.losses[i];  // in order of step, then replica
+    const int step = static_cast<int>(i / replicas), replica = static_cast<int>(i % replicas);
+    const std::string where = text("step ", step, ", replica ", replica);
+    if (loss.step != step || loss.replica != replica)
+      fail(report(run, where, text("step ", loss.step, ", replica ", loss.replica)));
+    double sum = 0;
+    for (const Json& rank : ranks) sum += rank.at("losses").at(step).get<double>();
+    expect_close(where + ", loss", ranks[replica].at("losses")[step], loss.loss);
+    expect_close(where + ", global loss", sum / static_cast<double>(replicas), loss.global_loss);
+  }
+  const Json& parameters = ranks[0].at("params");
+  expect_count("parameters", parameters.size(), run.record.parameters.size());
+  for (const auto& [name, values] : parameters.items()) {
+    const auto expected = values.get<std::vector<double>>();
+    const auto found = std::ranges::find(run.record.parameters, name, &Tensor::name);
+    if (found == run.record.parameters.end()) fail(report(run, "a parameter " + name, "none"));
+    expect_count("values of parameter " + name, expected.size(), found->values.size());
+    const double squares = std::inner_product(expected.begin(), expected.end(), expected.begin(), 0.0);
+    const double rms = std::sqrt(squares / static_cast<double>(expected.size()));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      expect_close(text("parameter ", name, "[", i, "] after the last step"), expected[i], found->values[i], rms);
+    }
+  }
+}
+
+// ---- what is sent and held -----------------------------------------------------------------------------------------
+
+void expect_ledger(const Run& run, const std::vector<Traffic>& expected) {
+  struct Sum {
+    double calls = 0, bytes = 0;
+  };
+  std::map<std::pair<int, std::string>, std::pair<Sum, Sum>> ledger;  // found and expected, by rank and operation
+  for (const auto& line : run.record.collectives) {
+    Sum& found = ledger[{line.rank, line.op}].first;
+    found.calls += line.calls;
+    found.bytes += line.bytes;
+  }
+  for (const Traffic& line : expected) {
+    const int first = line.rank == kAll ? 0 : line.rank, last = line.rank == kAll ? run.record.world - 1 : line.rank;
+    for (int rank = first; rank <= last; ++rank)
+      ledger[{rank, line.op}].second = {1.0 * line.calls, line.calls > 0 ? 1.0 * line.bytes : 0};
+  }
+  std::string differences;
+  for (const auto& [key, sums] : ledger) {
+    const std::string what = text("rank ", key.first, ", ", key.second);
+    compare(differences, what + ", calls", sums.first.calls, sums.second.calls);
+    compare(differences, what + ", bytes", sums.first.bytes, sums.second.bytes);
+  }
+  if (!differences.empty()) ADD_FAILURE() << report(run, "the ledger of the README", differences);
+}
+
+void ledger(const std::string& name, const Command& command, const std::vector<Traffic>& expected, const Where& where) {
+  test(
+      name, command, [=](const Run& run) { expect_ledger(run, expected); }, where);
+}
+
+void expect_memory(const Run& run, int of_rank, const Bytes& expected) {
+  std::string differences;
+  for (const auto& [rank, peaks] : run.record.peaks) {
+    if (of_rank != kAll && rank != of_rank) continue;
+    for (const auto& [kind, bytes] : expected) {
+      compare(differences, text("rank ", rank, ", bytes of ", kind), peaks.contains(kind) ? peaks.at(kind) : NAN,
+              bytes);
+    }
+  }
+  if (static_cast<int>(run.record.peaks.size()) != run.record.world) differences += "ranks are missing\n";
+  if (!differences.empty()) ADD_FAILURE() << report(run, "the memory of the README", differences);
+}
+
+void expect_clean_steps(const Run& run) {
+  if (kCuda) return;
+  std::string differences;
+  for (const auto& [rank, host] : run.record.host) {
+    const std::string of_rank = text("rank ", rank, ", ");
+    compare(differences, of_rank + "allocations in steps", host.at("allocations"), 0);
+    compare(differences, of_rank + "waits of the host in steps", host.at("synchronizations"), 0);
+    compare(differences, of_rank + "devices in use", host.at("devices"), 1);
+  }
+  for (const auto& [rank, device] : run.record.device) {
+    compare(differences, text("rank ", rank, ", bytes in use on the device"), device.at("in_use"),
+            device.at("accounted"));
+  }
+  const std::size_t world = run.record.world;
+  if (run.record.host.size() != world || run.record.device.size() != world) differences += "ranks are missing\n";
+  if (!differences.empty()) ADD_FAILURE() << report(run, "steps that neither allocate nor wait", differences);
+}
+
+void step(const std::string& name, const Command& command, const Bytes& memory, const Where& where) {
+  test(
+      name, command,
+      [=](const Run& run) {
+        expect_clean_steps(run);
+        expect_memory(run, kAll, memory);
+      },
+      where);
+}
+
+// ---- refusals ------------------------------------------------------------------------------------------------------
+
+void expect_one_line(const Run& run, int status, const std::string& regex) {
+  const std::string output = without_notes(run.output);
+  const bool one = std::ranges::count(output, '\n') == 1;
+  EXPECT_TRUE(run.status == status && one && matches(output, regex))
+      << report(run, text("status ", status, " and one line that matches: ", regex),
+                text("status ", run.status, " and\n", output));
+}
+
+void expect_output(const Run& run, int status, const std::vector<std::string>& regexes) {
+  EXPECT_EQ(run.status, status) << report(run, text("status ", status),
+                                          text("status ", run.status, " and\n", run.output));
+  for (const std::string& regex : regexes) {
+    EXPECT_TRUE(matches(run.output, regex)) << report(run, "a line that matches: " + regex, "\n" + run.output);
+  }
+}
+
+void refused(const std::string& name, const std::string& regex, const Command& command, Properties properties,
+             const Where& where) {
+  properties.ranks = command.ranks;
+  test(
+      name, properties, [=] { expect_one_line(run(command), 2, regex); }, where);
+}
+
+void refusals(const std::string& prefix, const Command& command, const std::string& table, const Where& where) {
+  static const std::regex row(R"(\s*(\S+)\s*\|(.*?)\| ?(.+))"), hash("#");
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find_first_not_of(' ') == std::string::npos) continue;
+    std::smatch cells;
+    if (!std::regex_match(line, cells, row)) fail("no test is " + line);
+    const bool several = cells.str(1).find('#') != std::string::npos;
+    for (int n : several ? std::vector{1, 4} : std::vector{command.ranks}) {
+      const auto filled = [n](const std::string& text) { return std::regex_replace(text, hash, std::to_string(n)); };
+      Command with_options = with(command, cells.str(2));
+      with_options.ranks = n;
+      refused(prefix + filled(cells[1]), filled(cells[3]), with_options, {}, where);
+    }
+  }
+}
+
+// ---- timelines -----------------------------------------------------------------------------------------------------
+
+std::map<int, std::vector<Span>> read_timeline(const std::string& path) {
+  std::ifstream file(path);
+  const Json timeline = Json::parse(file);
+  std::map<int, std::vector<Span>> ranks;
+  for (const Json& event : timeline.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;  // a name, not a span
+    ranks[event.at("pid")].push_back(
+        {event.at("name"), event.at("tid"), event.at("ts").get<double>() / 1e3, event.at("dur").get<double>() / 1e3});
+  }
+  return ranks;
+}
+
+void overlaps(const std::string& name, const Command& command, const std::string& communication, const Where& where) {
+  const auto body = [=] {
+    const Run run = succeed(with(command, "--timeline timeline.json"));
+    const auto timeline = read_timeline("timeline.json");
+    if (timeline.empty()) fail(report(run, "a timeline", "one without spans"));
+    for (const auto& [rank, spans] : timeline) {
+      double overlap = 0;
+      for (const Span& a : spans) {
+        for (const Span& b : spans) {
+          const bool both = a.name.find(communication) != std::string::npos && b.name.find("ward") != std::string::npos;
+          if (both && a.stream != b.stream)
+            overlap += std::max(0.0, std::min(a.end(), b.end()) - std::max(a.begin, b.begin));
+        }
+      }
+      EXPECT_TRUE(overlap > 0) << report(run, communication + " behind computation", text("none on rank ", rank));
+    }
+  };
+  test(name, {.ranks = command.ranks}, body, where);
+}
+
+}  // namespace workshop::tests
