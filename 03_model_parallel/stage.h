@@ -6,7 +6,6 @@
 
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
-#include "common/gather.h"
 #include "common/job.h"
 #include "idle_clock.h"
 
@@ -79,7 +78,7 @@ inline void report(const Stage& stage, const std::vector<int>& bounds, const Job
   };
   const Row mine{static_cast<float>(stage.clock.idle_share()), stage.model.count()};
   record_value("idle share", mine.idle_share);
-  const std::vector<Row> all = gather_values(mine, job.comm(), stream);
+  const std::vector<Row> all = job.group().gather(mine);
   print0("rank  layers     parameters  idle\n");
   for (int rank = 0; rank < job.world(); ++rank) {
     print0("%4d  %3d to %-3d %10d  %3.0f %%\n", rank, bounds[rank], bounds[rank + 1] - 1, all[rank].parameters,

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/device.h"
+#include "common/run/gather.h"
+
 namespace workshop {
 
 class Group {
@@ -26,7 +29,10 @@ class Group {
   Group split(int color, int key, const std::string& name) const;
 
   // Every rank's value, in the order of the ranks: preparation and no part of the training. Collective, and waits.
-  std::vector<int> gather(int value) const;
+  template <typename T>
+  std::vector<T> gather(const T& mine) const {
+    return gather_values(mine, comm_, Stream());
+  }
 
   ncclComm_t comm() const { return comm_; }
   int rank() const { return rank_; }                            // of this process in the group

@@ -1,15 +1,5 @@
 // One training run, as every program goes through it: the data, the order of the samples, the losses, validation and
-// checkpoints. What is left for a program's main() is its technique.
-//
-//   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, sizes, stream);
-//   training.add(parts, model.values(), optimizer.state());
-//   while (training.next_epoch()) {
-//     while (training.next_step()) {
-//       for (const MicroBatch& batch : training.batches()) { … forward, loss and backward … }
-//       … gradients and optimizer …
-//     }
-//     … training.losses(), averaged over the replicas …
-//   }
+// checkpoints. What is left for a program's main() is its technique: 01_single_gpu/mlp.cu.
 #pragma once
 
 #include <functional>
@@ -18,6 +8,7 @@
 
 #include "common/checkpoint.h"
 #include "common/data.h"
+#include "common/group.h"
 #include "common/job.h"
 #include "common/options.h"
 #include "common/record.h"
@@ -47,11 +38,12 @@ class Training {
   // The data set of the options, with samples of `input_size` and `output_size` floats.
   Training(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
            cudaStream_t stream);
+  ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
 
   // ---- what checkpoints keep: all of it before the first epoch ----
-  void add(const std::vector<TensorPart>& parts) { checkpoints_.add(parts); }
+  void add(const std::vector<TensorPart>& parts);
   // The optimizer's state of what `parts` hold, which lie from `values` on; goes on with its steps, too.
   void add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state);
   // Parameters and the optimizer's state of all of them.
@@ -76,19 +68,19 @@ class Training {
   class Batches;
   Batches batches();
   // The batch of a step that has one.
-  Batch batch() { return loader_.batch(first_); }
+  Batch batch();
   // Samples of the step on this replica, in all its batches.
-  int samples() const { return loader_.samples(first_, last_); }
+  int samples() const;
   // Where the step's loss belongs, on the device: a zero, to add to.
-  float* loss() const { return loss_; }
+  float* loss() const;
 
   // The epoch's losses on the device, one a step. With several replicas a program writes their mean to global_losses().
-  LossLog& losses() { return losses_; }
-  ncclComm_t comm() const { return comm_; }  // of all ranks of the job
+  LossLog& losses();
+  ncclComm_t comm() const;  // of all ranks of the job
 
   // ---- validation: with --validation-samples, after each epoch ----
-  int trained_on() const { return trained_on_; }                   // the first samples of the data set
-  int held_out() const { return options_.samples - trained_on_; }  // the last ones
+  int trained_on() const;  // the first samples of the data set
+  int held_out() const;    // the last ones
   // Prints the losses of the epoch now, so that what a program prints comes after them.
   void end_epoch();
   // For programs whose ranks all go through the same samples. Calls add_loss(batch, loss) for each batch of the samples
@@ -100,51 +92,29 @@ class Training {
   void report_validation(double loss);
 
  private:
-  const Options& options_;
-  ncclComm_t comm_;
-  cudaStream_t stream_;
-  int trained_on_;
-  RandomTensorDataset dataset_;
-  RandomSampler random_;
-  DistributedSampler distributed_;
-  DataLoader loader_;
-  LossLog losses_;
-  Checkpoints checkpoints_;
-  std::vector<int*> optimizer_steps_;
-  double best_loss_;
-  bool resumed_ = false, in_epoch_ = false, in_step_ = false;
-  Progress start_;
-  int epoch_ = -1, first_ = 0, last_ = 0;  // the step's batches are [first_, last_)
-  float* loss_ = nullptr;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 class Training::Batches {
  public:
-  struct End {
-    int batch;
-  };
+  explicit Batches(Training& training) : training_(training) {}
   class Iterator {
    public:
     Iterator(Training& training, int batch) : training_(training), batch_(batch) {}
-    MicroBatch operator*() const {
-      return {training_.loader_.batch(batch_), batch_ == training_.first_, batch_ + 1 == training_.last_};
-    }
+    MicroBatch operator*() const;
     void operator++() { ++batch_; }
-    bool operator!=(End end) const { return batch_ != end.batch; }
+    bool operator!=(const Iterator& other) const { return batch_ != other.batch_; }
 
    private:
     Training& training_;
     int batch_;
   };
-
-  explicit Batches(Training& training) : training_(training) {}
-  Iterator begin() const { return {training_, training_.first_}; }
-  End end() const { return {training_.last_}; }
+  Iterator begin() const;
+  Iterator end() const;
 
  private:
   Training& training_;
 };
-
-inline Training::Batches Training::batches() { return Batches(*this); }
 
 }  // namespace workshop

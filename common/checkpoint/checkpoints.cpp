@@ -4,7 +4,7 @@
 
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/state.h"
-#include "common/gather.h"
+#include "common/run/gather.h"
 #include "common/job.h"
 #include "common/run/untrusted.h"
 #include "common/watchdog/watchdog.h"

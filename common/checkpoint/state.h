@@ -1,4 +1,4 @@
-// What the parts of common/checkpoint.h share.
+// What the parts of Checkpoints share.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint.h"
+#include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/index.h"
 
 namespace workshop {

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/data.h"
+#include "common/data/dataset.h"
 
 namespace workshop {
 namespace {

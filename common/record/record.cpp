@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "common/files.h"
-#include "common/gather.h"
+#include "common/run/gather.h"
 #include "common/job.h"
 #include "common/record/recorder.h"
 #ifdef WORKSHOP_BACKEND_CPU

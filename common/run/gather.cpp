@@ -1,4 +1,4 @@
-#include "common/gather.h"
+#include "common/run/gather.h"
 
 #include <numeric>
 

@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "common/device.h"
-#include "common/gather.h"
 #include "common/record.h"
 
 namespace workshop {
@@ -27,10 +26,6 @@ Group Group::split(int color, int key, const std::string& name) const {
   group.owned_ = true;
   group.members_ = group.gather(members_[rank_]);
   return group;
-}
-
-std::vector<int> Group::gather(int value) const {
-  return gather_values(value, comm_, Stream());
 }
 
 }  // namespace workshop

@@ -4,101 +4,146 @@
 #include <limits>
 #include <numeric>
 
+#include "common/checkpoint/checkpoints.h"
+#include "common/data/dataset.h"
+
 namespace workshop {
+
+struct Training::State {
+  State(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
+        cudaStream_t stream)
+      : options(options),
+        comm(job.comm()),
+        stream(stream),
+        trained_on(options.samples - options.validation_samples),
+        dataset(options.samples, input_size, output_size, options.seed),
+        random(trained_on, options.shuffle, dataset.generator),
+        distributed(trained_on, place.replicas, place.replica, options.shuffle),
+        loader(dataset, options.batch_size, stream),
+        losses(options, place.reports ? place.replica : -1, place.replicas, stream),
+        checkpoints(options, place.replicas, job.comm(), stream) {}
+
+  const Options& options;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int trained_on;
+  RandomTensorDataset dataset;
+  RandomSampler random;
+  DistributedSampler distributed;
+  DataLoader loader;
+  LossLog losses;
+  Checkpoints checkpoints;
+  std::vector<int*> optimizer_steps;
+  double best_loss = std::numeric_limits<double>::max();
+  bool resumed = false, in_epoch = false, in_step = false;
+  Progress start;
+  int epoch = -1, first = 0, last = 0;  // the step's batches are [first, last)
+  float* loss = nullptr;
+};
 
 Training::Training(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
                    cudaStream_t stream)
-    : options_(options),
-      comm_(job.comm()),
-      stream_(stream),
-      trained_on_(options.samples - options.validation_samples),
-      dataset_(options.samples, input_size, output_size, options.seed),
-      random_(trained_on_, options.shuffle, dataset_.generator),
-      distributed_(trained_on_, place.replicas, place.replica, options.shuffle),
-      loader_(dataset_, options.batch_size, stream),
-      losses_(options, place.reports ? place.replica : -1, place.replicas, stream),
-      checkpoints_(options, place.replicas, job.comm(), stream),
-      best_loss_(std::numeric_limits<double>::max()) {
-  if (options.sampling() == Sampling::data_loader) checkpoints_.add(random_);
-  if (options.validates()) checkpoints_.add("best validation loss", best_loss_);
+    : state_(std::make_unique<State>(options, job, place, input_size, output_size, stream)) {
+  if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
+  if (options.validates()) state_->checkpoints.add("best validation loss", state_->best_loss);
 }
 
+Training::~Training() = default;
+
+Batch Training::batch() { return state_->loader.batch(state_->first); }
+int Training::samples() const { return state_->loader.samples(state_->first, state_->last); }
+float* Training::loss() const { return state_->loss; }
+LossLog& Training::losses() { return state_->losses; }
+ncclComm_t Training::comm() const { return state_->comm; }
+int Training::trained_on() const { return state_->trained_on; }
+int Training::held_out() const { return state_->options.samples - state_->trained_on; }
+
+Training::Batches Training::batches() { return Batches(*this); }
+Training::Batches::Iterator Training::Batches::begin() const { return {training_, training_.state_->first}; }
+Training::Batches::Iterator Training::Batches::end() const { return {training_, training_.state_->last}; }
+MicroBatch Training::Batches::Iterator::operator*() const {
+  State& state = *training_.state_;
+  return {state.loader.batch(batch_), batch_ == state.first, batch_ + 1 == state.last};
+}
+
+void Training::add(const std::vector<TensorPart>& parts) { state_->checkpoints.add(parts); }
+
 void Training::add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state) {
-  checkpoints_.add_adamw(parts, values, state.first_moment, state.second_moment);
-  optimizer_steps_.push_back(state.steps);
+  state_->checkpoints.add_adamw(parts, values, state.first_moment, state.second_moment);
+  state_->optimizer_steps.push_back(state.steps);
 }
 
 void Training::resume() {
-  start_ = checkpoints_.resume(losses_);
-  for (int* steps : optimizer_steps_) *steps = start_.step;
-  epoch_ = start_.epoch - 1;
-  resumed_ = true;
+  state_->start = state_->checkpoints.resume(state_->losses);
+  for (int* steps : state_->optimizer_steps) *steps = state_->start.step;
+  state_->epoch = state_->start.epoch - 1;
+  state_->resumed = true;
 }
 
 Batch Training::first_samples() {
-  if (!resumed_) resume();
-  std::vector<int> in_order(trained_on_);
+  if (!state_->resumed) resume();
+  std::vector<int> in_order(state_->trained_on);
   std::iota(in_order.begin(), in_order.end(), 0);
-  loader_.start_epoch(in_order);
-  return loader_.batch(0);
+  state_->loader.start_epoch(in_order);
+  return state_->loader.batch(0);
 }
 
 bool Training::next_epoch() {
-  if (!resumed_) resume();
+  if (!state_->resumed) resume();
   end_epoch();
-  ++epoch_;
-  if (epoch_ >= options_.epochs || losses_.finished()) {
-    checkpoints_.finish();
+  ++state_->epoch;
+  if (state_->epoch >= state_->options.epochs || state_->losses.finished()) {
+    state_->checkpoints.finish();
     return false;
   }
-  distributed_.set_epoch(epoch_);  // else every epoch would have the same order
-  const bool distributed = options_.sampling() == Sampling::distributed;
-  loader_.start_epoch(distributed ? distributed_.indices() : random_.next_epoch());
-  last_ = start_.first_batch(epoch_);
-  return in_epoch_ = true;
+  state_->distributed.set_epoch(state_->epoch);  // else every epoch would have the same order
+  const bool distributed = state_->options.sampling() == Sampling::distributed;
+  state_->loader.start_epoch(distributed ? state_->distributed.indices() : state_->random.next_epoch());
+  state_->last = state_->start.first_batch(state_->epoch);
+  return state_->in_epoch = true;
 }
 
 bool Training::next_step() {
-  if (in_step_) checkpoints_.step_done(epoch_, last_, loader_);
-  in_step_ = last_ < loader_.steps() && !losses_.finished();
-  if (!in_step_) return false;
-  loss_ = losses_.next(stream_);
-  first_ = last_;
-  last_ = std::min(first_ + options_.accumulation_steps, loader_.steps());
+  if (state_->in_step) state_->checkpoints.step_done(state_->epoch, state_->last, state_->loader);
+  state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
+  if (!state_->in_step) return false;
+  state_->loss = state_->losses.next(state_->stream);
+  state_->first = state_->last;
+  state_->last = std::min(state_->first + state_->options.accumulation_steps, state_->loader.steps());
   return true;
 }
 
 void Training::end_epoch() {
-  if (in_epoch_) losses_.end_epoch(epoch_, stream_);
-  in_epoch_ = false;
+  if (state_->in_epoch) state_->losses.end_epoch(state_->epoch, state_->stream);
+  state_->in_epoch = false;
 }
 
 void Training::validate(const Group& ranks, const std::function<void(const Batch&, float*)>& add_loss) {
   if (held_out() == 0) return;
   end_epoch();
-  const Range range("validate", stream_);
+  const Range range("validate", state_->stream);
   std::vector<int> samples(held_out());
-  std::iota(samples.begin(), samples.end(), trained_on_);
+  std::iota(samples.begin(), samples.end(), state_->trained_on);
   DeviceBuffer<float> loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), stream_));
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), state_->stream));
   go_through(samples, [&](const Batch& batch) { add_loss(batch, loss.data()); });
   if (ranks.size() > 1) {
-    NCCL_CHECK(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat, ncclSum, ranks.comm(), stream_));
+    NCCL_CHECK(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat, ncclSum, ranks.comm(), state_->stream));
   }
-  report_validation(loss.download(stream_)[0]);
+  report_validation(loss.download(state_->stream)[0]);
 }
 
 void Training::go_through(const std::vector<int>& samples, const std::function<void(const Batch&)>& add_loss) {
-  loader_.start_epoch(samples);
-  for (int i = 0; i < loader_.steps(); ++i) add_loss(loader_.batch(i));
+  state_->loader.start_epoch(samples);
+  for (int i = 0; i < state_->loader.steps(); ++i) add_loss(state_->loader.batch(i));
 }
 
 void Training::report_validation(double loss) {
-  const bool better = loss < best_loss_;
-  if (better) best_loss_ = loss;
-  print0("epoch %3d  validation loss %.6f%s\n", epoch_, loss, better ? ", the best so far" : "");
-  if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(epoch_), loss);
-  if (better) checkpoints_.save("best-");
+  const bool better = loss < state_->best_loss;
+  if (better) state_->best_loss = loss;
+  print0("epoch %3d  validation loss %.6f%s\n", state_->epoch, loss, better ? ", the best so far" : "");
+  if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(state_->epoch), loss);
+  if (better) state_->checkpoints.save("best-");
 }
 
 }  // namespace workshop

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/device.h"
-#include "common/gather.h"
+#include "common/run/gather.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/roll_call.h"
 #include "common/watchdog/call_log.h"

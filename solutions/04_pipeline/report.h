@@ -5,7 +5,6 @@
 
 #include "03_model_parallel/idle_clock.h"
 #include "check_schedule.h"
-#include "common/gather.h"
 #include "common/job.h"
 #include "stage.h"
 
@@ -36,7 +35,7 @@ inline void report(const Schedule& schedule, Stage& stage, const IdleClock& cloc
   };
   Row mine{static_cast<float>(clock.idle_share()), 0, static_cast<unsigned>(memory_use(Memory::activations).peak)};
   for (const Chunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
-  const std::vector<Row> all = gather_values(mine, job.comm(), stream);
+  const std::vector<Row> all = job.group().gather(mine);
   double mean = 0;
   print0("stage  activations held  bytes of activations  idle\n");
   for (int rank = 0; rank < job.world(); ++rank) {

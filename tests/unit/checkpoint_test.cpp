@@ -1,4 +1,4 @@
-#include "common/checkpoint.h"
+#include "common/checkpoint/checkpoints.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // The data set and its samplers against PyTorch's, and the loader against a gather by hand.
-#include "common/data.h"
+#include "common/data/dataset.h"
 
 #include <gtest/gtest.h>
 
