@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model of communication costs that the whole workshop uses, and how to get it from measured times.
 #pragma once
 

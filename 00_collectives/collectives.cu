@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The eight collective operations, each shown before and after, rank by rank; then all-reduce from its two halves.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products on cuBLAS. Matrices are row-major, as in C++ and PyTorch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A linear layer by hand, forward and backward, the activations and the loss: on cuBLAS and a few small kernels.
 //
 // Matrices are row-major, as in C++ and PyTorch: an activation is [rows, width], one row a sample; a weight is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a model on one GPU: the program that every later chapter distributes.
 #include "common/job.h"
 #include "common/training.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A multilayer perceptron: linear layers with an activation between them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The models that every strategy can train. A new one is a line here.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SGD and AdamW, as PyTorch computes them, for parameters on the device or on the host.
 #pragma once
 

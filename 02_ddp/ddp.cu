@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Distributed data parallelism: every rank holds the whole model and its share of each batch, and the ranks average
 // their gradients before each update. Replicas that start alike and see the same gradients stay alike: replicas.h.
 #include "01_single_gpu/models.h"

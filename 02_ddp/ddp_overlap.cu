@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data parallelism that hides its communication: ddp.cu with the gradients averaged in buckets on a second stream while
 // the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in buckets.h.
 #include "01_single_gpu/models.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model parallelism: every rank holds some of the layers. A batch passes through the ranks one after the other, its
 // gradients come back the same way, and while one rank computes the others wait. It buys memory, not time.
 #include "01_single_gpu/models.h"
@@ -85,5 +86,5 @@ int main(int argc, char** argv) {
     });
   }
   record_parameters(stage.model, 0, stream);
-  report(stage, bounds, job, stream);
+  report(stage, bounds, job);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is a schedule right? Found out without a device, before any rank runs it: a wrong one would hang, or train wrongly.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A forward pass through all stages with no backward pass behind it, for validation.
 #pragma once
 

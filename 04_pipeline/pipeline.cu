@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pipeline parallelism: model parallelism whose ranks work on several micro-batches of a batch at once. When which
 // stage computes what is data, made in schedule.h, checked in check_schedule.h, and carried out in executor.h.
 #include <deque>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options of every program that has a pipeline, and the schedule that they ask for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the pipeline program shows: a schedule, and how the stages spent their time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pipeline schedules as data: for every stage a list of instructions, which it carries out one after the other.
 //
 // The model is cut into stages · chunks parts of consecutive layers. Stage s holds the parts s, s + stages,

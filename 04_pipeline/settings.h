@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options of the pipeline program, and what they make: a network and a schedule.
 #pragma once
 

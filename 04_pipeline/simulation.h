@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A schedule as the executor would run it, without a device: when is each instruction done?
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model that waits instead of computing: what a schedule costs shows best where all parts take the same time.
 #pragma once
 

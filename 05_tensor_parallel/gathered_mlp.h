@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A multilayer perceptron of column-parallel layers alone.
 //
 // Activations are transposed here, [features, rows]: then the features of a rank are one block of memory, the blocks of

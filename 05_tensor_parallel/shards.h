@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parameters cut over the ranks of a tensor-parallel group, and put together again.
 //
 // Every rank draws the parameters of the whole network, as one process would, and keeps its part. So the network is the

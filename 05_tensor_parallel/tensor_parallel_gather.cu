@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor parallelism with column-parallel layers alone: every rank computes its features of every layer, and an
 // all-gather gives all ranks the whole output. Simpler than pairs, and about as many bytes for every layer as a pair of
 // tensor_parallel.cu sends for two.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements of which tensor a rank holds, and where: all that a checkpoint has to know of a strategy.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RAII for what a program holds on its device: buffers whose memory is accounted by kind, streams, events.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that a program reads, and those with its results. The latter are written beside and renamed at the end: what
 // was there before stays until the new one is complete, also where the options turn out to be wrong, the disk is full,
 // or the run is killed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Some ranks of the job with a communicator of their own: the world, or what split() makes of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a running job: its device, and the communicator of all ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One way to write and launch a kernel, for nvcc and for a C++ compiler alone.
 //
 //   __global__ void add_bias(float* y, const float* bias, int rows, int cols) {

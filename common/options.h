@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Command line options. The shared ones are the same in every chapter; a chapter adds its own with add().
 // A bad value ends every rank with status 2 and one line: the option, the value, and what would be accepted.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's random numbers on the CPU, so that a chapter starts from the weights and the data of the PyTorch program
 // it stands for. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a run leaves behind: the run record that tests compare, the ledger of NCCL calls, the timeline, and the TODOs.
 // Everything here costs nothing unless --record or --timeline asks for it.
 #pragma once

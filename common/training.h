@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One training run, as every program goes through it: the data, the order of the samples, the losses, validation and
 // checkpoints. What is left for a program's main() is its technique: 01_single_gpu/mlp.cu.
 #pragma once

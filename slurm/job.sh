@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What the jobs of all chapters share. Their scripts call it on the job's first node, in the folder of the repository:
 #
 #   slurm/job.sh CHAPTER DEFAULT [PROGRAM] [--solution] [OPTION]...

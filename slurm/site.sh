@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What differs between clusters, and nothing else. './workshop submit' reads it before it calls sbatch, and every job
 # reads it again on its first node. A variable that is set already keeps its value.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
 //
 //   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all ranks;

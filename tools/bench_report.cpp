@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the parts of ./workshop bench together: bench_report [--json FILE] PART...
 // A part is a JSON object that a measurement wrote (bench, bench_torch.py), the run record of a training program
 // (*.jsonl) or a timeline (*.timeline.json). The first record is that of one process. Prints the times a step, beside

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Time PyTorch's own programs on the CPU beside the workshop's.
 
 bench_torch.py LAUNCH FOLDER     tools/launch, and the folder with the solutions' programs

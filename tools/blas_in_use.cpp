@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the kernels with which the cpu backend's matrix products run, and on how many cores of a rank that is alone.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells a participant whether a run did what the solution's run did and, where not, which TODO is the first to differ.
 // Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no comparison.
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What usually goes wrong when a tensor comes out like this.
 #pragma once
 

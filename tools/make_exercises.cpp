@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the exercises from the solutions, which are .cu and .h files: the code of every region
 //
 //     // TODO 02.1: What to do.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the run records that programs write with --record.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints a table of runs of one model: what each strategy gains and costs beside the run on one process.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: what it takes to go on with a training run, on any number of ranks and with any strategy.
 //
 // Every rank says which parts of which tensors it holds; a checkpoint is all tensors of all ranks, each element once.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folders that hold checkpoints: DIR/step-00000400, DIR/best-00000300, each with an index.json. What has none is no
 // checkpoint. All functions throw std::runtime_error that names the file and what is wrong with it, or
 // std::filesystem::filesystem_error.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // index.json: what a checkpoint holds and how far the training was. checkpoint.h describes the folder.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of float32 tensors in the safetensors format (https://github.com/huggingface/safetensors): eight bytes with the
 // length of a header, the header in JSON, which gives each tensor's type, shape and place, and then the values.
 // PyTorch, JAX and others read them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A large kernel or product runs on all cores that this rank has to itself, a share of its range on each.
 #include "common/cpu/cores.h"
 

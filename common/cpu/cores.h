@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the threads that stand for a device need of the processor, and who shares the machine.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuBLAS on OpenBLAS: each call checks its arguments and enqueues the operation on the handle's stream.
 #include <cublas_v2.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API: memory.
 #include <algorithm>
 #include <cstdlib>

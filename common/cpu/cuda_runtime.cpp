@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API: errors and the device.
 #include <algorithm>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of NCCL: errors, groups, and the operations with the checks of their arguments. What the operations do
 // is in nccl_operations.cpp.
 #include <mpi.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of NCCL that make, end and describe communicators.
 #include <mpi.h>
 #include <nccl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How NCCL's operations run: on the worker of a stream, as calls of MPI.
 #pragma once
 

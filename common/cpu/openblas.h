@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpenBLAS, as the cpu backend uses it.
 #pragma once
 

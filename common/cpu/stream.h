@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams: ordered queues of operations, each with a thread of its own that carries them out.
 #pragma once
 

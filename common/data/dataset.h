@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data set of the course and PyTorch's ways through it: RandomTensorDataset, DataLoader, DistributedSampler.
 #pragma once
 

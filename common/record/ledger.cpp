@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ledger: how often the program makes each NCCL call, and with how much data.
 #include <array>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common/device.h"
 #include "common/job.h"
 #include "common/record.h"

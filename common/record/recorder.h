@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the parts of the common layer tell each other about a run. Chapters include common/record.h instead.
 #pragma once
 

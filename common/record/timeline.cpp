@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, measured with
 // events.
 #ifdef WORKSHOP_BACKEND_CUDA

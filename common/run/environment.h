@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who am I among the ranks, which device is mine, and where do we meet: from the variables that launchers set.
 #pragma once
 

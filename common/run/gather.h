@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every rank of a communicator has, told to all of them. All its ranks make these calls, which wait for the stream
 // and enter neither ledger nor timeline.
 #pragma once

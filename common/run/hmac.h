@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HMAC-SHA256 (RFC 2104, FIPS 180-4): who knows a key proves it without telling it.
 #pragma once
 

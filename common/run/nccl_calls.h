@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every NCCL call of a program passes through here once, by NCCL's own profiling interface: the library's ncclX symbols
 // are weak and each has a strong twin pncclX, as MPI has PMPI. What nccl_calls.cpp defines wins over the library, tells
 // the observers of the call, and goes on to the twin. Chapters contain nothing for it.

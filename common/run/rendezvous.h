@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the ranks of a job meet that MPI did not start: rank 0 listens at the meeting point, counts who comes, and hands
 // out what the others need to know, NCCL's id. NCCL's own bootstrap would do without, but it waits forever for a rank
 // that never comes, and does not say which.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks that meet without MPI say to each other. Rank 0 sends a challenge, the other rank its hello, rank 0 an
 // answer. Hello and answer prove that their sender knows the job's key, for this conversation alone: each proof covers
 // what the other side has just drawn at random. Strangers learn nothing from them, and can forge none.

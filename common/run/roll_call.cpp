@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common/run/roll_call.h"
 
 #include <fcntl.h>

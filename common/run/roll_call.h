@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of one node know of each other before anything connects them: each takes a name in the abstract socket
 // space, which vanishes with its process.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading untrusted input: files and messages.
 #pragma once
 

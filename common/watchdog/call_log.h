@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The NCCL calls of this rank that have not completed, and the last that have.
 #pragma once
 

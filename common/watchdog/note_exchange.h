@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the watchdogs of a job tell each other where their ranks are: a datagram each way, which works whatever NCCL and
 // MPI are stuck in.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A watchdog's note as it is sent: JSON, with the number of its job.
 #pragma once
 

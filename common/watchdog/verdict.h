@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stuck ranks tell each other about their NCCL calls, and what follows from it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common/watchdog/watchdog.h"
 
 #include <unistd.h>

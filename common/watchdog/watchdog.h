@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The watchdog: a thread of each rank that looks whether its NCCL calls, and the calls that the program is in, come to
 // an end. Where one does not, the ranks tell each other where they are, say what is wrong, and the job ends. The thread
 // asks nothing of the device, so whatever the program is stuck in, the thread is not: a second thread asks which calls

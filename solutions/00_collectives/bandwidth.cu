@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a collective takes: time, algorithm bandwidth and bus bandwidth over message sizes, and the latency and
 // bandwidth that explain them: t = alpha + beta x bytes.
 #include <algorithm>

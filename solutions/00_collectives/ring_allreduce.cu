@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce from send and receive: the ranks stand in a ring, each sends to the next and receives from the previous.
 // Compared on the spot with ncclAllReduce.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model as the strategies see it: layers one after the other, each with its parameters, forward and backward.
 //
 // Data, model, pipeline and fully sharded parallelism cut, copy and shard layers without knowing what they compute. A

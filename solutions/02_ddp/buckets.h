@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients averaged while the backward pass goes on: in buckets, on a stream of their own.
 //
 // The backward pass finishes the gradients of the last layer first. As soon as the layers of a bucket are done, its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What keeps data-parallel replicas alike: one start, one average of their gradients, one loss.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how much of its time a rank computes, with events that are read at the end: no step waits for the clock. In
 // the timeline the rest of the time is a span called "idle".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank has which layers: a network is cut into contiguous parts, one a rank.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank of model parallelism holds, and what it tells of it.
 #pragma once
 
@@ -71,7 +72,7 @@ inline void require_layers(const Options& options, const Network& network, int r
 }
 
 // Prints and records which rank has which layers and how long it idled. That stays out of the ledger.
-inline void report(const Stage& stage, const std::vector<int>& bounds, const Job& job, cudaStream_t stream) {
+inline void report(const Stage& stage, const std::vector<int>& bounds, const Job& job) {
   struct Row {
     float idle_share;
     int parameters;

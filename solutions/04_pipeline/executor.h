@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Carries out the instructions of one stage: enqueues all of a step and waits for nothing.
 //
 // The stage computes on one stream. Activations travel on a second and gradients on a third, each with a communicator

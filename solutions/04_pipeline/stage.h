@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One stage of a pipeline: its chunks of the model, and buffers for all micro-batches that are in flight at once. How
 // many those are the schedule says, so nothing is allocated after the constructor.
 #pragma once

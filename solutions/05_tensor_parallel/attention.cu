@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains one block of multi-head causal self-attention whose heads are cut over the ranks: attention.h has it.
 //
 // A sample of the data set is a sequence: --sequence positions of --width random numbers each, with a target likewise.

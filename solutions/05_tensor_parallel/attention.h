@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Multi-head causal self-attention (Vaswani et al., 2017) with its heads cut over the ranks of a tensor-parallel group,
 // forward and backward by hand.
 //

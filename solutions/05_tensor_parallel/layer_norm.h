@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layer normalisation (Ba et al., 2016) by hand: y = x̂·γ + β with x̂ = (x - mean) / √(variance + ε), row by row.
 #pragma once
 

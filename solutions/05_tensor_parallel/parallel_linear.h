@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear layers cut over the ranks of a tensor-parallel group, in pairs (Shoeybi et al., 2019).
 //
 //   x ─f─ column-parallel ─ activation ─ row-parallel ─g─ y

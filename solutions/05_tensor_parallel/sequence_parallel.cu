@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a network of layer norms and pairs of linear layers whose rows are cut over the ranks between the pairs:
 // sequence_parallel.h has them.
 #include "01_single_gpu/optimizer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor parallelism with sequence parallelism (Korthikanti et al., 2022): between the pairs of layers each rank keeps
 // its share of the rows and no more. The all-reduces of tensor_parallel.cu are taken apart into the reduce-scatter and
 // the all-gather that they consist of, and what lies between those, here a layer norm, works on the rank's own rows.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor parallelism: every rank works on every batch, with its part of every layer, which parallel_linear.h has.
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"

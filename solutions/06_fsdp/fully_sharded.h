@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fully sharded data parallelism. A rank keeps a shard of every unit: of its parameters, its gradients, its optimizer
 // state. A unit's parameters are gathered just before its forward or backward pass, and their buffer is used for
 // another unit right after it; its gradients are reduced and scattered as soon as they are computed. Follows PyTorch's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What fully sharded data parallelism plans on the host before the first step: where the shards lie, and the passes of
 // a batch through the units.
 #pragma once

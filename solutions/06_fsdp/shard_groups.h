@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two groups that a rank of hybrid sharding is in.
 #pragma once
 

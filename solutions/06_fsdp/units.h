@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model cut into units, and each unit's parameters sharded across ranks: what ZeRO and FSDP have in common.
 //
 // A unit is some consecutive layers, whose parameters are one flat array, padded until the ranks divide it. Of every

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ddp.cu with what its ranks all hold sharded across them (ZeRO: Rajbhandari et al., SC 2020): the optimizer's state,
 // then the gradients, then the parameters. The loop is the same, the model, in zero_model.h, keeps less.
 #include "01_single_gpu/models.h"

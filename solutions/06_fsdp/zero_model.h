@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model as ZeRO's stages keep it on a rank. Of what there is for every parameter, a rank holds all (whole) or just
 // its own shard of every unit (1/N):
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the gradients of a model chunk to its next parameters, over all data-parallel replicas of the chunk.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mesh of ranks: every rank has a place in three dimensions, and a group of ranks along each of them.
 //
 //   rank = ((pipeline · D) + data) · T + tensor          P · D · T ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
 // formulas are in plan.h; here are the options, the meshes to compare, and the table.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a mesh of GPUs needs to train a model, worked out on paper: memory by kind, bytes sent by group, the bubble, and
 // an estimate of the time a step. The formulas are those of the chapters' READMEs. Numbers are doubles, because they
 // may be large and are not always whole: a shard is count / ranks here, without the padding of a real one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options of train_3d, what fits together of them, and what they make.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 3D parallelism: the layers cut over tensor groups (chapter 05), in stages of a pipeline (chapter 04), of which data
 // parallel replicas see batches of their own (chapter 02) and may share the optimizer's state (chapter 06). What is new
 // is the mesh of ranks in mesh.h; the rest puts together what the earlier chapters have.

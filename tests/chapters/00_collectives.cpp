@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 00: every program checks its own results and ends with status 1 when they are wrong; what it sends is
 // compared with the README's formulas here.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 01. Its numbers are compared with PyTorch's by the golden tests; here is what those cannot see.
 #include "tests/harness/expect.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 02: parallel equals serial.
 #include "tests/harness/expect.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 04: a pipeline learns what one rank learns, holds what the README says, and idles as long as it must.
 #include <cmath>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 05: every number of ranks trains the same network.
 #include "tests/harness/expect.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of all chapters: common/checkpoint.h.
 #include <cstdint>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 06, fsdp: every mode trains what ddp trains.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 06, zero: every stage trains what ddp trains.
 #include "tests/harness/expect.h"
 

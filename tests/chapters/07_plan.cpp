@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 07, plan: the numbers of the ZeRO paper, and memory and traffic of the workshop's own runs.
 #include <cmath>
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chapter 07, train_3d: every mesh of ranks trains what one process trains.
 #include <algorithm>
 

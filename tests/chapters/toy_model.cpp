@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model of a test's own, in toy_model/01_single_gpu/models.h, trained with every strategy: none names a model.
 #include "tests/harness/expect.h"
 

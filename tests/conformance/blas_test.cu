@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
 #include <array>
 #include <cmath>

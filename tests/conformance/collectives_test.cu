@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's collectives: every type, reduction, root and count, in place and not, alone and in groups.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's messages, groups of them, communicators, and errors.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The conformance suite states what the workshop relies on in CUDA's runtime, cuBLAS and NCCL. It runs unchanged on the
 // real libraries and on the cpu backend.
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA runtime: streams, events, memory, errors.
 #include <cmath>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of the suite share: the job, waiting with a deadline, arrays of any NCCL type, streams held by a gate.
 #pragma once
 

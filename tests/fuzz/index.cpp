@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // index.json of a checkpoint. The input is tried as it is, and again with a right checksum, which anyone can make.
 #include <zlib.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A watchdog's note, and what is said about it: by the ranks that receive it, to the user.
 #include <string>
 #include <string_view>

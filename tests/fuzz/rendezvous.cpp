@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks say to each other that meet without MPI. Who does not know the key gets nothing believed; who knows it may
 // still say anything: the input is tried as it is, and as a message with a proof.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a harness over the files of a folder, in place of libFuzzer: replay FOLDER.
 #include <algorithm>
 #include <cstdint>

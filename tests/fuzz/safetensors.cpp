@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A safetensors file: the length of its header, the header, and the values.
 #include "common/checkpoint/safetensors.h"
 

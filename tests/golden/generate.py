@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Train the workshop's model with PyTorch on the CPU and keep what came out as golden files.
 
 generate.py                      every golden file of this folder

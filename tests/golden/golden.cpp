@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What PyTorch computed, and what the programs compute with the same options: a test a file and program. More of them
 // are with the chapters.
 #include <filesystem>

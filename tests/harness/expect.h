@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What runs are held against: another run, PyTorch's numbers, formulas for what they send and hold, a timeline.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of programs: a command on several ranks, and what it must print, record and end with.
 //
 //   TESTS(ddp) {

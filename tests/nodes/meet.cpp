@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds its rank and meets the other ranks without MPI, as programs of the cuda backend do. Needs no GPU.
 #include <chrono>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says where each rank is: node, local rank and device, and what NCCL is told where ranks share one.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every verdict of compare_runs, on records made by hand.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs one of the programs in tools/ and collects what it says.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data set and its samplers against PyTorch's, and the loader against a gather by hand.
 #include "common/data/dataset.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The watchdogs' notes: what is taken for one, and where they travel.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared options: defaults, every form of a value, and the one line that a bad one gets.
 #include "common/options.h"
 

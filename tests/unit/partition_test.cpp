@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How layers are divided among ranks: by number and by parameters, against every possible division.
 #include "03_model_parallel/partition.h"
 

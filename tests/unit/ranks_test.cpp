@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rank discovery from the environments that launchers leave, the meeting point, and the choice of a device.
 #include "common/run/environment.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How ranks meet without MPI: threads stand for the processes.
 #include "common/run/rendezvous.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pipeline schedules: those of chapter 04 are valid and as short as they can be, and the check finds what is wrong.
 #include "04_pipeline/schedule.h"
 

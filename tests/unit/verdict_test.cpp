@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the watchdog says, from the notes of stuck ranks.
 #include "common/watchdog/verdict.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that do not do what the others wait for, one way a run:
 //
 //   misbehave --fault skip|flood|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|todo|launch|none

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # workshop::backend: the CUDA runtime, cuBLAS and NCCL, real (cuda) or on the CPU (cpu). Chapters link nothing else.
 add_library(workshop_backend INTERFACE)
 add_library(workshop::backend ALIAS workshop_backend)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the build needs from elsewhere, all of it looked for here. A line "missing: WHAT: PACKAGES" each for what is not
 # there, PACKAGES being Debian's and Ubuntu's, from which './workshop setup' installs.
 include_guard()

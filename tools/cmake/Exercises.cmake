@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of exercises: the participant's programs, and the machinery that judges them.
 
 set(_check ${CMAKE_SOURCE_DIR}/tools/check_exercise)

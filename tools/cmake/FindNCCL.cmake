@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # NCCL::NCCL, looked for under NCCL_ROOT, beside the CUDA Toolkit, in the active conda environment, in the pip wheels of
 # the python3 on the PATH (nvidia/nccl), and in the system's folders.
 set(_nccl_hints ${NCCL_ROOT} $ENV{NCCL_ROOT} $ENV{NCCL_HOME} ${CUDAToolkit_LIBRARY_ROOT} ${CUDAToolkit_TARGET_DIR}

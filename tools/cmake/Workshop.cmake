@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # How chapters and tests are built and run.
 
 # workshop_program(target SOURCE file INCLUDE folder…): one program from one .cu file, as CUDA or as C++.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuBLAS on OpenBLAS: the single precision part that the workshop uses. Column-major, as the real one.
 #pragma once
 

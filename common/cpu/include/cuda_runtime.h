@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API on a machine without a GPU: the part of it that the workshop uses, with the names, the values
 // and the semantics of the real header. See common/cpu/README.md for what differs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL on Open MPI: the part that the workshop uses, with the names, the values and the semantics of the real header.
 // As in the real library every nccl* function is a weak symbol with a strong twin pnccl*, so that a program can put a
 // function of its own around a call: it defines ncclAllReduce and calls pncclAllReduce.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the cpu backend tells about itself, beyond the APIs that it implements.
 #pragma once
 

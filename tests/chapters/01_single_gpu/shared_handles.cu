@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shared_handles: what works on one stream shares a cuBLAS handle, which lives as long as one of them.
 #include "01_single_gpu/blas.h"
 #include "common/device.h"

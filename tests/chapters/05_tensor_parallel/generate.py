@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Train chapter 05's attention and sequence_parallel with PyTorch on the CPU: attention.json and sequence_parallel.json.
 
 What they hold is described in tests/golden/README.md. The initial weights are those that PyTorch draws from the seed of

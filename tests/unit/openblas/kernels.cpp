@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kernels replaced: where OpenBLAS has chosen kernels for a lesser processor, as it does for one that it does not know,
 // the cpu backend has better ones when a handle exists, and they compute.
 // kernels kept: those that the user has asked for stay.

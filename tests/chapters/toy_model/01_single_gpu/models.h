@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of chapter 01's models.h: a model that the strategies have never heard of, of residual layers
 // y = x + s·(x Wᵀ), with a loss that is a mean over samples and not over elements.
 #pragma once
