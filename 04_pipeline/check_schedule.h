@@ -70,7 +70,7 @@ class ScheduleCheck {
     }
   }
 
-  // Does a stage have this instruction? The ends of the model have nobody to send to or receive from.
+  // Does a stage have this instruction? The ends of the model have no stage to send to or receive from.
   bool belongs(int stage, const Instruction& i) const {
     const int part = schedule_.part(stage, i.chunk), last = schedule_.parts() - 1;
     if (i.kind == Instruction::receive_activation || i.kind == Instruction::send_gradient) return part > 0;
@@ -168,7 +168,7 @@ class ScheduleCheck {
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       const auto& times = simulation.times[stage];
       const int at = static_cast<int>(std::find(times.begin(), times.end(), -1) - times.begin());
-      if (at < length(stage)) add(stage, at, describe(list(stage)[at]) + " waits for ever");
+      if (at < length(stage)) add(stage, at, describe(list(stage)[at]) + " waits forever");
     }
   }
 

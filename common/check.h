@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Error checks. Each macro evaluates a call once; if it failed, one line with the expression, file:line, rank and the
 // library's own message is printed and the whole job ends with status 1: a rank that carried on alone would leave the
-// others waiting in their next collective for ever.
+// others waiting in their next collective forever.
 #pragma once
 
 #include <cublas_v2.h>

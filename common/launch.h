@@ -7,7 +7,7 @@
 //   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
 //
 // With CUDA the loop is a grid-stride loop over all threads. On a CPU one call runs the whole range, or of a large one
-// a share on each core of the rank, and the compiler vectorises it. Write kernels whose iterations are independent of
+// a share on each core of the rank, and the compiler vectorizes it. Write kernels whose iterations are independent of
 // each other: then all this means the same.
 #pragma once
 
@@ -75,7 +75,7 @@ inline GridStride grid_stride(int n) { return GridStride(n); }
 // The stream of a launch, and the place in the source that asks for it.
 struct LaunchStream {
   template <typename S>
-    requires std::is_convertible_v<const S&, cudaStream_t>
+  requires std::is_convertible_v<const S&, cudaStream_t>
   constexpr LaunchStream(const S& stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
       : stream(stream), file(file), line(line) {}
   cudaStream_t stream;

@@ -42,7 +42,7 @@ class Options {
   int samples = 1024;
   int batch_size = 32;  // samples a rank and micro-batch
   int epochs = 1;
-  int max_steps = 0;  // stop after so many optimizer steps; 0: no limit
+  int max_steps = 0;           // stop after so many optimizer steps; 0: no limit
   int accumulation_steps = 1;  // batches of a step: in programs that call with_accumulation()
   int validation_samples = 0;  // not trained on: in programs that call with_validation()
   bool shuffle = true;
@@ -86,7 +86,7 @@ class Options {
   const std::string& program() const { return program_; }
   Sampling sampling() const { return sampling_; }
   std::string layers_text() const;  // "6,4,2"
-  std::string json() const;  // every option and its value after parse(), for the run record
+  std::string json() const;         // every option and its value after parse(), for the run record
 
  private:
   struct Impl;

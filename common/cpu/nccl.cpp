@@ -92,7 +92,7 @@ ncclResult_t check_operation(const Operation& o, cudaStream_t stream, const char
   return check_buffers(o, function);
 }
 
-// A message to oneself needs its other half in the same group: nobody else could ever complete it.
+// A message to oneself needs its other half in the same group: no other rank could ever complete it.
 ncclResult_t check_peer(const Operation& o, const char* function) {
   const bool is_message = o.kind == Kind::send || o.kind == Kind::receive;
   if (!is_message || o.root != o.comm->rank) return ncclSuccess;

@@ -102,7 +102,7 @@ Socket listen_on(const MeetingPoint& point) {
   }
 }
 
-// A connection to rank 0. It is a rank's once its hello is complete; until then anybody may be at its other end.
+// A connection to rank 0. It is a rank's once its hello is complete; until then anyone may be at its other end.
 struct Guest {
   Socket socket;
   Nonce challenge;

@@ -164,7 +164,7 @@ std::string find_missing_call(const std::vector<Note>& notes) {
   return "";
 }
 
-// The ranks that wait, if all do in messages of this kind, for each other and for nobody else.
+// The ranks that wait, if all do in messages of this kind, for each other and for no other rank.
 std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
   std::vector<int> ranks;
   for (const Note& note : notes) {
@@ -196,7 +196,7 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
       const auto key = meeting(note, *call);
       const auto meets = [&](const CallNote& other) { return &other != call && meeting(*peer, other) == key; };
       if (std::any_of(peer->calls.begin(), peer->calls.end(), meets)) continue;
-      return "missing call: nobody " + std::string(is_send(*call) ? "receives" : "sends") + " what " +
+      return "missing call: no rank " + std::string(is_send(*call) ? "receives" : "sends") + " what " +
              rank_name(note.rank) + (is_send(*call) ? " sends in " : " receives in ") + describe(*call) + "; " +
              rank_name(peer->rank) + ": " + whereabouts(*peer);
     }

@@ -19,7 +19,7 @@ void start_watchdog(const Ranks& ranks);
 // Lets the ranks know how to reach each other. Collective over `world`, the communicator of all.
 void connect_watchdogs(ncclComm_t world);
 
-// Ends the thread. Nobody may be waiting for this rank any more.
+// Ends the thread. No rank may be waiting for this one any more.
 void stop_watchdog();
 
 // Lets the thread be, because the process ends.

@@ -37,7 +37,7 @@ struct Participants {
 double bus_factor(Op op, int world) {
   double factor = 0;
   // TODO 00.14: Set `factor` to the bus factor of each Op.
-  //   After an all-gather each of the P ranks has received all of the message but its own part, and somebody had to
+  //   After an all-gather each of the P ranks has received all of the message but its own part, and some rank had to
   //   send that: (P-1)/P. broadcast and send_recv send the whole message once.
   //   What is left for a reduce-scatter, and for an all-reduce, which is both?
   const double others = static_cast<double>(world - 1) / world;

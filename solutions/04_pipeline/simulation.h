@@ -24,7 +24,7 @@ inline Instruction::Kind other_half(Instruction::Kind message) {
 }
 
 // When each instruction is done, by stage and place in its list: a forward or a backward takes one slot of time, all
-// else none. -1 for what is never done because it waits for ever.
+// else none. -1 for what is never done because it waits forever.
 using Times = std::vector<std::vector<int>>;
 
 // One stage as the executor runs it: three queues, each of which carries out its groups of instructions one after the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer normalisation (Ba et al., 2016) by hand: y = x̂·γ + β with x̂ = (x - mean) / √(variance + ε), row by row.
+// Layer normalization (Ba et al., 2016) by hand: y = x̂·γ + β with x̂ = (x - mean) / √(variance + ε), row by row.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ __global__ void layer_norm_forward(float* y, float* mean, float* rstd, const flo
 }
 
 // dx = rstd · (g - mean(g) - x̂ · mean(g·x̂)) with g = dy·γ. The two means are what a shift and a scaling of the whole
-// row would change, and the normalisation takes both out again.
+// row would change, and the normalization takes both out again.
 __global__ void layer_norm_backward(float* dx, const float* dy, const float* x, const float* mean, const float* rstd,
                                     const float* gamma, int rows, int width) {
   for (int row : grid_stride(rows)) {

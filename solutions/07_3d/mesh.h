@@ -3,12 +3,12 @@
 //
 //   rank = ((pipeline · D) + data) · T + tensor          P · D · T ranks
 //
-// Which dimension varies fastest decides which ranks are neighbours, and launchers put neighbours on the same node. So
+// Which dimension varies fastest decides which ranks are neighbors, and launchers put neighbors on the same node. So
 // the dimensions come in the order of what they need from their links:
 //
 //   tensor    two all-reduces a pair of layers and micro-batch, which nothing can hide: the links within a node
 //   data      one average of all gradients a step: many bytes, but the backward pass gives them time
-//   pipeline  one activation a micro-batch and boundary, to one neighbour: the slowest links will do
+//   pipeline  one activation a micro-batch and boundary, to one neighbor: the slowest links will do
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
 class Mesh {
  public:
   // All ranks of the job build their mesh, of one shape with as many ranks. Every rank makes the same splits in the
-  // same order, or some would wait for ever.
+  // same order, or some would wait forever.
   Mesh(const MeshShape& shape, const Job& job) : shape(shape), at(coordinates_of(job.rank(), shape)) {
     probe("07.1", "pipeline, data and tensor coordinate", std::vector<int>{at.pipeline, at.data, at.tensor});
     if (rank_of(at, shape) != job.rank()) {

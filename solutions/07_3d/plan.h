@@ -234,7 +234,7 @@ inline double tensor_bytes(const ModelShape& model, const Layout& layout, double
   return sent;
 }
 
-// Bytes that a GPU of stage `s` sends to the neighbouring stages.
+// Bytes that a GPU of stage `s` sends to the neighboring stages.
 inline double pipeline_bytes(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
   const double rows = replica_rows(model, layout);
   double sent = 0;

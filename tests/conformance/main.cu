@@ -235,7 +235,7 @@ int agree(int status) {
   return static_cast<int>(worst.values()[0]);
 }
 
-// After an abort MPI_Finalize might wait for ever, so MPI ends without it.
+// After an abort MPI_Finalize might wait forever, so MPI ends without it.
 void end_without_finalize([[maybe_unused]] int status) {
 #ifdef WORKSHOP_BACKEND_CPU
   if (workshop::cpu::mpi_usable()) return;

@@ -199,7 +199,7 @@ TEST(Events, OrderTwoStreams) {
   EXPECT_EQ(first(y), 5);
 }
 
-TEST(Events, NeverRecordedHoldNobodyBack) {
+TEST(Events, NeverRecordedHoldNothingBack) {
   const Stream stream;
   const Event event;
   CUDA_CHECK(cudaStreamWaitEvent(stream, event));

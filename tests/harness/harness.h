@@ -106,7 +106,7 @@ struct Properties {
   int ranks = 1;          // the most that it starts at a time
   int timeout = 300;      // seconds; a few are enough on a machine that is not busy, and GPUs get four times as many
   bool measures = false;  // holds times against those that the cpu backend simulates: runs alone, in three attempts
-  bool soak = false;      // also labelled so
+  bool soak = false;      // also labeled so
   int processors = 1;     // cores that it keeps busy; ranks mostly wait for each other
   std::string cpu_only;   // why only the cpu backend can run it
 };

@@ -24,7 +24,7 @@ Floats randn(Generator& generator, std::size_t count) {
   return values;
 }
 
-// PyTorch's vectorised logarithm, sine and cosine round otherwise than the C library's.
+// PyTorch's vectorized logarithm, sine and cosine round otherwise than the C library's.
 void expect_near(const Floats& expected, const Floats& got) {
   ASSERT_EQ(expected.size(), got.size());
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(expected[i], got[i], 1e-6f) << "at " << i;

@@ -23,7 +23,7 @@
 namespace workshop {
 namespace {
 
-// A connection of somebody who may be anything but a rank, or, for port 0, a socket that listens on a free port.
+// A connection of a process that may be anything but a rank, or, for port 0, a socket that listens on a free port.
 class PlainSocket {
  public:
   explicit PlainSocket(int port) {

@@ -176,7 +176,7 @@ TEST(ScheduleCheck, FindsADeadlock) {
       if (joins_group(list[at - 1], list[at])) std::swap(list[at - 1], list[at]);
     }
   }
-  EXPECT_TRUE(mentions(check_schedule(s), "waits for ever"));
+  EXPECT_TRUE(mentions(check_schedule(s), "waits forever"));
   EXPECT_NE(chart(s).find('?'), std::string::npos);
 }
 

@@ -90,7 +90,7 @@ TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
     return CallNote{"ncclRecv", "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
   };
   EXPECT_PRED2(starts_with, find_verdict({note(0, 0, {receive(1)}), note(1, 0, {receive(2)}), note(2, 0, {})}, 3),
-               "missing call: nobody sends what rank 1 receives in ncclRecv of 4 float32 from rank 2 of 'world'");
+               "missing call: no rank sends what rank 1 receives in ncclRecv of 4 float32 from rank 2 of 'world'");
 }
 
 TEST(Verdict, CallsThatFitTogether) {

@@ -10,7 +10,7 @@ if(WORKSHOP_MPI)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
-  # Users build for the machine they run on. Kernels vectorise at -O3, which Release is; those that take a root or call
+  # Users build for the machine they run on. Kernels vectorize at -O3, which Release is; those that take a root or call
   # erff or expf need -fno-math-errno too, because a vector has no errno. Not -ffast-math: that would lose NaNs.
   target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CPU)

@@ -14,7 +14,7 @@
 #define __forceinline__ inline
 
 // glibc has vector versions of these functions in libmvec, within 4 ulp, but declares them only under -ffast-math,
-// which would also allow the compiler to assume that there are no NaNs. A kernel that calls them vectorises with this.
+// which would also allow the compiler to assume that there are no NaNs. A kernel that calls them vectorizes with this.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__FAST_MATH__)
 #if __GLIBC_PREREQ(2, 35)
 extern "C" {

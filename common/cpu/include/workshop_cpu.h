@@ -11,7 +11,7 @@ namespace workshop::cpu {
 // stand still during a training step that is written well.
 struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
-  std::uint64_t synchronizations;  // synchronisation of device, stream or event; cudaMemcpy; BLAS results on the host
+  std::uint64_t synchronizations;  // synchronization of device, stream or event; cudaMemcpy; BLAS results on the host
   std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
 };
 Counters counters();
@@ -19,7 +19,7 @@ Counters counters();
 // CUDA_DEVICE_MAX_CONNECTIONS as it was at the first call, which is when CUDA reads it; 8 where it was not set.
 int hardware_queues();
 
-// False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI for ever, MPI_Finalize
+// False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI forever, MPI_Finalize
 // would wait for it, and the process should end without.
 bool mpi_usable();
 
