@@ -200,13 +200,7 @@ Run run(const Command& command) {
   std::vector<std::string> words{source("tools/launch").path,        "-n", std::to_string(command.ranks), "-t",
                                  std::to_string(std::max(left, 1L)), "--"};
   words.insert(words.end(), command.words.begin(), command.words.end());
-  Run result = execute(words, command.environment);
-  // When a job ends, the mpirun of Open MPI 5 sometimes writes zeros in place of what a rank has printed.
-  for (int again = 0; again < 2 && result.output.find('\0') != std::string::npos; ++again) {
-    result = execute(words, command.environment);
-  }
-  std::erase(result.output, '\0');
-  return result;
+  return execute(words, command.environment);
 }
 
 Run succeed(const Command& command) { return succeeded(run(command)); }
