@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
 
   while (training.next_epoch()) {
     while (training.next_step()) {
-      for (const MicroBatch& batch : training.batches()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
         model.forward(batch.x, batch.samples, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);

@@ -2,7 +2,6 @@
 // What keeps data-parallel replicas alike: one start, one average of their gradients, one loss.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "01_single_gpu/model.h"
@@ -50,11 +49,9 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
 // add_loss(batch, loss) adds a batch's share of it to *loss, on one rank of each replica. Replicas may have different
 // numbers of batches here: nothing is sent until all are done.
 inline void validate(Training& training, const Group& replicas, cudaStream_t stream,
-                     const std::function<void(const Batch&, float*)>& add_loss) {
+                     const Training::AddLoss& add_loss) {
   const int held_out = training.held_out(), trained_on = training.trained_on();
   if (held_out == 0) return;
-  training.end_epoch();
-  const Range range("validate", stream);
   std::vector<int> mine;
   // TODO 02.8: Which of the samples trained_on … trained_on + held_out - 1 are this rank's?
   //   As DistributedSampler does: every replicas.size()-th from the replicas.rank()-th on. But without padding: a
@@ -63,16 +60,14 @@ inline void validate(Training& training, const Group& replicas, cudaStream_t str
   // END TODO 02.8
   probe("02.8", "this rank's validation samples", mine);
 
-  DeviceBuffer<float> loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), stream));
-  training.go_through(mine, [&](const Batch& batch) { add_loss(batch, loss.data()); });
-  const ncclComm_t comm = training.comm();
-  // TODO 02.9: Put the ranks' shares of the mean together, in place, on every rank: one float.
-  //   Each share is divided by the number of all samples already: is it the sum or the average of them?
-  todo("02.9");
-  // END TODO 02.9
-  probe("02.9", "validation loss", loss.data(), {1}, stream);
-  training.report_validation(loss.download(stream)[0]);
+  training.validate(mine, add_loss, [&](float* loss) {
+    const ncclComm_t comm = training.comm();
+    // TODO 02.9: Put the ranks' shares of the mean together, in place, on every rank: one float.
+    //   Each share is divided by the number of all samples already: is it the sum or the average of them?
+    todo("02.9");
+    // END TODO 02.9
+    probe("02.9", "validation loss", loss, {1}, stream);
+  });
 }
 
 }  // namespace workshop

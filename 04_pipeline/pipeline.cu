@@ -6,6 +6,7 @@
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "03_model_parallel/idle_clock.h"
+#include "03_model_parallel/losses.h"
 #include "03_model_parallel/partition.h"
 #include "common/job.h"
 #include "common/training.h"
@@ -31,14 +32,6 @@ void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, 
   clock.stop();
 }
 
-// The last stage has the losses, rank 0 prints them.
-void send_losses(const LossLog& losses, const Job& job, cudaStream_t stream) {
-  const int rank = job.rank(), last = job.world() - 1;
-  if (last == 0) return;
-  if (rank == last) NCCL_CHECK(ncclSend(losses.losses(), losses.count(), ncclFloat, 0, job.comm(), stream));
-  if (rank == 0) NCCL_CHECK(ncclRecv(losses.losses(), losses.count(), ncclFloat, last, job.comm(), stream));
-}
-
 void train(const Options& options, const Network& network, const Schedule& schedule, Stage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
@@ -62,7 +55,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
       stage.begin_step(training.batch(), training.loss());
       executor.step(update);
     }
-    send_losses(training.losses(), job, stream);
+    send_losses(training.losses(), job.group(), stream);
     clock.stop();
     training.validate(job.group(), [&](const Batch& batch, float* loss) {
       evaluate(stage, schedule, job.group(), batch, training.held_out(), loss, stream);

@@ -22,11 +22,10 @@ class Job {
   int world() const { return ranks_.world; }
   const Ranks& ranks() const { return ranks_; }
   const Group& group() const { return group_; }  // all ranks
-  ncclComm_t comm() const { return comm_; }      // theirs
+  ncclComm_t comm() const { return group_.comm(); }
 
  private:
   Ranks ranks_;
-  ncclComm_t comm_ = nullptr;
   Group group_;
 };
 

@@ -65,9 +65,8 @@ class Training {
   // last of the epoch.
   bool next_step();
 
-  // The batches of the step, one after the other: each is valid until the next one is asked for.
-  class Batches;
-  Batches batches();
+  // The next batch of the step, valid until the one after it is asked for; false after the last.
+  bool next_batch(MicroBatch& batch);
   // The batch of a step that has one.
   Batch batch();
   // Samples of the step on this replica, in all its batches.
@@ -82,40 +81,18 @@ class Training {
   // ---- validation: with --validation-samples, after each epoch ----
   int trained_on() const;  // the first samples of the data set
   int held_out() const;    // the last ones
-  // Prints the losses of the epoch now, so that what a program prints comes after them.
-  void end_epoch();
-  // For programs whose ranks all go through the same samples. Calls add_loss(batch, loss) for each batch of the samples
-  // held out, to add its share of their mean to *loss, and reports the sum over `ranks`. Collective.
-  void validate(const Group& ranks, const std::function<void(const Batch&, float*)>& add_loss);
-  // The parts of that, for programs whose ranks have different samples: calls add_loss(batch) for the batches of these.
-  void go_through(const std::vector<int>& samples, const std::function<void(const Batch&)>& add_loss);
-  // Prints and records the validation loss, the same on every rank, and saves the best state so far. Collective.
-  void report_validation(double loss);
+  using AddLoss = std::function<void(const Batch&, float*)>;
+  // Calls add_loss(batch, loss) for the batches of `samples`, to add each one's share of the mean over all samples held
+  // out to *loss, and then sum(loss), to put the ranks' shares together: on the device, both. Prints and records the
+  // result, and saves the best state so far. Collective.
+  void validate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
+  // For programs whose ranks all go through the same samples: the sum is that over `ranks`.
+  void validate(const Group& ranks, const AddLoss& add_loss);
 
  private:
+  void end_epoch();
   struct State;
   std::unique_ptr<State> state_;
-};
-
-class Training::Batches {
- public:
-  explicit Batches(Training& training) : training_(training) {}
-  class Iterator {
-   public:
-    Iterator(Training& training, int batch) : training_(training), batch_(batch) {}
-    MicroBatch operator*() const;
-    void operator++() { ++batch_; }
-    bool operator!=(const Iterator& other) const { return batch_ != other.batch_; }
-
-   private:
-    Training& training_;
-    int batch_;
-  };
-  Iterator begin() const;
-  Iterator end() const;
-
- private:
-  Training& training_;
 };
 
 }  // namespace workshop

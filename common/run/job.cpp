@@ -167,24 +167,23 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   set_device(ranks_);
   if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
-  comm_ = make_world(ranks_, with_mpi);
-  group_ = Group(comm_);
-  name_communicator(comm_, "world");
-  connect_watchdogs(comm_);
-  start_clock(comm_);
+  group_ = Group(make_world(ranks_, with_mpi));
+  name_communicator(comm(), "world");
+  connect_watchdogs(comm());
+  start_clock(comm());
 }
 
 Job::~Job() {
   CUDA_CHECK(cudaDeviceSynchronize());
   report_failed_communicators();
-  write_record(comm_);
+  write_record(comm());
 #ifdef WORKSHOP_MPI
   // Where a rank ends too early, it waits here: mpirun does not survive it if a job is aborted in MPI_Finalize.
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (initialized) MPI_CHECK(MPI_Barrier(MPI_COMM_WORLD));
 #endif
-  NCCL_CHECK(ncclCommDestroy(comm_));
+  NCCL_CHECK(ncclCommDestroy(comm()));
   std::fflush(stdout);
 #ifdef WORKSHOP_MPI
 #ifdef WORKSHOP_BACKEND_CPU

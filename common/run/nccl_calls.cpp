@@ -20,12 +20,12 @@ std::vector<CallObserver*>& observers() {
 bool on_record = true;
 int unnamed = 0;  // communicators that have got a number for a name
 
-// The group that this thread is in.
-struct Group {
+// The calls of the group that this thread has opened.
+struct OpenGroup {
   int depth = 0;
   std::vector<NcclCall> calls;
 };
-thread_local Group group;
+thread_local OpenGroup group;
 
 // The next two with the mutex of the communicators. Null where the handle is none.
 Communicator* open_communicator(ncclComm_t comm, std::uint64_t id) {

@@ -39,6 +39,7 @@ struct Training::State {
   bool resumed = false, in_epoch = false, in_step = false;
   Progress start;
   int epoch = -1, first = 0, last = 0;  // the step's batches are [first, last)
+  int next = 0;                         // of them
   float* loss = nullptr;
 };
 
@@ -59,12 +60,12 @@ ncclComm_t Training::comm() const { return state_->comm; }
 int Training::trained_on() const { return state_->trained_on; }
 int Training::held_out() const { return state_->options.samples - state_->trained_on; }
 
-Training::Batches Training::batches() { return Batches(*this); }
-Training::Batches::Iterator Training::Batches::begin() const { return {training_, training_.state_->first}; }
-Training::Batches::Iterator Training::Batches::end() const { return {training_, training_.state_->last}; }
-MicroBatch Training::Batches::Iterator::operator*() const {
-  State& state = *training_.state_;
-  return {state.loader.batch(batch_), batch_ == state.first, batch_ + 1 == state.last};
+bool Training::next_batch(MicroBatch& batch) {
+  State& state = *state_;
+  if (state.next == state.last) return false;
+  batch = {state.loader.batch(state.next), state.next == state.first, state.next + 1 == state.last};
+  ++state.next;
+  return true;
 }
 
 void Training::add(const std::vector<TensorPart>& parts) { state_->checkpoints.add(parts); }
@@ -109,7 +110,7 @@ bool Training::next_step() {
   state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
   if (!state_->in_step) return false;
   state_->loss = state_->losses.next(state_->stream);
-  state_->first = state_->last;
+  state_->first = state_->next = state_->last;
   state_->last = std::min(state_->first + state_->options.accumulation_steps, state_->loader.steps());
   return true;
 }
@@ -119,32 +120,33 @@ void Training::end_epoch() {
   state_->in_epoch = false;
 }
 
-void Training::validate(const Group& ranks, const std::function<void(const Batch&, float*)>& add_loss) {
+void Training::validate(const std::vector<int>& samples, const AddLoss& add_loss,
+                        const std::function<void(float*)>& sum) {
+  State& state = *state_;
+  end_epoch();  // whose losses are printed first
+  const Range range("validate", state.stream);
+  DeviceBuffer<float> device_loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
+  state.loader.start_epoch(samples);
+  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
+  sum(device_loss.data());
+
+  const double loss = device_loss.download(state.stream)[0];
+  const bool better = loss < state.best_loss;
+  if (better) state.best_loss = loss;
+  print0("epoch %3d  validation loss %.6f%s\n", state.epoch, loss, better ? ", the best so far" : "");
+  if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(state.epoch), loss);
+  if (better) state.checkpoints.save("best-");
+}
+
+void Training::validate(const Group& ranks, const AddLoss& add_loss) {
   if (held_out() == 0) return;
-  end_epoch();
-  const Range range("validate", state_->stream);
   std::vector<int> samples(held_out());
-  std::iota(samples.begin(), samples.end(), state_->trained_on);
-  DeviceBuffer<float> loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, loss.bytes(), state_->stream));
-  go_through(samples, [&](const Batch& batch) { add_loss(batch, loss.data()); });
-  if (ranks.size() > 1) {
-    NCCL_CHECK(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat, ncclSum, ranks.comm(), state_->stream));
-  }
-  report_validation(loss.download(state_->stream)[0]);
-}
-
-void Training::go_through(const std::vector<int>& samples, const std::function<void(const Batch&)>& add_loss) {
-  state_->loader.start_epoch(samples);
-  for (int i = 0; i < state_->loader.steps(); ++i) add_loss(state_->loader.batch(i));
-}
-
-void Training::report_validation(double loss) {
-  const bool better = loss < state_->best_loss;
-  if (better) state_->best_loss = loss;
-  print0("epoch %3d  validation loss %.6f%s\n", state_->epoch, loss, better ? ", the best so far" : "");
-  if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(state_->epoch), loss);
-  if (better) state_->checkpoints.save("best-");
+  std::iota(samples.begin(), samples.end(), trained_on());
+  validate(samples, add_loss, [&](float* loss) {
+    if (ranks.size() == 1) return;
+    NCCL_CHECK(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, ranks.comm(), state_->stream));
+  });
 }
 
 }  // namespace workshop

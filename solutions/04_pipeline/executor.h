@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "03_model_parallel/idle_clock.h"
@@ -37,7 +40,15 @@ class PipelineExecutor {
       if (!joins) tasks_.emplace_back();
       tasks_.back().instructions.push_back(i);
     }
-    for (Task& task : tasks_) task.input = find_input(task.instructions[0]);
+    std::map<std::pair<int, int>, std::vector<Instruction>> computed;  // of each kind and chunk
+    for (Task& task : tasks_) {
+      const Instruction& i = task.instructions[0];
+      if (!is_compute(i.kind)) continue;
+      std::vector<Instruction>& before = computed[{i.kind, i.chunk}];
+      task.input = group_with(message(schedule, rank_, i, /*input=*/true));
+      if (before.size() >= 2) task.result_before_last = group_with(message(schedule, rank_, before.end()[-2], false));
+      before.push_back(i);
+    }
   }
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
@@ -46,16 +57,15 @@ class PipelineExecutor {
   // enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets their reduction over other ranks
   // begin behind the last backwards.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
-    for (Channel& channel : channels_) channel.last = channel.before_last = nullptr;
+    for (Channel& channel : channels_) channel.last = nullptr;
     for (Task& task : tasks_) {
       const Instruction& i = task.instructions[0];
       if (i.kind == Instruction::update) {
-        for (Channel& channel : channels_) compute_waits_for(channel.last);
+        for (const Channel& channel : channels_) compute_waits_for(channel.last);
         clock_.compute(update);
       } else if (is_compute(i.kind)) {
-        Channel& channel = channels_[i.kind == Instruction::backward];
-        if (task.input != nullptr) compute_waits_for(&task.input->done);
-        compute_waits_for(channel.before_last);  // it has read the buffer that the next result goes to
+        compute_waits_for(task.input);
+        compute_waits_for(task.result_before_last);  // has left the buffer that this result goes to
         clock_.compute([&] { i.kind == Instruction::forward ? stage_.forward(i) : stage_.backward(i, ready); });
       } else {
         exchange(task);
@@ -67,28 +77,29 @@ class PipelineExecutor {
   // A forward, a backward, the update, or a group of messages.
   struct Task {
     std::vector<Instruction> instructions;
-    Task* input = nullptr;  // the group that brings what a forward or backward needs, if any
-    Event done;             // of a group
+    Task* input = nullptr;               // the group that brings what a forward or a backward needs, if any
+    Task* result_before_last = nullptr;  // the group that sends that result of the chunk: its buffer is used again
+    Event done;                          // of a group
   };
 
   // The way of the activations, or of the gradients.
   struct Channel {
     ncclComm_t comm = nullptr;
     Stream stream;
-    Event *last = nullptr, *before_last = nullptr;  // of its groups in this step
+    Task* last = nullptr;  // of its groups in this step
   };
 
-  Task* find_input(Instruction i) {
-    if (!is_compute(i.kind)) return nullptr;
-    i.kind = i.kind == Instruction::forward ? Instruction::receive_activation : Instruction::receive_gradient;
-    for (Task& task : tasks_) {
-      if (std::find(task.instructions.begin(), task.instructions.end(), i) != task.instructions.end()) return &task;
-    }
-    return nullptr;
+  Task* group_with(const std::optional<Instruction>& message) {
+    if (!message) return nullptr;
+    const auto has_it = [&](const Task& task) {
+      return std::find(task.instructions.begin(), task.instructions.end(), *message) != task.instructions.end();
+    };
+    const auto group = std::find_if(tasks_.begin(), tasks_.end(), has_it);
+    return group != tasks_.end() ? &*group : nullptr;
   }
 
-  void compute_waits_for(Event* event) {
-    if (event != nullptr) CUDA_CHECK(cudaStreamWaitEvent(compute_, *event));
+  void compute_waits_for(const Task* group) {
+    if (group != nullptr) CUDA_CHECK(cudaStreamWaitEvent(compute_, group->done));
   }
 
   // Sends and receives the messages of a group, once what comes before them in the list is computed: then a send has
@@ -119,8 +130,7 @@ class PipelineExecutor {
             {stage_.message_size(i)}, channel.stream);
     }
     CUDA_CHECK(cudaEventRecord(group.done, channel.stream));
-    channel.before_last = channel.last;
-    channel.last = &group.done;
+    channel.last = &group;
   }
 
   const Schedule& schedule_;

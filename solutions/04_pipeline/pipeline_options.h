@@ -21,14 +21,16 @@ struct PipelineOptions {
     options.add("--chunks", chunks, "parts of the model a stage, if interleaved; default: 2", 1, 1 << 10);
   }
 
-  // Fills in what is not given, and ends the program on what does not fit together.
-  void complete(int stages) {
+  // Fills in what is not given, and ends the program on what does not fit together. `stages_option` asks for the
+  // stages.
+  void complete(int stages, const std::string& stages_option) {
     const bool interleaved = schedule == "interleaved";
     if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
     if (chunks == 0) chunks = interleaved ? 2 : 1;
     if (!interleaved && chunks > 1) {
       usage_error("--chunks is '" + std::to_string(chunks) + "'; expected 1 unless --schedule is interleaved");
     }
+    require_product({{stages_option, stages}, {"--micro-batches", micro_batches}, {"--chunks", chunks}}, 1 << 22);
     if (interleaved && micro_batches % stages != 0) {
       usage_error("--micro-batches is '" + std::to_string(micro_batches) + "'; expected a multiple of the " +
                   std::to_string(stages) + " stages: interleaved takes groups of so many");

@@ -2,7 +2,6 @@
 // The options of the pipeline program, and what they make: a network and a schedule.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -39,17 +38,12 @@ inline void add_options(Options& options, Settings& s) {
 inline void complete(Settings& s, const Options& options) {
   const int ranks = process_ranks().world;
   if (s.stages == 0) s.stages = ranks;
-  PipelineOptions& pipeline = s.pipeline;
-  require_product({{"--stages", s.stages},
-                   {"--micro-batches", pipeline.micro_batches},
-                   {"--chunks", std::max(pipeline.chunks, pipeline.schedule == "interleaved" ? 2 : 1)}},
-                  1 << 22);
   if (!s.print && s.stages != ranks) {
     usage_error("--stages is '" + std::to_string(s.stages) + "'; expected the number of ranks, " +
                 std::to_string(ranks) + ", unless with --print");
   }
-  pipeline.complete(s.stages);
-  if (!s.print) pipeline.require_divisor(options.batch_size);
+  s.pipeline.complete(s.stages, "--stages");
+  if (!s.print) s.pipeline.require_divisor(options.batch_size);
 }
 
 inline Network make_network(const Settings& s, const Options& options) {

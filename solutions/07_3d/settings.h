@@ -57,10 +57,8 @@ inline void complete_mesh(MeshShape& mesh) {
 inline void complete(Settings& s, const Options& options) {
   complete_mesh(s.mesh);
   const int stages = s.mesh.pipeline;
-  s.pipeline.complete(stages);
+  s.pipeline.complete(stages, "--pp");
   s.pipeline.require_divisor(options.batch_size);
-  require_product({{"--pp", stages}, {"--micro-batches", s.pipeline.micro_batches}, {"--chunks", s.pipeline.chunks}},
-                  1 << 22);
   if (s.mesh.tensor > 1) require_pairs(options.layers, s.mesh.tensor);
   const int layers = make_network(options).depth(), there = s.mesh.tensor > 1 ? layers / 2 : layers;
   if (there < s.parts()) {

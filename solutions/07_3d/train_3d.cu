@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/models.h"
 #include "02_ddp/replicas.h"
+#include "03_model_parallel/losses.h"
 #include "03_model_parallel/partition.h"
 #include "04_pipeline/evaluate.h"
 #include "04_pipeline/executor.h"
@@ -19,21 +20,6 @@
 using namespace workshop;
 
 namespace {
-
-// ---- training ------------------------------------------------------------------------------------------------------
-
-// The last stages have the losses, rank 0 prints them: brings them to the first stage, and forms their mean over the
-// replicas there.
-void collect_losses(const LossLog& losses, const Mesh& mesh, cudaStream_t stream) {
-  const Group& stages = mesh.pipeline;
-  const int last = stages.size() - 1;
-  if (last > 0 && stages.rank() == last) {
-    NCCL_CHECK(ncclSend(losses.losses(), losses.count(), ncclFloat, 0, stages.comm(), stream));
-  } else if (last > 0 && stages.rank() == 0) {
-    NCCL_CHECK(ncclRecv(losses.losses(), losses.count(), ncclFloat, last, stages.comm(), stream));
-  }
-  if (stages.rank() == 0 && mesh.data.size() > 1) average_losses(losses, mesh.data, stream);
-}
 
 void train(const Options& options, const Settings& settings, const Mesh& mesh, const Job& job, cudaStream_t stream) {
   const Group *stages = nullptr, *replicas = nullptr;
@@ -77,18 +63,17 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   Training training(options, job, {shares, share, reports}, network.input_size(), network.output_size(), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
-  DeviceBuffer<float> ignored(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(ignored.data(), 0, ignored.bytes(), stream));
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.begin_step(training.batch(), training.loss());
       executor.step(update, ready);
     }
-    collect_losses(training.losses(), mesh, stream);
+    send_losses(training.losses(), mesh.pipeline, stream);
+    if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
     validate(training, mesh.data, stream, [&](const Batch& batch, float* loss) {
-      float* counted =
-          mesh.at.tensor == 0 ? loss : ignored.data();  // a tensor group has the same loss on all its ranks
-      evaluate(stage, schedule, *stages, batch, training.held_out(), counted, stream);
+      // All ranks of a tensor group have the same loss: one of them counts it.
+      evaluate(stage, schedule, mesh.pipeline, batch, training.held_out(), mesh.at.tensor == 0 ? loss : nullptr,
+               stream);
     });
   }
   // Put together over the tensor group, all ranks of a stage have the same parameters.
