@@ -89,6 +89,15 @@ TESTS(memory) {
   });
 }
 
+// However late messages are, none is used before it is there, and no buffer before it is sent.
+TESTS(late_messages) {
+  const std::string options = "--layers 6,5,5,4,3,2 --micro-batches 8 --recompute --max-steps 3 --schedule";
+  for (const std::string& schedule : schedules) {
+    same_training("solution.04.late_messages." + schedule, kSameBits, on(1, pipeline, options, schedule),
+                  on(2, pipeline, options, schedule).in("WORKSHOP_SLOW=collectives"));
+  }
+}
+
 // What is sent, as in the README: of 32 steps of 32 rows every micro-batch over every boundary, and back; and from the
 // last rank to the first the losses of the epoch.
 TESTS(ledger) {
