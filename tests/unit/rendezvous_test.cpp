@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -106,6 +107,9 @@ TEST(Rendezvous, OneJobAfterTheOtherOnOnePort) {
 }
 
 TEST(Rendezvous, AnAddressMayBeAName) {
+  addrinfo* found = nullptr;
+  if (getaddrinfo("localhost", nullptr, nullptr, &found) != 0) GTEST_SKIP() << "localhost has no address here";
+  freeaddrinfo(found);
   MeetingPoint point = free_point(30);
   point.address = "localhost";
   expect_all(come_all(point, {1, 0}, 2), "the id");
