@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "common/job.h"
@@ -24,9 +25,28 @@ inline double loss_of(Model& model, Activations& activations, const Batch& batch
   return sum / static_cast<double>(prediction.size());
 }
 
-// Compares the gradients of a batch with central differences of its loss, (L(p + h) - L(p - h)) / 2h, for up to 100
-// values of each parameter. Ends the program unless all agree: rounding and the kinks of a ReLU leave differences below
-// the tolerance, a mistake is of the order of 1.
+// (L(p + h) - L(p - h)) / 2h for one value of a parameter, which is `value` now and again in the end, and lies at
+// `place` on the device. Ranks that compute L together call this together; those that do not hold the value pass null.
+inline double central_difference(float* place, float value, float h, const std::function<double()>& loss,
+                                 cudaStream_t stream) {
+  // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
+  const auto set = [&](float shifted) {
+    if (place == nullptr) return;
+    CUDA_CHECK(cudaMemcpyAsync(place, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  const float above = value + h, below = value - h;  // as far apart as float32 allows, not quite 2h
+  set(above);
+  const double loss_above = loss();
+  set(below);
+  const double loss_below = loss();
+  set(value);
+  return (loss_above - loss_below) / (static_cast<double>(above) - below);
+}
+
+// Compares the gradients of a batch with central differences of its loss for up to 100 values of each parameter. Ends
+// the program unless all agree: rounding and the kinks of a ReLU leave differences below the tolerance, a mistake is of
+// the order of 1.
 inline void require_gradients(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
   constexpr float h = 5e-4f;
   constexpr double tolerance = 5e-2;
@@ -44,20 +64,10 @@ inline void require_gradients(Model& model, Activations& activations, const Batc
     CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
-    const auto set = [&](int i, float shifted) {
-      CUDA_CHECK(cudaMemcpyAsync(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
-      CUDA_CHECK(cudaStreamSynchronize(stream));
-    };
     double error = 0, norm = 0;
     for (int i = 0; i < count; i += (count + 99) / 100) {
-      const auto loss_at = [&](float shifted) {
-        set(i, shifted);
-        return loss_of(model, activations, batch, stream);
-      };
-      const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
-      const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
-      set(i, value[i]);
+      const double difference = central_difference(
+          p.value + i, value[i], h, [&] { return loss_of(model, activations, batch, stream); }, stream);
       error += std::pow(difference - grad[i], 2);
       norm += std::pow(difference, 2);
     }

@@ -5,13 +5,14 @@
 #include <cmath>
 #include <functional>
 
+#include "01_single_gpu/gradient_check.h"
 #include "common/job.h"
 #include "shards.h"
 
 namespace workshop {
 
-// Compares the gradients that backward() has left with (L(p + h) - L(p - h)) / 2h, for up to 20 values of each part of
-// each parameter, and prints a line a parameter. `loss` computes L of the whole group, the same number on every rank,
+// Compares the gradients that backward() has left with central differences, for up to 20 values of each part of each
+// parameter, and prints a line a parameter. `loss` computes L of the whole group, the same number on every rank,
 // and all ranks call it together: only the owner of a value shifts it, all ranks where they are replicas. True if all
 // agree, to 2 % of their norm and to what float32 leaves of a difference of losses: 4 roundings of L, divided by 2h. A
 // gradient may be zero: attention does not change with the bias of its keys, because a softmax does not change with
@@ -27,23 +28,12 @@ inline bool check_gradients(const std::vector<Parameter>& parameters, const Grou
     CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
-    const auto set = [&](int i, float shifted) {
-      CUDA_CHECK(cudaMemcpyAsync(p.value + i, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
-      CUDA_CHECK(cudaStreamSynchronize(stream));
-    };
     std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
     for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size()); ++owner) {
       const bool mine = p.split == Split::none || owner == group.rank();
       for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
-        const auto loss_at = [&](float shifted) {
-          if (mine) set(i, shifted);
-          return loss();
-        };
-        const float above = value[i] + h, below = value[i] - h;  // as far apart as float32 allows, not quite 2h
-        const double difference = (loss_at(above) - loss_at(below)) / (static_cast<double>(above) - below);
+        const double difference = central_difference(mine ? p.value + i : nullptr, value[i], h, loss, stream);
         if (!mine) continue;
-        set(i, value[i]);
         sums[0] += static_cast<float>(std::pow(difference - grad[i], 2));
         sums[1] += static_cast<float>(std::pow(difference, 2));
         ++sums[2];
