@@ -6,8 +6,9 @@
 //     code of the solution
 //     // END TODO 02.1
 //
-// becomes `todo("02.1");`. With --fill 02.1=FILE the region gets the content of FILE instead, and regions that no
-// --fill names keep the solution's code; that is how the tests make programs with one known mistake.
+// becomes `todo("02.1");`. With --filling FILE, which is named 02.1-mistake.txt, the regions keep the solution's code,
+// and this one gets that of FILE beside it, for when WORKSHOP_FILLING is "02.1-mistake" (tests/exercises/filling.h):
+// that is how the tests make programs with known mistakes.
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -39,14 +40,18 @@ void write_file(const fs::path& path, const std::string& content) {
   if (!file) throw std::runtime_error("cannot write " + path.string());
 }
 
+const std::string kInclude = "#include \"tests/exercises/filling.h\"\n";
+
 bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
+
+// Other code for the regions: by the TODO's number, "02.1", and the mistake's name, "02.1-sum".
+using Fillings = std::map<std::string, std::map<std::string, std::string>>;
 
 // Rewrites the source files of one chapter and checks its regions.
 class Chapter {
  public:
-  // `number` is the chapter's, "02". `fills` maps a TODO's number to the code that goes into its region.
-  Chapter(std::string number, const std::map<std::string, std::string>& fills)
-      : number_(std::move(number)), fills_(fills) {}
+  // `number` is the chapter's, "02".
+  Chapter(std::string number, const Fillings& fillings) : number_(std::move(number)), fillings_(fillings) {}
 
   // The exercise that a source file of the solution becomes. Throws std::runtime_error "file:line: what is wrong".
   std::string rewrite(const fs::path& path);
@@ -61,7 +66,7 @@ class Chapter {
   }
 
   std::string number_;
-  const std::map<std::string, std::string>& fills_;
+  const Fillings& fillings_;
   std::set<std::string> ids_;  // of the chapter so far
 
   fs::path path_;
@@ -88,11 +93,16 @@ void Chapter::close(const std::string& id, std::string& out) {
   if (opened_ == 0) fail(line_, "END TODO " + id + " without its TODO");
   if (id != id_) fail(line_, "END TODO " + id + " closes TODO " + id_);
   if (is_blank(code_)) fail(opened_, "TODO " + id_ + " has no code");
-  const auto fill = fills_.find(id_);
-  if (fill != fills_.end()) {
-    out += fill->second;
+  const auto mistakes = fillings_.find(id_);
+  if (fillings_.empty()) {
+    out += indentation_ + "todo(\"" + id_ + "\");\n";
+  } else if (mistakes == fillings_.end()) {
+    out += code_;
   } else {
-    out += fills_.empty() ? indentation_ + "todo(\"" + id_ + "\");\n" : code_;
+    for (const auto& [name, code] : mistakes->second)
+      out += "if (workshop::filling(\"" + name + "\")) {\n" + code + "} else ";
+    out += "{\n" + code_ + "}\n";
+    out.insert(0, out.starts_with(kInclude) ? "" : kInclude);
   }
   opened_ = 0;
 }
@@ -126,12 +136,11 @@ std::string Chapter::rewrite(const fs::path& path) {
   return out;
 }
 
-// Rewrites the sources of one chapter. Other files, such as an editor's, stay out of it; the README and its figures are in
-// the chapter's folder alone. Returns the numbers of its TODOs.
-std::set<std::string> make_chapter(const fs::path& from, const fs::path& to,
-                                   const std::map<std::string, std::string>& fills) {
+// Rewrites the sources of one chapter. Other files, such as an editor's, stay out of it; the README and its figures are
+// in the chapter's folder alone. Returns the numbers of its TODOs.
+std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, const Fillings& fillings) {
   if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
-  Chapter chapter(to.filename().string().substr(0, 2), fills);
+  Chapter chapter(to.filename().string().substr(0, 2), fillings);
   std::set<fs::path> files;  // in order of name, so that messages do not depend on the file system
   for (const auto& entry : fs::recursive_directory_iterator(from)) {
     const bool source = entry.path().extension() == ".cu" || entry.path().extension() == ".h";
@@ -143,26 +152,27 @@ std::set<std::string> make_chapter(const fs::path& from, const fs::path& to,
 
 int make_exercises(const std::vector<std::string>& args) {
   std::vector<std::string> positional;
-  std::map<std::string, std::string> fills;
+  Fillings fillings;
   for (std::size_t i = 0; i < args.size(); ++i) {
-    if (args[i] != "--fill") {
+    if (args[i] != "--filling") {
       positional.push_back(args[i]);
       continue;
     }
-    const std::string fill = ++i < args.size() ? args[i] : "";
-    const std::size_t equals = fill.find('=');
-    if (equals == std::string::npos) throw std::runtime_error("--fill expects ID=FILE, not '" + fill + "'");
-    fills[fill.substr(0, equals)] = read_file(fill.substr(equals + 1));
+    const fs::path path = ++i < args.size() ? args[i] : "";
+    const std::string mistake = path.stem();
+    fillings[mistake.substr(0, mistake.find('-'))][mistake] = read_file(path);
   }
   if (positional.size() < 3) {
-    throw std::runtime_error("usage: make_exercises [--fill ID=FILE]... SOLUTIONS_DIR OUT_DIR CHAPTER...");
+    throw std::runtime_error("usage: make_exercises [--filling FILE]... SOLUTIONS_DIR OUT_DIR CHAPTER...");
   }
   std::set<std::string> ids;
   for (std::size_t i = 2; i < positional.size(); ++i) {
-    ids.merge(make_chapter(fs::path(positional[0]) / positional[i], fs::path(positional[1]) / positional[i], fills));
+    ids.merge(make_chapter(fs::path(positional[0]) / positional[i], fs::path(positional[1]) / positional[i], fillings));
   }
-  for (const auto& [id, code] : fills) {
-    if (!ids.contains(id)) throw std::runtime_error("--fill " + id + ": there is no TODO of this number");
+  for (const auto& [id, mistakes] : fillings) {
+    if (!ids.contains(id)) {
+      throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no TODO of this number");
+    }
   }
   return 0;
 }

@@ -66,15 +66,23 @@ TEST_F(MakeExercises, LeavesOtherFilesAlone) {
   EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu.mine"), "of the participant");
 }
 
-TEST_F(MakeExercises, FillsOneRegionAndKeepsTheSolutionElsewhere) {
+TEST_F(MakeExercises, PutsWrongFillingsBesideTheSolution) {
   solution(kSolution);
-  const std::string snippet = folder_.write("wrong.cu", "  sum();\n");
-  const ToolResult result = make("--fill 02.1=" + snippet);
+  const std::string sum = folder_.write("02.1-sum.txt", "  sum();\n"), none = folder_.write("02.1-none.txt", "\n");
+  const ToolResult result = make("--filling " + sum + " --filling " + none);
   EXPECT_EQ(result.status, 0) << result.output;
-  EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu"), R"(int main() {
+  EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu"), R"(#include "tests/exercises/filling.h"
+int main() {
   // TODO 02.1: Average the gradient.
   //   One call a parameter.
+if (workshop::filling("02.1-none")) {
+
+} else if (workshop::filling("02.1-sum")) {
   sum();
+} else {
+  // An ordinary comment of the solution.
+  average();
+}
   // END TODO 02.1
   check();
     // TODO 02.10: Return.
@@ -82,9 +90,9 @@ TEST_F(MakeExercises, FillsOneRegionAndKeepsTheSolutionElsewhere) {
     // END TODO 02.10
 }
 )");
-  EXPECT_EQ(make("--fill 02.2=" + snippet).output, "--fill 02.2: there is no TODO of this number\n");
-  EXPECT_EQ(make("--fill 02.1=/no/such/file").status, 2);
-  EXPECT_EQ(make("--fill 02.1").status, 2);
+  EXPECT_EQ(make("--filling " + folder_.write("02.2-sum.txt", "  sum();\n")).output,
+            "--filling 02.2-sum: there is no TODO of this number\n");
+  EXPECT_EQ(make("--filling /no/such/02.1-file.txt").status, 2);
 }
 
 TEST_F(MakeExercises, NamesWhatIsWrongWithARegion) {

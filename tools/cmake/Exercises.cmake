@@ -41,23 +41,25 @@ function(workshop_check chapter program)
   endforeach()
 endfunction()
 
-# Builds `target` from a copy of the chapter that make_exercises writes to `folder`.
-function(_workshop_generated_program target chapter program folder)
-  cmake_parse_arguments(arg "" "" "FILL;DEPENDS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.cu
-       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
-  file(GLOB headers RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
-       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
-  list(TRANSFORM headers PREPEND ${folder}/)
-  add_custom_command(
-    OUTPUT ${folder}/${chapter}/${program}.cu
-    BYPRODUCTS ${headers}
-    COMMAND make_exercises ${arg_FILL} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter}
-    DEPENDS ${sources} ${arg_DEPENDS}
-    VERBATIM)
-  workshop_program(${target} SOURCE ${folder}/${chapter}/${program}.cu INCLUDE ${CMAKE_SOURCE_DIR}/solutions
-                   OUTPUT ${folder})
-  # Hundreds of programs that run for some milliseconds: not optimized, they compile in half the time.
+# _workshop_generate(02_ddp FOLDER [FILLINGS file…]): has make_exercises write a copy of the chapter to FOLDER.
+function(_workshop_generate chapter folder)
+  cmake_parse_arguments(arg "" "" "FILLINGS" ${ARGN})
+  file(GLOB sources RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
+       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.cu ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
+  set(copies ${sources})
+  list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/solutions/)
+  list(TRANSFORM copies PREPEND ${folder}/)
+  set(fillings ${arg_FILLINGS})
+  list(TRANSFORM fillings PREPEND "--filling;")
+  add_custom_command(OUTPUT ${copies} DEPENDS ${sources} ${arg_FILLINGS} VERBATIM
+                     COMMAND make_exercises ${fillings} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter})
+endfunction()
+
+# Builds `target` from `source`, with the chapters of the folders given.
+function(_workshop_generated_program target source)
+  get_filename_component(folder ${source} DIRECTORY)
+  workshop_program(${target} SOURCE ${source} INCLUDE ${ARGN} OUTPUT ${folder})
+  # Programs that run for some milliseconds: not optimized, they compile in half the time.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-O0>
                          $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 endfunction()
@@ -73,21 +75,15 @@ function(workshop_wrong_filling chapter program mistake)
     set(arg_CPU_ONLY "what is out of order shows with WORKSHOP_SLOW, a setting of the cpu backend")
   endif()
   math(EXPR limit "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
-  string(REGEX REPLACE "-.*" "" id ${mistake})
-  set(snippet ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
-  set(target filling_${mistake}_${program})
-  if(NOT TARGET ${target})
-    _workshop_generated_program(${target} ${chapter} ${program} ${CMAKE_BINARY_DIR}/fillings/${mistake}_${program}
-                                FILL --fill ${id}=${snippet} DEPENDS ${snippet})
-  endif()
   list(LENGTH arg_SLOW slow)
   math(EXPR timeout "${arg_TIMEOUT} * (${slow} + 1) + 90")
   _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}")
   foreach(ranks ${arg_RANKS})
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
-                  CPU_ONLY ${arg_CPU_ONLY}
+                  CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
                   COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e ${arg_EXPECT} 1
-                          ${check} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:${target}> -- ${arg_OPTIONS})
+                          ${check} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
+                          -- ${arg_OPTIONS})
   endforeach()
 endfunction()
 
@@ -98,8 +94,9 @@ function(workshop_unfilled chapter program)
   if(NOT arg_RANKS)
     set(arg_RANKS 1 2 4)
   endif()
-  set(folder ${CMAKE_BINARY_DIR}/unfilled/${program})
-  _workshop_generated_program(unfilled_${chapter}_${program} ${chapter} ${program} ${folder})
+  set(folder ${CMAKE_BINARY_DIR}/unfilled)
+  _workshop_generated_program(unfilled_${chapter}_${program} ${folder}/${chapter}/${program}.cu
+                              ${CMAKE_SOURCE_DIR}/solutions)
   foreach(ranks ${arg_RANKS})
     workshop_test(unfilled.${chapter}.${program}.${ranks}ranks LABELS solution MOST_RANKS ${ranks}
                   COMMAND ${CMAKE_SOURCE_DIR}/tests/exercises/check_unfilled ${ranks} ${folder}/${chapter}
@@ -117,11 +114,15 @@ endfunction()
 #   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
 #                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
 #                                           in the file twice has it but once.
+#
+# All wrong fillings of a chapter are compiled together (tests/exercises/filling.h): `wrong_02_ddp_ddp` is ddp with them.
 function(workshop_exercises chapter)
   set(path ${CMAKE_CURRENT_SOURCE_DIR}/${chapter}.txt)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
   file(READ ${path} text)
   file(STRINGS ${path} lines REGEX "^[^# ]")
+  set(snippets)
+  set(wrong)  # programs that have wrong fillings
   foreach(line IN LISTS lines)
     set(options "")
     if(line MATCHES " -- (.*)$")
@@ -151,10 +152,21 @@ function(workshop_exercises chapter)
         string(REGEX REPLACE "^\n[^\n]*\n" "" code "${CMAKE_MATCH_0}")
         string(REGEX REPLACE "\n+$" "\n" code "${code}")
         file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt CONTENT "${code}" @ONLY)
+        list(APPEND snippets ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
       endif()
+      list(APPEND wrong ${program})
       workshop_wrong_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" ${run})
     else()
       message(FATAL_ERROR "${path}: what is '${line}'?")
     endif()
+  endforeach()
+
+  _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/unfilled)
+  list(REMOVE_DUPLICATES snippets)
+  list(REMOVE_DUPLICATES wrong)
+  _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings FILLINGS ${snippets})
+  foreach(program ${wrong})
+    _workshop_generated_program(wrong_${chapter}_${program} ${CMAKE_BINARY_DIR}/fillings/${chapter}/${program}.cu
+                                ${CMAKE_SOURCE_DIR}/solutions)
   endforeach()
 endfunction()
