@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from a grammar, and what its reader can know: a probabilistic finite-state machine, made from tables.
+// A grammar as a probabilistic finite-state machine, made from tables: it writes text, and knows how probable each next
+// word of a text is.
 #pragma once
 
 #include <array>
@@ -42,8 +43,8 @@ class Grammar {
     double probability;  // weight over the sum of the state's weights
   };
 
-  // A text begins at the first rule's node, state 0, and comes back there again and again; the rules may not go round
-  // in any other circle. Throws std::logic_error where a rule says a row that may not have been drawn.
+  // A text begins at the first rule's node, state 0. Every cycle of the rules passes through that node, and there all
+  // rows are forgotten. Throws std::logic_error where a rule may say a row that has not been drawn.
   Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules);
 
   int states() const { return static_cast<int>(arcs_.size()); }
@@ -65,18 +66,22 @@ class Grammar {
   std::vector<double> stationary_;
 };
 
-// What one who knows the grammar, but not where in the text the words stand that they read, knows of the next word: the
-// forward algorithm of hidden Markov models. It is exact, and no model can know more. Keep the grammar as long as it.
+// Reads a text of the grammar word by word, from anywhere in it, and says what the next word may be: the forward
+// algorithm of hidden Markov models, from the stationary distribution. Its probabilities are exact; no model can do
+// better on average without seeing more of the text.
 class Reader {
  public:
-  // Reads tokens, which are entries of this vocabulary; words that are not in it are entry 0.
+  // Reads tokens, which are entries of this vocabulary; the probability of entry 0, <unk>, is that of all words that
+  // are not in it. The grammar must outlive the reader.
   Reader(const Grammar& grammar, const std::vector<std::string>& vocabulary);
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
 
   // Nothing is read yet, and the next word may be any of the text. The constructor does this too.
   void start() { belief_ = nullptr; }
   // The probability that each token is the next: [vocabulary.size()], sums to 1.
   std::vector<double> next() const;
-  // Reads a token and returns the probability that it had; where that is 0, starts anew behind it.
+  // Reads a token and returns the probability that it had. Where that is 0, starts again behind it.
   double read(std::int32_t token);
 
  private:
@@ -87,7 +92,7 @@ class Reader {
   const Grammar* grammar_;
   std::vector<std::int32_t> tokens_;  // of each of the grammar's words
   Belief stationary_;
-  std::vector<Belief> first_;              // what is believed when this token is the first; filled at need
+  std::vector<Belief> first_;              // after this token alone; filled when first needed
   std::vector<double> first_probability_;  // of each token
   std::array<Belief, 2> beliefs_;
   const Belief* belief_ = nullptr;  // null: stationary_
