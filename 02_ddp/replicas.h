@@ -62,7 +62,7 @@ inline void validate(Training& training, const Group& replicas, cudaStream_t str
 
   training.validate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
-    // TODO 02.9: Put the ranks' shares of the mean together, in place, on every rank: one float.
+    // TODO 02.9: Combine the ranks' shares of the mean, in place, on every rank: one float.
     //   Each share is divided by the number of all samples already: is it the sum or the average of them?
     todo("02.9");
     // END TODO 02.9

@@ -82,7 +82,7 @@ class Stage {
     loss_ = loss;
     for (Chunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
     for (int m = 0; m < micro_batches_; ++m) {
-      // TODO 04.5: Over how many samples is the mean that the loss of micro-batch m is a part of?
+      // TODO 04.5: Set samples_[m]: over how many samples is the mean that micro-batch m's loss is a part of?
       //   The losses of the micro-batches are added up, and so are their gradients: the sum is to be the mean over the
       //   whole batch. The batch has batch.samples samples, this micro-batch micro_batch(m).samples.
       todo("04.5");

@@ -30,7 +30,7 @@ inline void add_options(Options& options, Settings& s) {
   options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
   options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
   s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
-  options.add("--bucket-mb", s.bucket_mb, "size from which on a bucket of gradients is full (MiB)", 0.0);
+  options.add("--bucket-mb", s.bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
   options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
 }
 

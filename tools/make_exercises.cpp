@@ -42,6 +42,12 @@ void write_file(const fs::path& path, const std::string& content) {
 
 const std::string kInclude = "#include \"tests/exercises/filling.h\"\n";
 
+// Is there more than comments?
+bool has_statement(const std::string& code) {
+  static const std::regex kStatement(R"((^|\n)\s*[^\s/])");
+  return std::regex_search(code, kStatement);
+}
+
 bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
 
 // Other code for the regions: by the TODO's number, "02.1", and the mistake's name, "02.1-sum".
@@ -127,6 +133,9 @@ std::string Chapter::rewrite(const fs::path& path) {
         fail(line_, "expected '// END TODO " + number_ + ".1'");
       }
     } else if (opened_ > 0 && !(code_.empty() && std::regex_match(line, kMoreText))) {
+      // A comment that was broken into two lines would take the rest of the text out of the exercise.
+      if (std::regex_match(line, kMoreText) && !has_statement(code_))
+        fail(line_, "text of TODO " + id_ + " behind other text");
       code_ += line + "\n";
       continue;
     }

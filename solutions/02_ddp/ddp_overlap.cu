@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   Options options("02_ddp/ddp_overlap", "Trains an MLP with data parallelism, communication behind the backward pass.",
                   Sampling::distributed);
   double bucket_mb = 25;
-  options.add("--bucket-mb", bucket_mb, "size from which on a bucket of gradients is full (MiB)", 0.0);
+  options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");

@@ -32,6 +32,9 @@ inline const bool kCuda = std::string(WORKSHOP_BACKEND) == "cuda";
 // is equal to the last bit on the cpu backend differs by at most so much there.
 inline const double kSameBits = kCuda ? 1e-4 : 0;
 
+// Which of the attempts this is that a test with `measures` has: 1, 2 or 3.
+int attempt();
+
 // ---- commands ------------------------------------------------------------------------------------------------------
 
 // The path of a program or a file: one word, whatever is in it.
