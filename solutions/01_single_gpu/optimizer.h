@@ -98,17 +98,18 @@ class Optimizer {
   // What it keeps from step to step, for checkpoints: [count] each, null for SGD.
   OptimizerState state() { return {first_.data(), second_.data(), &steps_}; }
 
-  // Enqueues one step: updates value[count] with grad[count].
-  void step(float* value, const float* grad) {
+  // Enqueues one step: updates value[count] with grad[count], at `factor` times the learning rate of the options.
+  void step(float* value, const float* grad, double factor = 1) {
     const Range range("update", stream_);
-    if (place_ == Place::host) return step_on_host(value, grad);
+    const double lr = factor * lr_;
+    if (place_ == Place::host) return step_on_host(value, grad, lr);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once.
-      launch(sgd, count_, stream_, value, grad, static_cast<float>(lr_), static_cast<float>(weight_decay_), count_);
+      launch(sgd, count_, stream_, value, grad, static_cast<float>(lr), static_cast<float>(weight_decay_), count_);
       // END TODO 01.7
     } else {
-      const AdamWStep s = adamw_step(lr_, weight_decay_, ++steps_);
+      const AdamWStep s = adamw_step(lr, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
@@ -120,27 +121,28 @@ class Optimizer {
     Optimizer* optimizer;
     float* value;
     const float* grad;
+    float lr;
     AdamWStep adamw;
   };
 
   // The same update as one more operation of the stream, so that the program does not wait for it.
-  void step_on_host(float* value, const float* grad) {
+  void step_on_host(float* value, const float* grad, double lr) {
     AdamWStep adamw{};
-    if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr_, weight_decay_, ++steps_);
+    if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr, weight_decay_, ++steps_);
     CUDA_CHECK(cudaLaunchHostFunc(
         stream_,
         [](void* data) {
           const std::unique_ptr<HostStep> step(static_cast<HostStep*>(data));
           step->optimizer->run_on_host(*step);
         },
-        new HostStep{this, value, grad, adamw}));
+        new HostStep{this, value, grad, static_cast<float>(lr), adamw}));
   }
 
   // Runs on a thread of CUDA's, which must not call CUDA.
   void run_on_host(const HostStep& step) {
     if (kind_ == OptimizerKind::sgd) {
-      const float lr = static_cast<float>(lr_), weight_decay = static_cast<float>(weight_decay_);
-      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], lr, weight_decay);
+      const float weight_decay = static_cast<float>(weight_decay_);
+      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], step.lr, weight_decay);
     } else {
       float *first = first_.data(), *second = second_.data();
       for (int i = 0; i < count_; ++i) adamw_value(step.value[i], step.grad[i], first[i], second[i], step.adamw);
