@@ -17,9 +17,12 @@ namespace fs = std::filesystem;
 std::map<std::string, std::string> settings_of(const Options& options) {
   const auto all = nlohmann::json::parse(options.json());
   std::map<std::string, std::string> settings;
-  for (const char* name : {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads",
-                           "context", "blocks", kOrder}) {
+  for (const char* name :
+       {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads", kOrder}) {
     settings[name] = all.value(name, nlohmann::json(0)).dump();
+  }
+  for (const char* name : {"context", "blocks"}) {  // of language models
+    if (all.contains(name)) settings[name] = all.at(name).dump();
   }
   return settings;
 }

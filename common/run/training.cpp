@@ -31,7 +31,7 @@ Data load(const Options& options, const DataSource& source, cudaStream_t stream)
               text.trained_on,
               text.held_out,
               text.tested};
-    text.tokens = {};
+    std::vector<std::int32_t>().swap(text.tokens);
     return data;
   }
   const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
