@@ -37,7 +37,7 @@ class Clipping {
  public:
   // For gradients of `count` values. `most` is the largest norm that they may have, 0 for any.
   Clipping(int count, double most, cudaStream_t stream)
-      : count_(count), most_(static_cast<float>(most)), stream_(stream), sums_(chunks(), Memory::gradients) {}
+      : count_(count), most_(static_cast<float>(most)), stream_(stream), sums_(chunks(), Memory::data) {}
 
   // *square = Σ grad². For a gradient that lies on several ranks, the sum over them is the whole one's.
   void square(const float* grad, float* square) const {

@@ -148,6 +148,7 @@ struct Network {
   std::shared_ptr<const Loss> loss;
   std::shared_ptr<TokenDataset> text = nullptr;  // that it is trained on, if any
   std::vector<std::string> vocabulary = {};      // of the text
+  double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
 
   DataSource data() const { return {input_size(), output_size(), text}; }
   int depth() const { return static_cast<int>(layers.size()); }

@@ -234,6 +234,8 @@ void Options::with_gpt() {
   without({"--layers", "--activation", "--samples"});
   const std::string folder = "folder with train.txt, valid.txt and test.txt";
   impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
+  add("--words", gpt.words, "words of the stories to train on, which are the text where --text names none", 1,
+      2'000'000);
   add("--vocabulary", gpt.vocabulary, "words to tell apart, all others are <unk>; 0: all", 0);
   add("--context", gpt.context, "tokens a sample", 1);
   add("--width", gpt.width, "numbers a token", 1);

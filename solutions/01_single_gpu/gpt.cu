@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
     training.validate(job.group(), evaluate);
   }
   training.test(job.group(), evaluate);
+  if (network.best_test_loss > 0) print0("the best possible perplexity is %.2f\n", std::exp(network.best_test_loss));
   record_parameters(model, 0, stream);
 
   const GptOptions& o = options.gpt;

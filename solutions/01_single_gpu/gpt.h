@@ -5,7 +5,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "common/data/text.h"
+#include "common/data/stories.h"
 #include "cross_entropy.h"
 #include "embedding.h"
 #include "model.h"
@@ -31,6 +31,7 @@ inline void require_sizes(const Options& options, int vocabulary) {
 
 // The text of the options. What is wrong with it ends the program.
 inline Text text_of(const Options& options) {
+  if (options.gpt.text.empty()) return write_stories(options.seed, options.gpt.words, options.gpt.vocabulary);
   try {
     return read_text(options.gpt.text, options.gpt.vocabulary, options.gpt.context);
   } catch (const std::runtime_error& error) {
@@ -43,6 +44,7 @@ inline Network make_gpt(const Options& options) {
   Network network;
   Text text = text_of(options);
   network.text = std::make_shared<TokenDataset>(text, o.context);
+  if (o.text.empty()) network.best_test_loss = best_loss(text.vocabulary, text.test, o.context);
   network.vocabulary = std::move(text.vocabulary);
   const int vocabulary = static_cast<int>(network.vocabulary.size());
   require_sizes(options, vocabulary);

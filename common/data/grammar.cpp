@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/data/grammar.h"
+
+#include <algorithm>
+#include <cctype>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace workshop {
+namespace {
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+template <typename Range, typename Predicate>
+int find_index(const Range& range, const Predicate& predicate) {
+  const auto found = std::find_if(range.begin(), range.end(), predicate);
+  return found == range.end() ? -1 : static_cast<int>(found - range.begin());
+}
+
+bool is_upper(const std::string& word) {
+  return std::all_of(word.begin(), word.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
+}
+
+std::string lower(std::string word) {
+  for (char& c : word) c = static_cast<char>(std::tolower(c));
+  return word;
+}
+
+}  // namespace
+
+// Numbers the places in the rules: nodes first, then each word of each rule. A state is a place and its memory, which
+// has a character per slot: 0, or the number of the row plus one.
+class Grammar::Builder {
+ public:
+  Builder(Grammar& grammar, const std::vector<Slot>& slots, const std::vector<Rule>& rules)
+      : grammar_(grammar), slots_(slots) {
+    for (const Rule& rule : rules) node(rule.from);
+    for (const Rule& rule : rules) node(rule.to);
+    for (const Rule& rule : rules) add(rule);
+    live_.assign(nodes_.size() + items_.size(), kUnknown);
+    live_[0] = 0;
+    for (const Option& option : nodes_[0].options) require_nothing(live(option.first));
+
+    state(0, Memory(slots_.size(), 0));
+    for (std::size_t from = 0; from < places_.size(); ++from) {
+      const auto [place, memory] = places_[from];
+      grammar_.arcs_.push_back(arcs(place, memory));
+    }
+  }
+
+ private:
+  using Memory = std::string;
+  using Slots = std::uint64_t;  // a bit each
+  static constexpr Slots kUnknown = ~Slots{0};
+
+  struct Option {
+    int first;  // place
+    int weight;
+  };
+  struct Node {
+    std::string name;
+    std::vector<Option> options;
+  };
+  struct Item {
+    int slot = -1, column = 0;  // no slot: says `word`
+    bool draws = false;
+    std::string word;
+    int next = 0;  // place
+  };
+
+  int node(const std::string& name) {
+    const int found = find_index(nodes_, [&](const Node& node) { return node.name == name; });
+    if (found >= 0) return found;
+    nodes_.push_back({name, {}});
+    return static_cast<int>(nodes_.size()) - 1;
+  }
+
+  void add(const Rule& rule) {
+    const auto place = [&] { return static_cast<int>(nodes_.size() + items_.size()); };
+    nodes_[node(rule.from)].options.push_back({place(), rule.weight});
+    for (const std::string& word : split(rule.text, ' ')) {
+      items_.push_back(item(word));
+      items_.back().next = place();
+    }
+    items_.back().next = node(rule.to);
+  }
+
+  Item item(const std::string& word) const {
+    Item item;
+    item.word = word;
+    const std::string name = word.substr(0, word.find('.'));
+    item.slot = find_index(slots_, [&](const Slot& slot) { return slot.name == lower(name); });
+    if (item.slot < 0) return item;
+    item.draws = is_upper(name);
+    if (name == word) return item;
+    const Slot& slot = slots_[item.slot];
+    item.column = find_index(slot.columns, [&](const std::string& c) { return c == word.substr(name.size() + 1); });
+    if (item.column < 0) throw std::logic_error("no column " + word);
+    return item;
+  }
+
+  // The slots whose rows may be said from this place on, before they are drawn again.
+  Slots live(int place) {
+    if (live_[place] != kUnknown) return live_[place];
+    Slots slots = 0;
+    if (place < static_cast<int>(nodes_.size())) {
+      for (const Option& option : nodes_[place].options) slots |= live(option.first);
+    } else {
+      const Item& item = items_[place - nodes_.size()];
+      slots = live(item.next);
+      if (item.slot >= 0) slots = item.draws ? slots & ~(Slots{1} << item.slot) : slots | Slots{1} << item.slot;
+    }
+    return live_[place] = slots;
+  }
+
+  void require_nothing(Slots slots) const {
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      if (slots >> s & 1) throw std::logic_error("a rule may say a row of '" + slots_[s].name + "' that is not drawn");
+    }
+  }
+
+  int state(int place, Memory memory) {
+    const Slots kept = live(place);
+    for (std::size_t s = 0; s < memory.size(); ++s) {
+      if ((kept >> s & 1) == 0) memory[s] = 0;
+    }
+    const std::string key = memory + static_cast<char>(place % 128) + static_cast<char>(place / 128);
+    const auto [state, is_new] = states_.emplace(key, static_cast<int>(places_.size()));
+    if (is_new) places_.emplace_back(place, memory);
+    return state->second;
+  }
+
+  int word(const std::string& text) {
+    const auto [word, is_new] = word_numbers_.emplace(text, static_cast<int>(grammar_.words_.size()));
+    if (is_new) grammar_.words_.push_back(text);
+    return word->second;
+  }
+
+  std::vector<Arc> arcs(int place, const Memory& memory) {
+    std::vector<Arc> arcs;
+    std::vector<std::uint64_t> shares;  // an arc's weight is to be divided by this
+    const auto say = [&](const Item& item, int weight) {
+      const auto say_one_of = [&](const std::string& cell, const Memory& then, std::size_t rows) {
+        const auto words = split(cell, '/');
+        for (const std::string& text : words) {
+          arcs.push_back({word(text), state(item.next, then), static_cast<std::uint64_t>(weight), 0});
+          shares.push_back(rows * words.size());
+        }
+      };
+      if (item.slot < 0) return say_one_of(item.word, memory, 1);
+      const auto& rows = slots_[item.slot].rows;
+      if (!item.draws) return say_one_of(rows[memory[item.slot] - 1][item.column], memory, 1);
+      Memory then = memory;
+      for (std::size_t row = 0; row < rows.size(); ++row) {
+        then[item.slot] = static_cast<char>(row + 1);
+        say_one_of(rows[row][item.column], then, rows.size());
+      }
+    };
+    const int nodes = static_cast<int>(nodes_.size());
+    if (place >= nodes) {
+      say(items_[place - nodes], 1);
+    } else {
+      for (const Option& option : nodes_[place].options) say(items_[option.first - nodes], option.weight);
+    }
+
+    std::uint64_t common = 1, sum = 0;
+    for (std::uint64_t share : shares) common = std::lcm(common, share);
+    for (std::size_t i = 0; i < arcs.size(); ++i) sum += arcs[i].weight *= common / shares[i];
+    for (Arc& arc : arcs) arc.probability = static_cast<double>(arc.weight) / static_cast<double>(sum);
+    return arcs;
+  }
+
+  Grammar& grammar_;
+  const std::vector<Slot>& slots_;
+  std::vector<Node> nodes_;
+  std::vector<Item> items_;
+  std::vector<Slots> live_;                     // by place
+  std::vector<std::pair<int, Memory>> places_;  // by state
+  std::unordered_map<std::string, int> states_, word_numbers_;
+};
+
+Grammar::Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules) {
+  Builder(*this, slots, rules);
+  stationary_ = time_in_states();
+}
+
+std::vector<double> Grammar::time_in_states() const {
+  // The expected visits to each state between two to state 0, a word at a time, over the expected number of words.
+  std::vector<double> visits(states()), now(states()), then(states());
+  now[0] = 1;
+  for (bool any = true; any;) {
+    any = false;
+    for (int state = 0; state < states(); ++state) {
+      if (now[state] == 0) continue;
+      visits[state] += now[state];
+      for (const Arc& arc : arcs_[state]) {
+        if (arc.to == 0) continue;
+        then[arc.to] += now[state] * arc.probability;
+        any = true;
+      }
+      now[state] = 0;
+    }
+    std::swap(now, then);
+  }
+  const double words = std::accumulate(visits.begin(), visits.end(), 0.0);
+  for (double& time : visits) time /= words;
+  return visits;
+}
+
+std::vector<std::int32_t> Grammar::write(std::size_t count, std::mt19937_64& random) const {
+  std::vector<std::int32_t> text;
+  text.reserve(count);
+  for (int state = 0; text.size() < count;) {
+    std::uint64_t sum = 0;
+    for (const Arc& arc : arcs_[state]) sum += arc.weight;
+    // The remainder favors small numbers by less than sum / 2^64.
+    std::uint64_t drawn = arcs_[state].size() == 1 ? 0 : random() % sum;
+    auto arc = arcs_[state].begin();
+    for (; drawn >= arc->weight; ++arc) drawn -= arc->weight;
+    text.push_back(arc->word);
+    state = arc->to;
+  }
+  return text;
+}
+
+Reader::Reader(const Grammar& grammar, const std::vector<std::string>& vocabulary)
+    : grammar_(&grammar), first_(vocabulary.size()), weights_(grammar.states()) {
+  for (const std::string& word : grammar.words()) {
+    tokens_.push_back(std::max(0, find_index(vocabulary, [&](const std::string& entry) { return entry == word; })));
+  }
+  for (int state = 0; state < grammar.states(); ++state) stationary_.emplace_back(state, grammar.stationary()[state]);
+  first_probability_ = next();
+}
+
+std::vector<double> Reader::next() const {
+  std::vector<double> probabilities(first_.size());
+  for (const auto& [state, probability] : belief_ ? *belief_ : stationary_) {
+    for (const Grammar::Arc& arc : grammar_->arcs(state)) {
+      probabilities[tokens_[arc.word]] += probability * arc.probability;
+    }
+  }
+  return probabilities;
+}
+
+double Reader::read(std::int32_t token) {
+  double probability = 0;
+  if (belief_ == nullptr) {
+    Belief& belief = first_[token];
+    if (belief.empty()) follow(stationary_, token, belief);
+    probability = first_probability_[token];
+    belief_ = &belief;
+  } else {
+    Belief& then = beliefs_[belief_ == &beliefs_[0] ? 1 : 0];
+    probability = follow(*belief_, token, then);
+    belief_ = &then;
+  }
+  if (belief_->empty()) start();
+  return probability;
+}
+
+// The belief after this token, and the probability that it comes.
+double Reader::follow(const Belief& belief, std::int32_t token, Belief& then) {
+  then.clear();
+  double sum = 0;
+  for (const auto& [state, probability] : belief) {
+    for (const Grammar::Arc& arc : grammar_->arcs(state)) {
+      if (tokens_[arc.word] != token) continue;
+      if (weights_[arc.to] == 0) then.emplace_back(arc.to, 0);
+      weights_[arc.to] += probability * arc.probability;
+      sum += probability * arc.probability;
+    }
+  }
+  for (auto& [state, probability] : then) probability = std::exchange(weights_[state], 0) / sum;
+  return sum;
+}
+
+}  // namespace workshop
