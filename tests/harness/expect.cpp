@@ -168,11 +168,17 @@ void expect_golden(const Run& run, const Path& path) {
     if (found == run.record.parameters.end()) fail(report(run, "a parameter " + name, "none"));
     if (values.is_object()) {  // of a language model: sums, and the first values
       const double size = found->size(), rms = values.at("l2").get<double>() / std::sqrt(size);
+      // The biases of the keys, the middle third, add the same to all scores of a row, which a softmax does not feel:
+      // their gradient is zero but for rounding, and that AdamW scales up to steps of some size.
+      const bool with_keys = name.ends_with("in_proj_bias");
       expect_close("root mean square of " + name, rms, found->l2 / std::sqrt(size));
-      expect_close("mean of " + name, values.at("sum").get<double>() / size, found->sum / size, rms);
+      if (!with_keys) expect_close("mean of " + name, values.at("sum").get<double>() / size, found->sum / size, rms);
       const Json& first = values.at("first");
-      for (std::size_t i = 0; i < first.size(); ++i)
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        const double place = static_cast<double>(i) / size;
+        if (with_keys && place >= 1.0 / 3 && place < 2.0 / 3) continue;
         expect_close(text("parameter ", name, "[", i, "] after the last step"), first[i], found->values.at(i), rms);
+      }
       continue;
     }
     const auto expected = values.get<std::vector<double>>();
