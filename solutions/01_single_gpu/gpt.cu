@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a language model on one GPU, and lets it write: mlp.cu with a text for the random numbers, and with what
 // training a transformer takes, a schedule of the learning rate and clipping of the gradient.
+#include <cmath>
+#include <string>
+
 #include "attention.h"
 #include "clip.h"
 #include "common/job.h"
