@@ -63,6 +63,7 @@ struct Parameter {
 // under way at a time.
 struct Saved {
   const void* x = nullptr;  // the layer's input, held elsewhere
+  Batch batch;              // which samples these are
   std::vector<DeviceBuffer<float>> buffers;
 };
 
@@ -121,12 +122,20 @@ class Layer {
   virtual const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) = 0;
   // The gradients of the parameters. Returns where that of the input is; null if it is not needed.
   virtual float* backward(const Saved& saved, const Gradients& gradients) = 0;
+
+  // For a model that writes: the output at this position of a single sample, of which `saved` has the positions before.
+  virtual const float* forward_position([[maybe_unused]] const Blas& blas, [[maybe_unused]] const void* x,
+                                        [[maybe_unused]] int position, [[maybe_unused]] Saved& saved) {
+    fail(kFailed, "layer %s knows no positions", name.c_str());
+  }
 };
 
 // The end of a model: compares the output with the targets.
 class Loss {
  public:
   virtual ~Loss() = default;
+  // Floats per sample that add() needs as scratch, one at least in all.
+  virtual int scratch() const { return 0; }
   // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the
   // output to gradient[samples, out]. `scratch` is one float on the device.
   virtual void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
@@ -137,7 +146,11 @@ class Loss {
 struct Network {
   std::vector<std::shared_ptr<Layer>> layers;
   std::shared_ptr<const Loss> loss;
+  std::shared_ptr<TokenDataset> text = nullptr;  // that it is trained on, if any
+  std::vector<std::string> vocabulary = {};      // of the text
+  double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
 
+  DataSource data() const { return {input_size(), output_size(), text}; }
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise
@@ -179,7 +192,11 @@ class Model {
   Model(const Network& network, int max_samples, cudaStream_t stream)
       : Model(network, max_samples, stream, {0, network.depth()}) {}
   Model(const Network& network, int max_samples, cudaStream_t stream, LayerRange range, Storage storage = Storage::own)
-      : network_(network), first_(range.first), max_samples_(max_samples), blas_(stream), scratch_(1, Memory::data) {
+      : network_(network),
+        first_(range.first),
+        max_samples_(max_samples),
+        blas_(stream),
+        scratch_(std::max(1, max_samples * network.loss->scratch()), Memory::data) {
     int widest = 0, rows = 0;
     for (int i = range.first; i < range.last; ++i) {
       Layer& layer = *layers_.emplace_back(network.layers[i]);
@@ -254,16 +271,29 @@ class Model {
     return activations;
   }
 
-  // The output [samples, output_size()] for x, kept in `activations` with all that backward() needs. x is
+  // The output [samples, output_size()] for batch.x, kept in `activations` with all that backward() needs. batch.x is
   // [samples, input_size()], or what else the first layer reads.
-  const float* forward(const void* x, int samples, Activations& activations) {
-    activations.samples = samples;
+  const float* forward(const Batch& batch, Activations& activations) {
+    const void* x = batch.x;
+    activations.samples = batch.samples;
     for (int i = 0; i < depth(); ++i) {
       Saved& saved = activations.layers[i];
       saved.x = x;
-      x = activations.output = layers_[i]->forward(blas_, x, samples, saved);
+      saved.batch = batch;
+      x = activations.output = layers_[i]->forward(blas_, x, batch.samples, saved);
     }
     return activations.output;
+  }
+  const float* forward(const void* x, int samples, Activations& activations) {
+    return forward({.x = x, .samples = samples}, activations);
+  }
+
+  // The output at one more position of a sample, of which `activations` has the positions before.
+  const float* forward_position(const void* x, int position, Activations& activations) {
+    for (int i = 0; i < depth(); ++i) {
+      x = layers_[i]->forward_position(blas_, x, position, activations.layers[i]);
+    }
+    return static_cast<const float*>(x);
   }
 
   // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the

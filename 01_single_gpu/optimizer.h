@@ -25,7 +25,8 @@ __global__ void sgd(float* value, const float* grad, float lr, float weight_deca
 // What AdamW needs to know of step t = 1, 2, …
 struct AdamWStep {
   float decay;            // 1 - lr·λ
-  float beta1, beta2;     // of the moments, running means of the gradient and of its square
+  float rest1, rest2;     // 1 - β₁, 1 - β₂: what a step adds to the running means of the gradient and of its square
+  float beta2;            // that of the latter
   float step_size;        // lr / (1 - β₁ᵗ)
   float root_correction;  // √(1 - β₂ᵗ)
   float epsilon;
@@ -35,7 +36,8 @@ inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
   AdamWStep s{};
   // TODO 01.8: Fill in what AdamW needs to know of step number t.
   //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by
-  //   which factors? Compute in double.
+  //   which factors? Compute in double:
+  //   1 - 0.999 in float is wrong in the fifth digit.
   todo("01.8");
   // END TODO 01.8
   return s;
@@ -43,8 +45,8 @@ inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
 
 // Decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
 __host__ __device__ inline void adamw_value(float& value, float grad, float& first, float& second, const AdamWStep& s) {
-  first += (1.0f - s.beta1) * (grad - first);
-  second = s.beta2 * second + (1.0f - s.beta2) * grad * grad;
+  first += s.rest1 * (grad - first);
+  second = s.beta2 * second + s.rest2 * grad * grad;
   const float denominator = sqrtf(second) / s.root_correction + s.epsilon;
   value = value * s.decay - s.step_size * first / denominator;
 }
@@ -92,17 +94,18 @@ class Optimizer {
   // What it keeps from step to step, for checkpoints: [count] each, null for SGD.
   OptimizerState state() { return {first_.data(), second_.data(), &steps_}; }
 
-  // Enqueues one step: updates value[count] with grad[count].
-  void step(float* value, const float* grad) {
+  // Enqueues one step: updates value[count] with grad[count], at `factor` times the learning rate of the options.
+  void step(float* value, const float* grad, double factor = 1) {
     const Range range("update", stream_);
-    if (place_ == Place::host) return step_on_host(value, grad);
+    const double lr = factor * lr_;
+    if (place_ == Place::host) return step_on_host(value, grad, lr);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once.
       todo("01.7");
       // END TODO 01.7
     } else {
-      const AdamWStep s = adamw_step(lr_, weight_decay_, ++steps_);
+      const AdamWStep s = adamw_step(lr, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
@@ -114,27 +117,28 @@ class Optimizer {
     Optimizer* optimizer;
     float* value;
     const float* grad;
+    float lr;
     AdamWStep adamw;
   };
 
   // The same update as one more operation of the stream, so that the program does not wait for it.
-  void step_on_host(float* value, const float* grad) {
+  void step_on_host(float* value, const float* grad, double lr) {
     AdamWStep adamw{};
-    if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr_, weight_decay_, ++steps_);
+    if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr, weight_decay_, ++steps_);
     CUDA_CHECK(cudaLaunchHostFunc(
         stream_,
         [](void* data) {
           const std::unique_ptr<HostStep> step(static_cast<HostStep*>(data));
           step->optimizer->run_on_host(*step);
         },
-        new HostStep{this, value, grad, adamw}));
+        new HostStep{this, value, grad, static_cast<float>(lr), adamw}));
   }
 
   // Runs on a thread of CUDA's, which must not call CUDA.
   void run_on_host(const HostStep& step) {
     if (kind_ == OptimizerKind::sgd) {
-      const float lr = static_cast<float>(lr_), weight_decay = static_cast<float>(weight_decay_);
-      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], lr, weight_decay);
+      const float weight_decay = static_cast<float>(weight_decay_);
+      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], step.lr, weight_decay);
     } else {
       float *first = first_.data(), *second = second_.data();
       for (int i = 0; i < count_; ++i) adamw_value(step.value[i], step.grad[i], first[i], second[i], step.adamw);

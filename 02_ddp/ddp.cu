@@ -25,8 +25,7 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
 
-  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.input_size(),
-                    network.output_size(), stream);
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // All replicas are alike: rank 0 saves for all, and all load.
   training.add_all(parts_of(model), model.values(), optimizer.state());
 

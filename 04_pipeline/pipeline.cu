@@ -35,7 +35,7 @@ void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, 
 void train(const Options& options, const Network& network, const Schedule& schedule, Stage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
-  Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
+  Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   std::deque<Optimizer> optimizers;
   for (Chunk& chunk : stage.chunks()) {
     chunk.model.initialize(options.model_seed);

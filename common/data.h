@@ -7,16 +7,19 @@
 namespace workshop {
 
 // Some samples on the device. What x and y are, only a model's first layer and its loss know: floats [samples, in] and
-// [samples, out] here.
+// [samples, out], or token ids.
 struct Batch {
   const void *x = nullptr, *y = nullptr;
   int samples = 0;
   std::size_t x_bytes = 0, y_bytes = 0;  // of a sample
+  int step = -1;                         // of the training; -1: none, as in validation
+  int number = 0, stride = 1;            // sample i is number + i * stride of the step's, on all replicas together
 
   // The `count` samples from number `first` on.
   Batch slice(int first, int count) const {
     const auto at = [](const void* from, std::size_t bytes) { return static_cast<const std::byte*>(from) + bytes; };
-    return {at(x, first * x_bytes), at(y, first * y_bytes), count, x_bytes, y_bytes};
+    return {
+        at(x, first * x_bytes), at(y, first * y_bytes), count, x_bytes, y_bytes, step, number + first * stride, stride};
   }
 };
 

@@ -89,6 +89,7 @@ class DeviceBuffer : public Buffer<T> {
   void upload(const std::vector<T>& host, cudaStream_t stream) { upload(host.data(), stream); }
   std::vector<T> download(cudaStream_t stream) const {
     std::vector<T> host(this->size());
+    if (host.empty()) return host;
     CUDA_CHECK(cudaMemcpyAsync(host.data(), this->data(), this->bytes(), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return host;

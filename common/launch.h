@@ -16,61 +16,10 @@
 #include <type_traits>
 
 #include "common/check.h"
+#include "common/run/grid_stride.h"
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 namespace workshop {
-
-// The indices of [0, n) that this thread works on: from `begin`, every `stride`-th.
-class GridStride {
- public:
-  struct Sentinel {
-    int n;
-  };
-#ifdef __CUDACC__
-  class Iterator {
-   public:
-    __device__ Iterator(int i, int stride) : i_(i), stride_(stride) {}
-    __device__ int operator*() const { return i_; }
-    __device__ void operator++() { i_ += stride_; }
-    __device__ bool operator!=(Sentinel end) const { return i_ < end.n; }
-
-   private:
-    int i_, stride_;
-  };
-  __device__ explicit GridStride(int n) : n_(n) {}
-  __device__ Iterator begin() const {
-    return {static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), static_cast<int>(gridDim.x * blockDim.x)};
-  }
-  __device__ Sentinel end() const { return {n_}; }
-#else
-  class Iterator {
-   public:
-    explicit Iterator(int i) : i_(i) {}
-    int operator*() const { return i_; }
-    void operator++() { ++i_; }
-    bool operator!=(Sentinel end) const { return i_ < end.n; }
-
-   private:
-    int i_;
-  };
-  explicit GridStride(int n) : begin_(bound(n, cpu::share.index)), n_(bound(n, cpu::share.index + 1)) {}
-  Iterator begin() const { return Iterator(begin_); }
-  Sentinel end() const { return {n_}; }
-#endif
-
- private:
-#ifndef __CUDACC__
-  static int bound(int n, int part) { return static_cast<int>(static_cast<long>(n) * part / cpu::share.count); }
-  int begin_;
-#endif
-  int n_;
-};
-
-#ifdef __CUDACC__
-__device__ inline GridStride grid_stride(int n) { return GridStride(n); }
-#else
-inline GridStride grid_stride(int n) { return GridStride(n); }
-#endif
 
 // The stream of a launch, and the place in the source that asks for it.
 struct LaunchStream {

@@ -10,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/run/gpt_options.h"
+
 namespace workshop {
 
+enum class ModelKind { mlp, gpt };
 enum class Activation { none, relu, gelu };  // gelu is the exact one, with erf
 enum class OptimizerKind { sgd, adamw };
 
@@ -24,6 +27,7 @@ enum class Sampling { data_loader, distributed };  // PyTorch's DataLoader alone
 inline constexpr std::uint64_t kModelSeedInOrder = 1507988244;
 inline constexpr std::uint64_t kModelSeedShuffled = 3787541278;
 inline constexpr std::uint64_t kModelSeedDistributed = 1952748940;
+inline constexpr std::uint64_t kModelSeedGpt = 4321;  // of the language model's twin
 
 class Options {
  public:
@@ -51,6 +55,9 @@ class Options {
   int log_every = 8;             // steps between printed losses; 0 prints the end of each epoch alone
   std::string record;            // file to write the run record to, if any
   std::string timeline;          // file to write the timeline to, if any
+  ModelKind model = ModelKind::mlp;
+  GptOptions gpt;         // of the language model: in programs that call with_gpt()
+  StepOptions step_size;  // likewise
 
   // Where checkpoints go and come from: in programs that call with_checkpoints().
   std::string checkpoints;        // folder to save to, if any
@@ -66,6 +73,9 @@ class Options {
   void with_accumulation();
   void with_validation();
   bool validates() const { return validates_; }
+
+  // Has the program train the language model, with its options and defaults. Call before parse().
+  void with_gpt();
 
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
@@ -90,6 +100,7 @@ class Options {
 
  private:
   struct Impl;
+  void use_gpt_defaults();
   std::string program_;
   Sampling sampling_;
   bool validates_ = false;

@@ -40,7 +40,7 @@ class Generator {
   std::optional<double> next_normal_;
 };
 
-// nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out].
+// nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out] unless it is null.
 void init_linear(Generator& generator, int in, int out, float* weight, float* bias);
 
 }  // namespace workshop

@@ -12,14 +12,14 @@
 
 #include "common/device.h"
 #include "common/options.h"
+#include "common/record/todo.h"
 
 namespace workshop {
 
 // ---- exercises -----------------------------------------------------------------------------------------------------
 
-// Stands where a participant has to write something. Prints the TODO's number, its text and its place, once a job, and
-// ends every rank with status 77.
-[[noreturn]] void todo(const char* id, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+// todo("02.1") stands where a participant has to write something, in a kernel too. It prints the TODO's number, its text
+// and its place, once a job, and ends every rank with status 77.
 
 // Records `shape` floats as they are at this point of `stream`, in device or pinned host memory, under the number of
 // the TODO that has just written them. It does not wait: the copy is one more operation of the stream. Only the first
@@ -35,8 +35,8 @@ void probe(const char* todo, const std::string& name, const std::vector<double>&
 // ---- run record ----------------------------------------------------------------------------------------------------
 
 // The loss of one optimizer step. `replica` is the data-parallel replica that saw it; `global_loss` is the mean over
-// all replicas. Each replica calls this on one of its ranks.
-void record_loss(int replica, int step, int epoch, float loss, float global_loss);
+// all replicas. Each replica calls this on one of its ranks. `gradient_norm` is recorded unless it is null.
+void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm = nullptr);
 
 // A number that this rank has measured, such as the share of its time that it idled.
 void record_value(const std::string& name, double value);
@@ -50,9 +50,9 @@ void record_parameter(int replica, const std::string& name, const float* device,
 // The losses of an epoch stay on the device until its end, so that no step waits for its own loss.
 class LossLog {
  public:
-  // This rank is number `replica` of `replicas` data-parallel replicas. Where several ranks make up a replica, one of
-  // them, rank 0 among them, records its losses; the others give -1.
-  LossLog(const Options& options, int replica, int replicas, cudaStream_t stream);
+  // For epochs of so many samples. This rank is number `replica` of `replicas` data-parallel replicas. Where several
+  // ranks make up a replica, one of them, rank 0 among them, records its losses; the others give -1.
+  LossLog(const Options& options, int samples, int replica, int replicas, cudaStream_t stream);
 
   // Counts the steps from this one on, for a run that goes on from a checkpoint.
   void start_at(int step);
@@ -64,6 +64,8 @@ class LossLog {
   float* losses() const;
   float* global_losses() const;
   int count() const;
+  // Where the norm of this step's gradient belongs, with --clip-norm or without; for language models alone.
+  float* gradient_norm() const;
   // True when --max-steps is reached: no more steps, no more epochs.
   bool finished() const;
   // Waits for the stream, prints every log_every-th step on rank 0, records all, and starts over.

@@ -9,6 +9,7 @@
 
 #include "common/checkpoint.h"
 #include "common/data.h"
+#include "common/data/dataset.h"
 #include "common/group.h"
 #include "common/job.h"
 #include "common/options.h"
@@ -36,9 +37,7 @@ struct MicroBatch : Batch {
 
 class Training {
  public:
-  // The data set of the options, with samples of `input_size` and `output_size` floats.
-  Training(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
-           cudaStream_t stream);
+  Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data, cudaStream_t stream);
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
@@ -73,14 +72,18 @@ class Training {
   int samples() const;
   // Where the step's loss belongs, on the device: a zero, to add to.
   float* loss() const;
+  // By what the learning rate of this step is to be multiplied: --warmup-steps, --lr-schedule.
+  double lr_factor() const;
 
   // The epoch's losses on the device, one a step. With several replicas a program writes their mean to global_losses().
   LossLog& losses();
   ncclComm_t comm() const;  // of all ranks of the job
 
-  // ---- validation: with --validation-samples, after each epoch ----
+  // ---- validation after each epoch and, of a text, test at the end ----
   int trained_on() const;  // the first samples of the data set
-  int held_out() const;    // the last ones
+  int held_out() const;    // the ones after them, for validation
+  int tested() const;      // the ones after those
+  int evaluated() const;   // held_out() or tested(), as it is the one or the other under way
   using AddLoss = std::function<void(const Batch&, float*)>;
   // Calls add_loss(batch, loss) for the batches of `samples`, to add each one's share of the mean over all samples held
   // out to *loss, and then sum(loss), to put the ranks' shares together: on the device, both. Prints and records the
@@ -88,9 +91,13 @@ class Training {
   void validate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
   // For programs whose ranks all go through the same samples: the sum is that over `ranks`.
   void validate(const Group& ranks, const AddLoss& add_loss);
+  // The same after the last epoch, with the samples of the test.
+  void test(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
+  void test(const Group& ranks, const AddLoss& add_loss);
 
  private:
   void end_epoch();
+  double evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
   struct State;
   std::unique_ptr<State> state_;
 };

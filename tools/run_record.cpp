@@ -53,8 +53,9 @@ void read_line(const Json& line, RunRecord& record) {
     if (const auto options = line.find("options"); options != line.end()) record.variant = variant(*options);
     record.world = line.at("world");
   } else if (type == "step") {
-    record.losses.push_back(
-        {line.at("step"), line.at("replica"), number(line.at("loss")), number(line.at("global_loss"))});
+    record.losses.push_back({line.at("step"), line.at("replica"), number(line.at("loss")),
+                             number(line.at("global_loss")),
+                             line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0});
   } else if (type == "probe") {
     record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(line)});
   } else if (type == "parameter") {

@@ -31,6 +31,7 @@ struct Probe {
 struct StepLoss {
   int step, replica;
   double loss, global_loss;
+  double gradient_norm = 0;  // of language models
 };
 
 // What one rank did with one operation on one communicator.
@@ -58,8 +59,8 @@ struct RunRecord {
   std::map<int, std::map<std::string, double>> peaks;  // rank -> kind -> bytes
   std::map<int, double> peak_memory;                   // rank -> bytes: the peaks of all kinds but the data set, summed
   std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device
-  std::map<int, std::map<std::string, double>> host;  // rank -> allocations, synchronizations, devices (cpu backend)
-  std::string todo;                                   // the TODO that ended the run; empty after a complete run
+  std::map<int, std::map<std::string, double>> host;    // rank -> allocations, synchronizations, devices (cpu backend)
+  std::string todo;                                     // the TODO that ended the run; empty after a complete run
   int steps = 0;
   double seconds_per_step = 0;
 };

@@ -5,8 +5,8 @@
 
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/state.h"
-#include "common/run/gather.h"
 #include "common/job.h"
+#include "common/run/gather.h"
 #include "common/run/untrusted.h"
 #include "common/watchdog/watchdog.h"
 
@@ -20,6 +20,9 @@ std::map<std::string, std::string> settings_of(const Options& options) {
   for (const char* name :
        {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads", kOrder}) {
     settings[name] = all.value(name, nlohmann::json(0)).dump();
+  }
+  for (const char* name : {"context", "blocks"}) {  // of language models
+    if (all.contains(name)) settings[name] = all.at(name).dump();
   }
   return settings;
 }
@@ -77,8 +80,8 @@ CheckpointIndex describe(const CheckpointState& state) {
 
 }  // namespace
 
-Checkpoints::Checkpoints(const Options& options, int replicas, ncclComm_t comm, cudaStream_t stream)
-    : state_(new CheckpointState{options, replicas, 0, 1, comm, stream}) {
+Checkpoints::Checkpoints(const Options& options, int samples, int replicas, ncclComm_t comm, cudaStream_t stream)
+    : state_(new CheckpointState{options, samples, replicas, 0, 1, comm, stream}) {
   NCCL_CHECK(ncclCommUserRank(comm, &state_->rank));
   NCCL_CHECK(ncclCommCount(comm, &state_->world));
 }

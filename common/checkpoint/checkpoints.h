@@ -41,10 +41,11 @@ struct CheckpointState;
 // Bad folders and files end every rank with status 2 and one line that names the file and what is wrong with it.
 class Checkpoints {
  public:
-  // `replicas` is the number of data-parallel replicas, which go through a batch each at a time. The folder of
+  // `samples` are those of the data set. `replicas` is the number of data-parallel replicas, which go through a batch
+  // each at a time. The folder of
   // --checkpoints is made if it is missing. It may hold the checkpoint that the run goes on from and those before it,
   // but none of another run, nor any that this one would come to again.
-  Checkpoints(const Options& options, int replicas, ncclComm_t comm, cudaStream_t stream);
+  Checkpoints(const Options& options, int samples, int replicas, ncclComm_t comm, cudaStream_t stream);
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;

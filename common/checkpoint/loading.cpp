@@ -92,9 +92,9 @@ Progress load(const CheckpointState& state, const CheckpointIndex& index, const 
     }
   }
   const Options& options = state.options;
-  if (index.epoch > options.epochs || index.samples >= options.samples) {
+  if (index.epoch > options.epochs || index.samples >= state.samples) {
     throw_error("the checkpoint %s is %d samples into epoch %d; --epochs is %d, --samples %d", folder.c_str(),
-                index.samples, index.epoch, options.epochs, options.samples);
+                index.samples, index.epoch, options.epochs, state.samples);
   }
   const std::int64_t at_once = std::int64_t{options.batch_size} * state.replicas;
   if (index.samples % at_once != 0) {

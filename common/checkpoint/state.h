@@ -15,7 +15,7 @@ namespace workshop {
 
 struct CheckpointState {
   const Options& options;
-  int replicas, rank, world;
+  int samples, replicas, rank, world;
   ncclComm_t comm;
   cudaStream_t stream;
   int step = 0, epoch = 0, batches = 0, saved = -1;  // the last step saved or loaded

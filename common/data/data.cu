@@ -9,8 +9,8 @@
 namespace workshop {
 namespace {
 
-// out[i, :] = table[rows[i], :] for `count` rows of `width` values.
-__global__ void gather_rows(float* out, const float* table, const int* rows, int count, int width) {
+// out[i, :] = table[rows[i], :] for `count` rows of `width` words.
+__global__ void gather_rows(std::uint32_t* out, const std::uint32_t* table, const int* rows, int count, int width) {
   for (int i : grid_stride(count * width)) {
     const int row = i / width;
     out[i] = table[static_cast<std::size_t>(rows[row]) * width + (i - row * width)];
@@ -48,25 +48,41 @@ RandomTensorDataset::RandomTensorDataset(int samples, int in, int out, std::uint
   }
 }
 
-std::vector<int> RandomSampler::next_epoch() {
-  ++epoch_;
-  const std::uint64_t seed = draw_seed();
-  return shuffle_ ? Generator(seed).randperm(samples_) : in_order(samples_);
+TokenDataset::TokenDataset(const Text& text, int context) : context(context) {
+  for (const std::vector<std::int32_t>* stream : {&text.train, &text.valid, &text.test}) {
+    const std::size_t samples = stream->empty() ? 0 : (stream->size() - 1) / context;
+    (stream == &text.train ? trained_on : stream == &text.valid ? held_out : tested) = static_cast<int>(samples);
+    const std::size_t place = tokens.size();
+    tokens.resize(place + (samples + 1) * context);
+    std::copy_n(stream->begin(), std::min(stream->size(), samples * context + 1), tokens.begin() + place);
+  }
 }
 
-std::uint64_t RandomSampler::draw_seed() {
+std::vector<int> RandomSampler::next_epoch() {
+  ++epoch_;
+  return draw_order();
+}
+
+std::vector<int> RandomSampler::draw_order() {
   before_ = generator_;
-  std::uint64_t seed = 0;
-  for (int iterator = 0; shuffle_ && iterator < 2; ++iterator) {
+  if (!shuffle_) return in_order(samples_);
+  if (draws_ == Draws::order) {
     generator_.random64();  // the base seed of the iterator's workers, drawn even where it has none
+    std::vector<int> order = generator_.randperm(samples_);
+    generator_.randperm(samples_);  // for the samples left over, of which there are none
+    return order;
+  }
+  std::uint64_t seed = 0;
+  for (int iterator = 0; iterator < 2; ++iterator) {
+    generator_.random64();  // the base seed
     seed = generator_.random64();
   }
-  return seed;
+  return Generator(seed).randperm(samples_);
 }
 
 void RandomSampler::go_to(int epoch, const std::string& state) {
   if (state.empty()) {
-    for (; epoch_ < epoch; ++epoch_) draw_seed();
+    for (; epoch_ < epoch; ++epoch_) draw_order();
     return;
   }
   generator_.set_state(state);
@@ -81,18 +97,37 @@ std::vector<int> DistributedSampler::indices() const {
   return mine;
 }
 
-DataLoader::DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream)
-    : in_(dataset.in),
-      out_(dataset.out),
-      batch_size_(std::min(batch_size, dataset.samples)),
+DataLoader::DataLoader(int samples, int in, int out, int batch_size, cudaStream_t stream)
+    : in_(in),
+      out_(out),
+      batch_size_(std::min(batch_size, samples)),
       stream_(stream),
-      inputs_(dataset.inputs.size(), Memory::data),
-      targets_(dataset.targets.size(), Memory::data),
-      x_(elements(batch_size_, in_), Memory::data),
-      y_(elements(batch_size_, out_), Memory::data),
-      indices_(dataset.samples, Memory::data) {
-  inputs_.upload(dataset.inputs, stream);
-  targets_.upload(dataset.targets, stream);
+      x_(elements(batch_size_, in), Memory::data),
+      y_(elements(batch_size_, out), Memory::data),
+      indices_(samples, Memory::data) {}
+
+DataLoader::DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream)
+    : DataLoader(dataset.samples, dataset.in, dataset.out, batch_size, stream) {
+  const std::size_t inputs = dataset.inputs.size(), targets = dataset.targets.size();
+  data_ = DeviceBuffer<Word>(inputs + targets, Memory::data);
+  inputs_ = data_.data();
+  targets_ = inputs_ + inputs;
+  const auto upload = [&](Word* to, const std::vector<float>& from) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
+  };
+  upload(data_.data(), dataset.inputs);
+  upload(data_.data() + inputs, dataset.targets);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+DataLoader::DataLoader(const TokenDataset& dataset, int batch_size, cudaStream_t stream)
+    : DataLoader(dataset.place(dataset.samples()), dataset.context, dataset.context, batch_size, stream) {
+  data_ = DeviceBuffer<Word>(dataset.tokens.size(), Memory::data);
+  inputs_ = data_.data();
+  targets_ = inputs_ + 1;
+  const std::size_t bytes = data_.bytes();
+  CUDA_CHECK(cudaMemcpyAsync(data_.data(), dataset.tokens.data(), bytes, cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 void DataLoader::start_epoch(const std::vector<int>& indices) {
@@ -111,9 +146,9 @@ int DataLoader::steps() const { return (count_ + batch_size_ - 1) / batch_size_;
 Batch DataLoader::batch(int step) {
   const int first = step * batch_size_;
   const int rows = std::min(batch_size_, count_ - first);
-  launch(gather_rows, rows * in_, stream_, x_.data(), inputs_.data(), indices_.data() + first, rows, in_);
-  launch(gather_rows, rows * out_, stream_, y_.data(), targets_.data(), indices_.data() + first, rows, out_);
-  return {x_.data(), y_.data(), rows, in_ * sizeof(float), out_ * sizeof(float)};
+  launch(gather_rows, rows * in_, stream_, x_.data(), inputs_, indices_.data() + first, rows, in_);
+  launch(gather_rows, rows * out_, stream_, y_.data(), targets_, indices_.data() + first, rows, out_);
+  return {x_.data(), y_.data(), rows, in_ * sizeof(Word), out_ * sizeof(Word)};
 }
 
 }  // namespace workshop

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data set of the course and PyTorch's ways through it: RandomTensorDataset, DataLoader, DistributedSampler.
+// The data set of the course, that of a text, and PyTorch's ways through them: RandomTensorDataset, TokenDataset,
+// DataLoader, DistributedSampler.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "common/data.h"
+#include "common/data/text.h"
 #include "common/device.h"
 #include "common/random.h"
 
@@ -21,12 +25,36 @@ struct RandomTensorDataset {
   Generator generator;         // PyTorch's default generator as the data set leaves it; the DataLoader draws on
 };
 
-// The order of DataLoader(dataset, shuffle=…) without a sampler, epoch after epoch. Each epoch stands for two PyTorch
-// iterators, because the programs of the course draw one batch more to print its size: `next(iter(loader))`.
+// The samples of a text: `context` tokens each, and as targets the tokens that follow them, which are the same ones but
+// for the first and the last. So a sample is a place in the stream of tokens, and each token is there once. First come
+// the samples of the training, then those of validation and test.
+struct TokenDataset {
+  TokenDataset(const Text& text, int context);
+
+  int context, trained_on, held_out, tested;  // tokens a sample; samples
+  std::vector<std::int32_t> tokens;           // sample i begins at place(i) * context; its targets one token later
+  int samples() const { return trained_on + held_out + tested; }
+  // The last targets of each part of the text are no inputs: behind them lies what fills a sample's place.
+  int place(int sample) const { return sample + (sample >= trained_on) + (sample >= trained_on + held_out); }
+};
+
+// What a model is trained on: random tensors with so many floats a sample, or a text.
+struct DataSource {
+  int in, out;
+  std::shared_ptr<TokenDataset> text = nullptr;  // whose tokens are gone once they are on the device
+};
+
+// What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from
+// the default one for each iterator. And they draw one batch more in each epoch to print its size, next(iter(loader)),
+// which is an iterator too. Others do DataLoader(…, generator=torch.Generator().manual_seed(seed)), and draw the order
+// itself from it, for one iterator an epoch.
+enum class Draws { two_seeds, order };
+
+// The order of DataLoader(dataset, shuffle=…) without a sampler, epoch after epoch.
 class RandomSampler {
  public:
-  RandomSampler(int samples, bool shuffle, Generator generator)
-      : samples_(samples), shuffle_(shuffle), generator_(generator), before_(generator) {}
+  RandomSampler(int samples, bool shuffle, Generator generator, Draws draws = Draws::two_seeds)
+      : samples_(samples), shuffle_(shuffle), draws_(draws), generator_(generator), before_(generator) {}
   std::vector<int> next_epoch();
 
   // For checkpoints: the generator as it is before the draws of this epoch, the coming or the last one.
@@ -36,10 +64,11 @@ class RandomSampler {
   void go_to(int epoch, const std::string& state);
 
  private:
-  std::uint64_t draw_seed();  // of the coming epoch's order
+  std::vector<int> draw_order();  // of the coming epoch
 
   int samples_;
   bool shuffle_;
+  Draws draws_;
   Generator generator_, before_;  // now, and before the last epoch's draws
   int epoch_ = 0;                 // the coming one
 };
@@ -66,6 +95,7 @@ class DistributedSampler {
 class DataLoader {
  public:
   DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream);
+  DataLoader(const TokenDataset& dataset, int batch_size, cudaStream_t stream);
   // Indices of the samples of the coming epoch, in order: at most dataset.samples. Waits for the stream.
   void start_epoch(const std::vector<int>& indices);
   int steps() const;  // batches in this epoch
@@ -74,9 +104,14 @@ class DataLoader {
   Batch batch(int step);
 
  private:
+  using Word = std::uint32_t;  // a float or a token, which is all the same here
+  DataLoader(int samples, int in, int out, int batch_size, cudaStream_t stream);
+
   int in_, out_, batch_size_;
   cudaStream_t stream_;
-  DeviceBuffer<float> inputs_, targets_, x_, y_;
+  DeviceBuffer<Word> data_;
+  const Word *inputs_ = nullptr, *targets_ = nullptr;  // in data_: sample i's from i * in and i * out on
+  DeviceBuffer<Word> x_, y_;
   DeviceBuffer<int> indices_;
   int count_ = 0;
 };

@@ -128,6 +128,7 @@ void init_linear(Generator& generator, int in, int out, float* weight, float* bi
   const double gain = std::sqrt(2 / (1 + slope * slope));
   const double bound = std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(in)));
   generator.uniform(weight, static_cast<std::size_t>(in) * out, -bound, bound);
+  if (bias == nullptr) return;
   const double bias_bound = 1 / std::sqrt(static_cast<double>(in));
   generator.uniform(bias, out, -bias_bound, bias_bound);
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -46,7 +48,9 @@ class Arena {
   std::size_t left_ = 0;
 };
 
+// In a kernel that is not filled in yet, a thread of the cpu backend's takes what has been probed so far.
 struct Probes {
+  std::timed_mutex mutex;
   Arena arena;
   std::vector<PendingProbe> pending;
 };
@@ -81,6 +85,8 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
 
 void finish_probes(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
+  const std::unique_lock lock(probes().mutex, patience);
+  if (!lock.owns_lock()) return;
   for (PendingProbe& probe : probes().pending) {
     cudaError_t status = cudaSuccess;
     while ((status = cudaEventQuery(probe.copied)) == cudaErrorNotReady) {
@@ -97,9 +103,11 @@ void finish_probes(std::chrono::milliseconds patience) {
 
 void make_room_for_probes() { probes().arena.grow(kArenaBytes); }
 
-void todo(const char* id, const char* file, int line) {
-  if (!first_of_job()) {
-    // Another rank speaks; it ends this one too.
+// Several cores may come to a TODO in a kernel at the same time.
+void todo_on_host(const char* id, const char* file, int line) {
+  static std::atomic_flag speaks;
+  if (speaks.test_and_set() || !first_of_job()) {
+    // Another core or rank speaks; it ends this one too.
     std::this_thread::sleep_for(std::chrono::seconds(2));
     _exit(kTodo);
   }
@@ -118,6 +126,7 @@ void probe(const char* todo, const std::string& name, const float* tensor, std::
            cudaStream_t stream) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
+  const std::lock_guard lock(probes().mutex);
   PendingProbe pending{*line, nullptr, 1, Event()};
   pending.line["shape"] = shape;
   for (int extent : shape) pending.count *= static_cast<std::size_t>(extent);

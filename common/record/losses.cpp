@@ -24,7 +24,7 @@ void count_host([[maybe_unused]] int sign) {
 
 struct LossLog::Impl {
   int replica, replicas, log_every, max_steps;
-  DeviceBuffer<float> losses, global_losses;
+  DeviceBuffer<float> losses, global_losses, gradient_norms;
   int first_step = 0;  // of this epoch
   int count = 0;       // steps of this epoch so far
 
@@ -35,17 +35,18 @@ struct LossLog::Impl {
   double seconds = 0;
 };
 
-LossLog::LossLog(const Options& options, int replica, int replicas, cudaStream_t stream)
+LossLog::LossLog(const Options& options, int samples, int replica, int replicas, cudaStream_t stream)
     : impl_(std::make_shared<Impl>()) {
   Impl& log = *impl_;
   log.replica = replica;
   log.replicas = replicas;
   log.log_every = options.log_every;
   log.max_steps = options.max_steps;
-  const int samples = (options.samples + replicas - 1) / replicas;
-  const int steps = (samples + options.batch_size - 1) / options.batch_size;
+  const int of_replica = (samples + replicas - 1) / replicas;
+  const int steps = (of_replica + options.batch_size - 1) / options.batch_size;
   log.losses = DeviceBuffer<float>(steps, Memory::data);
   log.global_losses = DeviceBuffer<float>(steps, Memory::data);
+  log.gradient_norms = DeviceBuffer<float>(options.model == ModelKind::gpt ? steps : 0, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
 }
 
@@ -65,6 +66,7 @@ float* LossLog::next(cudaStream_t stream) {
 
 float* LossLog::losses() const { return impl_->losses.data(); }
 float* LossLog::global_losses() const { return impl_->global_losses.data(); }
+float* LossLog::gradient_norm() const { return impl_->gradient_norms.data() + impl_->count - 1; }
 int LossLog::count() const { return impl_->count; }
 bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_step + impl_->count >= impl_->max_steps; }
 
@@ -75,9 +77,11 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   CUDA_CHECK(cudaEventRecord(log.stop, stream));
   const std::vector<float> losses = log.losses.download(stream);
   const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(stream);
+  const std::vector<float> norms = log.gradient_norms.download(stream);
   for (int i = 0; i < log.count; ++i) {
     const int step = log.first_step + i;
-    if (log.replica >= 0) record_loss(log.replica, step, epoch, losses[i], global[i]);
+    const float* norm = norms.empty() ? nullptr : &norms[i];
+    if (log.replica >= 0) record_loss(log.replica, step, epoch, losses[i], global[i], norm);
     const bool shown = log.log_every > 0 && (step + 1) % log.log_every == 0;
     if (shown || i + 1 == log.count) print0("epoch %3d  step %5d  loss %.6f\n", epoch, step + 1, global[i]);
   }

@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "common/files.h"
-#include "common/run/gather.h"
 #include "common/job.h"
 #include "common/record/recorder.h"
+#include "common/run/gather.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "workshop_cpu.h"
 #endif
@@ -77,14 +77,12 @@ void start_recording(const Options& options, const Ranks& ranks) {
 
 void record_line(const Json& json) { recorder().lines += json.dump() + "\n"; }
 
-void record_loss(int replica, int step, int epoch, float loss, float global_loss) {
+void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm) {
   if (recorder().record_path.empty()) return;
-  record_line(Json{{"type", "step"},
-                   {"replica", replica},
-                   {"step", step},
-                   {"epoch", epoch},
-                   {"loss", number(loss)},
-                   {"global_loss", number(global_loss)}});
+  Json line{{"type", "step"}, {"replica", replica},   {"step", step},
+            {"epoch", epoch}, {"loss", number(loss)}, {"global_loss", number(global_loss)}};
+  if (gradient_norm != nullptr) line["gradient_norm"] = number(*gradient_norm);
+  record_line(line);
 }
 
 void record_value(const std::string& name, double value) {

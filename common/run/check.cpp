@@ -65,6 +65,9 @@ void usage_error(const char* format, ...) {
 }
 
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
+#ifdef WORKSHOP_BACKEND_CUDA
+  if (status == cudaErrorAssert) end_job(kTodo);  // a TODO in a kernel, which has said so itself
+#endif
   call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));
 }
 

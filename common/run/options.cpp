@@ -229,6 +229,50 @@ void Options::with_validation() {
   add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
 }
 
+void Options::with_gpt() {
+  model = ModelKind::gpt;
+  without({"--layers", "--activation", "--samples"});
+  const std::string folder = "folder with train.txt, valid.txt and test.txt";
+  impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
+  add("--words", gpt.words, "words of the stories to train on, which are the text where --text names none", 1,
+      2'000'000);
+  add("--vocabulary", gpt.vocabulary, "words to tell apart, all others are <unk>; 0: all", 0);
+  add("--context", gpt.context, "tokens a sample", 1);
+  add("--width", gpt.width, "numbers a token", 1);
+  add("--heads", gpt.heads, "attention heads; they divide the width", 1);
+  add("--blocks", gpt.blocks, "blocks of attention and MLP", 1);
+  const auto probability = [](double x) { return x >= 0 && x < 1; };
+  impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
+                            "a number of at least 0 and less than 1", probability, 1);
+  add("--recompute", gpt.recompute, "what the backward pass computes again instead of keeping it", {"none", "blocks"});
+  const auto at_least_0 = [](double x) { return x >= 0; };
+  const double most = std::numeric_limits<double>::max();
+  add("--warmup-steps", step_size.warmup_steps, "steps in which the learning rate rises to --lr", 0);
+  add("--lr-schedule", step_size.lr_schedule, "after that: cosine goes down to a tenth", {"constant", "cosine"});
+  impl_->add_number<double>("--clip-norm", step_size.clip_norm, "largest norm of the gradient; 0: any",
+                            "a number of at least 0", at_least_0, most);
+  with_accumulation();
+  add("--generate", gpt.generate, "text to go on with after the training", {});
+  add("--tokens", gpt.tokens, "words to generate", 1);
+  impl_->add_number<double>("--temperature", gpt.temperature, "logits are divided by it; 0: the most likely word",
+                            "a number of at least 0", at_least_0, most);
+  for (const auto& [name, otherwise] :
+       {std::pair{"--optimizer", "adamw"}, {"--lr", "0.001"}, {"--batch-size", "8"}, {"--model-seed", "4321"}}) {
+    impl_->app.get_option(name)->default_str(otherwise);
+  }
+}
+
+void Options::use_gpt_defaults() {
+  const auto given = [&](const char* name) { return impl_->app.get_option(name)->count() > 0; };
+  if (!given("--optimizer")) optimizer = OptimizerKind::adamw;
+  if (!given("--lr")) lr = 1e-3;
+  if (!given("--batch-size")) batch_size = 8;
+  if (!given("--model-seed")) model_seed = kModelSeedGpt;
+  if (gpt.width % gpt.heads != 0) {
+    usage_error("--width is '%d'; expected a multiple of the %d of --heads", gpt.width, gpt.heads);
+  }
+}
+
 void Options::without_training() {
   for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
   impl_->training.clear();
@@ -292,6 +336,7 @@ void Options::parse(int argc, char** argv) {
     const bool distributed = sampling_ == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
+  if (model == ModelKind::gpt) use_gpt_defaults();
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");

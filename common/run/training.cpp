@@ -2,68 +2,153 @@
 #include "common/training.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 
 #include "common/checkpoint/checkpoints.h"
-#include "common/data/dataset.h"
+#include "common/run/text.h"
 
 namespace workshop {
 
+namespace {
+
+// The samples on the device, and what the rest of a run needs to know of them.
+struct Data {
+  DataLoader loader;
+  Generator generator;  // for the order of the samples
+  Draws draws;
+  int samples, held_out, tested;
+};
+
+Data load(const Options& options, const DataSource& source, cudaStream_t stream) {
+  if (source.text != nullptr) {
+    TokenDataset& text = *source.text;
+    Data data{{text, options.batch_size, stream},
+              Generator(options.seed),
+              Draws::order,
+              text.trained_on,
+              text.held_out,
+              text.tested};
+    std::vector<std::int32_t>().swap(text.tokens);
+    return data;
+  }
+  const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
+  return {{dataset, options.batch_size, stream},
+          dataset.generator,
+          Draws::two_seeds,
+          options.samples,
+          options.validation_samples,
+          0};
+}
+
+// How many words the model hesitates between, where the loss is that of a text.
+std::string perplexity(double loss, bool of_text) {
+  return of_text ? formatted(", perplexity %.2f", std::exp(loss)) : "";
+}
+
+std::vector<int> numbers(int first, int count) {
+  std::vector<int> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+std::function<void(float*)> sum_over(const Group& ranks, cudaStream_t stream) {
+  return [&ranks, stream](float* loss) {
+    if (ranks.size() == 1) return;
+    NCCL_CHECK(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, ranks.comm(), stream));
+  };
+}
+
+}  // namespace
+
 struct Training::State {
-  State(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
-        cudaStream_t stream)
+  State(const Options& options, const Job& job, ReplicaPlace place, const DataSource& source, cudaStream_t stream)
       : options(options),
+        place(place),
         comm(job.comm()),
         stream(stream),
-        trained_on(options.samples - options.validation_samples),
-        dataset(options.samples, input_size, output_size, options.seed),
-        random(trained_on, options.shuffle, dataset.generator),
-        distributed(trained_on, place.replicas, place.replica, options.shuffle),
-        loader(dataset, options.batch_size, stream),
-        losses(options, place.reports ? place.replica : -1, place.replicas, stream),
-        checkpoints(options, place.replicas, job.comm(), stream) {}
+        text(source.text),
+        data(load(options, source, stream)),
+        trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
+        random(trained_on, options.shuffle, data.generator, data.draws),
+        distributed(trained_on, place.replicas, place.replica, options.shuffle, text != nullptr ? options.seed : 0),
+        losses(options, data.samples, place.reports ? place.replica : -1, place.replicas, stream),
+        checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
+
+  // Of all replicas together.
+  int steps_an_epoch() const {
+    const int samples = (trained_on + place.replicas - 1) / place.replicas;
+    const int batches = (samples + options.batch_size - 1) / options.batch_size;
+    return (batches + options.accumulation_steps - 1) / options.accumulation_steps;
+  }
+
+  // Batch i of the epoch as one of the step that is under way.
+  Batch batch(int i) {
+    Batch batch = loader.batch(i);
+    batch.step = step;
+    batch.stride = place.replicas;  // DistributedSampler deals the samples out in turns
+    batch.number = (i - first) * options.batch_size * place.replicas + place.replica;
+    return batch;
+  }
 
   const Options& options;
+  ReplicaPlace place;
   ncclComm_t comm;
   cudaStream_t stream;
+  std::shared_ptr<const TokenDataset> text;
+  Data data;
+  DataLoader& loader = data.loader;
   int trained_on;
-  RandomTensorDataset dataset;
   RandomSampler random;
   DistributedSampler distributed;
-  DataLoader loader;
   LossLog losses;
   Checkpoints checkpoints;
   std::vector<int*> optimizer_steps;
   double best_loss = std::numeric_limits<double>::max();
-  bool resumed = false, in_epoch = false, in_step = false;
+  bool resumed = false, in_epoch = false, in_step = false, testing = false;
   Progress start;
-  int epoch = -1, first = 0, last = 0;  // the step's batches are [first, last)
-  int next = 0;                         // of them
+  int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
+  int next = 0;                                    // of them
   float* loss = nullptr;
 };
 
-Training::Training(const Options& options, const Job& job, ReplicaPlace place, int input_size, int output_size,
+Training::Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data,
                    cudaStream_t stream)
-    : state_(std::make_unique<State>(options, job, place, input_size, output_size, stream)) {
+    : state_(std::make_unique<State>(options, job, place, data, stream)) {
   if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
-  if (options.validates()) state_->checkpoints.add("best validation loss", state_->best_loss);
+  if (options.validates() || held_out() > 0) state_->checkpoints.add("best validation loss", state_->best_loss);
 }
 
 Training::~Training() = default;
 
-Batch Training::batch() { return state_->loader.batch(state_->first); }
+Batch Training::batch() { return state_->batch(state_->first); }
 int Training::samples() const { return state_->loader.samples(state_->first, state_->last); }
 float* Training::loss() const { return state_->loss; }
 LossLog& Training::losses() { return state_->losses; }
 ncclComm_t Training::comm() const { return state_->comm; }
 int Training::trained_on() const { return state_->trained_on; }
-int Training::held_out() const { return state_->options.samples - state_->trained_on; }
+int Training::held_out() const { return state_->data.held_out; }
+int Training::tested() const { return state_->data.tested; }
+int Training::evaluated() const { return state_->testing ? tested() : held_out(); }
+
+// Linear warm-up, and half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
+double Training::lr_factor() const {
+  const StepOptions& options = state_->options.step_size;
+  const int t = state_->step, warmup = options.warmup_steps, limit = state_->options.max_steps;
+  if (t < warmup) return (t + 1.0) / warmup;
+  if (options.lr_schedule == "constant") return 1;
+  const std::int64_t all = std::int64_t{state_->options.epochs} * state_->steps_an_epoch();
+  const std::int64_t total = limit > 0 ? std::min<std::int64_t>(limit, all) : all;
+  const double done = static_cast<double>(t - warmup) / std::max<std::int64_t>(1, total - 1 - warmup);
+  return 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * done));
+}
 
 bool Training::next_batch(MicroBatch& batch) {
   State& state = *state_;
   if (state.next == state.last) return false;
-  batch = {state.loader.batch(state.next), state.next == state.first, state.next + 1 == state.last};
+  batch = {state.batch(state.next), state.next == state.first, state.next + 1 == state.last};
   ++state.next;
   return true;
 }
@@ -79,14 +164,13 @@ void Training::resume() {
   state_->start = state_->checkpoints.resume(state_->losses);
   for (int* steps : state_->optimizer_steps) *steps = state_->start.step;
   state_->epoch = state_->start.epoch - 1;
+  state_->step = state_->start.step - 1;
   state_->resumed = true;
 }
 
 Batch Training::first_samples() {
   if (!state_->resumed) resume();
-  std::vector<int> in_order(state_->trained_on);
-  std::iota(in_order.begin(), in_order.end(), 0);
-  state_->loader.start_epoch(in_order);
+  state_->loader.start_epoch(numbers(0, trained_on()));
   return state_->loader.batch(0);
 }
 
@@ -110,6 +194,7 @@ bool Training::next_step() {
   state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
   if (!state_->in_step) return false;
   state_->loss = state_->losses.next(state_->stream);
+  ++state_->step;
   state_->first = state_->next = state_->last;
   state_->last = std::min(state_->first + state_->options.accumulation_steps, state_->loader.steps());
   return true;
@@ -120,33 +205,47 @@ void Training::end_epoch() {
   state_->in_epoch = false;
 }
 
+double Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss,
+                          const std::function<void(float*)>& sum) {
+  State& state = *state_;
+  const Range range(state.testing ? "test" : "validate", state.stream);
+  DeviceBuffer<float> device_loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
+  std::vector<int> places = samples;
+  if (state.text != nullptr)
+    std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
+  state.loader.start_epoch(places);
+  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
+  sum(device_loss.data());
+  return device_loss.download(state.stream)[0];
+}
+
 void Training::validate(const std::vector<int>& samples, const AddLoss& add_loss,
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
   end_epoch();  // whose losses are printed first
-  const Range range("validate", state.stream);
-  DeviceBuffer<float> device_loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
-  state.loader.start_epoch(samples);
-  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
-  sum(device_loss.data());
-
-  const double loss = device_loss.download(state.stream)[0];
+  const double loss = evaluate(samples, add_loss, sum);
   const bool better = loss < state.best_loss;
   if (better) state.best_loss = loss;
-  print0("epoch %3d  validation loss %.6f%s\n", state.epoch, loss, better ? ", the best so far" : "");
+  print0("epoch %3d  validation loss %.6f%s%s\n", state.epoch, loss, perplexity(loss, state_->text != nullptr).c_str(),
+         better ? ", the best so far" : "");
   if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(state.epoch), loss);
   if (better) state.checkpoints.save("best-");
 }
 
+void Training::test(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum) {
+  state_->testing = true;
+  const double loss = evaluate(samples, add_loss, sum);
+  print0("test loss %.6f%s\n", loss, perplexity(loss, state_->text != nullptr).c_str());
+  if (process_ranks().rank == 0) record_value("test loss", loss);
+}
+
 void Training::validate(const Group& ranks, const AddLoss& add_loss) {
-  if (held_out() == 0) return;
-  std::vector<int> samples(held_out());
-  std::iota(samples.begin(), samples.end(), trained_on());
-  validate(samples, add_loss, [&](float* loss) {
-    if (ranks.size() == 1) return;
-    NCCL_CHECK(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, ranks.comm(), state_->stream));
-  });
+  if (held_out() > 0) validate(numbers(trained_on(), held_out()), add_loss, sum_over(ranks, state_->stream));
+}
+
+void Training::test(const Group& ranks, const AddLoss& add_loss) {
+  if (tested() > 0) test(numbers(trained_on() + held_out(), tested()), add_loss, sum_over(ranks, state_->stream));
 }
 
 }  // namespace workshop

@@ -25,6 +25,23 @@ inline void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, con
   CUBLAS_CHECK(cublasSgemm(blas, blas_op(op_b), blas_op(op_a), n, m, k, &one, B, columns_b, A, columns_a, &beta, C, n));
 }
 
+// One matrix a sample, each inside a bigger row-major one: rows are `row_stride` floats apart, samples `stride`.
+struct Matrices {
+  float* data;
+  int row_stride;
+  long long stride;
+};
+
+// C[m, n] = factor · op(A)[m, k] · op(B)[k, n], for `count` samples in one call; row-major, as gemm().
+inline void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A,
+                         Matrices B, Matrices C, int count) {
+  const float zero = 0.0f;
+  const auto blas_op = [](Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  CUBLAS_CHECK(cublasSgemmStridedBatched(blas, blas_op(op_b), blas_op(op_a), n, m, k, &factor, B.data, B.row_stride,
+                                         B.stride, A.data, A.row_stride, A.stride, &zero, C.data, C.row_stride,
+                                         C.stride, count));
+}
+
 // cuBLAS on one stream. All that work on a stream share a handle, because each handle has a workspace of its own on the
 // device, of many megabytes, and nothing is gained by two where calls follow one after the other.
 class Blas {

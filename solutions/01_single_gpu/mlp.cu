@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
 
-  Training training(options, job, {}, network.input_size(), network.output_size(), stream);
+  Training training(options, job, {}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
   if (gradient_check) require_gradients(model, activations, training.first_samples(), stream);
 

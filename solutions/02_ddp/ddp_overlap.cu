@@ -31,8 +31,7 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, model.count(), stream);
   OverlappedAverage average(model, bucket_mb * (1 << 20), job.group(), stream);
 
-  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.input_size(),
-                    network.output_size(), stream);
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // All replicas are alike: rank 0 saves for all, and all load.
   training.add_all(parts_of(model), model.values(), optimizer.state());
 

@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   Stage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
-  Training training(options, job, {.reports = rank == 0}, network.input_size(), network.output_size(), stream);
+  Training training(options, job, {.reports = rank == 0}, network.data(), stream);
   training.add_all(parts_of(stage.model), stage.model.values(), stage.optimizer.state());  // each rank its layers
 
   while (training.next_epoch()) {

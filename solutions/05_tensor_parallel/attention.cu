@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
 
-  Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
+  Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
   if (gradient_check && !check_block(model, activations, training.first_samples(), job.group(), stream)) {
     fail(kFailed, "the gradients are wrong");

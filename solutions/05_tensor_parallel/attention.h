@@ -49,24 +49,7 @@ __global__ void softmax_backward(float* dp, const float* p, const float* dots, i
   for (int i : grid_stride(rows * width)) dp[i] = p[i] * (dp[i] - dots[i / width]);
 }
 
-// ---- matrices ------------------------------------------------------------------------------------------------------
-
-// One matrix a sample, each inside a bigger row-major one: rows are `row_stride` floats apart, samples `stride`.
-struct Matrices {
-  float* data;
-  int row_stride;
-  long long stride;
-};
-
-// C[m, n] = factor · op(A)[m, k] · op(B)[k, n], for `count` samples in one call; row-major, as gemm() in chapter 01.
-inline void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A,
-                         Matrices B, Matrices C, int count) {
-  const float zero = 0.0f;
-  const auto blasop = [](Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
-  CUBLAS_CHECK(cublasSgemmStridedBatched(blas, blasop(op_b), blasop(op_a), n, m, k, &factor, B.data, B.row_stride,
-                                         B.stride, A.data, A.row_stride, A.stride, &zero, C.data, C.row_stride,
-                                         C.stride, count));
-}
+// ---- the mask -------------------------------------------------------------------------------------------------------
 
 // allowed[S, S]: 1 where position i (row) may look at position j (column), 0 elsewhere.
 inline std::vector<int> causal_mask(int S) {

@@ -45,7 +45,8 @@ int main(int argc, char** argv) {
   const ShardedParameters& parameters = model.parameters();
   Optimizer optimizer(options, parameters.count(), stream);
 
-  Training training(options, job, {.reports = job.rank() == 0}, options.layers.front(), options.layers.back(), stream);
+  Training training(options, job, {.reports = job.rank() == 0}, {options.layers.front(), options.layers.back()},
+                    stream);
   training.add_all(parameters.parts(), parameters.values(), optimizer.state());
 
   // This rank's rows of a batch.

@@ -9,7 +9,7 @@
 // The rows of a batch stand for what are the positions of a sequence in a transformer.
 #pragma once
 
-#include "layer_norm.h"
+#include "01_single_gpu/layer_norm.h"
 #include "parallel_linear.h"
 
 namespace workshop {
@@ -131,8 +131,9 @@ class SequenceParallelMlp {
       // END TODO 05.11
       probe("05.11", b.column.name + ": gradients of this rank's rows", dy, {r, b.in}, stream);
       launch(layer_norm_parameter_gradients, b.in, stream, b.gamma_grad, b.beta_grad, dy, input(k, x), b.mean.data(),
-             b.rstd.data(), r, b.in);
-      launch(layer_norm_backward, r, stream, mine, dy, input(k, x), b.mean.data(), b.rstd.data(), b.gamma, r, b.in);
+             b.rstd.data(), r, b.in, 0.0f);
+      launch(layer_norm_backward, r, stream, mine, nullptr, dy, input(k, x), b.mean.data(), b.rstd.data(), b.gamma, r,
+             b.in);
     }
     sum_norm_gradients();
   }

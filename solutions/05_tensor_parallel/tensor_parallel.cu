@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
 
-  Training training(options, job, {.reports = job.rank() == 0}, network.input_size(), network.output_size(), stream);
+  Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
   while (training.next_epoch()) {

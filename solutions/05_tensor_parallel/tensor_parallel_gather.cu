@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   const ShardedParameters& parameters = model.parameters();
   Optimizer optimizer(options, parameters.count(), stream);
 
-  Training training(options, job, {.reports = job.rank() == 0}, inputs, outputs, stream);
+  Training training(options, job, {.reports = job.rank() == 0}, {inputs, outputs}, stream);
   training.add_all(parameters.parts(), parameters.values(), optimizer.state());
 
   while (training.next_epoch()) {

@@ -49,8 +49,7 @@ int main(int argc, char** argv) {
                           fsdp, groups, stream);
   model.initialize(options.model_seed);
 
-  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.input_size(),
-                    network.output_size(), stream);
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   model.add_to(training);
 
   while (training.next_epoch()) {

@@ -25,8 +25,7 @@ int main(int argc, char** argv) {
   ZeroModel model(network, options, stage, job.group(), stream);
   model.initialize(options.model_seed);
 
-  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.input_size(),
-                    network.output_size(), stream);
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   model.resume(training);
 
   while (training.next_epoch()) {

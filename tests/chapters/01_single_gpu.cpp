@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 01. Its numbers are compared with PyTorch's by the golden tests; here is what those cannot see.
+#include <algorithm>
+
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {
 namespace {
 
 const Path mlp = solution("01_single_gpu/mlp");
+const Path gpt = solution("01_single_gpu/gpt");
+const std::string text_option = " --text " + source("tests/golden/text").path + " ";
 
 // Central differences of the loss, through every activation and at several depths.
 TESTS(gradients) {
@@ -39,7 +43,39 @@ TESTS(steps) {
         {"buckets", 0}});
 }
 
+// The language model with 57 words, 16 positions of width 16, 4 heads and 2 blocks: README.md's list of what a block
+// keeps, for 8 samples. Recomputed, blocks keep their output, and share the room of one.
+TESTS(gpt) {
+  const long V = 57, T = 16, E = 16, H = 4, blocks = 2, samples = 8;
+  const long parameters = 2 * V * E + T * E + blocks * (12 * E * E + 13 * E) + 2 * E;
+  const long block = 16 * T * E + 4 * T + H * T * T, ends = 2 * T * E + 2 * T + T * V;
+  const long gradients = 2 * std::max({T * V, 4 * T * E, T * E + H * T * T});
+  const auto memory = [&](long of_blocks) {
+    return Bytes{{"parameters", 4 * parameters},
+                 {"gradients", 4 * parameters},
+                 {"optimizer", 8 * parameters},
+                 {"activations", 4 * samples * (of_blocks + ends + gradients)}};
+  };
+  step("solution.01.gpt.step", on(1, gpt, text_option, "--epochs 2 --clip-norm 0.1"), memory(blocks * block));
+  step("solution.01.gpt.step.recompute", on(1, gpt, text_option, "--recompute blocks"), memory(block + blocks * T * E));
+  same_training("solution.01.gpt.recompute", kSameBits, on(1, gpt, text_option, "--dropout 0.2"),
+                on(1, gpt, text_option, "--dropout 0.2 --recompute blocks"));
+  // The same samples in one batch and in two, with the same values dropped. With SGD, which does not scale up what is
+  // rounding: the sums over 16 positions and 8 samples are added up in another order, some 100 roundings of 6e-8.
+  same_training("solution.01.gpt.accumulation", 1e-5,
+                on(1, gpt, text_option, "--optimizer sgd --lr 0.1 --dropout 0.2 --no-shuffle"),
+                on(1, gpt, text_option, "--optimizer sgd --lr 0.1 --dropout 0.2 --no-shuffle --batch-size 4",
+                   "--accumulation-steps 2"));
+}
+
 TESTS(bad) {
+  refusals("solution.01.gpt.bad.", on(1, gpt), R"(
+    heads    | --width 10 --heads 4 | --width is '10'; expected a multiple of the 4 of --heads
+    dropout  | --dropout 1          | --dropout is '1'; expected a number of at least 0 and less than 1
+    schedule | --lr-schedule linear | --lr-schedule is 'linear'; expected constant, cosine
+    text     | --text /nowhere      | /nowhere
+    too_big  | --context 65536      | more than 2147483647; expected less
+  )");
   // A device that is too small for the model: one line, status 1.
   test("solution.01.out_of_memory", {}, [] {
     expect_output(run(on(1, mlp, "--layers 1024,1024,1024").in("WORKSHOP_DEVICE_MEMORY=1M")), 1,

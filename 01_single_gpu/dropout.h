@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dropout (Srivastava et al., 2014) without a generator that has a state: whether a value is dropped follows from its
+// place in the model and in the step's samples alone. So the backward pass makes the same mask again instead of keeping
+// it, and every strategy drops the same values, on any number of ranks.
+#pragma once
+
+#include <cstdint>
+
+#include "common/data.h"
+#include "common/launch.h"
+#include "model.h"
+
+namespace workshop {
+
+// 64 random bits from 64 that may be the numbers 0, 1, 2, …: SplitMix64 (Steele et al., 2014), which is a counter and
+// this hash of it.
+__host__ __device__ inline std::uint64_t mixed(std::uint64_t counter) {
+  std::uint64_t z = counter * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// y = x with some values set to zero and the others multiplied by `scale`: n values, `width` of each sample, whose
+// numbers are number, number + stride, …. y may be x.
+__global__ void drop(float* y, const float* x, int n, int width, int number, int stride, std::uint64_t key,
+                     std::uint32_t threshold, float scale) {
+  for (int i : grid_stride(n)) {
+    const std::uint64_t sample = static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(i / width) * stride;
+    const std::uint32_t random = static_cast<std::uint32_t>(mixed(key + sample * width + i % width) >> 40);
+    y[i] = random < threshold ? 0.0f : x[i] * scale;
+  }
+}
+
+// Dropout at one place of the model, for one batch.
+class Dropout {
+ public:
+  Dropout(double probability, std::uint64_t seed, int layer, int place, const Batch& batch)
+      : probability_(batch.step < 0 ? 0 : probability),
+        key_(mixed(mixed(mixed(mixed(seed) + batch.step) + layer) + place)),
+        number_(batch.number),
+        stride_(batch.stride) {}
+
+  // False where nothing is dropped: without --dropout, and where the model is not trained.
+  bool active() const { return probability_ > 0; }
+
+  // y[samples, width] from x, which may be y. The backward pass too: it is the same mask. Nothing if it is not active.
+  void apply(float* y, const float* x, int samples, int width, cudaStream_t stream) const {
+    if (!active()) return;
+    const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
+    const float scale = static_cast<float>(1 / (1 - probability_));
+    launch(drop, samples * width, stream, y, x, samples * width, width, number_, stride_, key_, threshold, scale);
+  }
+
+ private:
+  double probability_;
+  std::uint64_t key_;
+  int number_, stride_;
+};
+
+}  // namespace workshop

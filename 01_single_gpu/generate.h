@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writing: a language model goes on with a text, word by word.
+//
+// The keys and values of the words so far do not change with a new one. They stay where the forward pass leaves them,
+// so that a word costs one position and not all of them again.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/job.h"
+#include "model.h"
+
+namespace workshop {
+
+// Draws a token: number i with the probability softmax(logits / temperature)[i], by `u`, which is uniform in [0, 1).
+// The most likely one for temperature 0.
+inline int next_token(const std::vector<float>& logits, double temperature, double u) {
+  const int count = static_cast<int>(logits.size());
+  int token = static_cast<int>(std::ranges::max_element(logits) - logits.begin());
+  if (temperature == 0) return token;
+  const double largest = logits[token];
+  std::vector<double> weights(count);  // proportional to the probabilities
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += weights[i] = std::exp((logits[i] - largest) / temperature);
+  // TODO 01.18: Draw the token by `u`: the first one with which the probabilities add up to more than u.
+  //   The probability of token i is weights[i] / sum. Rounding may leave the sum of all below u: then it is the last.
+  todo("01.18");
+  // END TODO 01.18
+  probe("01.18", "next token", std::vector<int>{token});
+  return token;
+}
+
+// A language model with the words that it has read and written.
+class Writer {
+ public:
+  Writer(Model& model, Activations& activations, const Network& network, int context, cudaStream_t stream)
+      : model_(model),
+        activations_(activations),
+        vocabulary_(network.vocabulary),
+        context_(context),
+        stream_(stream),
+        token_(1, Memory::data),
+        logits_(vocabulary_.size()) {}
+
+  // Reads `prompt`, goes on with `count` words, and returns all of it. Draws from `generator`.
+  std::string write(const std::string& prompt, int count, double temperature, Generator& generator) {
+    std::istringstream words(prompt);
+    for (std::string word; words >> word;) read(number_of(word));
+    if (tokens_.empty()) read(number_of("<eos>"));
+    for (int i = 0; i < count; ++i) {
+      float u = 0;
+      generator.uniform(&u, 1, 0, 1);
+      read(next_token(logits_, temperature, u));
+    }
+    std::string text;
+    for (std::int32_t token : tokens_) text += vocabulary_[token] == "<eos>" ? "\n" : vocabulary_[token] + " ";
+    return text;
+  }
+
+ private:
+  int number_of(const std::string& word) const {
+    const auto found = std::ranges::find(vocabulary_, word);
+    return found == vocabulary_.end() ? 0 : static_cast<int>(found - vocabulary_.begin());  // 0 is <unk>
+  }
+
+  // One word more, and the logits of the one after it. There are `context` positions: where they are full, the later
+  // half of the words is read again from the first position on.
+  void read(int token) {
+    tokens_.push_back(token);
+    if (position_ == context_) {
+      position_ = 0;
+      const int again = context_ / 2;
+      for (int i = again; i > 0; --i) advance(tokens_[tokens_.size() - 1 - i]);
+    }
+    advance(token);
+  }
+
+  void advance(std::int32_t token) {
+    token_.upload(&token, stream_);
+    const float* logits = model_.forward_position(token_.data(), position_++, activations_);
+    CUDA_CHECK(
+        cudaMemcpyAsync(logits_.data(), logits, logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+
+  Model& model_;
+  Activations& activations_;
+  const std::vector<std::string>& vocabulary_;
+  int context_;
+  cudaStream_t stream_;
+  DeviceBuffer<std::int32_t> token_;
+  std::vector<float> logits_;         // of the next word
+  std::vector<std::int32_t> tokens_;  // so far
+  int position_ = 0;                  // of the next one
+};
+
+}  // namespace workshop

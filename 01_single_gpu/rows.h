@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums and maxima along a row, each by one thread.
+#pragma once
+
+#include <cmath>
+
+#include "common/launch.h"
+
+namespace workshop {
+
+// Σ term(j) for 0 ≤ j < n. In any order, so that a CPU can add up a vector of terms at a time.
+template <typename Term>
+__device__ inline float sum_of(int n, Term term) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < n; ++j) sum += term(j);
+  return sum;
+}
+
+// The largest of values[n].
+__device__ inline float max_of(int n, const float* values) {
+  float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+  for (int j = 0; j < n; ++j) largest = values[j] > largest ? values[j] : largest;
+  return largest;
+}
+
+}  // namespace workshop

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// A transformer block with the norms before what they norm (Xiong et al., 2020), as
+// nn.TransformerEncoderLayer(norm_first=True, activation="gelu") computes it, and the head of a language model.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "layer_norm.h"
+#include "model.h"
+
+namespace workshop {
+
+inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const Parameter& beta) {
+  return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
+}
+
+inline Linear linear_of(const std::string& name, const Parameter& weight, const Parameter& bias) {
+  return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
+}
+
+// r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E].
+class Block : public Layer {
+ public:
+  Block(int number, const GptOptions& options, std::uint64_t seed)
+      : Layer("blocks." + std::to_string(number), options.context * options.width, options.context * options.width),
+        E_(options.width),
+        heads_{options.context, options.heads, options.width / options.heads},
+        dropout_(options.dropout),
+        seed_(seed),
+        number_(number) {
+    const auto add = [&](const std::string& parameter, std::vector<int> shape) {
+      parameters.push_back({name + "." + parameter, std::move(shape)});
+    };
+    add("self_attn.in_proj_weight", {3 * E_, E_});
+    add("self_attn.in_proj_bias", {3 * E_});
+    add("self_attn.out_proj.weight", {E_, E_});
+    add("self_attn.out_proj.bias", {E_});
+    add("linear1.weight", {4 * E_, E_});
+    add("linear1.bias", {4 * E_});
+    add("linear2.weight", {E_, 4 * E_});
+    add("linear2.bias", {E_});
+    for (const std::string norm : {"norm1", "norm2"}) {
+      add(norm + ".weight", {E_});
+      add(norm + ".bias", {E_});
+    }
+  }
+
+  // PyTorch's, in the order in which its modules draw: the output projection comes before the input projection, whose
+  // weight is Glorot's (xavier_uniform_), and the biases of both are set to zero after one of them was drawn.
+  std::vector<float> initial_values(Generator& generator) const override {
+    std::vector<float> values(count()), drawn(E_);
+    std::vector<float*> at;
+    for (int i = 0, offset = 0; i < 12; offset += parameters[i++].count()) at.push_back(values.data() + offset);
+    init_linear(generator, E_, E_, at[2], drawn.data());
+    const double bound = std::sqrt(3.0) * std::sqrt(2.0 / (E_ + 3 * E_));
+    generator.uniform(at[0], parameters[0].count(), -bound, bound);
+    init_linear(generator, E_, 4 * E_, at[4], at[5]);
+    init_linear(generator, 4 * E_, E_, at[6], at[7]);
+    std::fill_n(at[8], E_, 1.0f);
+    std::fill_n(at[10], E_, 1.0f);
+    return values;
+  }
+
+  // As Values lists them.
+  std::vector<int> saved() const override {
+    const int T = heads_.positions;
+    return {out, 2 * T, 3 * out, probabilities(), out, out, out, 2 * T, 4 * out, 4 * out, out};
+  }
+  // The gradients that backward() has beside each other in dy and spare.
+  int widest() const override { return std::max(4 * out, out + std::max(out, probabilities())); }
+  int rows() const override { return heads_.positions; }
+  void allocate(int max_samples, cudaStream_t) override {
+    if (dropout_ > 0) dropped_ = DeviceBuffer<float>(max_samples * probabilities(), Memory::activations);
+  }
+
+  void bind(float* values, float* grads) override {
+    Layer::bind(values, grads);
+    const std::vector<Parameter>& p = parameters;
+    in_proj_ = linear_of(name + ".self_attn.in_proj", p[0], p[1]);
+    out_proj_ = linear_of(name + ".self_attn.out_proj", p[2], p[3]);
+    linear1_ = linear_of(name + ".linear1", p[4], p[5]);
+    linear2_ = linear_of(name + ".linear2", p[6], p[7]);
+    norm1_ = norm_of(name + ".norm1", p[8], p[9]);
+    norm2_ = norm_of(name + ".norm2", p[10], p[11]);
+  }
+
+  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+    const Range range("forward " + name, blas.stream());
+    return compute(blas, static_cast<const float*>(x), samples, 0, heads_.positions, saved);
+  }
+
+  const float* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
+    saved.batch = {};
+    return compute(blas, static_cast<const float*>(x), 1, position, 1, saved);
+  }
+
+  float* backward(const Saved& saved, const Gradients& g) override {
+    const Blas& blas = g.blas;
+    const cudaStream_t stream = blas.stream();
+    const Range range("backward " + name, stream);
+    const Values v(saved, heads_, 0);
+    const int rows = g.samples * heads_.positions, n = rows * E_;
+    // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
+    float *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
+    const auto linear = [&](const Linear& l, const float* x, const float* dy, float* dx) {
+      linear_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
+    };
+
+    const float* dmlp = branch(mlp_place, saved.batch, dy, beside, g.samples, stream);
+    linear(linear2_, v.a, dmlp, spare);
+    dropout(activation_place, saved.batch).apply(spare, spare, g.samples, 4 * out, stream);
+    activation_backward(Activation::gelu, spare, v.z, 4 * n, stream);
+    linear(linear1_, v.normed2, spare, beside);
+    norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
+
+    const float* dattention = branch(attention_place, saved.batch, dy, beside, g.samples, stream);
+    linear(out_proj_, v.attention.context, dattention, spare);
+    const AttentionValues gradients = {spare + n, beside, spare};
+    attention_backward(blas, heads_, v.attention, gradients, g.samples, dropout(probability_place, saved.batch),
+                       dropped_.data());
+    linear(in_proj_, v.normed1, gradients.qkv, beside);
+    float* dx = g.dx != nullptr ? g.dx : dy;
+    norm_backward(norm1_, static_cast<const float*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate,
+                  stream);
+    return dx;
+  }
+
+ private:
+  enum Place { probability_place, attention_place, activation_place, mlp_place };  // that values are dropped at
+
+  // What the forward pass leaves; the rows of positions, as far as they are to be computed from `first` on.
+  struct Values {
+    Values(const Saved& saved, const Heads& heads, int first) {
+      const auto rows_of = [&](int i, int width) { return saved.buffers[i].data() + first * width; };
+      const auto statistics = [&](int i) {
+        return RowStatistics{rows_of(i, 1), rows_of(i, 1) + saved.buffers[i].size() / 2};
+      };
+      const int E = heads.features();
+      normed1 = rows_of(0, E);
+      statistics1 = statistics(1);
+      qkv = rows_of(2, 3 * E);
+      context = rows_of(4, E);
+      attention = {saved.buffers[2].data(), saved.buffers[3].data(), saved.buffers[4].data()};
+      residual = rows_of(5, E);
+      normed2 = rows_of(6, E);
+      statistics2 = statistics(7);
+      z = rows_of(8, 4 * E);
+      a = rows_of(9, 4 * E);
+      y = rows_of(10, E);
+    }
+    float *normed1, *qkv, *context, *residual, *normed2, *z, *a, *y;  // [rows, E], [rows, 3E] and [rows, 4E]
+    RowStatistics statistics1, statistics2;
+    AttentionValues attention;  // of all positions
+  };
+
+  // `count` positions from `first` on, of `samples` samples.
+  const float* compute(const Blas& blas, const float* x, int samples, int first, int count, Saved& saved) {
+    const cudaStream_t stream = blas.stream();
+    const Values v(saved, heads_, first);
+    const int rows = samples * count, n = rows * E_;
+    norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream);
+    linear_forward(blas, in_proj_, v.normed1, v.qkv, rows);
+    attention_forward(blas, heads_, v.attention, samples, first, count, dropout(probability_place, saved.batch),
+                      dropped_.data());
+    linear_forward(blas, out_proj_, v.context, v.residual, rows);
+    dropout(attention_place, saved.batch).apply(v.residual, v.residual, samples, out, stream);
+    launch(add_scaled, n, stream, v.residual, x, 1.0f, n);
+
+    norm_forward(norm2_, v.residual, v.normed2, v.statistics2, rows, stream);
+    linear_forward(blas, linear1_, v.normed2, v.z, rows);
+    activation_forward(Activation::gelu, v.a, v.z, 4 * n, stream);
+    dropout(activation_place, saved.batch).apply(v.a, v.a, samples, 4 * out, stream);
+    linear_forward(blas, linear2_, v.a, v.y, rows);
+    dropout(mlp_place, saved.batch).apply(v.y, v.y, samples, out, stream);
+    launch(add_scaled, n, stream, v.y, v.residual, 1.0f, n);
+    return v.y;
+  }
+
+  Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
+
+  // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
+  const float* branch(Place place, const Batch& batch, const float* dy, float* room, int samples,
+                      cudaStream_t stream) const {
+    const Dropout dropped = dropout(place, batch);
+    if (!dropped.active()) return dy;
+    dropped.apply(room, dy, samples, out, stream);
+    return room;
+  }
+
+  int probabilities() const { return heads_.count * heads_.positions * heads_.positions; }  // of a sample
+
+  int E_;  // width
+  Heads heads_;
+  double dropout_;
+  std::uint64_t seed_;
+  int number_;
+  Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};
+  LayerNorm norm1_{}, norm2_{};
+  DeviceBuffer<float> dropped_;  // probabilities
+};
+
+// The logits [samples, T, vocabulary] of what comes next: a last norm, and a linear layer without bias.
+class LanguageHead : public Layer {
+ public:
+  LanguageHead(int vocabulary, int context, int width)
+      : Layer("head", context * width, context * vocabulary), context_(context), width_(width) {
+    parameters = {{"norm.weight", {width}}, {"norm.bias", {width}}, {"head.weight", {vocabulary, width}}};
+  }
+
+  std::vector<float> initial_values(Generator& generator) const override {
+    std::vector<float> values(count());
+    std::fill_n(values.begin(), width_, 1.0f);
+    init_linear(generator, width_, parameters[2].rows(), values.data() + 2 * width_, nullptr);
+    return values;
+  }
+  std::vector<int> saved() const override { return {in, 2 * context_, out}; }  // normed, mean and rstd, logits
+  int widest() const override { return std::max(in, out); }
+  int rows() const override { return context_; }
+
+  void bind(float* values, float* grads) override {
+    Layer::bind(values, grads);
+    norm_ = norm_of("norm", parameters[0], parameters[1]);
+    linear_ = linear_of("head", parameters[2], {});
+  }
+
+  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+    const Range range("forward " + name, blas.stream());
+    return compute(blas, x, samples * context_, saved);
+  }
+
+  float* backward(const Saved& saved, const Gradients& g) override {
+    const Range range("backward " + name, g.blas.stream());
+    const int rows = g.samples * context_;
+    linear_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
+    float* dx = g.dx != nullptr ? g.dx : g.dy;
+    norm_backward(norm_, static_cast<const float*>(saved.x), statistics(saved), g.spare, nullptr, dx, rows,
+                  g.accumulate, g.blas.stream());
+    return dx;
+  }
+
+  // The logits at this position, [vocabulary].
+  const float* forward_position(const Blas& blas, const void* x, int, Saved& saved) override {
+    return compute(blas, x, 1, saved);
+  }
+
+ private:
+  static RowStatistics statistics(const Saved& saved) {
+    const DeviceBuffer<float>& buffer = saved.buffers[1];
+    return {buffer.data(), buffer.data() + buffer.size() / 2};
+  }
+
+  const float* compute(const Blas& blas, const void* x, int rows, Saved& saved) {
+    float *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
+    norm_forward(norm_, static_cast<const float*>(x), normed, statistics(saved), rows, blas.stream());
+    linear_forward(blas, linear_, normed, logits, rows);
+    return logits;
+  }
+
+  int context_, width_;
+  LayerNorm norm_{};
+  Linear linear_{};
+};
+
+}  // namespace workshop

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cross entropy over token ids: -log of the probability that the softmax of the logits gives the word that comes next.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/record.h"
+#include "model.h"
+#include "rows.h"
+
+namespace workshop {
+
+// losses[rows] = log Σⱼ e^z[j] - z[target] of logits z[rows, vocabulary], and log_sums[rows], its first term. One row
+// an iteration.
+__global__ void cross_entropy_forward(float* losses, float* log_sums, const float* logits, const std::int32_t* targets,
+                                      int rows, int vocabulary) {
+  for (int row : grid_stride(rows)) {
+    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
+    // TODO 01.15: log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
+    //   Of logits as large as 100 the sum would be infinite: take the largest out of it first, max_of(vocabulary, z).
+    const float largest = max_of(vocabulary, z);
+    log_sums[row] = largest + logf(sum_of(vocabulary, [=](int j) { return expf(z[j] - largest); }));
+    losses[row] = log_sums[row] - z[targets[row]];
+    // END TODO 01.15
+  }
+}
+
+// The gradient of Σ losses / `tokens` by the logits. One row an iteration.
+__global__ void cross_entropy_backward(float* gradient, const float* logits, const float* log_sums,
+                                       const std::int32_t* targets, int rows, int vocabulary, int tokens) {
+  for (int row : grid_stride(rows)) {
+    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
+    float* dz = gradient + static_cast<std::size_t>(row) * vocabulary;
+    const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
+    // TODO 01.16: dz[j]: the probability of word j, less 1 for the word that comes next, all of it times `factor`.
+    //   The derivative of log Σ e^z by z[j] is e^z[j] / Σ e^z, which is e^(z[j] - log_sum).
+    for (int j = 0; j < vocabulary; ++j) dz[j] = factor * expf(z[j] - log_sum);
+    dz[targets[row]] -= factor;
+    // END TODO 01.16
+  }
+}
+
+// *total += factor·Σ values[n]
+__global__ void add_sum(float* total, const float* values, float factor, int n) {
+  for ([[maybe_unused]] int once : grid_stride(1)) *total += factor * sum_of(n, [=](int i) { return values[i]; });
+}
+
+// The mean over all tokens, with `context` targets a sample.
+class CrossEntropy : public Loss {
+ public:
+  CrossEntropy(int context, int vocabulary) : context_(context), vocabulary_(vocabulary) {}
+
+  int scratch() const override { return 2 * context_; }
+
+  void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
+           float* gradient, float* scratch) const override {
+    const cudaStream_t stream = blas.stream();
+    const auto* targets = static_cast<const std::int32_t*>(y);
+    const int rows = samples * context_, tokens = samples_of_step * context_;
+    float *losses = scratch, *log_sums = scratch + rows;
+    launch(cross_entropy_forward, rows * vocabulary_, stream, losses, log_sums, output, targets, rows, vocabulary_);
+    probe("01.15", "losses", losses, {rows}, stream);
+    launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
+    launch(cross_entropy_backward, rows * vocabulary_, stream, gradient, output, log_sums, targets, rows, vocabulary_,
+           tokens);
+    probe("01.16", "gradient of the logits", gradient, {rows, vocabulary_}, stream);
+  }
+
+ private:
+  int context_, vocabulary_;
+};
+
+}  // namespace workshop

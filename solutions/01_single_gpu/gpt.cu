@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains a language model on one GPU, and lets it write: mlp.cu with a text for the random numbers, and with what
+// training a transformer takes, a schedule of the learning rate and clipping of the gradient.
+#include <cmath>
+#include <string>
+
+#include "attention.h"
+#include "clip.h"
+#include "common/job.h"
+#include "common/training.h"
+#include "cross_entropy.h"
+#include "embedding.h"
+#include "generate.h"
+#include "layer_norm.h"
+#include "linear.h"
+#include "models.h"
+#include "optimizer.h"
+
+using namespace workshop;
+
+int main(int argc, char** argv) {
+  Options options("01_single_gpu/gpt", "Trains a language model on one GPU.");
+  options.with_gpt();
+  options.with_checkpoints("full");
+  options.parse(argc, argv);
+  Job job(options);
+  if (job.world() != 1)
+    usage_error("gpt trains on one GPU; it was started on " + std::to_string(job.world()) + " ranks");
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  model.initialize(options.model_seed);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(model.count(), options.step_size.clip_norm, stream);
+
+  Training training(options, job, {}, network.data(), stream);
+  training.add_all(parts_of(model), model.values(), optimizer.state());
+
+  const auto evaluate = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
+      float* norm = training.losses().gradient_norm();
+      clipping.square(model.grads(), norm);
+      clipping.clip(model.grads(), norm);
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    }
+    training.validate(job.group(), evaluate);
+  }
+  training.test(job.group(), evaluate);
+  if (network.best_test_loss > 0) print0("the best possible perplexity is %.2f\n", std::exp(network.best_test_loss));
+  record_parameters(model, 0, stream);
+
+  const GptOptions& o = options.gpt;
+  if (o.generate.empty()) return 0;
+  Generator generator(options.seed);
+  Writer writer(model, activations, network, o.context, stream);
+  print0("%s\n", writer.write(o.generate, o.tokens, o.temperature, generator).c_str());
+}

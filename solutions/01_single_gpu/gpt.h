@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small GPT (Radford et al., 2018): embedding, transformer blocks, and a head that says what comes next.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+
+#include "common/data/stories.h"
+#include "cross_entropy.h"
+#include "embedding.h"
+#include "model.h"
+#include "recompute.h"
+#include "transformer.h"
+
+namespace workshop {
+
+// Ends the program where a position in an array would be no int.
+inline void require_sizes(const Options& options, int vocabulary) {
+  const GptOptions& o = options.gpt;
+  const int width = o.width;
+  require_product({{"the vocabulary", vocabulary}, {"--width", width}});
+  require_product({{"12", 12}, {"--width", width}, {"--width + 2", width + 2}});
+  require_product({{"--batch-size", options.batch_size}, {"--context", o.context}, {"the vocabulary", vocabulary}});
+  require_product({{"4", 4}, {"--batch-size", options.batch_size}, {"--context", o.context}, {"--width", width}});
+  require_product({{"2", 2},
+                   {"--batch-size", options.batch_size},
+                   {"--heads", o.heads},
+                   {"--context", o.context},
+                   {"--context", o.context}});
+}
+
+// The text of the options. What is wrong with it ends the program.
+inline Text text_of(const Options& options) {
+  if (options.gpt.text.empty()) return write_stories(options.seed, options.gpt.words, options.gpt.vocabulary);
+  try {
+    return read_text(options.gpt.text, options.gpt.vocabulary, options.gpt.context);
+  } catch (const std::runtime_error& error) {
+    usage_error("%s", error.what());
+  }
+}
+
+inline Network make_gpt(const Options& options) {
+  const GptOptions& o = options.gpt;
+  Network network;
+  Text text = text_of(options);
+  network.text = std::make_shared<TokenDataset>(text, o.context);
+  if (o.text.empty()) network.best_test_loss = best_loss(text.vocabulary, text.test, o.context);
+  network.vocabulary = std::move(text.vocabulary);
+  const int vocabulary = static_cast<int>(network.vocabulary.size());
+  require_sizes(options, vocabulary);
+  const auto room = std::make_shared<std::vector<DeviceBuffer<float>>>();
+  network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
+  for (int i = 0; i < o.blocks; ++i) {
+    std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed);
+    if (o.recompute == "blocks") block = std::make_shared<Recomputed>(block, room);
+    network.layers.push_back(block);
+  }
+  network.layers.push_back(std::make_shared<LanguageHead>(vocabulary, o.context, o.width));
+  network.loss = std::make_shared<CrossEntropy>(o.context, vocabulary);
+  return network;
+}
+
+}  // namespace workshop

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layer normalization (Ba et al., 2016) by hand: y = x̂·γ + β with x̂ = (x - mean) / √(variance + ε), row by row.
+#pragma once
+
+#include <cmath>
+#include <string>
+
+#include "common/record.h"
+#include "rows.h"
+
+namespace workshop {
+
+// y[rows, width] from x[rows, width], and what the backward pass needs: mean[rows] and rstd[rows] = 1/√(variance + ε).
+// One row an iteration: rows do not depend on each other, which is why they can be cut over ranks.
+__global__ void layer_norm_forward(float* y, float* mean, float* rstd, const float* x, const float* gamma,
+                                   const float* beta, int rows, int width) {
+  for (int row : grid_stride(rows)) {
+    const float* in = x + row * width;
+    float* out = y + row * width;
+    // TODO 01.9: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
+    //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]² alone, and
+    //   divided by width, not by width - 1; PyTorch's ε is 1e-5, under the root.
+    const float m = sum_of(width, [=](int j) { return in[j]; }) / width;
+    const float variance = sum_of(width, [=](int j) { return (in[j] - m) * (in[j] - m); }) / width;
+    const float r = 1.0f / sqrtf(variance + 1e-5f);
+    for (int j = 0; j < width; ++j) out[j] = (in[j] - m) * r * gamma[j] + beta[j];
+    mean[row] = m;
+    rstd[row] = r;
+    // END TODO 01.9
+  }
+}
+
+// dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that comes to x by another
+// way, past the norm; null for none. It may be dx.
+__global__ void layer_norm_backward(float* dx, const float* beside, const float* dy, const float* x, const float* mean,
+                                    const float* rstd, const float* gamma, int rows, int width) {
+  for (int row : grid_stride(rows)) {
+    const float *in = x + row * width, *gradient = dy + row * width;
+    const float m = mean[row], r = rstd[row];
+    float shift = 0, scale = 0;
+    // TODO 01.10: The two means over the row that the gradient is freed of: shift = mean(g), scale = mean(g·x̂).
+    //   They are what a shift and a scaling of the whole row would change, and the normalization takes both out again.
+    //   g = gradient[j]·γ[j], x̂ = (in[j] - m)·r.
+    shift = sum_of(width, [=](int j) { return gradient[j] * gamma[j]; }) / width;
+    scale = sum_of(width, [=](int j) { return gradient[j] * gamma[j] * (in[j] - m) * r; }) / width;
+    // END TODO 01.10
+    for (int j = 0; j < width; ++j) {
+      const float past = beside == nullptr ? 0.0f : beside[row * width + j];
+      dx[row * width + j] = past + r * (gradient[j] * gamma[j] - shift - (in[j] - m) * r * scale);
+    }
+  }
+}
+
+// dγ = Σ dy·x̂ and dβ = Σ dy over the rows that are given, added to accumulate·dγ and accumulate·dβ. A thread has some
+// columns and goes down all rows.
+__global__ void layer_norm_parameter_gradients(float* dgamma, float* dbeta, const float* dy, const float* x,
+                                               const float* mean, const float* rstd, int rows, int width,
+                                               float accumulate) {
+  for (int j : grid_stride(width)) {
+    dgamma[j] = accumulate > 0 ? dgamma[j] : 0;
+    dbeta[j] = accumulate > 0 ? dbeta[j] : 0;
+  }
+  for (int row = 0; row < rows; ++row) {
+    const float *in = x + row * width, *gradient = dy + row * width;
+    for (int j : grid_stride(width)) {
+      dgamma[j] += gradient[j] * (in[j] - mean[row]) * rstd[row];
+      dbeta[j] += gradient[j];
+    }
+  }
+}
+
+// Points into memory that is held elsewhere.
+struct LayerNorm {
+  std::string name;
+  int width;
+  float *gamma, *beta;            // [width]
+  float *gamma_grad, *beta_grad;  // [width]
+};
+
+// What the forward pass leaves for the backward pass: [rows] each.
+struct RowStatistics {
+  float *mean, *rstd;
+};
+
+// y[rows, width] from x[rows, width].
+inline void norm_forward(const LayerNorm& l, const float* x, float* y, RowStatistics kept, int rows,
+                         cudaStream_t stream) {
+  launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
+  probe("01.9", l.name, y, {rows, l.width}, stream);
+}
+
+// The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.
+inline void norm_backward(const LayerNorm& l, const float* x, RowStatistics kept, const float* dy, const float* beside,
+                          float* dx, int rows, float accumulate, cudaStream_t stream) {
+  launch(layer_norm_parameter_gradients, rows * l.width, stream, l.gamma_grad, l.beta_grad, dy, x, kept.mean, kept.rstd,
+         rows, l.width, accumulate);
+  launch(layer_norm_backward, rows * l.width, stream, dx, beside, dy, x, kept.mean, kept.rstd, l.gamma, rows, l.width);
+  probe("01.10", "gradient below " + l.name, dx, {rows, l.width}, stream);
+}
+
+}  // namespace workshop
