@@ -124,9 +124,9 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   }
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.13: Back through context = p v: the gradients g.p = dC vᵀ and g.v = pᵀ dC, from dC = g.context.
-    //   As those of a linear layer. Two batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1,
-    //   in place of beta, and the number of samples at the end. p is [T, T], all others are [T, d].
+    // TODO 01.13: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
+    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1, in place
+    //   of beta, and the number of samples at the end. p is [T, T], the others are [T, d].
     todo("01.13");
     // END TODO 01.13
   }
@@ -135,9 +135,10 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
   probe("01.12", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
   for (int h = 0; h < heads.count; ++h) {
-    const Head head(heads, values, h), g(heads, gradients, h);
-    // TODO 01.14: Back through the scores q kᵀ: g.q = dS k and g.k = dSᵀ q.
-    //   The gradient dS of the scores is in g.p now, and has the scale in it. Two batched_gemm().
+    const Head head(heads, looked, h), g(heads, gradients, h);
+    // TODO 01.14: The gradients g.q = dS k, g.k = dSᵀ q and g.v = pᵀ dC.
+    //   The gradient dS of the scores q kᵀ is in g.p now, and has the scale in it; p is head.p, and dC g.context. Three
+    //   batched_gemm().
     todo("01.14");
     // END TODO 01.14
   }

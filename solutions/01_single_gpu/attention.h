@@ -131,11 +131,10 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   }
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.13: Back through context = p v: the gradients g.p = dC vᵀ and g.v = pᵀ dC, from dC = g.context.
-    //   As those of a linear layer. Two batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1,
-    //   in place of beta, and the number of samples at the end. p is [T, T], all others are [T, d].
+    // TODO 01.13: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
+    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1, in place
+    //   of beta, and the number of samples at the end. p is [T, T], the others are [T, d].
     batched_gemm(blas, Op::as_is, Op::transposed, T, T, d, 1, g.context, head.v, g.p, samples);
-    batched_gemm(blas, Op::transposed, Op::as_is, T, d, T, 1, head.p, g.context, g.v, samples);
     // END TODO 01.13
   }
   probe("01.13", "gradient of the probabilities", gradients.p, {samples, heads.count, T, T}, stream);
@@ -143,11 +142,13 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
   probe("01.12", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
   for (int h = 0; h < heads.count; ++h) {
-    const Head head(heads, values, h), g(heads, gradients, h);
-    // TODO 01.14: Back through the scores q kᵀ: g.q = dS k and g.k = dSᵀ q.
-    //   The gradient dS of the scores is in g.p now, and has the scale in it. Two batched_gemm().
+    const Head head(heads, looked, h), g(heads, gradients, h);
+    // TODO 01.14: The gradients g.q = dS k, g.k = dSᵀ q and g.v = pᵀ dC.
+    //   The gradient dS of the scores q kᵀ is in g.p now, and has the scale in it; p is head.p, and dC g.context. Three
+    //   batched_gemm().
     batched_gemm(blas, Op::as_is, Op::as_is, T, d, T, 1, g.p, head.k, g.q, samples);
     batched_gemm(blas, Op::transposed, Op::as_is, T, d, T, 1, g.p, head.q, g.k, samples);
+    batched_gemm(blas, Op::transposed, Op::as_is, T, d, T, 1, head.p, g.context, g.v, samples);
     // END TODO 01.14
   }
   probe("01.14", "gradient of queries, keys and values", gradients.qkv, {samples * T, 3 * heads.features()}, stream);
