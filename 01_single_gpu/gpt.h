@@ -2,6 +2,7 @@
 // A small GPT (Radford et al., 2018): embedding, transformer blocks, and a head that says what comes next.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -31,7 +32,15 @@ inline void require_sizes(const Options& options, int vocabulary) {
 
 // The text of the options. What is wrong with it ends the program.
 inline Text text_of(const Options& options) {
-  if (options.gpt.text.empty()) return write_stories(options.seed, options.gpt.words, options.gpt.vocabulary);
+  if (options.gpt.text.empty()) {
+    Text text = write_stories(options.seed, options.gpt.words, options.gpt.vocabulary);
+    const std::size_t shortest = std::min({text.train.size(), text.valid.size(), text.test.size()});
+    if (shortest <= static_cast<std::size_t>(options.gpt.context)) {
+      usage_error("--context is '%d'; expected fewer than the %zu words of the shortest part of the stories",
+                  options.gpt.context, shortest);
+    }
+    return text;
+  }
   try {
     return read_text(options.gpt.text, options.gpt.vocabulary, options.gpt.context);
   } catch (const std::runtime_error& error) {

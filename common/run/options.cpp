@@ -240,7 +240,7 @@ void Options::with_gpt() {
   add("--context", gpt.context, "tokens a sample", 1);
   add("--width", gpt.width, "numbers a token", 1);
   add("--heads", gpt.heads, "attention heads; they divide the width", 1);
-  add("--blocks", gpt.blocks, "blocks of attention and MLP", 1);
+  add("--blocks", gpt.blocks, "blocks of attention and MLP", 1, 1 << 10);
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);

@@ -74,7 +74,9 @@ TESTS(bad) {
     dropout  | --dropout 1          | --dropout is '1'; expected a number of at least 0 and less than 1
     schedule | --lr-schedule linear | --lr-schedule is 'linear'; expected constant, cosine
     text     | --text /nowhere      | /nowhere
-    too_big  | --context 65536      | more than 2147483647; expected less
+    too_big  | --batch-size 999999999 | more than 2147483647; expected less
+    stories  | --context 6000       | --context is '6000'; expected fewer than the 6000 words of the shortest part of the stories
+    blocks   | --blocks 1025        | --blocks is '1025'; expected
   )");
   // A device that is too small for the model: one line, status 1.
   test("solution.01.out_of_memory", {}, [] {
