@@ -42,9 +42,8 @@ struct CheckpointState;
 class Checkpoints {
  public:
   // `samples` are those of the data set. `replicas` is the number of data-parallel replicas, which go through a batch
-  // each at a time. The folder of
-  // --checkpoints is made if it is missing. It may hold the checkpoint that the run goes on from and those before it,
-  // but none of another run, nor any that this one would come to again.
+  // each at a time. The folder of --checkpoints is made if it is missing. It may hold the checkpoint that the run goes
+  // on from and those before it, but none of another run, nor any that this one would come to again.
   Checkpoints(const Options& options, int samples, int replicas, ncclComm_t comm, cudaStream_t stream);
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
