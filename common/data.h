@@ -15,6 +15,13 @@ struct Batch {
   int step = -1;                         // of the training; -1: none, as in validation
   int number = 0, stride = 1;            // sample i is number + i * stride of the step's, on all replicas together
 
+  // The same samples, as what a layer further down has made of them.
+  Batch with_x(const void* other) const {
+    Batch batch = *this;
+    batch.x = other;
+    return batch;
+  }
+
   // The `count` samples from number `first` on.
   Batch slice(int first, int count) const {
     const auto at = [](const void* from, std::size_t bytes) { return static_cast<const std::byte*>(from) + bytes; };

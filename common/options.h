@@ -56,8 +56,8 @@ class Options {
   std::string record;            // file to write the run record to, if any
   std::string timeline;          // file to write the timeline to, if any
   ModelKind model = ModelKind::mlp;
-  GptOptions gpt;         // of the language model: in programs that call with_gpt()
-  StepOptions step_size;  // likewise
+  GptOptions gpt;         // of the language model: in programs that call with_gpt() or with_models()
+  StepOptions step_size;  // likewise, for every model
 
   // Where checkpoints go and come from: in programs that call with_checkpoints().
   std::string checkpoints;        // folder to save to, if any
@@ -73,9 +73,13 @@ class Options {
   void with_accumulation();
   void with_validation();
   bool validates() const { return validates_; }
+  // Whether the norm of the gradient is computed: to clip by it, and always for a language model.
+  bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
 
-  // Has the program train the language model, with its options and defaults. Call before parse().
+  // Has the program train the language model and let it write, or the model that --model names. Adds the options of the
+  // language model, whose defaults apply where it is trained, and those of the step size. Call before parse().
   void with_gpt();
+  void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
@@ -100,7 +104,8 @@ class Options {
 
  private:
   struct Impl;
-  void use_gpt_defaults();
+  void add_gpt_options(const std::vector<std::string>& recompute);
+  void use_model();
   std::string program_;
   Sampling sampling_;
   bool validates_ = false;

@@ -64,7 +64,8 @@ class LossLog {
   float* losses() const;
   float* global_losses() const;
   int count() const;
-  // Where the norm of this step's gradient belongs, with --clip-norm or without; for language models alone.
+  // Where the norm of this step's gradient belongs: a zero, so that squares can be added up there first; null where no
+  // norm is needed.
   float* gradient_norm() const;
   // True when --max-steps is reached: no more steps, no more epochs.
   bool finished() const;
@@ -72,6 +73,7 @@ class LossLog {
   void end_epoch(int epoch, cudaStream_t stream);
 
  private:
+  void clear(cudaStream_t stream);
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };

@@ -79,25 +79,20 @@ class Training {
   LossLog& losses();
   ncclComm_t comm() const;  // of all ranks of the job
 
-  // ---- validation after each epoch and, of a text, test at the end ----
-  int trained_on() const;  // the first samples of the data set
-  int held_out() const;    // the ones after them, for validation
-  int tested() const;      // the ones after those
-  int evaluated() const;   // held_out() or tested(), as it is the one or the other under way
+  // ---- evaluation: validation after each epoch and, of a text, a test after the last one ----
+  int evaluated() const;        // samples of the one that is due: none where there is nothing to evaluate on
+  int first_evaluated() const;  // the first of them; the ones before it are for other purposes
   using AddLoss = std::function<void(const Batch&, float*)>;
-  // Calls add_loss(batch, loss) for the batches of `samples`, to add each one's share of the mean over all samples held
-  // out to *loss, and then sum(loss), to put the ranks' shares together: on the device, both. Prints and records the
-  // result, and saves the best state so far. Collective.
-  void validate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
+  // Calls add_loss(batch, loss) for the batches of `samples`, to add each one's share of the mean over all evaluated()
+  // samples to *loss, and then sum(loss), to put the ranks' shares together: on the device, both. Prints and records the
+  // result, and saves the best state so far. Call after each epoch, and after the last one once more for the test.
+  // Collective.
+  void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
   // For programs whose ranks all go through the same samples: the sum is that over `ranks`.
-  void validate(const Group& ranks, const AddLoss& add_loss);
-  // The same after the last epoch, with the samples of the test.
-  void test(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
-  void test(const Group& ranks, const AddLoss& add_loss);
+  void evaluate(const Group& ranks, const AddLoss& add_loss);
 
  private:
   void end_epoch();
-  double evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
+
 #include "common/device.h"
 #include "common/job.h"
 #include "common/record.h"
@@ -46,8 +48,15 @@ LossLog::LossLog(const Options& options, int samples, int replica, int replicas,
   const int steps = (of_replica + options.batch_size - 1) / options.batch_size;
   log.losses = DeviceBuffer<float>(steps, Memory::data);
   log.global_losses = DeviceBuffer<float>(steps, Memory::data);
-  log.gradient_norms = DeviceBuffer<float>(options.model == ModelKind::gpt ? steps : 0, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
+  log.gradient_norms = DeviceBuffer<float>(options.needs_norm() ? steps : 0, Memory::data);
+  clear(stream);
+}
+
+// What a step finds there to add to.
+void LossLog::clear(cudaStream_t stream) {
+  for (const DeviceBuffer<float>& sums : {std::cref(impl_->losses), std::cref(impl_->gradient_norms)}) {
+    if (sums.size() > 0) CUDA_CHECK(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream));
+  }
 }
 
 void LossLog::start_at(int step) { impl_->first_step = recorder().steps_done = step; }
@@ -66,7 +75,9 @@ float* LossLog::next(cudaStream_t stream) {
 
 float* LossLog::losses() const { return impl_->losses.data(); }
 float* LossLog::global_losses() const { return impl_->global_losses.data(); }
-float* LossLog::gradient_norm() const { return impl_->gradient_norms.data() + impl_->count - 1; }
+float* LossLog::gradient_norm() const {
+  return impl_->gradient_norms.size() > 0 ? impl_->gradient_norms.data() + impl_->count - 1 : nullptr;
+}
 int LossLog::count() const { return impl_->count; }
 bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_step + impl_->count >= impl_->max_steps; }
 
@@ -93,7 +104,7 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   log.seconds += milliseconds / 1e3;
   log.timed_steps += log.first_step - log.timed_from;
   recorder().seconds_per_step = log.seconds / log.timed_steps;
-  CUDA_CHECK(cudaMemsetAsync(log.losses.data(), 0, log.losses.bytes(), stream));
+  clear(stream);
 }
 
 }  // namespace workshop

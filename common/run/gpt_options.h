@@ -15,7 +15,8 @@ struct GptOptions {
   int heads = 4;                   // of the attention; they divide the width
   int blocks = 2;                  // attention and MLP each
   double dropout = 0;              // probability
-  std::string recompute = "none";  // or "blocks": what the backward pass computes again instead of keeping it
+  std::string recompute = "none";  // what the backward pass computes again instead of keeping it: "blocks", in
+                                   // chapter 04 "stages" too, of any model
   std::string generate;            // text to go on with at the end, if any
   int tokens = 32;                 // to generate
   double temperature = 1;          // by which logits are divided; 0: the most likely token

@@ -39,6 +39,8 @@ std::string shown(T number) {
   return stream.str();
 }
 
+const auto at_least_0 = [](double x) { return x >= 0; };
+constexpr double kMostDouble = std::numeric_limits<double>::max();
 constexpr int kMostInt = 1 << 30;  // of an option, so that the sum of two is an int
 
 // Positions in the flat arrays of parameters, of a batch, and of the data set are ints.
@@ -80,7 +82,8 @@ struct Options::Impl {
   CLI::Option* model_seed = nullptr;
   std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
   std::vector<CLI::Option*> training;
-  std::vector<std::string> left_out;  // names of shared options that this program does without
+  std::vector<CLI::Option*> of_gpt;   // options that only the language model has
+  std::vector<std::string> left_out;  // names of options that this program, or its model, does without
 
   // Texts are checked here and not by CLI11's conversions, which take 010 for 8 and do not say what they would accept.
   CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, const Read& read) {
@@ -229,9 +232,37 @@ void Options::with_validation() {
   add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
 }
 
+// What the language model is trained with unless an option says otherwise.
+struct GptDefault {
+  const char *option, *text;
+};
+constexpr GptDefault kGptDefaults[] = {
+    {"--optimizer", "adamw"}, {"--lr", "0.001"}, {"--batch-size", "8"}, {"--model-seed", "4321"}};
+
 void Options::with_gpt() {
   model = ModelKind::gpt;
   without({"--layers", "--activation", "--samples"});
+  add_gpt_options({"none", "blocks"});
+  with_accumulation();
+  add("--generate", gpt.generate, "text to go on with after the training", {});
+  add("--tokens", gpt.tokens, "words to generate", 1);
+  impl_->add_number<double>("--temperature", gpt.temperature, "logits are divided by it; 0: the most likely word",
+                            "a number of at least 0", at_least_0, kMostDouble);
+  for (const auto& [option, text] : kGptDefaults) impl_->app.get_option(option)->default_str(text);
+}
+
+void Options::with_models(const std::vector<std::string>& recompute) {
+  impl_->train("--model", model, "what is trained: an MLP, or a language model", {"mlp", "gpt"});
+  add_gpt_options(recompute);
+  for (const auto& [name, text] : kGptDefaults) {
+    CLI::Option* option = impl_->app.get_option(name);
+    const std::string otherwise = option->get_default_str();
+    option->default_str((otherwise.empty() ? "" : otherwise + "; ") + "gpt: " + text);
+  }
+}
+
+void Options::add_gpt_options(const std::vector<std::string>& recompute) {
+  const std::size_t before = impl_->app.get_options().size();
   const std::string folder = "folder with train.txt, valid.txt and test.txt";
   impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
   add("--words", gpt.words, "words of the stories to train on, which are the text where --text names none", 1,
@@ -244,30 +275,41 @@ void Options::with_gpt() {
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);
-  add("--recompute", gpt.recompute, "what the backward pass computes again instead of keeping it", {"none", "blocks"});
-  const auto at_least_0 = [](double x) { return x >= 0; };
-  const double most = std::numeric_limits<double>::max();
+  const std::vector<CLI::Option*> all = impl_->app.get_options();
+  impl_->of_gpt.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
+
+  add("--recompute", gpt.recompute, "what the backward pass computes again instead of keeping it", recompute);
   add("--warmup-steps", step_size.warmup_steps, "steps in which the learning rate rises to --lr", 0);
   add("--lr-schedule", step_size.lr_schedule, "after that: cosine goes down to a tenth", {"constant", "cosine"});
   impl_->add_number<double>("--clip-norm", step_size.clip_norm, "largest norm of the gradient; 0: any",
-                            "a number of at least 0", at_least_0, most);
-  with_accumulation();
-  add("--generate", gpt.generate, "text to go on with after the training", {});
-  add("--tokens", gpt.tokens, "words to generate", 1);
-  impl_->add_number<double>("--temperature", gpt.temperature, "logits are divided by it; 0: the most likely word",
-                            "a number of at least 0", at_least_0, most);
-  for (const auto& [name, otherwise] :
-       {std::pair{"--optimizer", "adamw"}, {"--lr", "0.001"}, {"--batch-size", "8"}, {"--model-seed", "4321"}}) {
-    impl_->app.get_option(name)->default_str(otherwise);
-  }
+                            "a number of at least 0", at_least_0, kMostDouble);
 }
 
-void Options::use_gpt_defaults() {
-  const auto given = [&](const char* name) { return impl_->app.get_option(name)->count() > 0; };
-  if (!given("--optimizer")) optimizer = OptimizerKind::adamw;
-  if (!given("--lr")) lr = 1e-3;
-  if (!given("--batch-size")) batch_size = 8;
-  if (!given("--model-seed")) model_seed = kModelSeedGpt;
+// Ends the program on options of the model that is not trained; leaves them out of the record, and uses the defaults
+// of the one that is.
+void Options::use_model() {
+  const auto given = [](const CLI::Option* option) { return option->count() > 0; };
+  const bool is_gpt = model == ModelKind::gpt;
+  std::vector<CLI::Option*> others = impl_->of_gpt;
+  if (is_gpt) {
+    others.clear();
+    for (const char* name : {"--layers", "--activation", "--samples", "--validation-samples"}) {
+      if (CLI::Option* option = impl_->app.get_option_no_throw(name)) others.push_back(option);
+    }
+  }
+  for (const CLI::Option* option : others) {
+    const std::string name = option->get_name();
+    if (given(option)) usage_error("%s is for --model %s alone", name.c_str(), is_gpt ? "mlp" : "gpt");
+    impl_->left_out.push_back(name.substr(2));
+  }
+  if (!is_gpt && gpt.recompute == "blocks") usage_error("--recompute is 'blocks'; expected another: an MLP has none");
+  if (!is_gpt) return;
+  for (const auto& [name, text] : kGptDefaults) {
+    CLI::Option* option = impl_->app.get_option(name);
+    if (given(option)) continue;
+    option->add_result(text);
+    option->run_callback();
+  }
   if (gpt.width % gpt.heads != 0) {
     usage_error("--width is '%d'; expected a multiple of the %d of --heads", gpt.width, gpt.heads);
   }
@@ -336,7 +378,7 @@ void Options::parse(int argc, char** argv) {
     const bool distributed = sampling_ == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
-  if (model == ModelKind::gpt) use_gpt_defaults();
+  use_model();
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");

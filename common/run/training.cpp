@@ -107,7 +107,7 @@ struct Training::State {
   Checkpoints checkpoints;
   std::vector<int*> optimizer_steps;
   double best_loss = std::numeric_limits<double>::max();
-  bool resumed = false, in_epoch = false, in_step = false, testing = false;
+  bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
   int next = 0;                                    // of them
@@ -118,7 +118,7 @@ Training::Training(const Options& options, const Job& job, ReplicaPlace place, c
                    cudaStream_t stream)
     : state_(std::make_unique<State>(options, job, place, data, stream)) {
   if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
-  if (options.validates() || held_out() > 0) state_->checkpoints.add("best validation loss", state_->best_loss);
+  if (options.validates() || state_->data.held_out > 0) state_->checkpoints.add("best validation loss", state_->best_loss);
 }
 
 Training::~Training() = default;
@@ -128,10 +128,8 @@ int Training::samples() const { return state_->loader.samples(state_->first, sta
 float* Training::loss() const { return state_->loss; }
 LossLog& Training::losses() { return state_->losses; }
 ncclComm_t Training::comm() const { return state_->comm; }
-int Training::trained_on() const { return state_->trained_on; }
-int Training::held_out() const { return state_->data.held_out; }
-int Training::tested() const { return state_->data.tested; }
-int Training::evaluated() const { return state_->testing ? tested() : held_out(); }
+int Training::evaluated() const { return state_->over ? state_->data.tested : state_->data.held_out; }
+int Training::first_evaluated() const { return state_->trained_on + (state_->over ? state_->data.held_out : 0); }
 
 // Linear warm-up, and half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
 double Training::lr_factor() const {
@@ -170,7 +168,7 @@ void Training::resume() {
 
 Batch Training::first_samples() {
   if (!state_->resumed) resume();
-  state_->loader.start_epoch(numbers(0, trained_on()));
+  state_->loader.start_epoch(numbers(0, state_->trained_on));
   return state_->loader.batch(0);
 }
 
@@ -180,6 +178,7 @@ bool Training::next_epoch() {
   ++state_->epoch;
   if (state_->epoch >= state_->options.epochs || state_->losses.finished()) {
     state_->checkpoints.finish();
+    state_->over = true;
     return false;
   }
   state_->distributed.set_epoch(state_->epoch);  // else every epoch would have the same order
@@ -205,47 +204,35 @@ void Training::end_epoch() {
   state_->in_epoch = false;
 }
 
-double Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss,
-                          const std::function<void(float*)>& sum) {
-  State& state = *state_;
-  const Range range(state.testing ? "test" : "validate", state.stream);
-  DeviceBuffer<float> device_loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
-  std::vector<int> places = samples;
-  if (state.text != nullptr)
-    std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
-  state.loader.start_epoch(places);
-  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
-  sum(device_loss.data());
-  return device_loss.download(state.stream)[0];
-}
-
-void Training::validate(const std::vector<int>& samples, const AddLoss& add_loss,
+void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss,
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
   end_epoch();  // whose losses are printed first
-  const double loss = evaluate(samples, add_loss, sum);
-  const bool better = loss < state.best_loss;
+  const std::string name = state.over ? "test loss" : "validation loss";
+  const Range range(name, state.stream);
+  DeviceBuffer<float> device_loss(1, Memory::data);
+  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
+  std::vector<int> places = samples;
+  if (state.text != nullptr) {
+    std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
+  }
+  state.loader.start_epoch(places);
+  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
+  sum(device_loss.data());
+  const double loss = device_loss.download(state.stream)[0];
+
+  const bool better = !state.over && loss < state.best_loss;
   if (better) state.best_loss = loss;
-  print0("epoch %3d  validation loss %.6f%s%s\n", state.epoch, loss, perplexity(loss, state_->text != nullptr).c_str(),
+  const std::string epoch = state.over ? "" : formatted("epoch %3d  ", state.epoch);
+  print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, perplexity(loss, state.text != nullptr).c_str(),
          better ? ", the best so far" : "");
-  if (process_ranks().rank == 0) record_value("validation loss of epoch " + std::to_string(state.epoch), loss);
+  const std::string value = name + (state.over ? "" : " of epoch " + std::to_string(state.epoch));
+  if (process_ranks().rank == 0) record_value(value, loss);
   if (better) state.checkpoints.save("best-");
 }
 
-void Training::test(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum) {
-  state_->testing = true;
-  const double loss = evaluate(samples, add_loss, sum);
-  print0("test loss %.6f%s\n", loss, perplexity(loss, state_->text != nullptr).c_str());
-  if (process_ranks().rank == 0) record_value("test loss", loss);
-}
-
-void Training::validate(const Group& ranks, const AddLoss& add_loss) {
-  if (held_out() > 0) validate(numbers(trained_on(), held_out()), add_loss, sum_over(ranks, state_->stream));
-}
-
-void Training::test(const Group& ranks, const AddLoss& add_loss) {
-  if (tested() > 0) test(numbers(trained_on() + held_out(), tested()), add_loss, sum_over(ranks, state_->stream));
+void Training::evaluate(const Group& ranks, const AddLoss& add_loss) {
+  if (evaluated() > 0) evaluate(numbers(first_evaluated(), evaluated()), add_loss, sum_over(ranks, state_->stream));
 }
 
 }  // namespace workshop

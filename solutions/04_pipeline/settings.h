@@ -19,7 +19,7 @@ struct Settings {
   PipelineOptions pipeline{.micro_batches = 4};
   std::string partition = "uniform";
   int stages = 0;
-  bool print = false, recompute = false;
+  bool print = false;
   double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
 };
 
@@ -27,7 +27,6 @@ inline void add_options(Options& options, Settings& s) {
   s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
   options.add("--partition", s.partition, "what the parts get equal shares of: layers or parameters",
               {"uniform", "parameters"});
-  options.add_flag("--recompute", s.recompute, "keep the inputs of a stage alone and compute forwards twice");
   options.add_flag("--print", s.print, "show the schedule and train nothing");
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,
@@ -51,8 +50,7 @@ inline Network make_network(const Settings& s, const Options& options) {
   if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
   const Network network = make_network(options);
   if (network.depth() < parts) {
-    usage_error("--layers is '" + options.layers_text() + "', " + std::to_string(network.depth()) + " layers for " +
-                std::to_string(s.stages) + " stages of " + std::to_string(s.pipeline.chunks) + "; expected at least " +
+    usage_error(layers_of(options, network) + " for " + std::to_string(s.stages) + " stages of " + std::to_string(s.pipeline.chunks) + "; expected at least " +
                 std::to_string(parts) + " layers");
   }
   return network;

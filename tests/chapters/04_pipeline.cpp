@@ -43,7 +43,7 @@ TESTS(equal) {
                   on(schedule == "interleaved" ? 1 : 3, pipeline, rest, "--micro-batches 8 --schedule", schedule));
     // The schedule changes nothing that is computed but the order of sums; recomputation not even that.
     const Command piped = on(2, pipeline, network, "--schedule", schedule);
-    same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute"));
+    same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute stages"));
   }
   // PyTorch's losses, on two ranks with four micro-batches.
   for (const char* name :
@@ -67,7 +67,7 @@ TESTS(memory) {
   };
   const Held kinds[] = {{"gpipe", "--schedule gpipe", {8, 8, 8, 8}, {0, 8, 8, 8}, {2, 4, 4, 2}},
                         {"1f1b", "", {4, 3, 2, 1}, {0, 4, 3, 2}, {1, 3, 3, 2}},
-                        {"recompute", "--recompute", {1, 1, 1, 1}, {0, 4, 3, 2}, {3, 5, 5, 2}}};
+                        {"recompute", "--recompute stages", {1, 1, 1, 1}, {0, 4, 3, 2}, {3, 5, 5, 2}}};
   for (const Held& held : kinds) {
     test("solution.04.memory." + held.name, on(4, pipeline, layers, "--micro-batches 8", held.options),
          [=](const Run& run) {
@@ -91,7 +91,7 @@ TESTS(memory) {
 
 // However late messages are, none is used before it is there, and no buffer before it is sent.
 TESTS(late_messages) {
-  const std::string options = "--layers 6,5,5,4,3,2 --micro-batches 8 --recompute --max-steps 3 --schedule";
+  const std::string options = "--layers 6,5,5,4,3,2 --micro-batches 8 --recompute stages --max-steps 3 --schedule";
   for (const std::string& schedule : schedules) {
     same_training("solution.04.late_messages." + schedule, kSameBits, on(1, pipeline, options, schedule),
                   on(2, pipeline, options, schedule).in("WORKSHOP_SLOW=collectives"));
@@ -116,7 +116,7 @@ TESTS(ledger) {
   };
   add("gpipe", 4, 8, 1, "--schedule gpipe");
   add("1f1b", 4, 8, 1, "--schedule 1f1b");
-  add("recompute", 2, 4, 1, "--recompute");
+  add("recompute", 2, 4, 1, "--recompute stages");
   // Three boundaries between four parts, all of them between the two ranks.
   add("interleaved", 2, 4, 3, "--schedule interleaved");
   add("one_rank", 1, 4, 1, "");

@@ -28,7 +28,7 @@ TESTS(toy_model) {
               {"model_parallel", 3, 1, "model_parallel", ""},
               {"gpipe", 2, 1, "pipeline", "--schedule gpipe"},
               {"1f1b", 4, 1, "pipeline", "--micro-batches 8"},
-              {"interleaved", 2, 1, "pipeline", "--schedule interleaved --recompute"},
+              {"interleaved", 2, 1, "pipeline", "--schedule interleaved --recompute stages"},
               {"train_3d", 4, 2, "train_3d", "--pp 2 --zero 1"}};
   for (const auto& run : runs) {
     same_training("solution.toy." + run.name, kBound, on(1, toy("ddp"), options, 96),
@@ -49,7 +49,7 @@ TESTS(validation) {
               {"02_ddp/ddp_overlap", 2, 2, ""},
               {"03_model_parallel/model_parallel", 3, 1, ""},
               {"04_pipeline/pipeline", 2, 1, "--schedule gpipe"},
-              {"04_pipeline/pipeline", 1, 1, "--schedule interleaved --chunks 4 --recompute"},
+              {"04_pipeline/pipeline", 1, 1, "--schedule interleaved --chunks 4 --recompute stages"},
               {"05_tensor_parallel/tensor_parallel", 2, 1, "--overlap"},
               {"05_tensor_parallel/tensor_parallel_gather", 2, 1, ""},
               {"06_fsdp/zero", 3, 3, "--stage 3"},
