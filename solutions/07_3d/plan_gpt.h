@@ -155,6 +155,10 @@ inline std::string why_not_cut_gpt(const GptShape& g, const Layout& layout) {
     return is("chunks", layout.chunks) + "a number that divides the " + std::to_string(g.blocks) + " blocks over " +
            std::to_string(layout.pp) + " stages";
   }
+  constexpr int most = 1 << 22;  // as in chapter 04
+  if (layout.micro_batches > most / layout.chunks) {
+    return is("chunks", layout.chunks) + "at most " + std::to_string(most) + " with the micro-batches";
+  }
   if (layout.micro_batches % layout.pp != 0) {
     return is("micro-batches", layout.micro_batches) + "a multiple of the " + std::to_string(layout.pp) +
            " stages with --chunks";
