@@ -218,7 +218,12 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
     std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
   }
   state.loader.start_epoch(places);
-  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
+  // As many batches on every replica, for a model that is sharded over them is gathered in each: the last may be empty.
+  const int most = (evaluated() + state.place.replicas - 1) / state.place.replicas;
+  const int batches = (most + state.options.batch_size - 1) / state.options.batch_size;
+  for (int i = 0; i < std::max(batches, state.loader.steps()); ++i) {
+    add_loss(i < state.loader.steps() ? state.loader.batch(i) : Batch{}, device_loss.data());
+  }
   sum(device_loss.data());
   const double loss = device_loss.download(state.stream)[0];
 
