@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
 // formulas are in plan.h; here are the options, the meshes to compare, and the table.
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <sstream>
