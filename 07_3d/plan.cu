@@ -2,6 +2,7 @@
 // A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
 // formulas are in plan.h, the options in plan_settings.h; here are the meshes to compare, and the table.
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <sstream>

@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <new>
 #include <nlohmann/json.hpp>
