@@ -93,6 +93,7 @@ class Training {
 
  private:
   void end_epoch();
+  void report_throughput();
   struct State;
   std::unique_ptr<State> state_;
 };

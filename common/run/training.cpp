@@ -9,6 +9,7 @@
 
 #include "common/checkpoint/checkpoints.h"
 #include "common/run/text.h"
+#include "common/run/throughput.h"
 
 namespace workshop {
 
@@ -70,6 +71,7 @@ struct Training::State {
         comm(job.comm()),
         stream(stream),
         text(source.text),
+        operations(source.operations),
         data(load(options, source, stream)),
         trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
         random(trained_on, options.shuffle, data.generator, data.draws),
@@ -98,6 +100,7 @@ struct Training::State {
   ncclComm_t comm;
   cudaStream_t stream;
   std::shared_ptr<const TokenDataset> text;
+  double operations;
   Data data;
   DataLoader& loader = data.loader;
   int trained_on;
@@ -179,6 +182,7 @@ bool Training::next_epoch() {
   ++state_->epoch;
   if (state_->epoch >= state_->options.epochs || state_->losses.finished()) {
     state_->checkpoints.finish();
+    if (!state_->over) report_throughput();
     state_->over = true;
     return false;
   }
@@ -198,6 +202,16 @@ bool Training::next_step() {
   state_->first = state_->next = state_->last;
   state_->last = std::min(state_->first + state_->options.accumulation_steps, state_->loader.steps());
   return true;
+}
+
+void Training::report_throughput() {
+  const State& state = *state_;
+  const double seconds = state.losses.seconds_per_step();
+  if (state.text == nullptr || !(seconds > 0)) return;
+  const Options& options = state.options;
+  const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
+  print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
 }
 
 void Training::end_epoch() {
