@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "common/device.h"
+#include "common/group.h"
+#include "common/options.h"
 #include "rows.h"
 
 namespace workshop {
@@ -18,10 +20,6 @@ __global__ void chunk_squares(float* sums, const float* values, int n, int lengt
   }
 }
 
-__global__ void add_chunks(float* total, const float* sums, int chunks) {
-  for ([[maybe_unused]] int once : grid_stride(1)) *total = sum_of(chunks, [=](int i) { return sums[i]; });
-}
-
 __global__ void take_root(float* value) {
   for ([[maybe_unused]] int once : grid_stride(1)) *value = sqrtf(*value);
 }
@@ -32,30 +30,44 @@ __global__ void clip_to(float* values, const float* norm, float most, int n) {
   for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;
 }
 
-// The gradient's norm stays on the device: no step waits for it.
+// The gradient's norm stays on the device: no step waits for it. Nothing happens where no norm is needed and `norm`,
+// LossLog::gradient_norm(), is null.
 class Clipping {
  public:
-  // For gradients of `count` values. `most` is the largest norm that they may have, 0 for any.
-  Clipping(int count, double most, cudaStream_t stream)
-      : count_(count), most_(static_cast<float>(most)), stream_(stream), sums_(chunks(), Memory::data) {}
+  // For gradients of at most `count` values in a piece.
+  Clipping(const Options& options, int count, cudaStream_t stream)
+      : most_(static_cast<float>(options.step_size.clip_norm)),
+        stream_(stream),
+        sums_(options.needs_norm() ? chunks(count) : 0, Memory::data) {}
 
-  // *square = Σ grad². For a gradient that lies on several ranks, the sum over them is the whole one's.
-  void square(const float* grad, float* square) const {
-    launch(chunk_squares, count_, stream_, sums_.data(), grad, count_, kLength);
-    launch(add_chunks, 1, stream_, square, sums_.data(), chunks());
+  // *norm is made the norm of grad[count], which is clipped by it. All of the gradient is there, as in chapter 02.
+  void clip_whole(float* grad, int count, float* norm) const {
+    add_squares(grad, count, norm);
+    finish(norm, {});
+    clip(grad, count, norm);
   }
 
-  // Turns the square of the norm into the norm, and clips this rank's part of the gradient by it.
-  void clip(float* grad, float* norm) const {
+  // Where it is not, or in several pieces: adds each piece's squares to *norm, which is zero at first …
+  void add_squares(const float* grad, int count, float* norm) const {
+    if (norm == nullptr || count == 0) return;
+    launch(chunk_squares, count, stream_, sums_.data(), grad, count, kLength);
+    launch(add_sum, 1, stream_, norm, sums_.data(), 1.0f, chunks(count));
+  }
+  // … makes their sum over the ranks, each of which has added its own pieces, the norm …
+  void finish(float* norm, const Group& ranks) const {
+    if (norm == nullptr) return;
+    if (ranks.size() > 1) NCCL_CHECK(ncclAllReduce(norm, norm, 1, ncclFloat, ncclSum, ranks.comm(), stream_));
     launch(take_root, 1, stream_, norm);
-    if (most_ > 0) launch(clip_to, count_, stream_, grad, norm, most_, count_);
+  }
+  // … and clips each piece by it.
+  void clip(float* grad, int count, const float* norm) const {
+    if (norm != nullptr && most_ > 0) launch(clip_to, count, stream_, grad, norm, most_, count);
   }
 
  private:
   static constexpr int kLength = 1024;
-  int chunks() const { return (count_ + kLength - 1) / kLength; }
+  static int chunks(int count) { return (count + kLength - 1) / kLength; }
 
-  int count_;
   float most_;
   cudaStream_t stream_;
   DeviceBuffer<float> sums_;

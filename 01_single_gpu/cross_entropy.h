@@ -38,11 +38,6 @@ __global__ void cross_entropy_backward(float* gradient, const float* logits, con
   }
 }
 
-// *total += factor·Σ values[n]
-__global__ void add_sum(float* total, const float* values, float factor, int n) {
-  for ([[maybe_unused]] int once : grid_stride(1)) *total += factor * sum_of(n, [=](int i) { return values[i]; });
-}
-
 // The mean over all tokens, with `context` targets a sample.
 class CrossEntropy : public Loss {
  public:

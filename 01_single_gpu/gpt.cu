@@ -33,12 +33,12 @@ int main(int argc, char** argv) {
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
-  const Clipping clipping(model.count(), options.step_size.clip_norm, stream);
+  const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
-  const auto evaluate = [&](const Batch& batch, float* loss) {
+  const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
@@ -49,14 +49,12 @@ int main(int argc, char** argv) {
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      float* norm = training.losses().gradient_norm();
-      clipping.square(model.grads(), norm);
-      clipping.clip(model.grads(), norm);
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
-    training.validate(job.group(), evaluate);
+    training.evaluate(job.group(), add_loss);
   }
-  training.test(job.group(), evaluate);
+  training.evaluate(job.group(), add_loss);
   if (network.best_test_loss > 0) print0("the best possible perplexity is %.2f\n", std::exp(network.best_test_loss));
   record_parameters(model, 0, stream);
 

@@ -48,6 +48,9 @@ inline Text text_of(const Options& options) {
   }
 }
 
+// The layers of a language model: the embedding, the blocks, the head.
+inline int gpt_depth(const Options& options) { return options.gpt.blocks + 2; }
+
 inline Network make_gpt(const Options& options) {
   const GptOptions& o = options.gpt;
   Network network;

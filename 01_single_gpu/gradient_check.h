@@ -13,7 +13,7 @@ namespace workshop {
 
 // The loss of one batch, with mean square errors in double precision and on the host.
 inline double loss_of(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
-  const float* output = model.forward(batch.x, batch.samples, activations);
+  const float* output = model.forward(batch, activations);
   std::vector<float> prediction(batch.samples * model.output_size()), target(prediction.size());
   const std::size_t bytes = prediction.size() * sizeof(float);
   CUDA_CHECK(cudaMemcpyAsync(prediction.data(), output, bytes, cudaMemcpyDeviceToHost, stream));
@@ -52,7 +52,7 @@ inline void require_gradients(Model& model, Activations& activations, const Batc
   constexpr double tolerance = 5e-2;
   DeviceBuffer<float> loss(1, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
-  model.forward(batch.x, batch.samples, activations);
+  model.forward(batch, activations);
   model.loss(activations, batch.y, batch.samples, loss.data());
   model.backward(activations);
   CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -35,15 +35,15 @@ int main(int argc, char** argv) {
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples, activations);
+        model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
       optimizer.step(model.values(), model.grads());
     }
-    training.validate(job.group(), [&](const Batch& batch, float* loss) {
-      model.forward(batch.x, batch.samples, activations);
-      model.loss(activations, batch.y, training.held_out(), loss);
+    training.evaluate(job.group(), [&](const Batch& batch, float* loss) {
+      model.forward(batch, activations);
+      model.loss(activations, batch.y, training.evaluated(), loss);
     });
   }
   record_parameters(model, 0, stream);

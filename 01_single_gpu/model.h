@@ -161,6 +161,14 @@ struct Network {
   }
 };
 
+// "--layers is '6,4,2', 2 layers": how a line begins that says what is wrong with their number.
+inline std::string layers_of(const Options& options, const Network& network) {
+  const std::string option = options.model == ModelKind::gpt
+                                 ? "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes "
+                                 : "--layers is '" + options.layers_text() + "', ";
+  return option + std::to_string(network.depth()) + " layers";
+}
+
 // ---- the model -----------------------------------------------------------------------------------------------------
 
 // What the forward pass of one batch leaves for its backward pass.
@@ -283,9 +291,6 @@ class Model {
       x = activations.output = layers_[i]->forward(blas_, x, batch.samples, saved);
     }
     return activations.output;
-  }
-  const float* forward(const void* x, int samples, Activations& activations) {
-    return forward({.x = x, .samples = samples}, activations);
   }
 
   // The output at one more position of a sample, of which `activations` has the positions before.

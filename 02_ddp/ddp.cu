@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Distributed data parallelism: every rank holds the whole model and its share of each batch, and the ranks average
 // their gradients before each update. Replicas that start alike and see the same gradients stay alike: replicas.h.
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
@@ -10,7 +11,8 @@
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/ddp", "Trains an MLP with distributed data parallelism.", Sampling::distributed);
+  Options options("02_ddp/ddp", "Trains a model with distributed data parallelism.", Sampling::distributed);
+  options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -24,26 +26,30 @@ int main(int argc, char** argv) {
   broadcast_parameters(model, job.group(), stream);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // All replicas are alike: rank 0 saves for all, and all load.
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples, activations);
+        model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
       average_gradients(model, job.group(), stream);
-      optimizer.step(model.values(), model.grads());
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);
-    validate(training, job.group(), stream, [&](const Batch& batch, float* loss) {
-      model.forward(batch.x, batch.samples, activations);
-      model.loss(activations, batch.y, training.held_out(), loss);
-    });
+    evaluate(training, job.group(), stream, add_loss);
   }
+  evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);
 }

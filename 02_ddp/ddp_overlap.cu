@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism that hides its communication: ddp.cu with the gradients averaged in buckets on a second stream while
 // the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in buckets.h.
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "buckets.h"
@@ -11,10 +12,11 @@
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/ddp_overlap", "Trains an MLP with data parallelism, communication behind the backward pass.",
+  Options options("02_ddp/ddp_overlap", "Trains a model with data parallelism, communication behind the backward pass.",
                   Sampling::distributed);
   double bucket_mb = 25;
   options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -29,28 +31,32 @@ int main(int argc, char** argv) {
   NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), ncclFloat, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
   OverlappedAverage average(model, bucket_mb * (1 << 20), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // All replicas are alike: rank 0 saves for all, and all load.
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples, activations);
+        model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         // Only the last backward pass of a step has the sums that the ranks are to average.
         model.backward(activations, /*accumulate=*/!batch.first, batch.last ? average.ready() : nullptr);
       }
       average.finish();
-      optimizer.step(model.values(), model.grads());
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);
-    validate(training, job.group(), stream, [&](const Batch& batch, float* loss) {
-      model.forward(batch.x, batch.samples, activations);
-      model.loss(activations, batch.y, training.held_out(), loss);
-    });
+    evaluate(training, job.group(), stream, add_loss);
   }
+  evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);
 }

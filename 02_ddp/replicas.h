@@ -45,28 +45,28 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// The mean loss over the samples held out of the training, each of them counted once, whatever the number of replicas.
-// add_loss(batch, loss) adds a batch's share of it to *loss, on one rank of each replica. Replicas may have different
-// numbers of batches here: nothing is sent until all are done.
-inline void validate(Training& training, const Group& replicas, cudaStream_t stream,
+// The mean loss over samples that are not trained on, each of them counted once, whatever the number of replicas:
+// validation after an epoch, the test after the last. add_loss(batch, loss) adds a batch's share of it to *loss, on one
+// rank of each replica. Replicas may have different numbers of batches here: nothing is sent until all are done.
+inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
-  const int held_out = training.held_out(), trained_on = training.trained_on();
-  if (held_out == 0) return;
+  const int first = training.first_evaluated(), count = training.evaluated();
+  if (count == 0) return;
   std::vector<int> mine;
-  // TODO 02.8: Which of the samples trained_on … trained_on + held_out - 1 are this rank's?
+  // TODO 02.8: Which of the samples first … first + count - 1 are this rank's?
   //   As DistributedSampler does: every replicas.size()-th from the replicas.rank()-th on. But without padding: a
   //   sample that two ranks see would count twice, and the result would depend on the number of ranks.
   todo("02.8");
   // END TODO 02.8
-  probe("02.8", "this rank's validation samples", mine);
+  probe("02.8", "this rank's samples of the evaluation", mine);
 
-  training.validate(mine, add_loss, [&](float* loss) {
+  training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
     // TODO 02.9: Combine the ranks' shares of the mean, in place, on every rank: one float.
     //   Each share is divided by the number of all samples already: is it the sum or the average of them?
     todo("02.9");
     // END TODO 02.9
-    probe("02.9", "validation loss", loss, {1}, stream);
+    probe("02.9", "loss of the evaluation", loss, {1}, stream);
   });
 }
 

@@ -13,8 +13,10 @@ using namespace workshop;
 namespace {
 
 // Forward: the samples x[rows, stage.in] come in on the first rank, the predictions come out on the last.
-void forward(Stage& stage, const void* x, int rows, const Job& job, cudaStream_t stream) {
-  const int rank = job.rank(), last = job.world() - 1;
+void forward(Stage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
+  const void* x = batch.x;
+  const int rows = batch.samples, rank = job.rank(), last = job.world() - 1;
+  stage.batch = batch;
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
   //   Output: what stage.forward(input, rows) returns, [rows, stage.out]; the last rank keeps it.
@@ -37,20 +39,19 @@ void backward(Stage& stage, int rows, const Job& job, cudaStream_t stream) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("03_model_parallel/model_parallel", "Trains an MLP whose layers are spread over the ranks.");
-  std::string partition = "uniform";
-  options.add("--partition", partition, "what the ranks get equal shares of: layers or parameters",
-              {"uniform", "parameters"});
+  Options options("03_model_parallel/model_parallel", "Trains a model whose layers are spread over the ranks.");
+  std::string partition;
+  add_partition(options, partition, "ranks");
+  options.with_models();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   const Network network = make_network(options);
   require_layers(options, network, process_ranks().world);
   Job job(options);
-  const bool uniform = partition == "uniform";
-  const std::vector<int> bounds =
-      partition_layers(network.counts(), job.world(), uniform ? Partition::uniform : Partition::parameters);
-  probe(uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
+  const Partition how = partition_of(partition, options);
+  const std::vector<int> bounds = partition_layers(network.counts(), job.world(), how);
+  probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
 
   const Stream stream;
   const int rank = job.rank(), last = job.world() - 1;
@@ -60,22 +61,24 @@ int main(int argc, char** argv) {
   Training training(options, job, {.reports = rank == 0}, network.data(), stream);
   training.add_all(parts_of(stage.model), stage.model.values(), stage.optimizer.state());  // each rank its layers
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    forward(stage, batch, job, stream);
+    if (rank == last) stage.model.loss(stage.activations, batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.clock.next_step();
       const Batch batch = training.batch();
-      forward(stage, batch.x, batch.samples, job, stream);
+      forward(stage, batch, job, stream);
       if (rank == last) stage.loss(batch.y, batch.samples, training.loss());
       backward(stage, batch.samples, job, stream);
-      stage.update();
+      stage.update(training, job.group());
     }
     send_losses(training.losses(), job.group(), stream);
     stage.clock.stop();
-    training.validate(job.group(), [&](const Batch& batch, float* loss) {
-      forward(stage, batch.x, batch.samples, job, stream);
-      if (rank == last) stage.model.loss(stage.activations, batch.y, training.held_out(), loss);
-    });
+    training.evaluate(job.group(), add_loss);
   }
+  training.evaluate(job.group(), add_loss);
   record_parameters(stage.model, 0, stream);
   report(stage, bounds, job);
 }

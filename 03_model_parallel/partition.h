@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/options.h"
 #include "common/record.h"
 
 namespace workshop {
@@ -18,6 +19,22 @@ enum class Partition {
   uniform,     // as equal numbers of layers as possible
   parameters,  // the largest number of parameters of a part as small as possible
 };
+
+// The layers of an MLP differ less than the blocks of a language model from its embedding and its head.
+inline Partition default_partition(const Options& options) {
+  return options.model == ModelKind::gpt ? Partition::parameters : Partition::uniform;
+}
+
+// The option --partition, where "" is the default.
+inline void add_partition(Options& options, std::string& partition, const std::string& parts) {
+  options.add("--partition", partition,
+              "what the " + parts + " get equal shares of: layers or parameters; default: uniform, gpt: parameters",
+              {"uniform", "parameters"});
+}
+inline Partition partition_of(const std::string& partition, const Options& options) {
+  if (partition.empty()) return default_partition(options);
+  return partition == "uniform" ? Partition::uniform : Partition::parameters;
+}
 
 // `parts` parts whose numbers of layers differ by at most one; the earlier parts have the longer ones.
 inline std::vector<int> uniform_bounds(int layers, int parts) {

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
+#include "common/training.h"
 #include "idle_clock.h"
 
 namespace workshop {
@@ -20,6 +22,7 @@ struct Stage {
         out(model.output_size()),
         activations(model.make_activations()),
         optimizer(options, model.count(), stream),
+        clipping(options, model.count(), stream),
         received(layers.first > 0 ? options.batch_size * in : 0, Memory::activations),
         input_gradient(received.size(), Memory::activations),
         clock(stream, /*warm_up=*/kProbedSteps),
@@ -27,11 +30,11 @@ struct Stage {
     model.initialize(options.model_seed);
   }
 
-  // The output of these layers, [rows, out], for x[rows, in].
+  // The output of these layers, [rows, out], for the samples of `batch`, of which they see x[rows, in].
   const float* forward(const void* x, int rows) {
     probe("03.3", "input of the stage", static_cast<const float*>(x), {rows, in}, stream);
     const float* output = nullptr;
-    clock.compute([&] { output = model.forward(x, rows, activations); });
+    clock.compute([&] { output = model.forward(batch.with_x(x), activations); });
     return output;
   }
 
@@ -50,14 +53,23 @@ struct Stage {
     clock.compute([&] { model.backward(activations, /*accumulate=*/false, {}, dx); });
   }
 
-  void update() {
-    clock.compute([&] { optimizer.step(model.values(), model.grads()); });
+  // All stages together clip by the norm of the whole model's gradient, where that is asked for.
+  void update(Training& training, const Group& stages) {
+    float* norm = training.losses().gradient_norm();
+    clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
+    clipping.finish(norm, stages);
+    clock.compute([&] {
+      clipping.clip(model.grads(), model.count(), norm);
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    });
   }
 
   Model model;
   int in, out;  // floats per sample
   Activations activations;
   Optimizer optimizer;
+  Clipping clipping;
+  Batch batch;                         // under way
   DeviceBuffer<float> received;        // the input from the rank before, [rows, in]; none on the first rank
   DeviceBuffer<float> input_gradient;  // what goes back to that rank, likewise
   IdleClock clock;
@@ -67,8 +79,8 @@ struct Stage {
 // Ends the program unless every rank can have a layer.
 inline void require_layers(const Options& options, const Network& network, int ranks) {
   if (network.depth() >= ranks) return;
-  usage_error("--layers is '" + options.layers_text() + "', " + std::to_string(network.depth()) + " layers for " +
-              std::to_string(ranks) + " ranks; expected a layer a rank or more");
+  usage_error(layers_of(options, network) + " for " + std::to_string(ranks) +
+              " ranks; expected a layer a rank or more");
 }
 
 // Prints and records which rank has which layers and how long it idled. That stays out of the ledger.

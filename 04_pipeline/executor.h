@@ -53,16 +53,16 @@ class PipelineExecutor {
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
-  // Enqueues one step, on the batch of stage.begin_step(). Calls update() when all gradients of the parameters are
-  // enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets their reduction over other ranks
-  // begin behind the last backwards.
+  // Enqueues one step, on the batch of stage.begin_step(). Calls update(), for which the clock does not count, when all
+  // gradients of the parameters are enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets
+  // their reduction over other ranks begin behind the last backwards.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     for (Channel& channel : channels_) channel.last = nullptr;
     for (Task& task : tasks_) {
       const Instruction& i = task.instructions[0];
       if (i.kind == Instruction::update) {
         for (const Channel& channel : channels_) compute_waits_for(channel.last);
-        clock_.compute(update);
+        update();
       } else if (is_compute(i.kind)) {
         compute_waits_for(task.input);
         compute_waits_for(task.result_before_last);  // has left the buffer that this result goes to

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipeline parallelism: model parallelism whose ranks work on several micro-batches of a batch at once. When which
 // stage computes what is data, made in schedule.h, checked in check_schedule.h, and carried out in executor.h.
+#include <algorithm>
 #include <deque>
 
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "03_model_parallel/idle_clock.h"
@@ -37,16 +39,30 @@ void train(const Options& options, const Network& network, const Schedule& sched
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   std::deque<Optimizer> optimizers;
+  int largest = 0;
   for (Chunk& chunk : stage.chunks()) {
     chunk.model.initialize(options.model_seed);
     Optimizer& optimizer = optimizers.emplace_back(options, chunk.model.count(), stream);
     training.add_all(parts_of(chunk.model), chunk.model.values(), optimizer.state());
+    largest = std::max(largest, chunk.model.count());
   }
+  const Clipping clipping(options, largest, stream);
   const auto update = [&] {
-    for (std::size_t c = 0; c < optimizers.size(); ++c) {
-      const Model& model = stage.chunks()[c].model;
-      optimizers[c].step(model.values(), model.grads());
-    }
+    float* norm = training.losses().gradient_norm();
+    clock.compute([&] {
+      for (const Chunk& c : stage.chunks()) clipping.add_squares(c.model.grads(), c.model.count(), norm);
+    });
+    clipping.finish(norm, job.group());
+    clock.compute([&] {
+      for (std::size_t c = 0; c < optimizers.size(); ++c) {
+        const Model& model = stage.chunks()[c].model;
+        clipping.clip(model.grads(), model.count(), norm);
+        optimizers[c].step(model.values(), model.grads(), training.lr_factor());
+      }
+    });
+  };
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    evaluate(stage, schedule, job.group(), batch, training.evaluated(), loss, stream);
   };
 
   while (training.next_epoch()) {
@@ -57,19 +73,19 @@ void train(const Options& options, const Network& network, const Schedule& sched
     }
     send_losses(training.losses(), job.group(), stream);
     clock.stop();
-    training.validate(job.group(), [&](const Batch& batch, float* loss) {
-      evaluate(stage, schedule, job.group(), batch, training.held_out(), loss, stream);
-    });
+    training.evaluate(job.group(), add_loss);
   }
+  training.evaluate(job.group(), add_loss);
   for (const Chunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("04_pipeline/pipeline", "Trains an MLP whose stages work on several micro-batches at once.");
+  Options options("04_pipeline/pipeline", "Trains a model whose stages work on several micro-batches at once.");
   Settings settings;
   add_options(options, settings);
+  options.with_models({"none", "blocks", "stages"});
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
@@ -83,9 +99,9 @@ int main(int argc, char** argv) {
   Job job(options);
   const Schedule schedule = make_schedule(settings);
   const Stream stream;
-  const std::vector<int> bounds = partition_layers(
-      network.counts(), schedule.parts(), settings.partition == "uniform" ? Partition::uniform : Partition::parameters);
-  Stage stage(network, options.batch_size, schedule, job.rank(), bounds, settings.recompute, stream);
+  const std::vector<int> bounds =
+      partition_layers(network.counts(), schedule.parts(), partition_of(settings.partition, options));
+  Stage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages", stream);
   const bool simulated = settings.milliseconds > 0;
   IdleClock clock(stream, simulated ? 1 : kProbedSteps);
   PipelineExecutor executor(schedule, stage, job.group(), stream, clock);

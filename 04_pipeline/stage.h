@@ -175,7 +175,7 @@ class Stage {
   const float* compute_forward(Chunk& chunk, int m) {
     const Batch batch = micro_batch(m);
     const void* x = chunk.is_first ? batch.x : chunk.inputs[m].data();
-    return chunk.model.forward(x, batch.samples, chunk.activations[m]);
+    return chunk.model.forward(batch.with_x(x), chunk.activations[m]);
   }
 
   void compute_backward(Chunk& chunk, const Instruction& i, const std::function<void(int)>& ready) {

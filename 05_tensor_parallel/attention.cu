@@ -21,7 +21,7 @@ bool check_block(Model& model, Activations& activations, const Batch& batch, con
   CUDA_CHECK(cudaMemcpyAsync(x.data(), batch.x, x.bytes(), cudaMemcpyDeviceToDevice, stream));
   const auto loss_of_batch = [&]() -> double {
     CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
-    model.forward(x.data(), batch.samples, activations);
+    model.forward(batch.with_x(x.data()), activations);
     model.loss(activations, batch.y, batch.samples, loss.data());
     return loss.download(stream)[0];
   };
@@ -84,14 +84,14 @@ int main(int argc, char** argv) {
   while (training.next_epoch()) {
     while (training.next_step()) {
       const Batch batch = training.batch();
-      model.forward(batch.x, batch.samples, activations);
+      model.forward(batch, activations);
       model.loss(activations, batch.y, batch.samples, training.loss());
       model.backward(activations);
       optimizer.step(model.values(), model.grads());
     }
-    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
-      model.forward(batch.x, batch.samples, activations);
-      model.loss(activations, batch.y, training.held_out(), loss);
+    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+      model.forward(batch, activations);
+      model.loss(activations, batch.y, training.evaluated(), loss);
     });
   }
   record_parameters(model.parameters(), job.rank(), job.group(), stream);

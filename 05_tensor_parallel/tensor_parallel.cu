@@ -33,15 +33,15 @@ int main(int argc, char** argv) {
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples, activations);
+        model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
       optimizer.step(model.values(), model.grads());
     }
-    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
-      model.forward(batch.x, batch.samples, activations);
-      model.loss(activations, batch.y, training.held_out(), loss);
+    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+      model.forward(batch, activations);
+      model.loss(activations, batch.y, training.evaluated(), loss);
     });
   }
   record_parameters(model.parameters(), job.rank(), job.group(), stream);

@@ -51,9 +51,9 @@ int main(int argc, char** argv) {
       model.backward(x, batch.samples);
       optimizer.step(parameters.values(), parameters.grads());
     }
-    training.validate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
       model.forward(static_cast<const float*>(batch.x), batch.samples);
-      model.loss(static_cast<const float*>(batch.y), batch.samples, training.held_out(), loss);
+      model.loss(static_cast<const float*>(batch.y), batch.samples, training.evaluated(), loss);
     });
   }
   record_parameters(parameters.all(), job.rank(), job.group(), stream);

@@ -26,9 +26,10 @@ int shard_group_size(int hybrid, int world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("06_fsdp/fsdp", "Trains an MLP with fully sharded data parallelism.", Sampling::distributed);
+  Options options("06_fsdp/fsdp", "Trains a model with fully sharded data parallelism.", Sampling::distributed);
   FsdpOptions fsdp;
   int unit_layers = 1, hybrid = 0;
+  options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.add("--unit-layers", unit_layers, "layers that are gathered together", 1);
@@ -52,20 +53,22 @@ int main(int argc, char** argv) {
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   model.add_to(training);
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch);
+    model.loss(batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples);
+        model.forward(batch);
         model.loss(batch.y, training.samples(), training.loss());
         model.backward(batch.first, batch.last);
       }
-      model.update();
+      model.update(training.losses().gradient_norm(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);
-    validate(training, job.group(), stream, [&](const Batch& batch, float* loss) {
-      model.forward(batch.x, batch.samples);
-      model.loss(batch.y, training.held_out(), loss);
-    });
+    evaluate(training, job.group(), stream, add_loss);
   }
+  evaluate(training, job.group(), stream, add_loss);
   model.record(job.rank());
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/training.h"
 #include "passes.h"
@@ -43,7 +44,8 @@ class FullyShardedModel {
         passes_(make_passes(static_cast<int>(units_.size()), fsdp.reshard_after_forward)),
         values_(layout_.count, Memory::parameters, place()),
         grads_(layout_.count, Memory::gradients, place()),
-        optimizer_(options, layout_.count, compute, place()) {
+        optimizer_(options, layout_.count, compute, place()),
+        clipping_(options, layout_.count, compute) {
     std::size_t largest = 0;
     for (const Unit& unit : units_) {
       const std::size_t padded = unit.sharding.padded();
@@ -66,16 +68,17 @@ class FullyShardedModel {
     }
   }
 
-  // The output of the last unit for x, as Model's.
-  const float* forward(const void* x, int samples) {
+  // The output of the last unit, as Model's.
+  const float* forward(const Batch& batch) {
+    const void* x = batch.x;
     const float* output = nullptr;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
         const Range range("forward of " + name(passes_[k].unit), compute_);
-        x = output = unit.model.forward(x, samples, unit.activations);
+        x = output = unit.model.forward(batch.with_x(x), unit.activations);
       }
-      end(k, output, samples * unit.model.output_size());
+      end(k, output, batch.samples * unit.model.output_size());
     }
     return output;
   }
@@ -103,13 +106,17 @@ class FullyShardedModel {
     }
   }
 
-  // The update of this rank's shards, on the device or on the host.
-  void update() {
+  // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient; `norm`
+  // is LossLog::gradient_norm().
+  void update(float* norm, double lr_factor) {
     // TODO 06.18: Let the compute stream wait until all gradients are reduced. The event reduced_ is there for it.
     todo("06.18");
     // END TODO 06.18
     probe("06.18", "gradient shards before the update", grads_.data(), {layout_.count}, compute_);
-    optimizer_.step(values_.data(), grads_.data());
+    clipping_.add_squares(grads_.data(), layout_.count, norm);
+    clipping_.finish(norm, groups_.shard);
+    clipping_.clip(grads_.data(), layout_.count, norm);
+    optimizer_.step(values_.data(), grads_.data(), lr_factor);
     // TODO 06.19: Let the communication stream wait for the update. The event updated_ is there for it.
     //   What will that stream do next with these shards?
     todo("06.19");
@@ -248,6 +255,7 @@ class FullyShardedModel {
   std::vector<Pass> passes_;
   FloatBuffer values_, grads_;  // this rank's shards
   Optimizer optimizer_;
+  Clipping clipping_;
   std::vector<DeviceBuffer<float>> gathered_, gradients_;  // of whole units
   Event fetched_[2], worked_, reduced_, updated_;
 };

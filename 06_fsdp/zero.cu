@@ -11,9 +11,10 @@
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("06_fsdp/zero", "Trains an MLP with data parallelism and sharded state.", Sampling::distributed);
+  Options options("06_fsdp/zero", "Trains a model with data parallelism and sharded state.", Sampling::distributed);
   int stage = 1;
   options.add("--stage", stage, "what is sharded: nothing, 1 optimizer state, 2 gradients too, 3 parameters too", 0, 3);
+  options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -28,20 +29,22 @@ int main(int argc, char** argv) {
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   model.resume(training);
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch);
+    model.loss(batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
-        model.forward(batch.x, batch.samples);
+        model.forward(batch);
         model.loss(batch.y, training.samples(), training.loss());
         model.backward(batch.first, batch.last);
       }
-      model.update();
+      model.update(training.losses().gradient_norm(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);
-    validate(training, job.group(), stream, [&](const Batch& batch, float* loss) {
-      model.forward(batch.x, batch.samples);
-      model.loss(batch.y, training.held_out(), loss);
-    });
+    evaluate(training, job.group(), stream, add_loss);
   }
+  evaluate(training, job.group(), stream, add_loss);
   model.record(job.rank());
 }

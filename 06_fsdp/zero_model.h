@@ -9,6 +9,7 @@
 //   stage 3   1/N               1/N         1/N
 #pragma once
 
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/group.h"
 #include "common/training.h"
@@ -82,13 +83,15 @@ class ZeroModel {
       : stage_(stage),
         shard_(stage == 0 ? 0 : ranks.rank()),
         gathers_(gathers_at(stage)),
+        ranks_(ranks),
         comm_(ranks.comm()),
         stream_(stream),
         // At stage 0 one shard is all of the unit.
         units_(make_units(network, /*layers=*/1, options.batch_size, stage == 0 ? 1 : ranks.size(), stream)),
         parts_(own_parts(units_, shard_)),
         values_(units_, parts_, stage >= 3, Memory::parameters),
-        grads_(units_, parts_, stage >= 2, Memory::gradients) {
+        grads_(units_, parts_, stage >= 2, Memory::gradients),
+        clipping_(options, largest(parts_), stream) {
     for (int u = 0; u < units(); ++u) {
       units_[u].model.bind(values_[u].full, grads_[u].full);
       optimizers_.emplace_back(options, parts_[u].count, stream);
@@ -106,10 +109,11 @@ class ZeroModel {
     }
   }
 
-  void forward(const void* x, int samples) {
+  void forward(const Batch& batch) {
+    const void* x = batch.x;
     for (int u = 0; u < units(); ++u) {
       if (gathers_.before_forward) gather_values(u);
-      x = units_[u].model.forward(x, samples, units_[u].activations);
+      x = units_[u].model.forward(batch.with_x(x), units_[u].activations);
     }
   }
 
@@ -132,9 +136,13 @@ class ZeroModel {
     }
   }
 
-  void update() {
+  // Clips by the norm of the whole gradient, of which each rank has its parts; `norm` is LossLog::gradient_norm().
+  void update(float* norm, double lr_factor) {
+    for (int u = 0; u < units(); ++u) clipping_.add_squares(grads_[u].part, parts_[u].count, norm);
+    clipping_.finish(norm, stage_ == 0 ? alone_ : ranks_);
     for (int u = 0; u < units(); ++u) {
-      optimizers_[u].step(values_[u].part, grads_[u].part);
+      clipping_.clip(grads_[u].part, parts_[u].count, norm);
+      optimizers_[u].step(values_[u].part, grads_[u].part, lr_factor);
       if (gathers_.after_update) gather_values(u);
     }
   }
@@ -164,6 +172,12 @@ class ZeroModel {
     std::vector<Extent> parts;
     for (const Unit& unit : units) parts.push_back(own_part(unit.sharding, rank));
     return parts;
+  }
+
+  static int largest(const std::vector<Extent>& parts) {
+    int largest = 0;
+    for (const Extent& part : parts) largest = std::max(largest, part.count);
+    return largest;
   }
 
   int units() const { return static_cast<int>(units_.size()); }
@@ -208,12 +222,15 @@ class ZeroModel {
 
   int stage_, shard_;  // shard_: the number of the shards that this rank holds
   Gathers gathers_;
-  ncclComm_t comm_;
+  const Group& ranks_;
+  ncclComm_t comm_;    // theirs
+  const Group alone_;  // at stage 0 every rank has the whole gradient
   cudaStream_t stream_;
   std::deque<Unit> units_;
   std::vector<Extent> parts_;  // of each unit, this rank's
   FlatArray values_, grads_;
   std::deque<Optimizer> optimizers_;  // of each unit, for this rank's part
+  Clipping clipping_;
 };
 
 }  // namespace workshop

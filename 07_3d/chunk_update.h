@@ -41,35 +41,49 @@ class ChunkUpdate {
     if (average_) average_->layer_ready(layer);
   }
 
-  // Call when all gradients are enqueued.
-  void step() {
-    const Range range("average and update", stream_);
-    if (shards_) return sharded_step();
+  // Call when all gradients are enqueued. From then on this replica has the averages of its part of them.
+  void average() {
+    const Range range("average", stream_);
+    if (shards_) return scatter_gradients();
     if (average_) average_->finish();
-    optimizer_->step(model_.values(), model_.grads());
+  }
+
+  // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
+  float* grads() const { return model_.grads() + part().offset; }
+  Extent part() const {
+    return shards_ ? Extent{replicas_.rank() * shards_->shard, shards_->shard} : Extent{0, model_.count()};
+  }
+
+  // Updates this replica's part at `lr_factor` times the learning rate, and the replicas have the whole chunk again.
+  void update(double lr_factor) {
+    const Range range("update", stream_);
+    optimizer_->step(model_.values() + part().offset, grads(), lr_factor);
+    if (shards_) gather_values();
   }
 
   // Has checkpoints keep the chunk and this rank's optimizer state.
   void add_to(Training& training) {
     const std::vector<TensorPart> parts = parts_of(model_);
-    const std::int64_t first = shards_ ? replicas_.rank() * shards_->shard : 0;
-    const std::int64_t count = shards_ ? shards_->shard : model_.count();
+    const auto [first, count] = part();
     float* values = model_.values() + first;
     training.add(parts);
     training.add(range_of(parts, first, first + count, values), values, optimizer_->state());
   }
 
  private:
-  void sharded_step() {
+  void scatter_gradients() {
     const int shard = shards_->shard;
-    float* value = values_.data() + replicas_.rank() * shard;  // this rank's shards, [shard]
-    float* grad = grads_.data() + replicas_.rank() * shard;
+    float* grad = grads_.data() + replicas_.rank() * shard;  // this rank's, [shard]
     // TODO 07.8: Average the gradients over the replicas, of which each gets its shard alone, in place.
     //   One NCCL call: from grads_.data() to `grad`, over replicas_.comm(), on stream_. Its count is that of a shard.
     todo("07.8");
     // END TODO 07.8
     probe("07.8", "gradients of this rank's shard, averaged", grad, {shard}, stream_);
-    optimizer_->step(value, grad);
+  }
+
+  void gather_values() {
+    const int shard = shards_->shard;
+    const float* value = values_.data() + replicas_.rank() * shard;  // this rank's, [shard]
     // TODO 07.9: Give every replica the updated parameters of all shards, in place.
     //   One NCCL call: from `value` to values_.data(). Its count is that of a shard.
     todo("07.9");

@@ -49,7 +49,10 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   }
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
   const auto update = [&] {
-    for (ChunkUpdate& chunk : updates) chunk.step();
+    clock.compute([&] {
+      for (ChunkUpdate& chunk : updates) chunk.average();
+      for (ChunkUpdate& chunk : updates) chunk.update(/*lr_factor=*/1);
+    });
   };
 
   int shares = 1, share = 0;
@@ -62,6 +65,11 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   Training training(options, job, {shares, share, reports}, network.data(), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    // All ranks of a tensor group have the same loss: one of them counts it.
+    float* counted = mesh.at.tensor == 0 ? loss : nullptr;
+    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.begin_step(training.batch(), training.loss());
@@ -69,12 +77,9 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
     }
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
-    validate(training, mesh.data, stream, [&](const Batch& batch, float* loss) {
-      // All ranks of a tensor group have the same loss: one of them counts it.
-      evaluate(stage, schedule, mesh.pipeline, batch, training.held_out(), mesh.at.tensor == 0 ? loss : nullptr,
-               stream);
-    });
+    evaluate(training, mesh.data, stream, add_loss);
   }
+  evaluate(training, mesh.data, stream, add_loss);
   // Put together over the tensor group, all ranks of a stage have the same parameters.
   for (const Chunk& chunk : stage.chunks()) {
     record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);

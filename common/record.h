@@ -18,8 +18,8 @@ namespace workshop {
 
 // ---- exercises -----------------------------------------------------------------------------------------------------
 
-// todo("02.1") stands where a participant has to write something, in a kernel too. It prints the TODO's number, its text
-// and its place, once a job, and ends every rank with status 77.
+// todo("02.1") stands where a participant has to write something, in a kernel too. It prints the TODO's number, its
+// text and its place, once a job, and ends every rank with status 77.
 
 // Records `shape` floats as they are at this point of `stream`, in device or pinned host memory, under the number of
 // the TODO that has just written them. It does not wait: the copy is one more operation of the stream. Only the first

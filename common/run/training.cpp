@@ -118,7 +118,8 @@ Training::Training(const Options& options, const Job& job, ReplicaPlace place, c
                    cudaStream_t stream)
     : state_(std::make_unique<State>(options, job, place, data, stream)) {
   if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
-  if (options.validates() || state_->data.held_out > 0) state_->checkpoints.add("best validation loss", state_->best_loss);
+  if (options.validates() || state_->data.held_out > 0)
+    state_->checkpoints.add("best validation loss", state_->best_loss);
 }
 
 Training::~Training() = default;

@@ -51,9 +51,8 @@ void backward(Stage& stage, int rows, const Job& job, cudaStream_t stream) {
 
 int main(int argc, char** argv) {
   Options options("03_model_parallel/model_parallel", "Trains a model whose layers are spread over the ranks.");
-  std::string partition = "uniform";
-  options.add("--partition", partition, "what the ranks get equal shares of: layers or parameters",
-              {"uniform", "parameters"});
+  std::string partition;
+  add_partition(options, partition, "ranks");
   options.with_models();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -61,10 +60,9 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   require_layers(options, network, process_ranks().world);
   Job job(options);
-  const bool uniform = partition == "uniform";
-  const std::vector<int> bounds =
-      partition_layers(network.counts(), job.world(), uniform ? Partition::uniform : Partition::parameters);
-  probe(uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
+  const Partition how = partition_of(partition, options);
+  const std::vector<int> bounds = partition_layers(network.counts(), job.world(), how);
+  probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
 
   const Stream stream;
   const int rank = job.rank(), last = job.world() - 1;

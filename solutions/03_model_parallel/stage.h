@@ -54,7 +54,7 @@ struct Stage {
   }
 
   // All stages together clip by the norm of the whole model's gradient, where that is asked for.
-  void update(const Training& training, const Group& stages) {
+  void update(Training& training, const Group& stages) {
     float* norm = training.losses().gradient_norm();
     clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
     clipping.finish(norm, stages);
@@ -79,7 +79,8 @@ struct Stage {
 // Ends the program unless every rank can have a layer.
 inline void require_layers(const Options& options, const Network& network, int ranks) {
   if (network.depth() >= ranks) return;
-  usage_error(layers_of(options, network) + " for " + std::to_string(ranks) + " ranks; expected a layer a rank or more");
+  usage_error(layers_of(options, network) + " for " + std::to_string(ranks) +
+              " ranks; expected a layer a rank or more");
 }
 
 // Prints and records which rank has which layers and how long it idled. That stays out of the ledger.

@@ -54,8 +54,8 @@ class PipelineExecutor {
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
   // Enqueues one step, on the batch of stage.begin_step(). Calls update(), for which the clock does not count, when all
-  // gradients of the parameters are enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets their reduction over other ranks
-  // begin behind the last backwards.
+  // gradients of the parameters are enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets
+  // their reduction over other ranks begin behind the last backwards.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     for (Channel& channel : channels_) channel.last = nullptr;
     for (Task& task : tasks_) {

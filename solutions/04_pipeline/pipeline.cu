@@ -99,8 +99,8 @@ int main(int argc, char** argv) {
   Job job(options);
   const Schedule schedule = make_schedule(settings);
   const Stream stream;
-  const std::vector<int> bounds = partition_layers(
-      network.counts(), schedule.parts(), settings.partition == "uniform" ? Partition::uniform : Partition::parameters);
+  const std::vector<int> bounds =
+      partition_layers(network.counts(), schedule.parts(), partition_of(settings.partition, options));
   Stage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages", stream);
   const bool simulated = settings.milliseconds > 0;
   IdleClock clock(stream, simulated ? 1 : kProbedSteps);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
+#include "03_model_parallel/partition.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "pipeline_options.h"
@@ -17,7 +18,7 @@ namespace workshop {
 
 struct Settings {
   PipelineOptions pipeline{.micro_batches = 4};
-  std::string partition = "uniform";
+  std::string partition;
   int stages = 0;
   bool print = false;
   double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
@@ -25,8 +26,7 @@ struct Settings {
 
 inline void add_options(Options& options, Settings& s) {
   s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
-  options.add("--partition", s.partition, "what the parts get equal shares of: layers or parameters",
-              {"uniform", "parameters"});
+  add_partition(options, s.partition, "parts");
   options.add_flag("--print", s.print, "show the schedule and train nothing");
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,
@@ -50,8 +50,8 @@ inline Network make_network(const Settings& s, const Options& options) {
   if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
   const Network network = make_network(options);
   if (network.depth() < parts) {
-    usage_error(layers_of(options, network) + " for " + std::to_string(s.stages) + " stages of " + std::to_string(s.pipeline.chunks) + "; expected at least " +
-                std::to_string(parts) + " layers");
+    usage_error(layers_of(options, network) + " for " + std::to_string(s.stages) + " stages of " +
+                std::to_string(s.pipeline.chunks) + "; expected at least " + std::to_string(parts) + " layers");
   }
   return network;
 }

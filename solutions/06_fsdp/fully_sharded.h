@@ -106,8 +106,8 @@ class FullyShardedModel {
     }
   }
 
-  // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient; `norm` is
-  // LossLog::gradient_norm().
+  // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient; `norm`
+  // is LossLog::gradient_norm().
   void update(float* norm, double lr_factor) {
     // TODO 06.18: Let the compute stream wait until all gradients are reduced. The event reduced_ is there for it.
     CUDA_CHECK(cudaEventRecord(reduced_, communication_));

@@ -223,7 +223,7 @@ class ZeroModel {
   int stage_, shard_;  // shard_: the number of the shards that this rank holds
   Gathers gathers_;
   const Group& ranks_;
-  ncclComm_t comm_;  // theirs
+  ncclComm_t comm_;    // theirs
   const Group alone_;  // at stage 0 every rank has the whole gradient
   cudaStream_t stream_;
   std::deque<Unit> units_;

@@ -49,7 +49,10 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   }
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
   const auto update = [&] {
-    for (ChunkUpdate& chunk : updates) chunk.step();
+    clock.compute([&] {
+      for (ChunkUpdate& chunk : updates) chunk.average();
+      for (ChunkUpdate& chunk : updates) chunk.update(/*lr_factor=*/1);
+    });
   };
 
   int shares = 1, share = 0;
