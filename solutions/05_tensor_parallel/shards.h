@@ -15,10 +15,9 @@
 namespace workshop {
 
 // A parameter of which each rank of the group holds its part. The group must divide columns that are cut; of rows, the
-// parts may differ by one. `pieces`: Parameter::pieces.
-inline Parameter sharded(const std::string& name, const std::vector<int>& shape, Split split, const Group& group,
-                         int pieces = 1) {
-  return {name, shape, split, group.rank(), group.size(), pieces};
+// parts may differ by one.
+inline Parameter sharded(const std::string& name, const std::vector<int>& shape, Split split, const Group& group) {
+  return {name, shape, split, group.rank(), group.size()};
 }
 
 // This rank's part of `whole`, which is row-major.
