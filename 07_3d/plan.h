@@ -10,62 +10,11 @@
 #include <vector>
 
 #include "03_model_parallel/partition.h"
-#include "common/options.h"
 #include "common/record.h"
+#include "plan_gpt.h"
+#include "plan_shapes.h"
 
 namespace workshop {
-
-// ---- what is planned -----------------------------------------------------------------------------------------------
-
-enum class Precision {
-  fp32,
-  mixed,  // 2 bytes a parameter, gradient and activation; the optimizer has its own copy of the parameters in fp32
-};
-
-struct ModelShape {
-  std::vector<int> widths;  // of --layers; empty where only the number of parameters is known
-  double parameters = 0;
-  Activation activation = Activation::none;
-  OptimizerKind optimizer = OptimizerKind::sgd;
-  Precision precision = Precision::fp32;
-  int rows = 0;  // of the batch of a step, over all replicas
-
-  int layers() const { return static_cast<int>(widths.size()) - 1; }
-  // Bytes of a parameter, a gradient, or an activation.
-  double bytes() const { return precision == Precision::mixed ? 2 : 4; }
-  // Bytes a parameter of what the optimizer keeps from step to step: AdamW's two means, and the copy in fp32.
-  double optimizer_bytes() const {
-    return (optimizer == OptimizerKind::adamw ? 8 : 0) + (precision == Precision::mixed ? 4 : 0);
-  }
-};
-
-// The way from one GPU to another.
-struct Link {
-  double latency;    // seconds a message
-  double bandwidth;  // bytes a second, of one GPU in one direction
-};
-
-struct Cluster {
-  int gpus, gpus_per_node;
-  double memory;       // bytes a GPU
-  double flops;        // operations a second that a GPU reaches
-  Link node, network;  // within a node, and between two
-};
-
-// What the GPUs are divided into, in mesh.h's order: rank = (p · dp + d) · tp + t, tensor ranks side by side.
-struct Layout {
-  int dp = 1, pp = 1, tp = 1;
-  int zero = 0;           // stage of ZeRO over the data-parallel ranks
-  int micro_batches = 1;  // that each replica cuts its share of the batch into
-  bool prefetch = false;  // stage 3 gathers a layer while the one before it computes
-
-  std::int64_t gpus() const { return std::int64_t{dp} * pp * tp; }
-};
-
-// The rows of a step that one replica works on, in all its micro-batches.
-inline double replica_rows(const ModelShape& model, const Layout& layout) {
-  return static_cast<double>(model.rows) / layout.dp;
-}
 
 // ---- the plan ------------------------------------------------------------------------------------------------------
 
@@ -78,13 +27,14 @@ struct MemoryPlan {
 // Bytes that a GPU sends in a step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0;
+  double copies = 0;  // hybrid sharding: to the ranks with the same shard of another copy of the model
 };
 
 // Seconds of a step, as a stage spends them.
 struct Times {
   double busy = 0;      // computing, and the tensor group's sums, for which every layer waits
   double backward = 0;  // the part of `busy` behind which `reduce` hides
-  double transfer = 0;  // a micro-batch's way from one stage to the next
+  double transfer = 0;  // a micro-batch's way from one stage, or chunk, to the next
   double reduce = 0;    // of the gradients
   double gather = 0;    // of parameters
 };
@@ -102,6 +52,10 @@ struct Plan {
   double bubble = 0;   // share of the time of a step
   double seconds = 0;  // a step
   bool fits = false;
+  // Of gpt:
+  double tokens_per_second = 0;  // of all GPUs
+  double flops = 0;              // operations a second of a GPU, those of recomputation too
+  double mfu = 0;                // model FLOP utilization: what the model needs, without them, as a share of the peak
 
   // The stage whose GPUs hold the most.
   const StagePlan& fullest() const {
@@ -113,19 +67,13 @@ struct Plan {
 
 // ---- the part of the model that a GPU has --------------------------------------------------------------------------
 
-// A stage's layers, cut over the tensor group.
-struct StageShape {
-  double parameters = 0, weights = 0;  // with and without the biases
-  double largest = 0;                  // parameters of the largest layer
-  double kept = 0;                     // values a row that the backward needs: outputs, twice where one is activated
-  double widest = 0;                   // of the layers' outputs
-  double in = 0, out = 0;              // widths of the stage
-  double summed = 0;                   // values a row that the tensor group adds up: input and output of each pair
-  int layers = 0;
-};
-
-// Layers [bounds[p], bounds[p + 1]) belong to stage p. A tensor group cuts layers in pairs, which stay together.
+// Layers [bounds[p], bounds[p + 1]), or blocks, belong to stage p. A tensor group cuts layers in pairs, which stay
+// together.
 inline std::vector<int> stage_bounds(const ModelShape& model, const Layout& layout) {
+  if (model.gpt) {
+    return partition_layers(std::vector<std::int64_t>(model.gpt->blocks), layout.pp, Partition::uniform);
+  }
+  if (model.widths.empty()) return {0, 1};
   const int together = layout.tp > 1 ? 2 : 1, layers = static_cast<int>(model.widths.size()) - 1;
   const std::vector<std::int64_t> units(layers / together);
   std::vector<int> bounds = partition_layers(units, layout.pp, Partition::uniform);
@@ -134,10 +82,11 @@ inline std::vector<int> stage_bounds(const ModelShape& model, const Layout& layo
 }
 
 inline StageShape make_part(const ModelShape& model, const Layout& layout, int first, int last) {
+  if (model.gpt) return make_gpt_part(model, layout, first, last);
   if (model.widths.empty()) {
     StageShape whole;
     whole.parameters = whole.weights = model.parameters;
-    whole.layers = 1;
+    whole.units = 1;
     return whole;
   }
   StageShape part;
@@ -157,11 +106,24 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
   }
   part.in = model.widths[first];
   part.out = model.widths[last];
-  part.layers = last - first;
+  part.units = part.sums = last - first;  // two all-reduces a pair of layers
   return part;
 }
 
 // ---- memory --------------------------------------------------------------------------------------------------------
+
+// The data-parallel ranks that share one model, in place of all of them.
+inline Layout sharing_group(Layout layout) {
+  layout.dp = layout.sharing();
+  return layout;
+}
+
+// Interleaved, a stage is passed once a chunk, each time for a part of its time: for the pipeline that is as many more
+// micro-batches (Narayanan et al., 2021, section 2.2).
+inline Layout chunk_by_chunk(Layout layout) {
+  layout.micro_batches *= layout.chunks;
+  return layout;
+}
 
 // Parameters, gradients and optimizer state of a GPU that is one of the mesh's data-parallel ranks.
 inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, double parameters) {
@@ -179,22 +141,31 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   return memory;
 }
 
-// Adds what stage `s` keeps for its backwards, and its messages: chapter 04's formulas, for 1F1B.
-inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
-                            int s) {
-  const bool first = s == 0, last = s == layout.pp - 1;
-  const double rows = replica_rows(model, layout) / layout.micro_batches;
-  const int in_flight = std::min(layout.micro_batches, layout.pp - s);
-  const int inputs = first ? 0 : std::min(layout.micro_batches, in_flight + 1);
-  memory.activations = model.bytes() * rows * (in_flight * part.kept + inputs * part.in + 2 * part.widest);
-  memory.buckets = model.bytes() * rows * ((last ? 0 : part.out) + (first ? 0 : 2 * part.in));
+// Forwards of a micro-batch and chunk that stage `s` has done when its first backward begins: 1F1B's, and those of the
+// interleaved schedule in chapter 04.
+inline int forwards_ahead(const Layout& layout, int s) {
+  const int all = layout.micro_batches * layout.chunks;
+  if (layout.chunks == 1) return std::min(all, layout.pp - s);
+  return std::min(all, 2 * (layout.pp - s - 1) + (layout.chunks - 1) * layout.pp + 1);
 }
 
-// Adds the room for what ZeRO does not keep: one layer's gradients before they are reduced, in stage 3 its gathered
-// parameters too, and with prefetch both of two layers (chapter 06).
+// Adds what stage `s` keeps for its backwards, and its messages: chapter 04's formulas.
+inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
+                            int s) {
+  const bool interleaved = layout.chunks > 1, receives = s > 0 || interleaved, sends = s < layout.pp - 1 || interleaved;
+  const double rows = replica_rows(model, layout) / layout.micro_batches;
+  const int ahead = forwards_ahead(layout, s);
+  const int inputs = !receives ? 0 : std::min(layout.micro_batches * layout.chunks, ahead + 1);
+  const double in_flight = static_cast<double>(ahead) / layout.chunks;
+  memory.activations = model.bytes() * rows * (in_flight * part.kept + part.room + inputs * part.in + 2 * part.widest);
+  memory.buckets = model.bytes() * rows * ((sends ? part.out : 0) + (receives ? 2 * part.in : 0));
+}
+
+// Adds the room for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 its gathered
+// parameters too, and with prefetch both of two units (chapter 06). A unit is a layer of an MLP, and a block of gpt.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
-  const int layers = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
-  memory.buckets += model.bytes() * part.largest * layers;
+  const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
+  memory.buckets += model.bytes() * part.largest * units;
 }
 
 // ---- traffic -------------------------------------------------------------------------------------------------------
@@ -242,6 +213,23 @@ inline double pipeline_bytes(const ModelShape& model, const Layout& layout, cons
   return sent;
 }
 
+// Bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once a step.
+inline double copies_bytes(const ModelShape& model, const Layout& layout, double parameters) {
+  const double copies = static_cast<double>(layout.dp) / layout.sharing();
+  return 2 * model.bytes() * parameters / layout.sharing() * (copies - 1) / copies;
+}
+
+inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
+  Traffic sent;
+  sent.data = data_bytes(model, sharing_group(layout), part.parameters);
+  sent.copies = copies_bytes(model, layout, part.parameters);
+  sent.tensor = tensor_bytes(model, layout, part.summed);
+  // Between its chunks every stage sends both ways, the first and the last one too.
+  sent.pipeline = pipeline_bytes(model, layout, part, s) +
+                  (layout.chunks - 1) * model.bytes() * replica_rows(model, layout) * (part.in + part.out);
+  return sent;
+}
+
 // ---- time ----------------------------------------------------------------------------------------------------------
 
 // The share of a step's time that a stage idles.
@@ -264,6 +252,17 @@ inline const Link& link_of_group(const Cluster& cluster, int stride, int size) {
   return size == 1 || within ? cluster.node : cluster.network;
 }
 
+// Likewise, but a group that crosses nodes with several ranks on each uses the network cards of all of them, in a ring
+// a card, as NCCL does. The plan of an MLP keeps to one card a group.
+inline Link group_link(const ModelShape& model, const Cluster& cluster, int stride, int size) {
+  Link link = link_of_group(cluster, stride, size);
+  if (model.gpt && &link_of_group(cluster, stride, size) == &cluster.network) {
+    const int on_node = std::clamp(cluster.gpus_per_node / stride, 1, size);
+    link.bandwidth = std::min(cluster.node.bandwidth, on_node * cluster.network.bandwidth);
+  }
+  return link;
+}
+
 // The time in which each rank of a ring sends `sent` bytes, in `calls` collectives that have `whole` bytes together. In
 // each round a rank sends one chunk, a rank's share of the call's bytes, and waits for the latency once (chapter 00).
 inline double ring_seconds(const Link& link, int ranks, double calls, double whole, double sent) {
@@ -272,38 +271,63 @@ inline double ring_seconds(const Link& link, int ranks, double calls, double who
   return rounds * link.latency + sent / link.bandwidth;
 }
 
-inline Times stage_times(const ModelShape& model, const Cluster& cluster, const Layout& layout, const StageShape& part,
-                         const Traffic& sent) {
+// Seconds that a stage computes in a step.
+inline Passes stage_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout,
+                           const StageShape& part, int first, int last) {
   const double rows = replica_rows(model, layout);
-  const Link& tensor = link_of_group(cluster, 1, layout.tp);
-  const Link& data = link_of_group(cluster, layout.tp, layout.dp);
-  const Link& pipeline = link_of_group(cluster, layout.tp * layout.dp, layout.pp);
-  Times times;
   // A weight is multiplied and added once in the forward and twice in the backward: for its own gradient, and for that
   // of the layer's input.
-  const double computing = 6 * part.weights * rows / cluster.flops;
-  const double sums = part.layers * layout.micro_batches;  // two all-reduces a pair of layers and micro-batch
-  const double summing = ring_seconds(tensor, layout.tp, sums, model.bytes() * rows * part.summed, sent.tensor);
-  times.busy = computing + summing;
-  if (layout.pp > 1) {
-    const double message = model.bytes() * rows / layout.micro_batches * std::max(part.in, part.out);
-    times.transfer = pipeline.latency + message / pipeline.bandwidth;
-  }
-  // One collective a layer.
+  if (!model.gpt) return {2 * part.weights * rows / cluster.flops, 4 * part.weights * rows / cluster.flops};
+  const Passes one = gpt_passes(model, cluster, layout, rows / layout.micro_batches, first, last);
+  return {layout.micro_batches * one.forward, layout.micro_batches * one.backward};
+}
+
+// A message's way to the next stage. Where the tensor ranks have sent a share each, they gather it on arrival, unless
+// their share is what they go on with (Narayanan et al., 2021, section 4.1).
+inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, const Layout& layout,
+                               const StageShape& part) {
+  if (layout.pp == 1) return 0;
+  const Link link = group_link(model, cluster, layout.tp * layout.dp, layout.pp);
+  const double message =
+      model.bytes() * replica_rows(model, layout) / layout.micro_batches * std::max(part.in, part.out);
+  const double gathered = layout.scatter && !layout.sequence_parallel ? (layout.tp - 1) * message : 0;
+  return link.latency + message / link.bandwidth +
+         ring_seconds(cluster.node, layout.tp, 1, layout.tp * message, gathered);
+}
+
+// Adds the time of gathering parameters and reducing gradients, one collective a unit. Gradients are reduced behind the
+// backward: where they are kept whole, once, behind that of the last micro-batch; where not, behind each. Parameters
+// are gathered when they are needed.
+inline void add_data_seconds(Times& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
+                             const StageShape& part, const Traffic& sent) {
+  const int ranks = layout.sharing(), copies = layout.dp / ranks;
+  const Link link = group_link(model, cluster, layout.tp, ranks);
   const double whole = model.bytes() * part.parameters;
-  const double all = ring_seconds(data, layout.dp, part.layers, whole, sent.data);
-  // Gradients are reduced behind the backward, which has two thirds of the operations and half of the sums: where they
-  // are kept whole, once, behind that of the last micro-batch; where not, behind each. Parameters are gathered when
-  // they are needed.
+  const double all = ring_seconds(link, ranks, part.units, whole, sent.data);
+  const double averaging = ring_seconds(group_link(model, cluster, layout.tp * ranks, copies), copies, part.units,
+                                        whole / ranks, sent.copies);
   const int gathers = layout.zero == 0 ? 0 : layout.zero == 3 ? 2 * layout.micro_batches : 1;
-  times.gather = gathers * ring_seconds(data, layout.dp, part.layers, whole, whole * (layout.dp - 1) / layout.dp);
-  times.reduce = all - times.gather;
-  times.backward = (computing * 2 / 3 + summing / 2) / (layout.zero <= 1 ? layout.micro_batches : 1);
+  times.gather = gathers * ring_seconds(link, ranks, part.units, whole, whole * (ranks - 1) / ranks);
+  times.reduce = all - times.gather + averaging;
+  if (layout.zero <= 1) times.backward /= layout.micro_batches;
   if (layout.zero == 3 && layout.prefetch) {  // all that is sent hides behind all that is computed
-    times.reduce = all;
+    times.reduce = all + averaging;
     times.gather = 0;
     times.backward = times.busy;
   }
+}
+
+inline Times stage_times(const ModelShape& model, const Cluster& cluster, const Layout& layout, const StageShape& part,
+                         const Traffic& sent, const Passes& passes) {
+  const double whole = model.bytes() * replica_rows(model, layout) * part.summed;
+  const double summing = ring_seconds(group_link(model, cluster, 1, layout.tp), layout.tp,
+                                      part.sums * layout.micro_batches, whole, sent.tensor);
+  Times times;
+  times.busy = passes.forward + passes.backward + summing;
+  // The backward has half of the sums, or with recomputation two thirds.
+  times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5);
+  times.transfer = transfer_seconds(model, cluster, layout, part);
+  add_data_seconds(times, model, cluster, layout, part, sent);
   return times;
 }
 
@@ -323,13 +347,9 @@ inline double step_seconds(const Layout& layout, double bubble, const Times& t) 
 
 // ---- all together --------------------------------------------------------------------------------------------------
 
-// "--tp is '3'; expected ": how a line about an option begins.
-inline std::string is(const std::string& option, int value) {
-  return "--" + option + " is '" + std::to_string(value) + "'; expected ";
-}
-
 // Why the model cannot be cut over stages and tensor groups like this: one line, empty if it can.
 inline std::string why_not_cut(const ModelShape& model, const Layout& layout) {
+  if (model.gpt) return why_not_cut_gpt(*model.gpt, layout);
   if (model.widths.empty()) {
     const std::string one = "1 with --parameters, which says nothing of layers";
     return layout.pp > 1 ? is("pp", layout.pp) + one : layout.tp > 1 ? is("tp", layout.tp) + one : "";
@@ -370,35 +390,47 @@ inline std::string why_not(const ModelShape& model, const Cluster& cluster, cons
     return is("micro-batches", layout.micro_batches) + "a divisor of the " + std::to_string(rows) +
            " rows of a replica";
   }
+  if (layout.hybrid > 0 && (layout.zero == 0 || layout.dp % layout.hybrid != 0)) {
+    return is("hybrid", layout.hybrid) + "a divisor of the " + std::to_string(layout.dp) + " replicas, with --zero";
+  }
   if (layout.zero >= 2 && layout.pp > 1) {
     return is("zero", layout.zero) + "0 or 1 with --pp, or every micro-batch would reduce its gradients";
   }
   return "";
 }
 
+// Adds tokens a second, and operations a second, of a step whose time is known.
+inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluster) {
+  const double tokens = static_cast<double>(model.rows) * model.gpt->context;
+  const double gpu_seconds = plan.seconds * cluster.gpus;
+  plan.tokens_per_second = tokens / plan.seconds;
+  plan.flops = gpt_operations(*model.gpt, tokens, plan.layout.recompute) / gpu_seconds;
+  plan.mfu = gpt_operations(*model.gpt, tokens, false) / gpu_seconds / cluster.peak;
+}
+
 // Plans a mesh for which why_not() has nothing to say.
 inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;
-  const std::vector<int> bounds = model.widths.empty() ? std::vector<int>{0, 1} : stage_bounds(model, layout);
+  const std::vector<int> bounds = stage_bounds(model, layout);
   for (int s = 0; s < layout.pp; ++s) {
     const StageShape part = make_part(model, layout, bounds[s], bounds[s + 1]);
     StagePlan stage;
-    stage.memory = model_states(model, layout, part.parameters);
+    stage.memory = model_states(model, sharing_group(layout), part.parameters);
     add_activations(stage.memory, model, layout, part, s);
     add_gathered(stage.memory, model, layout, part);
-    stage.sent.data = data_bytes(model, layout, part.parameters);
-    stage.sent.tensor = tensor_bytes(model, layout, part.summed);
-    stage.sent.pipeline = pipeline_bytes(model, layout, part, s);
-    stage.times = stage_times(model, cluster, layout, part, stage.sent);
+    stage.sent = stage_traffic(model, layout, part, s);
+    const Passes passes = stage_passes(model, cluster, layout, part, bounds[s], bounds[s + 1]);
+    stage.times = stage_times(model, cluster, layout, part, stage.sent, passes);
     plan.stages.push_back(stage);
   }
-  plan.bubble = bubble(layout);
+  plan.bubble = bubble(chunk_by_chunk(layout));
   // The slowest stage is the one that all others wait for.
   for (const StagePlan& stage : plan.stages) {
-    plan.seconds = std::max(plan.seconds, step_seconds(layout, plan.bubble, stage.times));
+    plan.seconds = std::max(plan.seconds, step_seconds(chunk_by_chunk(layout), plan.bubble, stage.times));
   }
   plan.fits = plan.fullest().memory.total() <= cluster.memory;
+  if (model.gpt) add_rates(plan, model, cluster);
   return plan;
 }
 

@@ -139,7 +139,7 @@ Json mlp_step(const Options& shared) {
   const auto step = [&] {
     return stream_seconds(stream, [&] {
       for (int i = 0; i < steps; ++i) {
-        model.forward(x.data(), rows, activations);
+        model.forward({.x = x.data(), .samples = rows}, activations);
         model.loss(activations, y.data(), rows, loss.data());
         model.backward(activations);
         optimizer.step(model.values(), model.grads());

@@ -79,7 +79,7 @@ void add_part(const std::string& path, Json& report) {
     report["torch"] = {{"version", part["torch"]},
                        {"mlp", part["mlp_us_per_step"]},
                        {"ddp", part["ddp2_us_per_step"]},
-                       {"wide", part["wide"]}};
+                       {"large", part["large"]}};
   } else if (part.contains("op")) {  // what 00_collectives/bandwidth writes
     report["bandwidth"] = part;
   } else {
@@ -109,17 +109,15 @@ void print_steps(const Json& report) {
     std::printf("\n");
   }
   if (report.contains("overlap_share")) {
-    std::printf(
-        "ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks%s: %.0f %% of the communication is hidden\n",
-        report["backend"] == "cpu" ? ", slow kernels" : "", report["overlap_share"].get<double>() * 100);
+    std::printf("ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks%s: %.0f %% of the communication is hidden\n",
+                report["backend"] == "cpu" ? ", slow kernels" : "", report["overlap_share"].get<double>() * 100);
   }
 }
 
-// The best times of a network that keeps the processor busy, ours and PyTorch's, and our best as a share of its best.
-void print_wide(const Json& report) {
-  std::printf("4 x 1024, GELU, batch 128 a rank, AdamW; PyTorch %s with fused AdamW\n",
-              report["torch"]["version"].get<std::string>().c_str());
-  for (const Json& line : report["torch"]["wide"]) {
+// The best times of a model that keeps the processor busy, ours and PyTorch's, and our best as a share of its best.
+void print_large(const Json& model, const std::string& torch) {
+  std::printf("%s; PyTorch %s with fused AdamW\n", model["title"].get<std::string>().c_str(), torch.c_str());
+  for (const Json& line : model["lines"]) {
     std::printf("  ranks %d:", line["ranks"].get<int>());
     double ours = std::numeric_limits<double>::infinity(), theirs = ours;
     for (const auto& [name, value] : line["ms"].items()) {
@@ -147,7 +145,9 @@ int main(int argc, char** argv) {
       }
     }
     if (report.contains("steps")) print_steps(report);
-    if (report.contains("torch")) print_wide(report);
+    if (report.contains("torch")) {
+      for (const Json& model : report["torch"]["large"]) print_large(model, report["torch"]["version"]);
+    }
     if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n"))
       throw std::runtime_error("cannot write " + out);
   } catch (const std::exception& error) {

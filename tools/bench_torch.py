@@ -9,7 +9,8 @@ Prints one JSON object with PyTorch's version and
   loopback), one thread a rank, without start-up, and the losses of the first epoch;
 - milliseconds per step of a network that keeps a processor busy, the workshop's and PyTorch's in turn, best of several
   rounds: 4 x 1024, GELU, batch 128 a rank, fused AdamW; one rank with all cores, DDP on two with half of them each;
-  PyTorch eager and, where there is a C++ compiler, compiled.
+  PyTorch eager and, where there is a C++ compiler, compiled;
+- the same of a language model of 4 blocks, width 256, 8 heads, context 128, vocabulary 1,024, batch 8 a rank.
 """
 
 import json
@@ -64,15 +65,87 @@ def time_program(arguments):
         return [results[rank] for rank in range(options.world)]
 
 
+class Wide:
+    """The network of linear layers."""
+
+    title = f"{DEPTH} x {WIDTH}, GELU, batch {BATCH} a rank, AdamW"
+    programs = {1: ["01_single_gpu/mlp"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
+
+    def arguments(self, ranks):
+        widths = ",".join([str(WIDTH)] * (DEPTH + 1))
+        return ["--layers", widths, "--activation", "gelu", "--optimizer", "adamw", "--lr", str(LR), "--batch-size",
+                str(BATCH), "--samples", str((WARM_UP + STEPS) * BATCH * ranks)]
+
+    @staticmethod
+    def make():
+        """Return a model, an input and a target, and the loss."""
+        model = generate.build_model([WIDTH] * (DEPTH + 1), nn.GELU)
+        return model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH), nn.functional.mse_loss
+
+
+class Gpt:
+    """The language model, on a text of random words."""
+
+    blocks, width, heads, context, vocabulary, batch = 4, 256, 8, 128, 1024, 8
+    title = f"gpt: {blocks} blocks, width {width}, {heads} heads, context {context}, batch {batch} a rank, AdamW"
+    programs = {1: ["01_single_gpu/gpt"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        for name, samples in (("train", 2 * (WARM_UP + STEPS) * self.batch), ("valid", 1), ("test", 1)):
+            words = (f"w{i % (self.vocabulary - 2)}" for i in range(samples * self.context + 1))
+            pathlib.Path(self.folder.name, name + ".txt").write_text(" ".join(words))
+
+    def arguments(self, ranks):
+        sizes = ["--blocks", self.blocks, "--width", self.width, "--heads", self.heads, "--context", self.context]
+        model = ["--model", "gpt"] if ranks > 1 else []
+        return [*model, "--text", self.folder.name, *map(str, sizes), "--batch-size", str(self.batch), "--max-steps",
+                str(WARM_UP + STEPS)]
+
+    @staticmethod
+    def make():
+        """Return what Wide.make() does, of layers that attend with scaled_dot_product_attention."""
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.tokens = nn.Embedding(Gpt.vocabulary, Gpt.width)
+                self.positions = nn.Embedding(Gpt.context, Gpt.width)
+                self.blocks = nn.ModuleList(Block() for _ in range(Gpt.blocks))
+                self.norm = nn.LayerNorm(Gpt.width)
+                self.head = nn.Linear(Gpt.width, Gpt.vocabulary, bias=False)
+
+            def forward(self, x):
+                h = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+                for block in self.blocks:
+                    h = block(h)
+                return self.head(self.norm(h))
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                width = Gpt.width
+                self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+                self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+                self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+            def forward(self, x):
+                heads = (*x.shape[:2], Gpt.heads, -1)
+                q, k, v = (part.reshape(heads).transpose(1, 2) for part in self.project(self.norm1(x)).chunk(3, -1))
+                found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                x = x + self.out(found.transpose(1, 2).reshape(x.shape))
+                return x + self.mlp(self.norm2(x))
+
+        text = torch.randint(0, Gpt.vocabulary, (2, Gpt.batch, Gpt.context))
+        return Model(), text[0], text[1], lambda z, y: nn.functional.cross_entropy(z.flatten(0, 1), y.flatten())
+
+
 class Workshop:
     """One of the workshop's programs; a round is a run of it."""
 
-    def __init__(self, launch, program, ranks):
-        widths = ",".join([str(WIDTH)] * (DEPTH + 1))
+    def __init__(self, launch, program, arguments, ranks):
         self.record = tempfile.NamedTemporaryFile(suffix=".jsonl")
-        self.command = [launch, "-n", str(ranks), "--", program, "--layers", widths, "--activation", "gelu"]
-        self.command += ["--optimizer", "adamw", "--lr", str(LR), "--batch-size", str(BATCH), "--epochs", "1"]
-        self.command += ["--samples", str((WARM_UP + STEPS) * BATCH * ranks), "--record", self.record.name]
+        self.command = [launch, "-n", str(ranks), "--", program, *arguments, "--record", self.record.name]
 
     def seconds_per_step(self):
         subprocess.run(self.command, check=True, stdout=subprocess.DEVNULL)
@@ -86,12 +159,12 @@ class Workshop:
 class PyTorch:
     """Processes that make a round of steps whenever they are asked."""
 
-    def __init__(self, ranks, compiled):
+    def __init__(self, kind, ranks, compiled):
         self.folder = tempfile.TemporaryDirectory()
         self.pipes = []
         for rank in range(ranks):
             ours, theirs = mp.Pipe()
-            mp.Process(target=serve_rank, args=(rank, ranks, compiled, self.folder.name, theirs), daemon=True).start()
+            mp.Process(target=serve_rank, args=(kind, rank, ranks, compiled, self.folder.name, theirs), daemon=True).start()
             self.pipes.append(ours)
 
     def seconds_per_step(self):
@@ -104,21 +177,20 @@ class PyTorch:
             pipe.send(False)
 
 
-def serve_rank(rank, ranks, compiled, folder, pipe):
+def serve_rank(kind, rank, ranks, compiled, folder, pipe):
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     torch.manual_seed(rank)
-    model = generate.build_model([WIDTH] * (DEPTH + 1), nn.GELU)
+    model, inputs, targets, loss = kind.make()
     if ranks > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     network = torch.compile(model) if compiled else model
-    inputs, targets = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.mse_loss(network(inputs), targets).backward()
+        loss(network(inputs), targets).backward()
         optimizer.step()
 
     while pipe.recv():
@@ -130,14 +202,15 @@ def serve_rank(rank, ranks, compiled, folder, pipe):
         pipe.send((time.perf_counter() - start) / STEPS)
 
 
-def time_wide(launch, folder):
+def time_large(launch, folder, kind):
     """Return one entry for 1 and 2 ranks each: the best milliseconds per step of every contestant."""
     report = []
-    for ranks, programs in ((1, ["01_single_gpu/mlp"]), (2, ["02_ddp/ddp", "02_ddp/ddp_overlap"])):
-        contestants = {name.split("/")[1]: Workshop(launch, f"{folder}/{name}", ranks) for name in programs}
-        contestants["PyTorch"] = PyTorch(ranks, compiled=False)
+    for ranks, programs in kind.programs.items():
+        arguments = kind.arguments(ranks)
+        contestants = {name.split("/")[1]: Workshop(launch, f"{folder}/{name}", arguments, ranks) for name in programs}
+        contestants["PyTorch"] = PyTorch(type(kind), ranks, compiled=False)
         if shutil.which(os.environ.get("CXX", "g++")):
-            contestants["PyTorch, compiled"] = PyTorch(ranks, compiled=True)
+            contestants["PyTorch, compiled"] = PyTorch(type(kind), ranks, compiled=True)
         for contestant in contestants.values():
             contestant.seconds_per_step()
         best = dict.fromkeys(contestants, float("inf"))
@@ -159,7 +232,7 @@ def main():
         "mlp_us_per_step": round(single[0]["us_per_step"], 1),
         "ddp2_us_per_step": round(max(rank["us_per_step"] for rank in ddp), 1),
         "losses": {"mlp": [rank["losses"] for rank in single], "ddp2": [rank["losses"] for rank in ddp]},
-        "wide": time_wide(launch, folder),
+        "large": [{"title": kind.title, "lines": time_large(launch, folder, kind)} for kind in (Wide(), Gpt())],
     }
     print(json.dumps(report))
 

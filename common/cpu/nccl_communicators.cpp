@@ -4,6 +4,7 @@
 #include <nccl.h>
 #include <workshop_cpu.h>
 
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <thread>

@@ -42,6 +42,7 @@ struct TokenDataset {
 struct DataSource {
   int in, out;
   std::shared_ptr<TokenDataset> text = nullptr;  // whose tokens are gone once they are on the device
+  double operations = 0;                         // of the model's matrix products for a token of the text, a step's
 };
 
 // What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <ios>
 #include <limits>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include <streambuf>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "common/run/text.h"
 

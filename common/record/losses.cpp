@@ -78,6 +78,7 @@ float* LossLog::global_losses() const { return impl_->global_losses.data(); }
 float* LossLog::gradient_norm() const {
   return impl_->gradient_norms.size() > 0 ? impl_->gradient_norms.data() + impl_->count - 1 : nullptr;
 }
+double LossLog::seconds_per_step() const { return impl_->timed_steps > 0 ? impl_->seconds / impl_->timed_steps : 0; }
 int LossLog::count() const { return impl_->count; }
 bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_step + impl_->count >= impl_->max_steps; }
 
@@ -103,7 +104,7 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   recorder().steps_done = log.first_step;
   log.seconds += milliseconds / 1e3;
   log.timed_steps += log.first_step - log.timed_from;
-  recorder().seconds_per_step = log.seconds / log.timed_steps;
+  recorder().seconds_per_step = seconds_per_step();
   clear(stream);
 }
 

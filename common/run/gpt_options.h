@@ -17,6 +17,7 @@ struct GptOptions {
   double dropout = 0;              // probability
   std::string recompute = "none";  // what the backward pass computes again instead of keeping it: "blocks", in
                                    // chapter 04 "stages" too, of any model
+  double peak_tflops = 0;          // 10¹² operations a second that a rank's device could do; 0: measured
   std::string generate;            // text to go on with at the end, if any
   int tokens = 32;                 // to generate
   double temperature = 1;          // by which logits are divided; 0: the most likely token

@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -275,6 +276,8 @@ void Options::add_gpt_options(const std::vector<std::string>& recompute) {
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);
+  add("--peak-tflops", gpt.peak_tflops, "of a rank's device, for the share of it that is used; default: measured", 0.0);
+  impl_->app.get_option("--peak-tflops")->default_str("");
   const std::vector<CLI::Option*> all = impl_->app.get_options();
   impl_->of_gpt.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
 

@@ -9,6 +9,7 @@
 
 #include "common/checkpoint/checkpoints.h"
 #include "common/run/text.h"
+#include "common/run/throughput.h"
 
 namespace workshop {
 
@@ -70,6 +71,7 @@ struct Training::State {
         comm(job.comm()),
         stream(stream),
         text(source.text),
+        operations(source.operations),
         data(load(options, source, stream)),
         trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
         random(trained_on, options.shuffle, data.generator, data.draws),
@@ -98,6 +100,7 @@ struct Training::State {
   ncclComm_t comm;
   cudaStream_t stream;
   std::shared_ptr<const TokenDataset> text;
+  double operations;
   Data data;
   DataLoader& loader = data.loader;
   int trained_on;
@@ -179,6 +182,7 @@ bool Training::next_epoch() {
   ++state_->epoch;
   if (state_->epoch >= state_->options.epochs || state_->losses.finished()) {
     state_->checkpoints.finish();
+    if (!state_->over) report_throughput();
     state_->over = true;
     return false;
   }
@@ -200,6 +204,16 @@ bool Training::next_step() {
   return true;
 }
 
+void Training::report_throughput() {
+  const State& state = *state_;
+  const double seconds = state.losses.seconds_per_step();
+  if (state.text == nullptr || !(seconds > 0)) return;
+  const Options& options = state.options;
+  const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
+  print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
+}
+
 void Training::end_epoch() {
   if (state_->in_epoch) state_->losses.end_epoch(state_->epoch, state_->stream);
   state_->in_epoch = false;
@@ -218,7 +232,12 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
     std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
   }
   state.loader.start_epoch(places);
-  for (int i = 0; i < state.loader.steps(); ++i) add_loss(state.loader.batch(i), device_loss.data());
+  // As many batches on every replica, for a model that is sharded over them is gathered in each: the last may be empty.
+  const int most = (evaluated() + state.place.replicas - 1) / state.place.replicas;
+  const int batches = (most + state.options.batch_size - 1) / state.options.batch_size;
+  for (int i = 0; i < std::max(batches, state.loader.steps()); ++i) {
+    add_loss(i < state.loader.steps() ? state.loader.batch(i) : Batch{}, device_loss.data());
+  }
   sum(device_loss.data());
   const double loss = device_loss.download(state.stream)[0];
 

@@ -1,138 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
-// formulas are in plan.h; here are the options, the meshes to compare, and the table.
-#include <cstdlib>
+// formulas are in plan.h, the options in plan_settings.h; here are the meshes to compare, and the table.
+#include <cmath>
+#include <cstdio>
+#include <map>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <tuple>
 
-#include "common/files.h"
-#include "common/job.h"
 #include "plan.h"
+#include "plan_settings.h"
 
 using namespace workshop;
 
 namespace {
-
-constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
-
-struct LinkSettings {
-  double microseconds, gigabytes;
-  std::string file;
-};
-
-// As on the command line; 0 and "any" leave open what is to be compared.
-struct Settings {
-  int width = 0, depth = 0, global_batch = 1024;
-  double parameters = 0;
-  std::string precision = "fp32";
-  int gpus = 8, gpus_per_node = 8;
-  double memory = 80, peak = 312, efficiency = 0.5;
-  LinkSettings node{5, 250, ""}, network{15, 25, ""};
-  int dp = 0, pp = 0, tp = 0, micro_batches = 0;
-  std::string zero = "any";
-  bool prefetch = false;
-  int rows = 20;
-  std::string json;
-};
-
-void add_options(Options& options, Settings& s) {
-  // Nothing is trained: of the shared options those remain that say what the model is.
-  options.without({"--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps", "--shuffle",
-                   "--seed", "--model-seed", "--log-every", "--timeline"});
-  options.add("--width", s.width, "with --depth, in place of --layers: so many layers of this width", 1);
-  options.add("--depth", s.depth, "layers of --width", 1, 1 << 16);
-  options.add("--parameters", s.parameters, "in place of --layers: a number of parameters alone", 0.0);
-  options.add("--global-batch", s.global_batch, "rows a step, over all replicas", 1, 1 << 24);
-  options.add("--precision", s.precision, "mixed: 2 bytes a value, and the optimizer's own copy in 4",
-              {"fp32", "mixed"});
-  options.add("--gpus", s.gpus, "GPUs of the cluster", 1, 1 << 20);
-  options.add("--gpus-per-node", s.gpus_per_node, "GPUs of a node", 1, 1 << 20);
-  options.add("--memory", s.memory, "GB (10^9 bytes) of a GPU", 0.0);
-  options.add("--peak", s.peak, "10^12 operations a second of a GPU", 0.0);
-  options.add("--efficiency", s.efficiency, "share of the peak that is reached", 0.0);
-  const auto add_link = [&options](const std::string& name, LinkSettings& link, const std::string& where) {
-    options.add("--" + name + "-latency", link.microseconds, "microseconds a message " + where, 0.0);
-    options.add("--" + name + "-bandwidth", link.gigabytes, "GB/s of a GPU in one direction " + where, 0.0);
-    options.add("--" + name + "-link", link.file, "both from what 00_collectives/bandwidth has written with --json",
-                {});
-  };
-  add_link("node", s.node, "within a node");
-  add_link("network", s.network, "between nodes");
-  options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
-  options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
-  options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
-  options.add("--zero", s.zero, "what the replicas share out: stage 0 to 3 of ZeRO", {"0", "1", "2", "3", "any"});
-  options.add_flag("--prefetch", s.prefetch, "stage 3 gathers the next layer behind the work on one (06_fsdp/fsdp)");
-  options.add("--micro-batches", s.micro_batches, "of a replica; default: 4 a stage or more, 1 without a pipeline", 1,
-              1 << 20);
-  options.add("--rows", s.rows, "rows of the table", 1);
-  options.add("--json", s.json, "write all plans to this file", {});
-}
-
-// ---- what the options say ------------------------------------------------------------------------------------------
-
-ModelShape make_model(const Options& options, const Settings& s) {
-  ModelShape model;
-  if ((s.width > 0) != (s.depth > 0)) {
-    usage_error(std::string(s.width > 0 ? "--width" : "--depth") + " is given alone; expected --width and --depth");
-  }
-  if (s.width > 0 && s.parameters > 0) usage_error("--parameters is given; expected no --width and --depth then");
-  if (s.width > 0) {
-    model.widths.assign(s.depth + 1, s.width);
-  } else if (s.parameters == 0) {
-    model.widths = options.layers;
-  }
-  model.parameters = s.parameters;
-  for (int i = 0; i < model.layers(); ++i) model.parameters += (model.widths[i] + 1.0) * model.widths[i + 1];
-  model.activation = options.activation;
-  model.optimizer = options.optimizer;
-  model.precision = s.precision == "mixed" ? Precision::mixed : Precision::fp32;
-  model.rows = s.global_batch;
-  return model;
-}
-
-// The number after "name": in the text of a JSON file.
-std::optional<double> find_number(const std::string& text, const std::string& name) {
-  const std::size_t key = text.find("\"" + name + "\":");
-  if (key == std::string::npos) return std::nullopt;
-  const char* start = text.c_str() + text.find(':', key) + 1;
-  char* end = nullptr;
-  const double value = std::strtod(start, &end);
-  return end == start ? std::nullopt : std::optional(value);
-}
-
-// A link's latency and bandwidth. A file has alpha and beta of a whole collective, t = alpha + beta · bytes: alpha is
-// the latency of all its rounds, and beta the time for the share of the bytes that a rank sends (chapter 00).
-Link make_link(const LinkSettings& s, const std::string& option) {
-  if (s.file.empty()) return {s.microseconds * kMicro, s.gigabytes * kGiga};
-  std::string text;
-  try {
-    text = read_file(s.file, /*links=*/true);
-  } catch (const std::runtime_error&) {  // without the numbers, which the error below asks for
-  }
-  const auto alpha = find_number(text, "alpha_seconds"), beta = find_number(text, "beta_seconds_per_byte");
-  const auto ranks = find_number(text, "ranks"), factor = find_number(text, "bus_factor");
-  if (!alpha || !beta || !ranks || !factor || !(*beta > 0) || !(*ranks > 1)) {
-    usage_error(option + " is '" + s.file +
-                "'; expected a file that 00_collectives/bandwidth has written with --json on two or more ranks");
-  }
-  const bool all_reduce = text.find("\"all_reduce\"") != std::string::npos;
-  const bool send = text.find("\"send_recv\"") != std::string::npos;
-  const double rounds = send ? 1 : (*ranks - 1) * (all_reduce ? 2 : 1);
-  return {*alpha / rounds, *factor / *beta};
-}
-
-Cluster make_cluster(const Settings& s) {
-  if (s.efficiency > 1) usage_error("--efficiency is above 1; expected a share, such as 0.5");
-  return {s.gpus,
-          s.gpus_per_node,
-          s.memory * kGiga,
-          s.peak * kTera * s.efficiency,
-          make_link(s.node, "--node-link"),
-          make_link(s.network, "--network-link")};
-}
 
 // ---- the meshes to compare -----------------------------------------------------------------------------------------
 
@@ -145,6 +26,57 @@ int choose_micro_batches(int rows, int stages) {
   return std::max(rows, 1);
 }
 
+// Numbers of micro-batches of 1, 2, 4, … 64 sequences each, as far as they divide the rows of a replica.
+std::vector<int> possible_micro_batches(int rows) {
+  std::vector<int> numbers;
+  for (int sequences = 1; sequences <= std::min(rows, 64); sequences *= 2) {
+    if (rows % sequences == 0) numbers.push_back(rows / sequences);
+  }
+  return numbers.empty() ? std::vector<int>{1} : numbers;
+}
+
+// How many replicas may share a model: all, which is 0, or those whose tensor groups fill a node.
+std::vector<int> possible_hybrids(const Settings& s, const Layout& layout) {
+  if (s.hybrid > 0) return {s.hybrid};
+  const int on_node = s.gpus_per_node / layout.tp;
+  const bool smaller = layout.zero > 0 && 1 < on_node && on_node < layout.dp && layout.dp % on_node == 0;
+  return smaller ? std::vector<int>{0, on_node} : std::vector<int>{0};
+}
+
+// Chunks of a stage that divide its blocks; interleaving needs a multiple of the stages of micro-batches.
+std::vector<int> possible_chunks(const Settings& s, const GptShape& g, const Layout& layout) {
+  if (s.chunks > 0) return {s.chunks};
+  std::vector<int> numbers = {1};
+  if (layout.pp == 1 || g.blocks % layout.pp != 0 || layout.micro_batches % layout.pp != 0) return numbers;
+  for (int chunks = 2; chunks <= g.blocks / layout.pp; ++chunks) {
+    if (g.blocks / layout.pp % chunks == 0) numbers.push_back(chunks);
+  }
+  return numbers;
+}
+
+// All ways in which gpt can be trained on a mesh.
+void add_gpt_layouts(std::vector<Layout>& layouts, const Settings& s, const ModelShape& model, Layout layout) {
+  layout.prefetch = true;
+  // The shares of a sequence send and compute what the whole does, in less memory: there is nothing to compare.
+  layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context % layout.tp == 0;
+  layout.scatter = s.scatter && layout.tp > 1;
+  for (const int hybrid : possible_hybrids(s, layout)) {
+    layout.hybrid = hybrid;
+    const std::vector<int> given = {s.micro_batches};
+    for (const int micro_batches : s.micro_batches > 0 ? given : possible_micro_batches(model.rows / layout.dp)) {
+      layout.micro_batches = micro_batches;
+      for (const int chunks : possible_chunks(s, *model.gpt, layout)) {
+        layout.chunks = chunks;
+        for (const bool recompute : {false, true}) {
+          if (s.recompute == (recompute ? "none" : "blocks")) continue;
+          layout.recompute = recompute;
+          layouts.push_back(layout);
+        }
+      }
+    }
+  }
+}
+
 // All meshes of the cluster's GPUs that the settings leave open; where they leave nothing open, that one.
 std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
@@ -153,6 +85,10 @@ std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
       if (s.zero != "any" && s.zero != std::to_string(zero)) continue;
       // One replica shares nothing out, and why_not() has the reason for pipelines.
       if (s.zero == "any" && (dp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
+      if (model.gpt) {
+        add_gpt_layouts(layouts, s, model, {dp, pp, tp, zero});
+        continue;
+      }
       const int m = s.micro_batches > 0 ? s.micro_batches : choose_micro_batches(model.rows / dp, pp);
       layouts.push_back({dp, pp, tp, zero, m, s.prefetch});
     }
@@ -174,6 +110,46 @@ std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
   return layouts;
 }
 
+// ---- the plans, the best first -------------------------------------------------------------------------------------
+
+// What fits comes first, then what is faster; of equally fast plans, up to rounding, the one that holds the least. Of
+// gpt's plans that do not fit, the nearest miss.
+auto order_of(const Plan& plan, bool gpt) {
+  const double total = plan.fullest().memory.total();
+  return std::tuple(!plan.fits, gpt && !plan.fits ? 0.0f : static_cast<float>(plan.seconds), total);
+}
+
+struct Search {
+  std::vector<Plan> plans;
+  int left_out = 0;
+  std::string reason;  // why the first one of those left out is impossible
+};
+
+// Of gpt the best plan of each mesh and stage of ZeRO stands for all others.
+void keep_best(std::vector<Plan>& plans) {
+  std::map<std::tuple<int, int, int, int, int>, bool> seen;
+  std::erase_if(plans, [&seen](const Plan& plan) {
+    const Layout& l = plan.layout;
+    return !seen.emplace(std::tuple(l.dp, l.pp, l.tp, l.zero, l.hybrid), true).second;
+  });
+}
+
+Search search(const Settings& s, const ModelShape& model) {
+  const Cluster cluster = make_cluster(s);
+  Search found;
+  for (const Layout& layout : make_layouts(s, model)) {
+    const std::string wrong = why_not(model, cluster, layout);
+    if (wrong.empty()) {
+      found.plans.push_back(make_plan(model, cluster, layout));
+    } else if (found.left_out++ == 0) {
+      found.reason = wrong;
+    }
+  }
+  std::ranges::stable_sort(found.plans, {}, [&](const Plan& plan) { return order_of(plan, model.gpt.has_value()); });
+  if (model.gpt) keep_best(found.plans);
+  return found;
+}
+
 // ---- output --------------------------------------------------------------------------------------------------------
 
 // "31.4 GB", or "1.5 ms": a number with the largest unit that leaves at least 1.
@@ -188,43 +164,159 @@ std::string with_unit(double value, const std::vector<const char*>& units) {
 std::string bytes_text(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
 std::string time_text(double seconds) { return with_unit(seconds * 1e6, {"us", "ms", "s"}); }
 
-void print_row(const Plan& plan) {
+void print_mesh(const Plan& plan, const ModelShape& model) {
   const Layout& m = plan.layout;
+  print0("%4d %3d %3d %4d", m.dp, m.pp, m.tp, m.zero);
+  if (model.gpt) print0(" %4d", m.zero > 0 ? m.sharing() : 0);
+  print0(" %4d", m.micro_batches);
+  if (model.gpt) {
+    print0(" %4d %4d %6s", model.rows / m.dp / m.micro_batches, m.chunks, m.recompute ? "blocks" : "none");
+  }
+}
+
+void print_row(const Plan& plan, const ModelShape& model) {
   const MemoryPlan& memory = plan.fullest().memory;
   Traffic most;
   for (const StagePlan& stage : plan.stages) {
     most.tensor = std::max(most.tensor, stage.sent.tensor);
-    most.data = std::max(most.data, stage.sent.data);
+    most.data = std::max(most.data, stage.sent.data + stage.sent.copies);
     most.pipeline = std::max(most.pipeline, stage.sent.pipeline);
   }
-  print0("%4d %3d %3d %4d %4d |", m.dp, m.pp, m.tp, m.zero, m.micro_batches);
+  print_mesh(plan, model);
+  print0(" |");
   for (const double bytes :
        {memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.total()}) {
     print0(" %8s", bytes_text(bytes).c_str());
   }
   print0(" |");
   for (const double bytes : {most.tensor, most.data, most.pipeline}) print0(" %8s", bytes_text(bytes).c_str());
-  print0(" | %5.1f %% %8s  %s\n", 100 * plan.bubble, time_text(plan.seconds).c_str(), plan.fits ? "fits" : "too large");
+  print0(" | %5.1f %% %8s", 100 * plan.bubble, time_text(plan.seconds).c_str());
+  if (model.gpt) print0(" %8.0f %7.1f %4.1f %%", plan.tokens_per_second, plan.flops / kTera, 100 * plan.mfu);
+  print0("  %s\n", plan.fits ? "fits" : "too large");
 }
 
-void print_table(const std::vector<Plan>& plans, const ModelShape& model, const Cluster& cluster, int rows) {
-  print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
-         bytes_text(cluster.memory).c_str(), cluster.gpus_per_node);
-  print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
-  print0("%4s %3s %3s %4s %4s | %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s\n", "dp", "pp", "tp", "zero", "m-b",
-         "params", "grads", "optim", "activ", "buckets", "total", "tensor", "data", "pipeline", "bubble", "step");
-  for (std::size_t i = 0; i < plans.size() && i < static_cast<std::size_t>(rows); ++i) print_row(plans[i]);
-  if (plans.size() > static_cast<std::size_t>(rows)) {
-    print0("and %zu more (--rows)\n", plans.size() - static_cast<std::size_t>(rows));
+void print_heading(const ModelShape& model, const Settings& s, const Cluster& cluster) {
+  const std::string memory = bytes_text(cluster.memory);
+  if (!model.gpt) {
+    print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
+           memory.c_str(), cluster.gpus_per_node);
+    print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0("%4s %3s %3s %4s %4s |", "dp", "pp", "tp", "zero", "m-b");
+  } else {
+    print0("%.4g parameters, %d sequences of %d tokens a step; %d GPUs with %s to use (%d %% kept free), %d a node\n",
+           model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
+           cluster.gpus_per_node);
+    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0("%4s %3s %3s %4s %4s %4s %4s %4s %6s |", "dp", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
   }
+  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
+         "tensor", "data", "pipeline", "bubble", "step");
+  if (model.gpt) print0(" %8s %7s %6s", "tokens/s", "TFLOP/s", "MFU");
+  print0("\n");
 }
+
+void print_table(const std::vector<Plan>& plans, const ModelShape& model, const Settings& s) {
+  print_heading(model, s, make_cluster(s));
+  const std::size_t rows = s.rows;
+  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model);
+  if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
+}
+
+// ---- what to change ------------------------------------------------------------------------------------------------
+
+const char* largest_kind(const MemoryPlan& memory) {
+  const std::pair<double, const char*> kinds[] = {{memory.parameters, "parameters"},
+                                                  {memory.gradients, "gradients"},
+                                                  {memory.optimizer, "optimizer's state"},
+                                                  {memory.activations, "activations"},
+                                                  {memory.buckets, "buckets"}};
+  return std::ranges::max_element(kinds)->second;
+}
+
+struct Change {
+  std::string text;
+  Settings settings;
+};
+
+// What was given on the command line and could be otherwise, one at a time, and all of it.
+std::vector<Change> possible_changes(const Settings& s) {
+  std::vector<Change> changes;
+  const auto add = [&](bool given, const std::string& text, auto change) {
+    if (!given) return;
+    changes.push_back({text, s});
+    change(changes.back().settings);
+  };
+  const auto any_mesh = [](Settings& c) { c.dp = c.pp = c.tp = c.chunks = c.hybrid = c.micro_batches = 0; };
+  add(s.recompute == "none", "--recompute blocks", [](Settings& c) { c.recompute = "blocks"; });
+  add(!s.sequence_parallel, "--sequence-parallel", [](Settings& c) { c.sequence_parallel = true; });
+  add(s.micro_batches > 0, "other --micro-batches", [](Settings& c) { c.micro_batches = 0; });
+  add(s.zero != "any", "another stage of --zero", [](Settings& c) { c.zero = "any"; });
+  add(s.dp + s.pp + s.tp > 0, "another mesh", any_mesh);
+  add(true, "all of these", [&](Settings& c) {
+    any_mesh(c);
+    c.zero = c.recompute = "any";
+    c.sequence_parallel = true;
+  });
+  return changes;
+}
+
+// The best plan with these settings if one fits.
+std::optional<Plan> find_fitting(const Settings& s, const ModelShape& model) {
+  const std::vector<Plan> plans = search(s, model).plans;
+  return !plans.empty() && plans.front().fits ? std::optional(plans.front()) : std::nullopt;
+}
+
+void print_change(const std::string& text, const Plan& plan) {
+  const Layout& m = plan.layout;
+  print0("  %s: %s, a step of %s (--dp %d --pp %d --tp %d --zero %d)\n", text.c_str(),
+         bytes_text(plan.fullest().memory.total()).c_str(), time_text(plan.seconds).c_str(), m.dp, m.pp, m.tp, m.zero);
+}
+
+// Says by how much the nearest plan misses, and which changes would make one fit.
+void print_advice(const Plan& nearest, const Settings& s, const ModelShape& model) {
+  const MemoryPlan& memory = nearest.fullest().memory;
+  const double usable = make_cluster(s).memory;
+  print0("Nothing fits. The first row is the nearest: it needs %s of %s, most of it for the %s. What would fit:\n",
+         bytes_text(memory.total()).c_str(), bytes_text(usable).c_str(), largest_kind(memory));
+  const std::vector<Change> changes = possible_changes(s);
+  bool fits = false;  // with one change, so that all of them need not be tried
+  for (std::size_t i = 0; i < changes.size() && !(fits && i + 1 == changes.size()); ++i) {
+    const std::optional<Plan> plan = find_fitting(changes[i].settings, model);
+    if (plan) print_change(changes[i].text, *plan);
+    fits = fits || plan;
+  }
+  Settings more = changes.back().settings;
+  for (int doublings = 0; doublings < 10 && more.gpus <= 1 << 19; ++doublings) {
+    more.gpus *= 2;
+    if (const std::optional<Plan> plan = find_fitting(more, model)) {
+      print_change("--gpus " + std::to_string(more.gpus), *plan);
+      break;
+    }
+  }
+  print0("  --memory %.0f: the first row fits\n", std::ceil(memory.total() / (1 - s.margin / 100.0) / kGiga));
+}
+
+// ---- the file of --json --------------------------------------------------------------------------------------------
 
 void write_stage(std::ostream& json, const StagePlan& stage) {
   const MemoryPlan& memory = stage.memory;
   json << "{\"memory\": {\"parameters\": " << memory.parameters << ", \"gradients\": " << memory.gradients
        << ", \"optimizer\": " << memory.optimizer << ", \"activations\": " << memory.activations
        << ", \"buckets\": " << memory.buckets << "}, \"sent\": {\"tensor\": " << stage.sent.tensor
-       << ", \"data\": " << stage.sent.data << ", \"pipeline\": " << stage.sent.pipeline << "}}";
+       << ", \"data\": " << stage.sent.data + stage.sent.copies << ", \"pipeline\": " << stage.sent.pipeline << "}}";
+}
+
+// What a plan of gpt has besides.
+std::string gpt_json(const Plan& plan, const ModelShape& model) {
+  if (!model.gpt) return "";
+  std::ostringstream json;
+  json.precision(15);
+  json << ", \"hybrid\": " << plan.layout.hybrid << ", \"chunks\": " << plan.layout.chunks
+       << ", \"recompute\": " << (plan.layout.recompute ? "true" : "false")
+       << ", \"sequence_parallel\": " << (plan.layout.sequence_parallel ? "true" : "false")
+       << ", \"tokens_per_second\": " << plan.tokens_per_second << ", \"flops_per_gpu\": " << plan.flops
+       << ", \"mfu\": " << plan.mfu;
+  return json.str();
 }
 
 std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
@@ -235,7 +327,7 @@ std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
   for (const Plan& plan : plans) {
     const Layout& layout = plan.layout;
     json << separator << " {\"dp\": " << layout.dp << ", \"pp\": " << layout.pp << ", \"tp\": " << layout.tp
-         << ", \"zero\": " << layout.zero << ", \"micro_batches\": " << layout.micro_batches
+         << ", \"zero\": " << layout.zero << ", \"micro_batches\": " << layout.micro_batches << gpt_json(plan, model)
          << ", \"fits\": " << (plan.fits ? "true" : "false") << ", \"bubble\": " << plan.bubble
          << ", \"seconds_per_step\": " << plan.seconds << ", \"stages\": [";
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
@@ -254,31 +346,19 @@ std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
 int main(int argc, char** argv) {
   Options options("07_3d/plan", "Plans memory, traffic and time of a model on a mesh of GPUs, or on all meshes.");
   Settings settings;
-  add_options(options, settings);
+  add_model_options(options, settings);
+  add_cluster_options(options, settings);
+  add_layout_options(options, settings);
   options.parse(argc, argv);
   const ModelShape model = make_model(options, settings);
-  const Cluster cluster = make_cluster(settings);
   if (process_ranks().rank == 0) check_writable("--json", settings.json);
   std::optional<Job> job;  // a job writes the run record; without one there is nothing to start
   if (!options.record.empty()) job.emplace(options);
 
-  std::vector<Plan> plans;
-  std::string reason;  // why the first one of those left out is impossible
-  int left_out = 0;
-  for (const Layout& layout : make_layouts(settings, model)) {
-    const std::string wrong = why_not(model, cluster, layout);
-    if (wrong.empty()) {
-      plans.push_back(make_plan(model, cluster, layout));
-    } else if (left_out++ == 0) {
-      reason = wrong;
-    }
-  }
-  if (plans.empty()) usage_error(reason);
-  // What fits first, then the fastest; of equally fast ones, up to rounding, the one that holds the least.
-  std::ranges::stable_sort(plans, {}, [](const Plan& plan) {
-    return std::tuple(!plan.fits, static_cast<float>(plan.seconds), plan.fullest().memory.total());
-  });
-  print_table(plans, model, cluster, settings.rows);
-  if (left_out > 0) print0("%d left out, the first because %s\n", left_out, reason.c_str());
-  if (process_ranks().rank == 0 && !settings.json.empty()) write_file(settings.json, json_text(plans, model));
+  const Search found = search(settings, model);
+  if (found.plans.empty()) usage_error(found.reason);
+  print_table(found.plans, model, settings);
+  if (found.left_out > 0) print0("%d left out, the first because %s\n", found.left_out, found.reason.c_str());
+  if (model.gpt && !found.plans.front().fits) print_advice(found.plans.front(), settings, model);
+  if (process_ranks().rank == 0 && !settings.json.empty()) write_file(settings.json, json_text(found.plans, model));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 03: the ranks do together what one process does alone, in the same order: not a bit may differ.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/harness/expect.h"

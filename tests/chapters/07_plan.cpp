@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 07, plan: the numbers of the ZeRO paper, and memory and traffic of the workshop's own runs.
+// Chapter 07, plan: the numbers of the ZeRO and Megatron-LM papers, and memory and traffic of the workshop's own runs.
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -154,6 +155,127 @@ TESTS(ranking) {
   });
 }
 
+// ---- the language model --------------------------------------------------------------------------------------------
+
+const std::string gpt = "--model gpt ";
+
+// The plans that a command writes, the best first.
+nlohmann::json plans_of(const std::string& options) {
+  succeed(on(1, plan, options, "--json plan.json"));
+  return nlohmann::json::parse(std::ifstream("plan.json")).at("plans");
+}
+
+// Narayanan et al., SC 2021, table 1: GPT models of 1.7 billion to a trillion parameters, T = 2,048, on A100 GPUs with
+// recomputation. Micro-batches and chunks are those of the scripts that the authors published with Megatron-LM.
+struct Published {
+  double billions;
+  int blocks, width, heads, tp, pp, gpus, batch, sequences, chunks;  // `sequences` a micro-batch
+  double teraflops;                                                  // a second of a GPU
+};
+const Published table_1[] = {
+    {1.7, 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137},         {3.6, 30, 3072, 32, 2, 1, 64, 512, 16, 1, 138},
+    {7.5, 36, 4096, 32, 4, 1, 128, 512, 16, 1, 142},        {18.4, 40, 6144, 48, 8, 1, 256, 1024, 8, 1, 135},
+    {39.1, 48, 8192, 64, 8, 2, 512, 1536, 4, 1, 138},       {76.1, 60, 10240, 80, 8, 4, 1024, 1792, 2, 3, 140},
+    {145.6, 80, 12288, 96, 8, 8, 1536, 2304, 2, 2, 148},    {310.1, 96, 16384, 128, 8, 16, 1920, 2160, 1, 2, 155},
+    {529.6, 105, 20480, 128, 8, 35, 2520, 2520, 1, 3, 163}, {1008.0, 128, 25600, 160, 8, 64, 3072, 3072, 1, 1, 163}};
+
+TESTS(megatron) {
+  for (const Published& row : table_1) {
+    test(text("solution.07.plan.megatron.", row.billions), {}, [=] {
+      const int dp = row.gpus / row.tp / row.pp, micro_batches = row.batch / dp / row.sequences;
+      const std::string model = text("--context 2048 --vocabulary 51200 --blocks ", row.blocks, " --width ", row.width,
+                                     " --heads ", row.heads, " --global-batch ", row.batch, " --recompute blocks");
+      const std::string mesh =
+          text("--zero 0 --no-sequence-parallel --scatter-gather --gpus ", row.gpus, " --dp ", dp, " --pp ", row.pp,
+               " --tp ", row.tp, " --micro-batches ", micro_batches, " --chunks ", row.chunks);
+      const auto plans = plans_of(gpt + model + " " + mesh);
+      ASSERT_EQ(plans.size(), 1u);
+      const double planned = plans[0].at("flops_per_gpu").get<double>() / 1e12;
+      EXPECT_NEAR(planned / row.teraflops, 1, 0.15) << planned << " teraFLOP/s planned, published " << row.teraflops;
+      EXPECT_EQ(plans[0].at("fits"), true);
+    });
+  }
+}
+
+const std::string seventy_billion = "--blocks 80 --width 8192 --heads 64 --context 4096 --vocabulary 32000 ";
+
+TESTS(advice) {
+  // Tensor parallelism within the node and few stages, or sharding with a block as a unit; both are in the literature.
+  const std::pair<std::string, std::string> given[] = {{"defaults", ""},
+                                                       {"zero0", "--zero 0"},
+                                                       {"zero1", "--zero 1"},
+                                                       {"batch256", "--global-batch 256"},
+                                                       {"h100", "--machine h100"}};
+  for (const auto& [name, options] : given) {
+    test("solution.07.plan.advice.70B." + name, {}, [options = options] {
+      const auto best = plans_of(gpt + seventy_billion + "--gpus 512 " + options)[0];
+      const int tp = best.at("tp"), pp = best.at("pp"), zero = best.at("zero");
+      EXPECT_EQ(best.at("fits"), true);
+      EXPECT_TRUE(tp <= 8 && pp <= 8 && (zero == 3 || tp >= 2)) << best;
+      EXPECT_GT(best.at("mfu").get<double>(), 0.3);
+    });
+  }
+  // What would do is said: a mesh that was given, more GPUs, more memory.
+  test("solution.07.plan.advice.nothing_fits", {}, [] {
+    expect_output(run(on(1, plan, gpt + seventy_billion, "--recompute none --tp 1 --gpus 8")), 0,
+                  {"too large", "Nothing fits. The first row is the nearest: it needs .* GB of 72.0 GB, most of it for",
+                   "  --gpus [0-9]+: .* GB, a step of", "  --memory [0-9]+: the first row fits"});
+    expect_output(run(on(1, plan, gpt, "--recompute none --gpus 8 --zero 3 --tp 1 --global-batch 8")), 0,
+                  {"Nothing fits.*activations", "  --recompute blocks: .* GB, a step of .*--zero 3"});
+  });
+}
+
+TESTS(gpt_numbers) {
+  // What one process of chapter 01 holds, in fp32.
+  for (const std::string recompute : {"none", "blocks"}) {
+    test("solution.07.plan.measured.gpt.recompute_" + recompute, {}, [=] {
+      const std::string shape = "--blocks 3 --width 24 --heads 4 --context 12 --recompute " + recompute;
+      const Run measured =
+          record(on(1, solution("01_single_gpu/gpt"), shape, "--words 2000 --batch-size 6 --max-steps 3"));
+      const auto head = std::ranges::find(measured.record.parameters, "head.weight", &tools::Tensor::name);
+      ASSERT_NE(head, measured.record.parameters.end());
+      succeed(on(1, plan, gpt, shape, "--precision fp32 --gpus 1 --micro-batches 1 --global-batch 6 --json plan.json",
+                 "--vocabulary", head->shape[0]));
+      const std::string found = differences("plan.json", measured, all_kinds);
+      if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
+    });
+  }
+  // Korthikanti et al.: a block keeps T·E(34 + 5HT/E) bytes a sequence, of which a tensor group cuts 24 + 5HT/E parts
+  // of 34, and with sequence parallelism all. Two models that differ by a block differ in it alone; HT/E = 1 here.
+  struct Case {
+    std::string name, options;
+    int tp;
+    double bytes;  // of T·E
+  };
+  const Case cases[] = {{"alone", "--recompute none", 1, 39},
+                        {"recomputed", "--recompute blocks", 1, 2},
+                        {"cut", "--recompute none --no-sequence-parallel", 4, 10 + 29 / 4.0},
+                        {"sequence", "--recompute none", 4, 39 / 4.0},
+                        {"sequence_recomputed", "--recompute blocks", 4, 2 / 4.0}};
+  for (const Case& c : cases) {
+    test("solution.07.plan.activations." + c.name, {}, [=] {
+      const auto activations = [&](int blocks) {
+        const auto plans = plans_of(text(gpt, "--width 256 --heads 4 --context 64 --vocabulary 100 --gpus ", c.tp,
+                                         " --dp 1 --pp 1 --tp ", c.tp, " --global-batch 2 --micro-batches 1 --blocks ",
+                                         blocks, " ", c.options));
+        return plans.at(0).at("stages").at(0).at("memory").at("activations").get<double>();
+      };
+      EXPECT_DOUBLE_EQ(activations(3) - activations(2), 2 * 64 * 256 * c.bytes);
+    });
+  }
+  // Hybrid sharding, 2 nodes of 4 replicas that share a model: gathering and reducing within the node, 3/4 of 2 bytes
+  // three times, and an all-reduce of the fourth between the two nodes, 2 · 1/2 of 2 bytes.
+  test("solution.07.plan.hybrid", {}, [] {
+    const std::string mesh = "--gpus 8 --gpus-per-node 4 --global-batch 8 --dp 8 --zero 3 --recompute none ";
+    const auto plans = plans_of(gpt + mesh + "--hybrid 4 --micro-batches 1");
+    const auto& stage = plans.at(0).at("stages").at(0);
+    const double parameters = stage.at("memory").at("parameters").get<double>() / 2 * 4;
+    EXPECT_DOUBLE_EQ(parameters, 32 * (12.0 * 4096 * 4096 + 13 * 4096) + (2 * 32000.0 + 4096 + 2) * 4096);
+    EXPECT_NEAR(stage.at("sent").at("data").get<double>(), parameters * (3 * 2 * 0.75 + 2 * 0.5 * 2 / 4),
+                1e-9 * parameters);
+  });
+}
+
 TESTS(bad) {
   // A planner needs no ranks; started on several, it says its line once too.
   refusals("solution.07.plan.bad.", on(4, plan),
@@ -181,6 +303,18 @@ TESTS(bad) {
     link            | --node-link /nowhere/link.json             | --node-link is '/nowhere/link.json'; expected a file that 00_collectives/bandwidth has written
     json            | --json /nowhere/plan.json                  | --json is '/nowhere/plan.json', which cannot be written: No such file
     training        | --batch-size 8                             | --batch-size
+    gpt_for_mlp     | --heads 4                                  | --heads is given; expected --model gpt
+    recompute       | --recompute blocks                         | --recompute is given; expected --model gpt
+    mlp_for_gpt     | --model gpt --parameters 7e9               | --parameters is given; expected --model mlp
+    model           | --model bert                               | --model is 'bert'; expected mlp, gpt
+    heads           | --model gpt --width 100 --heads 3          | --width is '100'; expected a multiple of the 3 of --heads
+    heads_cut       | --model gpt --heads 4 --tp 8 --dp 1 --pp 1 | --tp is '8'; expected a divisor of the 4 heads
+    blocks          | --model gpt --blocks 3 --pp 4              | --pp is '4'; expected at most 3, the model's blocks
+    chunks          | --model gpt --blocks 6 --pp 2 --chunks 2   | --chunks is '2'; expected a number that divides the 6 blocks
+    chunks_alone    | --model gpt --pp 1 --chunks 2              | --chunks is '2'; expected 1 without a pipeline
+    interleaved     | --model gpt --pp 4 --tp 1 --chunks 2 --micro-batches 2 | --micro-batches is '2'; expected a multiple of the 4 stages
+    hybrid          | --model gpt --dp 8 --zero 3 --hybrid 3     | --hybrid is '3'; expected a divisor of the 8 replicas
+    margin          | --model gpt --memory-margin 100            | --memory-margin is '100'; expected a whole number from 0 to 99
   )");
 }
 

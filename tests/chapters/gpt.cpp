@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The language model, trained with every strategy: each learns what one process learns, dropout, clipping and the
 // schedule included, and finds the same losses of validation and test.
+#include <algorithm>
+
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {
@@ -45,10 +47,116 @@ TESTS(gpt_everywhere) {
               {"fsdp.units", "06_fsdp/fsdp", 3, 3, "--unit-layers 2 --cpu-offload"},
               {"fsdp.hybrid", "06_fsdp/fsdp", 4, 4, "--hybrid 2 --no-reshard-after-forward"}};
   for (const auto& run : runs) {
-    same_training(text("solution.gpt.", run.name, ".", run.ranks, "ranks"), kBound,
-                  on(1, solution("01_single_gpu/gpt"), text_option, options, 12),
-                  on(run.ranks, solution(run.program), "--model gpt", text_option, options, 12 / run.replicas, run.options));
+    same_training(
+        text("solution.gpt.", run.name, ".", run.ranks, "ranks"), kBound,
+        on(1, solution("01_single_gpu/gpt"), text_option, options, 12),
+        on(run.ranks, solution(run.program), "--model gpt", text_option, options, 12 / run.replicas, run.options));
   }
+}
+
+// ---- what is sent and held, as in the READMEs ----------------------------------------------------------------------
+
+// 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults on this text.
+constexpr long V = 57, T = 16, E = 16, H = 4;
+constexpr long kEmbedding = (V + T) * E, kBlock = 12 * E * E + 13 * E, kHead = V * E + 2 * E;
+constexpr long kParameters = kEmbedding + 2 * kBlock + kHead, kTensors = 2 + 2 * 12 + 3;
+constexpr long kTrained = 284, kEvaluated = 43 + 43;  // samples, the latter of validation and test
+
+TESTS(gpt_ledger) {
+  const long steps = 18, evaluations = 2;  // batches of 8 on two replicas of 142 samples
+  const auto run = [](const std::string& program, const std::string& options) {
+    return on(2, solution(program), "--model gpt", text_option, "--clip-norm 0.5", options);
+  };
+  const long averaged = 4 * (kParameters * steps + steps + evaluations);
+  ledger("solution.gpt.ledger.ddp", run("02_ddp/ddp", ""),
+         {{kAll, "ncclBroadcast", kTensors, 4 * kParameters},
+          {kAll, "ncclAllReduce", kTensors * steps + 1 + evaluations, averaged}});
+  ledger("solution.gpt.ledger.ddp_overlap", run("02_ddp/ddp_overlap", ""),
+         {{kAll, "ncclBroadcast", 1, 4 * kParameters}, {kAll, "ncclAllReduce", steps + 1 + evaluations, averaged}});
+
+  // Of the sharded models each has 4 units, which two ranks divide. Beside the losses the norm is summed up, a float a
+  // step. An evaluation has three batches a rank.
+  const long units = 4, shards = 4 * kParameters / 2, batches = 2 * 3;
+  const Traffic sums{kAll, "ncclAllReduce", 1 + steps + evaluations, 4 * (2 * steps + evaluations)};
+  const auto reduced = [&](long times) { return Traffic{kAll, "ncclReduceScatter", units * times, shards * times}; };
+  const auto gathered = [&](long times) { return Traffic{kAll, "ncclAllGather", units * times, shards * times}; };
+  ledger("solution.gpt.ledger.zero_1", run("06_fsdp/zero", "--stage 1"), {sums, reduced(steps), gathered(steps + 1)});
+  ledger("solution.gpt.ledger.zero_3", run("06_fsdp/zero", "--stage 3"),
+         {sums, reduced(steps), gathered(2 * steps + batches + 1)});
+  ledger("solution.gpt.ledger.fsdp", run("06_fsdp/fsdp", ""), {sums, reduced(steps), gathered(2 * steps + batches)});
+}
+
+// Stages: a boundary has T·E floats a sample, whatever lies on its sides.
+TESTS(gpt_ledger_of_stages) {
+  const long steps = 36, floats = 4 * T * E, evaluated = 6 + 6;  // batches
+  const long up = floats * (kTrained + kEvaluated), down = floats * kTrained;
+  const Traffic sums{kAll, "ncclAllReduce", steps + 2, 4 * (steps + 2)};  // norms, validation and test
+  ledger("solution.gpt.ledger.model_parallel",
+         on(3, solution("03_model_parallel/model_parallel"), "--model gpt", text_option),
+         {sums,
+          {0, "ncclSend", steps + evaluated, up},
+          {0, "ncclRecv", steps + 1, down + 4 * steps},
+          {1, "ncclSend", 2 * steps + evaluated, up + down},
+          {1, "ncclRecv", 2 * steps + evaluated, up + down},
+          {2, "ncclSend", steps + 1, down + 4 * steps},
+          {2, "ncclRecv", steps + evaluated, up}});
+  const long M = 4;
+  ledger("solution.gpt.ledger.pipeline", on(2, solution("04_pipeline/pipeline"), "--model gpt", text_option),
+         {sums,
+          {0, "ncclSend", M * (steps + evaluated), up},
+          {0, "ncclRecv", M * steps + 1, down + 4 * steps},
+          {1, "ncclSend", M * steps + 1, down + 4 * steps},
+          {1, "ncclRecv", M * (steps + evaluated), up}});
+}
+
+// What a block keeps and how wide its gradients are, in floats a sample: chapter 01's README. Units of a sharded model
+// have two gradients each.
+TESTS(gpt_memory) {
+  const long block = 16 * T * E + 4 * T + H * T * T, ends = 2 * T * E + 2 * T + T * V;
+  const long wide_block = std::max(4 * T * E, T * E + H * T * T), wide_head = T * V;
+  const long samples = 8, whole = 4 * kParameters, shard = whole / 2;
+  const auto activations = [&](long kept, long widest) { return 4 * samples * (kept + 2 * widest); };
+  const auto run = [](const std::string& program, const std::string& options) {
+    return on(2, solution(program), "--model gpt", text_option, "--clip-norm 0.5 --max-steps 8", options);
+  };
+  const long at_once = activations(2 * block + ends, wide_block);
+  const long in_units = activations(2 * block + ends, T * E + 2 * wide_block + wide_head);
+  const long recomputed = activations(block + 2 * T * E + ends, T * E + 2 * wide_block + wide_head);
+  step("solution.gpt.memory.ddp", run("02_ddp/ddp", ""),
+       {{"parameters", whole}, {"gradients", whole}, {"optimizer", 2 * whole}, {"activations", at_once}});
+  const Bytes stages[] = {
+      {{"parameters", whole}, {"gradients", whole}, {"optimizer", 2 * whole}, {"activations", in_units}},
+      {{"parameters", whole}, {"gradients", whole}, {"optimizer", whole}, {"activations", in_units}},
+      {{"parameters", whole}, {"gradients", shard}, {"optimizer", whole}, {"buckets", 4 * kBlock}},
+      {{"parameters", shard}, {"gradients", shard}, {"optimizer", whole}, {"buckets", 8 * kBlock}}};
+  for (int stage : {0, 1, 2, 3}) {
+    step(text("solution.gpt.memory.zero_", stage), run("06_fsdp/zero", text("--stage ", stage)), stages[stage]);
+  }
+  step("solution.gpt.memory.fsdp", run("06_fsdp/fsdp", "--recompute blocks"),
+       {{"parameters", shard},
+        {"gradients", shard},
+        {"optimizer", whole},
+        {"buckets", 16 * kBlock},
+        {"activations", recomputed}});
+}
+
+TESTS(gpt_bad) {
+  refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp"), "--model gpt"), R"(
+    model.#      | --model alexnet      | --model is 'alexnet'; expected mlp, gpt
+    layers.#     | --layers 6,4,2       | --layers is for --model mlp alone
+    samples.#    | --samples 8          | --samples is for --model mlp alone
+    validation.# | --validation-samples=8 | --validation-samples is for --model mlp alone
+    heads.#      | --heads 3            | --width is '16'; expected a multiple of the 3 of --heads
+    dropout.#    | --dropout 1          | --dropout is '1'; expected
+  )");
+  refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp")), R"(
+    width.#      | --width 8            | --width is for --model gpt alone
+    text.#       | --text somewhere     | --text is for --model gpt alone
+    recompute.#  | --recompute blocks   | --recompute is 'blocks'; expected
+  )");
+  refusals("solution.gpt.bad.", on(5, solution("03_model_parallel/model_parallel"), "--model gpt"), R"(
+    ranks        |                      | --blocks is '2', which makes 4 layers for 5 ranks; expected
+  )");
 }
 
 }  // namespace

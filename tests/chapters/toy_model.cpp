@@ -36,10 +36,11 @@ TESTS(toy_model) {
   }
 }
 
-// Every program finds the validation loss of one process, though its ranks have different shares of the 101 samples.
+// Every program finds the validation loss of one process, though its ranks have different shares of the 97 samples, and
+// different numbers of batches.
 TESTS(validation) {
   const std::string options =
-      "--layers 8,8,4,8,6 --activation gelu --no-shuffle --model-seed 5 --samples 341 --validation-samples 101 "
+      "--layers 8,8,4,8,6 --activation gelu --no-shuffle --model-seed 5 --samples 337 --validation-samples 97 "
       "--epochs 2 --log-every 0 --batch-size";
   const struct {
     std::string program;

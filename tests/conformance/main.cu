@@ -2,6 +2,8 @@
 // The conformance suite states what the workshop relies on in CUDA's runtime, cuBLAS and NCCL. It runs unchanged on the
 // real libraries and on the cpu backend.
 #include <bit>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <thread>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA runtime: streams, events, memory, errors.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <thread>

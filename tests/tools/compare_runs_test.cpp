@@ -2,6 +2,7 @@
 // Every verdict of compare_runs, on records made by hand.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// How fast a model is trained, and how much of the machine that takes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace workshop {
+
+// Operations a second that this rank's device reaches in a large matrix product, in float32. Takes a few tens of
+// milliseconds on the cpu backend.
+double measured_peak(cudaStream_t stream);
+
+// Prints, on rank 0, tokens and operations a second of all ranks together, and the share of what the ranks' devices
+// could do (model FLOP utilization; Chowdhery et al., PaLM, 2022): `operations` are those of the model for a token,
+// without what is recomputed, `peak` those that one device could do a second.
+void print_throughput(double tokens_a_second, double operations, int ranks, double peak);
+
+}  // namespace workshop
