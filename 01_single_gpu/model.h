@@ -32,28 +32,44 @@ struct Parameter {
   std::string name;        // PyTorch's, such as "0.weight"
   std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
   Split split = Split::none;
-  int part = 0, parts = 1;                  // which of how many equal parts this rank holds, if it is cut
+  int part = 0, parts = 1;  // which of how many parts this rank holds, if it is cut; they may differ by a row
+  int pieces = 1;           // matrices on top of each other, each of which is cut by its rows: of the projections to
+                            // query, key and value, which PyTorch has in one, a rank holds three blocks of rows
   float *value = nullptr, *grad = nullptr;  // [rows(), columns()]
 
-  int rows() const { return split == Split::rows ? shape[0] / parts : shape[0]; }
-  int columns() const {
-    int columns = 1;
-    for (std::size_t axis = 1; axis < shape.size(); ++axis) columns *= shape[axis];
-    return split == Split::columns ? columns / parts : columns;
-  }
+  int rows() const { return split == Split::rows ? pieces * (first_row(part + 1) - first_row(part)) : shape[0]; }
+  int columns() const { return split == Split::columns ? whole_columns() / parts : whole_columns(); }
   int count() const { return rows() * columns(); }
+  int whole_count() const { return shape[0] * whole_columns(); }
+
+  // The first row of a part in each piece, of which a piece has shape[0] / pieces.
+  int first_row(int of_part) const {
+    return static_cast<int>(static_cast<std::int64_t>(shape[0] / pieces) * of_part / parts);
+  }
 
   // Where the part lies in the whole parameter, for checkpoints.
   TensorPart tensor_part() const {
     TensorPart tensor = whole_tensor(name, shape, value);
-    if (split == Split::rows) tensor.columns = tensor.stride = count();
+    if (split == Split::rows) {
+      tensor.rows = pieces;
+      tensor.columns = count() / pieces;
+      tensor.stride = whole_count() / pieces;
+      tensor.first = first_row(part) * columns();
+    }
     if (split == Split::columns) {
       tensor.rows = rows();
       tensor.columns = columns();
-      tensor.stride = columns() * parts;
+      tensor.stride = whole_columns();
+      tensor.first = part * columns();
     }
-    if (split != Split::none) tensor.first = part * tensor.columns;
     return tensor;
+  }
+
+ private:
+  int whole_columns() const {
+    int columns = 1;
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) columns *= shape[axis];
+    return columns;
   }
 };
 
@@ -155,9 +171,13 @@ struct Network {
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise
-  std::vector<std::int64_t> counts() const {              // of the parameters of each layer
+  // Of the parameters of each layer, whole: so all ranks of a tensor-parallel group cut the network at the same places.
+  std::vector<std::int64_t> counts() const {
     std::vector<std::int64_t> counts;
-    for (const auto& layer : layers) counts.push_back(layer->count());
+    for (const auto& layer : layers) {
+      std::int64_t& count = counts.emplace_back(0);
+      for (const Parameter& p : layer->parameters) count += p.whole_count();
+    }
     return counts;
   }
 };

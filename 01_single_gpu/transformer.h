@@ -26,6 +26,8 @@ inline Linear linear_of(const std::string& name, const Parameter& weight, const 
 // r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E].
 class Block : public Layer {
  public:
+  enum Place { probability_place, attention_place, activation_place, mlp_place };  // that values are dropped at
+
   Block(int number, const GptOptions& options, std::uint64_t seed)
       : Layer("blocks." + std::to_string(number), options.context * options.width, options.context * options.width),
         E_(options.width),
@@ -131,8 +133,6 @@ class Block : public Layer {
   }
 
  private:
-  enum Place { probability_place, attention_place, activation_place, mlp_place };  // that values are dropped at
-
   // What the forward pass leaves; the rows of positions, as far as they are to be computed from `first` on.
   struct Values {
     Values(const Saved& saved, const Heads& heads, int first) {

@@ -1,18 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor parallelism: every rank works on every batch, with its part of every layer, which parallel_linear.h has.
+// Tensor parallelism: every rank works on every batch, with its part of every layer. Those of an MLP are in
+// parallel_linear.h, those of a language model in parallel_layer.h, parallel_transformer.h and vocabulary_parallel.h.
+#include <vector>
+
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
+#include "parallel_layer.h"
 #include "parallel_linear.h"
+#include "parallel_models.h"
+#include "parallel_transformer.h"
 #include "shards.h"
+#include "vocabulary_parallel.h"
 
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("05_tensor_parallel/tensor_parallel", "Trains an MLP with pairs of layers cut over the ranks.");
-  bool overlap = false;
+  Options options("05_tensor_parallel/tensor_parallel", "Trains a model with its layers cut over the ranks.");
+  bool overlap = false, sequence_parallel = false;
   options.add_flag("--overlap", overlap, "sum a layer's dx over the ranks while its dW is computed");
+  options.add_flag("--sequence-parallel", sequence_parallel, "of gpt: norms, dropout and residuals on own rows alone");
   options.shuffle = false;
+  options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -21,15 +31,22 @@ int main(int argc, char** argv) {
 
   const Stream stream;
   SideStream side;
-  const Network network = make_parallel_mlp(options.layers, options.activation, job.group(), overlap ? &side : nullptr);
+  const Network network = make_parallel_network(options, job.group(), overlap ? &side : nullptr, sequence_parallel);
   Model model(network, options.batch_size, stream);
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  std::vector<Extent> counted;  // of this rank's gradients, for the norm of the whole
+  if (options.needs_norm()) counted = counted_once(model.parameters(), job.group(), {0, model.count()});
 
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
@@ -37,12 +54,14 @@ int main(int argc, char** argv) {
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      optimizer.step(model.values(), model.grads());
+      float* norm = training.losses().gradient_norm();
+      for (const Extent& range : counted) clipping.add_squares(model.grads() + range.offset, range.count, norm);
+      clipping.finish(norm, job.group());
+      clipping.clip(model.grads(), model.count(), norm);
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
-    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
-      model.forward(batch, activations);
-      model.loss(activations, batch.y, training.evaluated(), loss);
-    });
+    training.evaluate(/*ranks=*/{}, add_loss);  // every rank has the whole loss
   }
+  training.evaluate(/*ranks=*/{}, add_loss);
   record_parameters(model.parameters(), job.rank(), job.group(), stream);
 }

@@ -21,41 +21,53 @@ __host__ __device__ inline std::uint64_t mixed(std::uint64_t counter) {
   return z ^ (z >> 31);
 }
 
-// y = x with some values set to zero and the others multiplied by `scale`: n values, `width` of each sample, whose
-// numbers are number, number + stride, …. y may be x.
-__global__ void drop(float* y, const float* x, int n, int width, int number, int stride, std::uint64_t key,
+// The values that a rank has where a tensor is cut: of every `whole` in a row, `count` from number `first` on. By
+// default it has all.
+struct Part {
+  int count = 1, whole = 1, first = 0;
+};
+
+// y = x with some values set to zero and the others multiplied by `scale`: n values, which are `part` of those of all
+// samples, `width` of each. The samples' numbers are number, number + stride, …. y may be x.
+__global__ void drop(float* y, const float* x, int n, Part part, int width, int number, int stride, std::uint64_t key,
                      std::uint32_t threshold, float scale) {
   for (int i : grid_stride(n)) {
-    const std::uint64_t sample = static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(i / width) * stride;
-    const std::uint32_t random = static_cast<std::uint32_t>(mixed(key + sample * width + i % width) >> 40);
+    const int place = i / part.count * part.whole + part.first + i % part.count;  // among those of all ranks
+    const std::uint64_t sample =
+        static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(place / width) * stride;
+    const std::uint32_t random = static_cast<std::uint32_t>(mixed(key + sample * width + place % width) >> 40);
     y[i] = random < threshold ? 0.0f : x[i] * scale;
   }
 }
 
-// Dropout at one place of the model, for one batch.
+// Dropout at one place of the model, for one batch, on a rank that has this part of the values there.
 class Dropout {
  public:
-  Dropout(double probability, std::uint64_t seed, int layer, int place, const Batch& batch)
+  Dropout(double probability, std::uint64_t seed, int layer, int place, const Batch& batch, Part part = {})
       : probability_(batch.step < 0 ? 0 : probability),
         key_(mixed(mixed(mixed(mixed(seed) + batch.step) + layer) + place)),
         number_(batch.number),
-        stride_(batch.stride) {}
+        stride_(batch.stride),
+        part_(part) {}
 
   // False where nothing is dropped: without --dropout, and where the model is not trained.
   bool active() const { return probability_ > 0; }
 
-  // y[samples, width] from x, which may be y. The backward pass too: it is the same mask. Nothing if it is not active.
+  // y from x, which may be y: samples·width values. The backward pass too: it is the same mask. Nothing if it is not
+  // active.
   void apply(float* y, const float* x, int samples, int width, cudaStream_t stream) const {
-    if (!active()) return;
+    if (!active() || samples == 0) return;
     const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
     const float scale = static_cast<float>(1 / (1 - probability_));
-    launch(drop, samples * width, stream, y, x, samples * width, width, number_, stride_, key_, threshold, scale);
+    launch(drop, samples * width, stream, y, x, samples * width, part_, width * (part_.whole / part_.count), number_,
+           stride_, key_, threshold, scale);
   }
 
  private:
   double probability_;
   std::uint64_t key_;
   int number_, stride_;
+  Part part_;
 };
 
 }  // namespace workshop

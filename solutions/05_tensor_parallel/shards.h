@@ -14,7 +14,8 @@
 
 namespace workshop {
 
-// A parameter of which each rank of the group holds its part. The group must divide the axis that is cut.
+// A parameter of which each rank of the group holds its part. The group must divide columns that are cut; of rows, the
+// parts may differ by one.
 inline Parameter sharded(const std::string& name, const std::vector<int>& shape, Split split, const Group& group) {
   return {name, shape, split, group.rank(), group.size()};
 }
@@ -24,12 +25,17 @@ inline std::vector<float> cut(const std::vector<float>& whole, const Parameter& 
   if (p.split == Split::none) return whole;
   std::vector<float> part(p.count());
   if (p.split == Split::rows) {
-    // TODO 05.1: Copy this rank's rows of `whole` to `part`.
-    //   Rank r of P has the r-th of P equal blocks of rows. The rows of a block lie one after the other, so one
-    //   std::copy_n(from, count, to) is enough. A part has p.rows() rows of p.columns() values, p.count() in all; this
-    //   is rank group.rank().
-    std::copy_n(whole.begin() + group.rank() * p.count(), p.count(), part.begin());
-    // END TODO 05.1
+    const int n = p.shape[0] / p.pieces, rows = p.rows() / p.pieces;  // of each piece: all, and this rank's
+    for (int piece = 0; piece < p.pieces; ++piece) {
+      const float* from = whole.data() + piece * n * p.columns();
+      float* to = part.data() + piece * rows * p.columns();
+      // TODO 05.1: Copy this rank's rows of `from` to `to`.
+      //   Rank r of P has the rows from n·r/P on, rounded down, so that P need not divide n, as it mostly does. They
+      //   lie one after the other, so one std::copy_n(from, count, to) is enough. There are `rows` of them, of
+      //   p.columns() values each; this is rank group.rank() of group.size().
+      std::copy_n(from + n * group.rank() / group.size() * p.columns(), rows * p.columns(), to);
+      // END TODO 05.1
+    }
   } else {
     // TODO 05.2: Copy this rank's columns of `whole` to `part`.
     //   Rank r of P has the r-th of P equal blocks of columns. Row by row: a row of `whole` has group.size() *
@@ -72,15 +78,23 @@ __global__ void join_columns(float* whole, const float* blocks, int rows, int co
   }
 }
 
-// The whole of a parameter that is cut, on every rank of the group, which must all call this. A report of a training
-// run and no part of it: it goes past the ledger, through NCCL's own name for the same call.
+// The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size:
+// so it takes a broadcast from each rank, and no all-gather. A report of a training run and no part of it: it goes past
+// the ledger, through NCCL's own name for the same call.
 inline DeviceBuffer<float> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
-  DeviceBuffer<float> blocks(p.count() * group.size(), Memory::data);
-  NCCL_CHECK(pncclAllGather(p.value, blocks.data(), p.count(), ncclFloat, group.comm(), stream));
-  if (p.split == Split::rows) return blocks;
+  DeviceBuffer<float> blocks(p.whole_count(), Memory::data);
+  float* block = blocks.data();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    Parameter theirs = p;
+    theirs.part = rank;
+    NCCL_CHECK(pncclBroadcast(p.value, block, theirs.count(), ncclFloat, rank, group.comm(), stream));
+    block += theirs.count();
+  }
+  if (p.split == Split::rows && p.pieces == 1) return blocks;
+  // What a rank holds of several pieces is, as the checkpoints see it, columns of few long rows.
+  const int rows = static_cast<int>(p.tensor_part().rows);
   DeviceBuffer<float> whole(blocks.size(), Memory::data);
-  launch(join_columns, p.count() * group.size(), stream, whole.data(), blocks.data(), p.rows(), p.columns(),
-         group.size());
+  launch(join_columns, p.whole_count(), stream, whole.data(), blocks.data(), rows, p.count() / rows, group.size());
   CUDA_CHECK(cudaStreamSynchronize(stream));  // before `blocks` is gone
   return whole;
 }
@@ -93,6 +107,34 @@ inline void record_parameters(const std::vector<Parameter>& parameters, int repl
     if (p.split != Split::none) gathered = gather_parameter(p, group, stream);
     record_parameter(replica, p.name, p.split != Split::none ? gathered.data() : p.value, p.shape, stream);
   }
+}
+
+// ---- clipping ------------------------------------------------------------------------------------------------------
+
+// The ranges of this rank's gradients whose squares count for the norm of the whole gradient, once the ranks' sums are
+// added up: of the `parameters`, which lie one after the other in a flat array, as far as they are `within` it.
+inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters, const Group& group, Extent within) {
+  std::vector<Extent> ranges;
+  int offset = 0;  // of the parameter in the flat array
+  for (const Parameter& p : parameters) {
+    const int first = std::max(offset, within.offset);
+    const int last = std::min(offset + p.count(), within.offset + within.count);
+    offset += p.count();
+    bool counts = false;
+    // TODO 05.19: Do this rank's gradients of the parameter count?
+    //   Every element of the whole gradient must count on one rank of the group and no other. A parameter that is cut
+    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them.
+    counts = p.split != Split::none || group.rank() == 0;
+    // END TODO 05.19
+    if (!counts || first >= last) continue;
+    const bool follows = !ranges.empty() && ranges.back().offset + ranges.back().count == first;
+    if (!follows) ranges.push_back({first, 0});
+    ranges.back().count += last - first;
+  }
+  std::vector<int> bounds;
+  for (const Extent& range : ranges) bounds.insert(bounds.end(), {range.offset, range.offset + range.count});
+  probe("05.19", "bounds of the gradients that count on this rank", bounds);
+  return ranges;
 }
 
 // ---- parameters of a network that is not made of layers ------------------------------------------------------------

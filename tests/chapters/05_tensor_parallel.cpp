@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 05: every number of ranks trains the same network.
+#include <algorithm>
+#include <cmath>
+
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {
@@ -18,6 +21,9 @@ const Path attention = solution("05_tensor_parallel/attention");
 // times that on to the parameters. Gradients of a mean over normal data have M ≤ 1 here. Found: 1.2·10⁻⁷. The tests ask
 // for 5·10⁻⁵, of losses, parameters and gradients; a wrong term is of the order of 10⁻².
 constexpr double kBound = 5e-5;
+// Of the language model, trained with SGD, as AdamW scales up what is rounding alone, the gradient of the keys' biases:
+// sums over the 128 rows of a batch or 64 features, in another order, are some 100 roundings of 6·10⁻⁸. Found: 5·10⁻⁷.
+constexpr double kGptBound = 1e-5;
 // Two pairs, GELU, a last batch of 8 rows. Only the widths inside the pairs have to be divided: 24 and 48.
 const std::string pairs =
     "--layers 12,24,6,48,5 --activation gelu --batch-size 24 --samples 488 --no-shuffle --log-every 0 ";
@@ -140,12 +146,157 @@ TESTS(steps) {
   step("solution.05.memory.sequence_parallel.4ranks", on(4, sequence, deep), {{"activations", 59776}});
 }
 
+// ---- the language model --------------------------------------------------------------------------------------------
+
+const Path gpt = solution("01_single_gpu/gpt");
+// 57 words, which 2, 4 and 8 ranks do not divide, in 284 samples of 16 positions to train on, and 43 each for
+// validation and test.
+const std::string text_option = " --text " + source("tests/golden/text").path + " ";
+const std::string sgd = text_option + "--optimizer sgd --lr 0.1 --no-shuffle --log-every 0 ";
+
+// Besides what compare_training() compares, the norms of the gradients and the test loss.
+void same_gpt(const std::string& name, const Command& expected, const Command& found) {
+  test(name, {.ranks = found.ranks}, [=] {
+    const Run one = record(expected, "expected.jsonl"), run = record(found, "found.jsonl");
+    expect_same_training(one, run, kGptBound);
+    const auto close = [&](const std::string& what, double want, double is) {
+      const double error = tools::relative_error(is, want, 1);
+      if (!(error <= kGptBound)) fail(report(run, text(what, " ", want), text(is, ", an error of ", error)));
+    };
+    for (std::size_t i = 0; i < one.record.losses.size(); ++i) {
+      close(text("norm of the gradient of step ", i), one.record.losses[i].gradient_norm,
+            run.record.losses.at(i).gradient_norm);
+    }
+    close("test loss", one.record.values.at({0, "test loss"}), run.record.values.at({0, "test loss"}));
+  });
+}
+
+TESTS(gpt_equal) {
+  const struct {
+    std::string name, options, cut_options;
+  } variants[] = {
+      {"", "", ""},
+      {"sequence", "", "--sequence-parallel --overlap"},
+      {"dropout", "--dropout 0.2", "--overlap"},
+      {"sequence.dropout", "--dropout 0.2", "--sequence-parallel"},
+      {"clip", "--clip-norm 0.2", ""},
+      {"sequence.clip", "--clip-norm 0.2 --warmup-steps 5 --lr-schedule cosine", "--sequence-parallel"},
+      {"recompute", "--dropout 0.1", "--recompute blocks"},
+      {"sequence.recompute", "--dropout 0.1", "--sequence-parallel --recompute blocks"},
+      {"accumulation", "--dropout 0.1 --batch-size 4 --accumulation-steps 2", ""},
+      {"sequence.accumulation", "--dropout 0.1 --batch-size 4 --accumulation-steps 2", "--sequence-parallel"}};
+  for (const auto& [name, options, cut_options] : variants) {
+    for (int ranks : {2, 4}) {
+      same_gpt(text("solution.05.gpt.", name.empty() ? "" : name + ".", ranks, "ranks"), on(1, gpt, sgd, options),
+               on(ranks, tensor, "--model gpt", sgd, options, cut_options));
+    }
+  }
+  // Three ranks; eight, of which some have the smaller part of the vocabulary; other depths, widths and contexts.
+  const std::string third = "--heads 3 --width 18 --context 12 --blocks 3 --vocabulary 31 --dropout 0.1";
+  same_gpt("solution.05.gpt.3ranks", on(1, gpt, sgd, third), on(3, tensor, "--model gpt", sgd, third));
+  same_gpt("solution.05.gpt.sequence.3ranks", on(1, gpt, sgd, third),
+           on(3, tensor, "--model gpt", sgd, third, "--sequence-parallel"));
+  const std::string eighth = "--heads 8 --width 32 --blocks 1 --max-steps 10";
+  same_gpt("solution.05.gpt.sequence.8ranks", on(1, gpt, sgd, eighth),
+           on(8, tensor, "--model gpt", sgd, eighth, "--sequence-parallel"));
+  // What PyTorch computes, with AdamW.
+  const Golden single = golden("tests/golden/gpt_single.json");
+  for (int ranks : {1, 2, 4}) {
+    golden_test(text("golden.05.gpt.", ranks, "ranks"), single,
+                on(ranks, tensor, "--model gpt --shuffle", single.options));
+    golden_test(text("golden.05.gpt.sequence.", ranks, "ranks"), single,
+                on(ranks, tensor, "--model gpt --shuffle --sequence-parallel", single.options));
+  }
+}
+
+// The README's formulas: of `steps` steps of 8 samples, and of validation and test.
+TESTS(gpt_ledger) {
+  const long T = 16, E = 16, L = 2, R = 8 * T, steps = 5;
+  const long evaluated = 2 * 43 * T, batches = 2 * 6;  // rows, and the batches that they are in
+  const auto add = [=](const std::string& name, int ranks, long again, const std::string& options) {
+    const long each_way = 2 * L + 1;
+    ledger("solution.05.gpt.ledger." + name, on(ranks, tensor, "--model gpt", sgd, options, "--max-steps", steps),
+           {{kAll, "ncclAllReduce", steps * (2 * each_way + again + 3 + 1) + batches * (each_way + 3),
+             4 * (steps * (R * E * (2 * each_way + again) + 3 * R + 1) + evaluated * (E * each_way + 3))}});
+    ledger("solution.05.gpt.ledger.sequence." + name,
+           on(ranks, tensor, "--model gpt --sequence-parallel", sgd, options, "--max-steps", steps),
+           {{kAll, "ncclAllGather", steps * (3 * each_way + again) + batches * each_way,
+             4 * E / ranks * (steps * R * (3 * each_way + again) + evaluated * each_way)},
+            {kAll, "ncclReduceScatter", steps * (2 * each_way + again) + batches * each_way,
+             4 * E / ranks * (steps * R * (2 * each_way + again) + evaluated * each_way)},
+            {kAll, "ncclAllReduce", steps * (3 + L + 1 + 1) + batches * 3,
+             4 * (steps * (3 * R + 4 * E * L + 2 * E + 1) + evaluated * 3)}});
+  };
+  add("2ranks", 2, 0, "");
+  add("4ranks", 4, 0, "--dropout 0.1 --clip-norm 0.1");
+  add("recompute", 2, 2 * L, "--recompute blocks");
+}
+
+// What each rank holds, as in the README, and nothing allocated or waited for in a step.
+TESTS(gpt_steps) {
+  const auto add = [](const std::string& name, long ranks, long sequence, const std::string& options) {
+    const bool dropout = options.find("dropout") != std::string::npos;
+    const bool recompute = options.find("recompute") != std::string::npos;
+    const std::string parallel = sequence ? "--sequence-parallel" : "";
+    test("solution.05.gpt.step." + name,
+         on(static_cast<int>(ranks), tensor, "--model gpt --epochs 2", text_option, parallel, options),
+         [=](const Run& run) {
+           expect_clean_steps(run);
+           const long T = 16, E = 16, H = 4, L = 2, samples = 8;
+           const long t = sequence ? T / ranks : T, p = H * T * T / ranks, features = T * E / ranks;
+           const long block = 4 * t * E + 4 * t + 12 * features + p;
+           for (long rank = 0; rank < ranks; ++rank) {
+             const long words = 57 * (rank + 1) / ranks - 57 * rank / ranks;
+             const long parameters = 2 * words * E + T * E + 2 * E + L * ((12 * E * E + 7 * E) / ranks + 6 * E);
+             const long ends = 2 * t * E + 2 * t + T * words;
+             const long blocks = (recompute ? block + L * t * E : L * block) + (dropout ? L * p : 0);
+             const long gradients = 2 * std::max({T * words, 4 * features, t * E + std::max(t * E, p)});
+             expect_memory(run, static_cast<int>(rank),
+                           {{"parameters", 4 * parameters},
+                            {"gradients", 4 * parameters},
+                            {"optimizer", 8 * parameters},
+                            {"activations", 4 * samples * (blocks + ends + gradients + sequence * 2 * T * E)},
+                            {"buckets", 0}});
+           }
+         });
+  };
+  add("2ranks", 2, 0, "");
+  add("4ranks", 4, 0, "--dropout 0.1 --clip-norm 0.1");
+  add("recompute", 2, 0, "--recompute blocks");
+  add("sequence.2ranks", 2, 1, "");
+  add("sequence.4ranks", 4, 1, "--dropout 0.1 --clip-norm 0.1 --overlap");
+  add("sequence.recompute", 2, 1, "--recompute blocks --accumulation-steps 2");
+}
+
+// A checkpoint of one process goes on in four ranks, of theirs in two, and of theirs in one, sharded or as one file.
+TESTS(gpt_checkpoints) {
+  for (const std::string format : {"sharded", "full"}) {
+    test("solution.05.gpt.resume." + format, {.ranks = 4}, [=] {
+      const std::string options = sgd + "--dropout 0.1 --max-steps ";
+      const Run expected = record(on(1, gpt, options + "12"), "expected.jsonl");
+      const std::string save = " --checkpoint-format " + format + " --checkpoints ";
+      succeed(on(1, gpt, options + "3", save + "a"));
+      succeed(on(4, tensor, "--model gpt --sequence-parallel", options + "6 --resume a", save + "b"));
+      succeed(on(2, tensor, "--model gpt", options + "9 --resume b", save + "c"));
+      const Run resumed = record(on(1, gpt, options + "12 --resume c", save + "d"), "resumed.jsonl");
+      expect_same_training(expected, resumed, kGptBound, /*resumed=*/true);
+    });
+  }
+}
+
 TESTS(bad) {
   refusals("solution.05.bad.tensor_parallel.", on(4, tensor), R"(
     odd.#     | --layers 8,8,8,8                  | --layers has 3 layers; expected an even number
     one.#     | --layers 8,8                      | --layers has 1 layer; expected an even number
     unknown.# | --heads 4                         | --heads
     width     | --layers 8,8,8,6,8                | --layers has a width of 6 inside a pair; expected a multiple of the 4 ranks
+    rows.#    | --sequence-parallel               | --sequence-parallel is for --model gpt alone
+  )");
+  refusals("solution.05.bad.gpt.", on(4, tensor, "--model gpt", text_option), R"(
+    heads     | --heads 2                         | --heads is '2'; expected a multiple of the 4 ranks
+    context   | --context 18 --sequence-parallel  | --context is '18'; --sequence-parallel expects a multiple of the 4 ranks
+    words     | --vocabulary 1                    | the vocabulary has . words?; expected one a rank, 4
+    layers.#  | --layers 8,8,8                    | --layers is for --model mlp alone
   )");
   refusals("solution.05.bad.tensor_parallel_gather.", on(4, gather), R"(
     unknown.# | --tp 4                            | --tp
