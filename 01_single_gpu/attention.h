@@ -125,8 +125,8 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
     // TODO 01.13: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
-    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1, in place
-    //   of beta, and the number of samples at the end. p is [T, T], the others are [T, d].
+    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1, in
+    //   place of beta, and the number of samples at the end. p is [T, T], the others are [T, d].
     todo("01.13");
     // END TODO 01.13
   }

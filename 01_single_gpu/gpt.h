@@ -51,6 +51,13 @@ inline Text text_of(const Options& options) {
 // The layers of a language model: the embedding, the blocks, the head.
 inline int gpt_depth(const Options& options) { return options.gpt.blocks + 2; }
 
+// Operations of the matrix products for a token, forward and twice as many backward: 2 for each weight that is
+// multiplied, and 2E for the score of each position and for what is looked up there.
+inline double gpt_operations(const GptOptions& o, int vocabulary) {
+  const double E = o.width, T = o.context;
+  return 3 * (o.blocks * (24 * E * E + 4 * T * E) + 2 * vocabulary * E);
+}
+
 inline Network make_gpt(const Options& options) {
   const GptOptions& o = options.gpt;
   Network network;
@@ -60,6 +67,7 @@ inline Network make_gpt(const Options& options) {
   network.vocabulary = std::move(text.vocabulary);
   const int vocabulary = static_cast<int>(network.vocabulary.size());
   require_sizes(options, vocabulary);
+  network.operations = gpt_operations(o, vocabulary);
   const auto room = std::make_shared<std::vector<DeviceBuffer<float>>>();
   network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
   for (int i = 0; i < o.blocks; ++i) {

@@ -33,9 +33,9 @@ struct Parameter {
   std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
   Split split = Split::none;
   int part = 0, parts = 1;  // which of how many parts this rank holds, if it is cut; they may differ by a row
-  int pieces = 1;           // matrices on top of each other, each of which is cut by its rows: of the projections to
-                            // query, key and value, which PyTorch has in one, a rank holds three blocks of rows
   float *value = nullptr, *grad = nullptr;  // [rows(), columns()]
+  int pieces = 1;  // matrices on top of each other, each of which is cut by its rows: of the projections to query, key
+                   // and value, which PyTorch has in one, a rank holds three blocks of rows
 
   int rows() const { return split == Split::rows ? pieces * (first_row(part + 1) - first_row(part)) : shape[0]; }
   int columns() const { return split == Split::columns ? whole_columns() / parts : whole_columns(); }
@@ -165,8 +165,9 @@ struct Network {
   std::shared_ptr<TokenDataset> text = nullptr;  // that it is trained on, if any
   std::vector<std::string> vocabulary = {};      // of the text
   double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
+  double operations = 0;                         // of the matrix products for a token, forward and backward
 
-  DataSource data() const { return {input_size(), output_size(), text}; }
+  DataSource data() const { return {input_size(), output_size(), text, operations}; }
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise

@@ -24,10 +24,10 @@ __global__ void sgd(float* value, const float* grad, float lr, float weight_deca
 
 // What AdamW needs to know of step t = 1, 2, …
 struct AdamWStep {
-  float decay;            // 1 - lr·λ
-  float rest1, rest2;     // 1 - β₁, 1 - β₂: what a step adds to the running means of the gradient and of its square
-  float beta2;            // that of the latter
-  float step_size;        // lr / (1 - β₁ᵗ)
+  float decay;         // 1 - lr·λ
+  float rest1, rest2;  // 1 - β₁, 1 - β₂: what a step adds to the running means of the gradient and of its square
+  float beta2;         // that of the latter
+  float step_size;     // lr / (1 - β₁ᵗ)
   float root_correction;  // √(1 - β₂ᵗ)
   float epsilon;
 };
