@@ -47,7 +47,7 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
 
 // The mean loss over samples that are not trained on, each of them counted once, whatever the number of replicas:
 // validation after an epoch, the test after the last. add_loss(batch, loss) adds a batch's share of it to *loss, on one
-// rank of each replica. Replicas may have different numbers of batches here: nothing is sent until all are done.
+// rank of each replica.
 inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
