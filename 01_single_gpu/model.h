@@ -33,9 +33,9 @@ struct Parameter {
   std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
   Split split = Split::none;
   int part = 0, parts = 1;  // which of how many parts this rank holds, if it is cut; they may differ by a row
-  int pieces = 1;           // matrices on top of each other, each of which is cut by its rows: of the projections to
-                            // query, key and value, which PyTorch has in one, a rank holds three blocks of rows
   float *value = nullptr, *grad = nullptr;  // [rows(), columns()]
+  int pieces = 1;  // matrices on top of each other, each of which is cut by its rows: of the projections to query, key
+                   // and value, which PyTorch has in one, a rank holds three blocks of rows
 
   int rows() const { return split == Split::rows ? pieces * (first_row(part + 1) - first_row(part)) : shape[0]; }
   int columns() const { return split == Split::columns ? whole_columns() / parts : whole_columns(); }

@@ -18,7 +18,6 @@
 
 #include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/model.h"
-#include "01_single_gpu/transformer.h"
 #include "parallel_linear.h"
 #include "shards.h"
 

@@ -7,13 +7,14 @@
 // own words, [rows, V/P], and what the loss needs of the others are three numbers a row.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "01_single_gpu/rows.h"
+#include "01_single_gpu/transformer.h"
 #include "parallel_layer.h"
 
 namespace workshop {
