@@ -167,7 +167,7 @@ struct Network {
   double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
   double operations = 0;                         // of the matrix products for a token, forward and backward
 
-  DataSource data() const { return {input_size(), output_size(), text, operations}; }
+  DataSource data() const { return {input_size(), output_size(), text, operations, best_test_loss}; }
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise

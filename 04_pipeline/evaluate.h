@@ -8,9 +8,9 @@
 
 namespace workshop {
 
-// Adds the share of the batch in the mean loss over `samples_of_mean` samples to *loss, on the last stage; where
-// loss is null, it is left out. Part by part and micro-batch by micro-batch, as a chunk has room for so many samples:
-// nothing overlaps. Collective over the stages.
+// Adds the share of the batch in the mean loss over `samples_of_mean` samples to *loss, on the last stage. Part by part
+// and micro-batch by micro-batch, as a chunk has room for so many samples: nothing overlaps. Collective over the
+// stages.
 inline void evaluate(Stage& stage, const Schedule& schedule, const Group& stages, const Batch& batch,
                      int samples_of_mean, float* loss, cudaStream_t stream) {
   stage.begin_step(batch, loss);
@@ -22,7 +22,7 @@ inline void evaluate(Stage& stage, const Schedule& schedule, const Group& stages
       const Instruction send{Instruction::send_activation, m, part / schedule.stages};
       const Instruction receive{Instruction::receive_activation, m, (part + 1) / schedule.stages};
       if (mine(part)) stage.forward(forward);
-      if (part + 1 == parts && mine(part) && loss != nullptr) stage.add_loss(forward, samples_of_mean);
+      if (part + 1 == parts && mine(part)) stage.add_loss(forward, samples_of_mean);
       // A group, as the only stage of an interleaved schedule sends to itself.
       NCCL_CHECK(ncclGroupStart());
       if (mine(part) && part + 1 < parts) {

@@ -48,6 +48,7 @@ class ChunkUpdate {
     if (average_) average_->finish();
   }
 
+  const Model& model() const { return model_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
   float* grads() const { return model_.grads() + part().offset; }
   Extent part() const {

@@ -7,7 +7,7 @@
 #include "01_single_gpu/models.h"
 #include "04_pipeline/check_schedule.h"
 #include "04_pipeline/pipeline_options.h"
-#include "05_tensor_parallel/parallel_linear.h"
+#include "05_tensor_parallel/parallel_models.h"
 #include "common/job.h"
 #include "mesh.h"
 
@@ -18,7 +18,7 @@ struct Settings {
   PipelineOptions pipeline;
   int zero = 0;
   double bucket_mb = 25;
-  bool tensor_across_nodes = false;
+  bool sequence_parallel = false, tensor_across_nodes = false;
 
   int parts() const { return mesh.pipeline * pipeline.chunks; }
   bool sharded() const { return zero == 1 && mesh.data > 1; }
@@ -31,6 +31,8 @@ inline void add_options(Options& options, Settings& s) {
   options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
   s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
   options.add("--bucket-mb", s.bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.add_flag("--sequence-parallel", s.sequence_parallel,
+                   "cut the rows between the layers of a language model over the tensor group");
   options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
 }
 
@@ -59,13 +61,15 @@ inline void complete(Settings& s, const Options& options) {
   const int stages = s.mesh.pipeline;
   s.pipeline.complete(stages, "--pp");
   s.pipeline.require_divisor(options.batch_size);
-  if (s.mesh.tensor > 1) require_pairs(options.layers, s.mesh.tensor);
-  const int layers = make_network(options).depth(), there = s.mesh.tensor > 1 ? layers / 2 : layers;
+  const bool gpt = options.model == ModelKind::gpt, pairs = s.mesh.tensor > 1 && !gpt;
+  if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
+  if (pairs) require_pairs(options.layers, s.mesh.tensor);
+  const int layers = gpt ? gpt_depth(options) : make_network(options).depth(), there = pairs ? layers / 2 : layers;
   if (there < s.parts()) {
-    const std::string what = s.mesh.tensor > 1 ? "pairs of layers" : "layers";
+    const std::string what = pairs ? "pairs of layers" : "layers";
     usage_error("--pp is '" + std::to_string(stages) + "', for stages of " + std::to_string(s.pipeline.chunks) +
-                " out of " + std::to_string(there) + " " + what + " in --layers; expected at least " +
-                std::to_string(s.parts()) + " " + what);
+                " out of " + std::to_string(there) + " " + what + (gpt ? " that --blocks makes" : " in --layers") +
+                "; expected at least " + std::to_string(s.parts()) + " " + what);
   }
 }
 

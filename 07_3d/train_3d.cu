@@ -10,11 +10,12 @@
 #include "03_model_parallel/partition.h"
 #include "04_pipeline/evaluate.h"
 #include "04_pipeline/executor.h"
-#include "05_tensor_parallel/parallel_linear.h"
+#include "05_tensor_parallel/parallel_models.h"
 #include "chunk_update.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "mesh.h"
+#include "mesh_clipping.h"
 #include "settings.h"
 
 using namespace workshop;
@@ -34,11 +35,12 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   // END TODO 07.6
   probe("07.6", "ranks that average their gradients", replicas->members());
 
-  const Network network = mesh.shape.tensor > 1 ? make_parallel_mlp(options.layers, options.activation, mesh.tensor)
-                                                : make_network(options);
+  const Network network = mesh.shape.tensor > 1
+                              ? make_parallel_network(options, mesh.tensor, nullptr, settings.sequence_parallel)
+                              : make_network(options);
   const Schedule schedule = make_schedule(settings);
-  const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), Partition::uniform);
-  Stage stage(network, options.batch_size, schedule, stages->rank(), bounds, /*recompute=*/false, stream,
+  const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
+  Stage stage(network, options.batch_size, schedule, stages->rank(), bounds, options.gpt.recompute == "stages", stream,
               settings.sharded() ? Storage::bound : Storage::own);
   IdleClock clock(stream, kProbedSteps);
   PipelineExecutor executor(schedule, stage, *stages, stream, clock);
@@ -47,13 +49,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
     updates.emplace_back(options, chunk.model, *replicas, settings.sharded(), settings.bucket_mb * (1 << 20), stream);
     chunk.model.initialize(options.model_seed);
   }
-  const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
-  const auto update = [&] {
-    clock.compute([&] {
-      for (ChunkUpdate& chunk : updates) chunk.average();
-      for (ChunkUpdate& chunk : updates) chunk.update(/*lr_factor=*/1);
-    });
-  };
+  MeshClipping clipping(options, updates, mesh, settings.sharded(), stream);
 
   int shares = 1, share = 0;
   // TODO 07.7: Into how many shares are the samples divided, and which one is this rank's?
@@ -65,15 +61,22 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   Training training(options, job, {shares, share, reports}, network.data(), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
+  const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
+  const auto update = [&] {
+    for (ChunkUpdate& chunk : updates) chunk.average();
+    clipping.clip(training.losses().gradient_norm());
+    for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
+  };
+  // All ranks of a tensor group compute the same loss, together: one of them counts it.
+  DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
-    // All ranks of a tensor group have the same loss: one of them counts it.
-    float* counted = mesh.at.tensor == 0 ? loss : nullptr;
-    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+    float* place = mesh.at.tensor == 0 ? loss : uncounted.data();
+    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), place, stream);
   };
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.begin_step(training.batch(), training.loss());
-      executor.step(update, ready);
+      executor.step([&] { clock.compute(update); }, ready);
     }
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
@@ -89,9 +92,11 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("07_3d/train_3d", "Trains an MLP with data, pipeline and tensor parallelism.", Sampling::distributed);
+  Options options("07_3d/train_3d", "Trains a model with data, pipeline and tensor parallelism.",
+                  Sampling::distributed);
   Settings settings;
   add_options(options, settings);
+  options.with_models({"none", "blocks", "stages"});
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);

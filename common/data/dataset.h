@@ -43,6 +43,7 @@ struct DataSource {
   int in, out;
   std::shared_ptr<TokenDataset> text = nullptr;  // whose tokens are gone once they are on the device
   double operations = 0;                         // of the model's matrix products for a token of the text, a step's
+  double best_test_loss = 0;                     // that any model can reach on the text; 0: unknown
 };
 
 // What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from

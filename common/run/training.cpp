@@ -72,6 +72,7 @@ struct Training::State {
         stream(stream),
         text(source.text),
         operations(source.operations),
+        best_test_loss(source.best_test_loss),
         data(load(options, source, stream)),
         trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
         random(trained_on, options.shuffle, data.generator, data.draws),
@@ -100,7 +101,7 @@ struct Training::State {
   ncclComm_t comm;
   cudaStream_t stream;
   std::shared_ptr<const TokenDataset> text;
-  double operations;
+  double operations, best_test_loss;
   Data data;
   DataLoader& loader = data.loader;
   int trained_on;
@@ -246,6 +247,9 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
   const std::string epoch = state.over ? "" : formatted("epoch %3d  ", state.epoch);
   print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, perplexity(loss, state.text != nullptr).c_str(),
          better ? ", the best so far" : "");
+  if (state.over && state.best_test_loss > 0) {
+    print0("the best possible perplexity is %.2f\n", std::exp(state.best_test_loss));
+  }
   const std::string value = name + (state.over ? "" : " of epoch " + std::to_string(state.epoch));
   if (process_ranks().rank == 0) record_value(value, loss);
   if (better) state.checkpoints.save("best-");

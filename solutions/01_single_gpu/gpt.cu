@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a language model on one GPU, and lets it write: mlp.cu with a text for the random numbers, and with what
 // training a transformer takes, a schedule of the learning rate and clipping of the gradient.
-#include <cmath>
 #include <string>
 
 #include "attention.h"
@@ -55,7 +54,6 @@ int main(int argc, char** argv) {
     training.evaluate(job.group(), add_loss);
   }
   training.evaluate(job.group(), add_loss);
-  if (network.best_test_loss > 0) print0("the best possible perplexity is %.2f\n", std::exp(network.best_test_loss));
   record_parameters(model, 0, stream);
 
   const GptOptions& o = options.gpt;

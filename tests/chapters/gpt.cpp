@@ -54,6 +54,36 @@ TESTS(gpt_everywhere) {
   }
 }
 
+// All meshes of 8 ranks, plainly and with all that there is to add.
+TESTS(gpt_on_every_mesh) {
+  const std::string deep =
+      "--heads 8 --blocks 6 --no-shuffle --model-seed 3 --optimizer sgd --lr 0.2 --max-steps 4 --log-every 0 --dropout "
+      "0.2 "
+      "--clip-norm 0.3 --warmup-steps 2 --lr-schedule cosine --batch-size";
+  const auto add = [&](const std::string& name, int ranks, int dp, int pp, int tp, const std::string& more) {
+    same_training(text("solution.gpt.mesh.", name, ".", dp, "x", pp, "x", tp), kBound,
+                  on(1, solution("01_single_gpu/gpt"), text_option, deep, 48),
+                  on(ranks, solution("07_3d/train_3d"), "--model gpt", text_option, deep, 48 / dp, "--dp", dp, "--pp",
+                     pp, "--tp", tp, more));
+  };
+  for (int dp : {1, 2, 4, 8}) {
+    for (int pp = 1; pp <= 8 / dp; pp *= 2) {
+      const int tp = 8 / dp / pp;
+      std::string more = pp > 2 ? "--recompute stages" : "--recompute blocks";
+      if (dp > 1) more += " --zero 1";
+      if (tp > 1) more += " --sequence-parallel";
+      if (pp == 2) more += " --schedule interleaved";
+      add("with_all", 8, dp, pp, tp, more);
+    }
+  }
+  add("plain", 1, 1, 1, 1, "");
+  add("plain", 2, 1, 1, 2, "");
+  add("plain", 3, 3, 1, 1, "");
+  add("plain", 4, 2, 2, 1, "--schedule gpipe");
+  add("plain", 4, 2, 1, 2, "--zero 1");
+  add("plain", 8, 2, 2, 2, "");
+}
+
 // ---- what is sent and held, as in the READMEs ----------------------------------------------------------------------
 
 // 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults on this text.
