@@ -32,6 +32,10 @@ int main(int argc, char** argv) {
   training.add_all(parts_of(model), model.values(), optimizer.state());
   if (gradient_check) require_gradients(model, activations, training.first_samples(), stream);
 
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
@@ -41,10 +45,7 @@ int main(int argc, char** argv) {
       }
       optimizer.step(model.values(), model.grads());
     }
-    training.evaluate(job.group(), [&](const Batch& batch, float* loss) {
-      model.forward(batch, activations);
-      model.loss(activations, batch.y, training.evaluated(), loss);
-    });
+    training.evaluate(job.group(), add_loss);
   }
   record_parameters(model, 0, stream);
 }

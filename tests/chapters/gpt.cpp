@@ -84,6 +84,39 @@ TESTS(gpt_on_every_mesh) {
   add("plain", 8, 2, 2, 2, "");
 }
 
+// One training, of which each step is another strategy's, on another number of ranks.
+TESTS(gpt_checkpoints) {
+  const struct {
+    std::string program;
+    int ranks, replicas;
+    std::string options;
+  } steps[] = {{"02_ddp/ddp", 2, 2, ""},
+               {"03_model_parallel/model_parallel", 3, 1, ""},
+               {"04_pipeline/pipeline", 2, 1, "--schedule interleaved"},
+               {"05_tensor_parallel/tensor_parallel", 4, 1, "--sequence-parallel"},
+               {"06_fsdp/zero", 3, 3, "--stage 3"},
+               {"06_fsdp/fsdp", 4, 4, "--hybrid 2"},
+               {"07_3d/train_3d", 8, 2, "--dp 2 --pp 2 --tp 2 --zero 1"},
+               {"02_ddp/ddp_overlap", 1, 1, ""}};
+  test("solution.gpt.one_checkpoint", {.ranks = 8}, [=] {
+    const std::string training =
+        "--no-shuffle --model-seed 3 --optimizer sgd --lr 0.2 --log-every 0 --dropout 0.2 --clip-norm 0.3 "
+        "--warmup-steps 4 "
+        "--batch-size";
+    const Run expected =
+        record(on(1, solution("01_single_gpu/gpt"), text_option, training, "24 --max-steps 8"), "expected.jsonl");
+    std::string resume;
+    int step = 0;
+    for (const auto& s : steps) {
+      const Run run = record(on(s.ranks, solution(s.program), "--model gpt", text_option, training, 24 / s.replicas,
+                                s.options, "--max-steps", ++step, "--checkpoints saved", resume),
+                             text("step-", step, ".jsonl"));
+      resume = "--resume saved";
+      if (step == 8) expect_same_training(expected, run, kBound, /*resumed=*/true);
+    }
+  });
+}
+
 // ---- what is sent and held, as in the READMEs ----------------------------------------------------------------------
 
 // 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults on this text.
