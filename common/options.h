@@ -77,7 +77,8 @@ class Options {
   bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
 
   // Has the program train the language model and let it write, or the model that --model names. Adds the options of the
-  // language model, whose defaults apply where it is trained, and those of the step size. Call before parse().
+  // language model, whose defaults apply where it is trained, and those of the step size. `recompute`: what
+  // --recompute may be. Call before parse().
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 

@@ -36,7 +36,6 @@ import generate  # the programs themselves
 ROUNDS = 5
 EPOCHS = {1: 25, 2: 15}  # a round of each program, by ranks: some 0.4 s
 
-WIDE_ROUNDS = 9
 WIDTH, DEPTH, BATCH, LR = 1024, 4, 128, 0.001
 WARM_UP, STEPS = 3, 10  # a round; the workshop's programs do not time their first three steps
 
@@ -68,6 +67,7 @@ def time_program(arguments):
 class Wide:
     """The network of linear layers."""
 
+    rounds = 9
     title = f"{DEPTH} x {WIDTH}, GELU, batch {BATCH} a rank, AdamW"
     programs = {1: ["01_single_gpu/mlp"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
 
@@ -86,6 +86,7 @@ class Wide:
 class Gpt:
     """The language model, on a text of random words."""
 
+    rounds = 4
     blocks, width, heads, context, vocabulary, batch = 4, 256, 8, 128, 1024, 8
     title = f"gpt: {blocks} blocks, width {width}, {heads} heads, context {context}, batch {batch} a rank, AdamW"
     programs = {1: ["01_single_gpu/gpt"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
@@ -214,7 +215,7 @@ def time_large(launch, folder, kind):
         for contestant in contestants.values():
             contestant.seconds_per_step()
         best = dict.fromkeys(contestants, float("inf"))
-        for _ in range(WIDE_ROUNDS):
+        for _ in range(kind.rounds):
             for name, contestant in contestants.items():
                 best[name] = min(best[name], contestant.seconds_per_step())
         for contestant in contestants.values():

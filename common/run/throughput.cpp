@@ -12,7 +12,7 @@
 namespace workshop {
 
 double measured_peak(cudaStream_t stream) {
-  constexpr int n = 1024, kTimes = 4;
+  constexpr int n = 512, kTimes = 4;
   DeviceBuffer<float> a(n * n, Memory::data), b(n * n, Memory::data), c(n * n, Memory::data);
   for (DeviceBuffer<float>* matrix : {&a, &b}) CUDA_CHECK(cudaMemsetAsync(matrix->data(), 0, matrix->bytes(), stream));
   cublasHandle_t blas = nullptr;

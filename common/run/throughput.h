@@ -6,8 +6,8 @@
 
 namespace workshop {
 
-// Operations a second that this rank's device reaches in a large matrix product, in float32. Takes a few tens of
-// milliseconds on the cpu backend.
+// Operations a second that this rank's device reaches in a matrix product that keeps the cores of a rank busy, in
+// float32. Takes some ten milliseconds on the cpu backend. A GPU can do more than it shows here.
 double measured_peak(cudaStream_t stream);
 
 // Prints, on rank 0, tokens and operations a second of all ranks together, and the share of what the ranks' devices
