@@ -8,7 +8,7 @@ namespace workshop {
 
 struct GptOptions {
   std::string text;                // folder with train.txt, valid.txt and test.txt; none: stories
-  int words = 60'000;              // of the stories
+  int words = 500'000;             // of the stories
   int vocabulary = 0;              // words at most, and <unk> for all others; 0: all of the text's
   int context = 16;                // tokens a sample
   int width = 16;                  // numbers a token

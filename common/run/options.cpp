@@ -233,12 +233,25 @@ void Options::with_validation() {
   add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
 }
 
-// What the language model is trained with unless an option says otherwise.
+// What the language model is trained with unless an option says otherwise. On the workshop's stories it is large
+// enough, and trained for long enough, to come within a few percent of the best possible perplexity.
 struct GptDefault {
-  const char *option, *text;
+  const char *option, *text, *on_stories;
 };
-constexpr GptDefault kGptDefaults[] = {
-    {"--optimizer", "adamw"}, {"--lr", "0.001"}, {"--batch-size", "8"}, {"--model-seed", "4321"}};
+constexpr GptDefault kGptDefaults[] = {{"--optimizer", "adamw", "adamw"},
+                                       {"--lr", "0.001", "0.004"},
+                                       {"--lr-schedule", "constant", "cosine"},
+                                       {"--epochs", "1", "3"},
+                                       {"--batch-size", "8", "16"},
+                                       {"--context", "16", "32"},
+                                       {"--width", "16", "64"},
+                                       {"--model-seed", "4321", "4321"}};
+
+// "a", or "a; on stories: b".
+std::string either(const GptDefault& value) {
+  const std::string text = value.text, on_stories = value.on_stories;
+  return text == on_stories ? text : text + "; on stories: " + on_stories;
+}
 
 void Options::with_gpt() {
   model = ModelKind::gpt;
@@ -249,16 +262,16 @@ void Options::with_gpt() {
   add("--tokens", gpt.tokens, "words to generate", 1);
   impl_->add_number<double>("--temperature", gpt.temperature, "logits are divided by it; 0: the most likely word",
                             "a number of at least 0", at_least_0, kMostDouble);
-  for (const auto& [option, text] : kGptDefaults) impl_->app.get_option(option)->default_str(text);
+  for (const GptDefault& value : kGptDefaults) impl_->app.get_option(value.option)->default_str(either(value));
 }
 
 void Options::with_models(const std::vector<std::string>& recompute) {
   impl_->train("--model", model, "what is trained: an MLP, or a language model", {"mlp", "gpt"});
   add_gpt_options(recompute);
-  for (const auto& [name, text] : kGptDefaults) {
-    CLI::Option* option = impl_->app.get_option(name);
+  for (const GptDefault& value : kGptDefaults) {
+    CLI::Option* option = impl_->app.get_option(value.option);
     const std::string otherwise = option->get_default_str();
-    option->default_str((otherwise.empty() ? "" : otherwise + "; ") + "gpt: " + text);
+    option->default_str((otherwise.empty() ? "" : otherwise + "; ") + "gpt: " + either(value));
   }
 }
 
@@ -307,10 +320,10 @@ void Options::use_model() {
   }
   if (!is_gpt && gpt.recompute == "blocks") usage_error("--recompute is 'blocks'; expected another: an MLP has none");
   if (!is_gpt) return;
-  for (const auto& [name, text] : kGptDefaults) {
-    CLI::Option* option = impl_->app.get_option(name);
+  for (const GptDefault& value : kGptDefaults) {
+    CLI::Option* option = impl_->app.get_option(value.option);
     if (given(option)) continue;
-    option->add_result(text);
+    option->add_result(gpt.text.empty() ? value.on_stories : value.text);
     option->run_callback();
   }
   if (gpt.width % gpt.heads != 0) {

@@ -2,6 +2,10 @@
 // The language model, trained with every strategy: each learns what one process learns, dropout, clipping and the
 // schedule included, and finds the same losses of validation and test.
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "tests/harness/expect.h"
 
@@ -117,6 +121,22 @@ TESTS(gpt_checkpoints) {
   });
 }
 
+// With nothing but the defaults, it learns the stories: as well as the grammar that wrote them can be known, but for 5
+// %.
+TESTS(gpt_learns) {
+  test("soak.gpt_learns", {.ranks = 2, .timeout = 1800, .soak = true}, [] {
+    const Run learned = succeed(on(2, solution("02_ddp/ddp"), "--model gpt --log-every 0"));
+    const auto number_after = [&](const std::string& words) {
+      const std::size_t at = learned.output.rfind(words);
+      if (at == std::string::npos) fail(report(learned, words, learned.output));
+      return std::stod(learned.output.substr(at + words.size()));
+    };
+    const double best = number_after("the best possible perplexity is ");
+    const double found = std::exp(number_after("test loss "));
+    EXPECT_TRUE(found >= best && found <= 1.05 * best) << found << ", with " << best << " the best possible";
+  });
+}
+
 // ---- what is sent and held, as in the READMEs ----------------------------------------------------------------------
 
 // 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults on this text.
@@ -205,6 +225,84 @@ TESTS(gpt_memory) {
         {"optimizer", whole},
         {"buckets", 16 * kBlock},
         {"activations", recomputed}});
+}
+
+// A mesh of 2 × 2 × 2 ranks in 1F1B: embedding and first block on the bottom stage, the other block and the head on the
+// top one. What chapters 02, 04, 05 and 06 send and hold, each rank sends and holds at once.
+void expect_cube(const Run& run, bool sequence, bool zero) {
+  const long D = 2, n = 2, M = 4, steps = 8, rows = 8;  // replicas, tensor ranks; rows a replica and step
+  const long trained = steps * rows, messages = steps * M, passes = 2 * 3 * M;  // passes: micro-batches evaluated
+  const long t = sequence ? T / n : T, features = T * E / n, scores = H * T * T / n;
+  const long block = 4 * t * E + 4 * t + 12 * features + scores;
+  for (int rank = 0; rank < 8; ++rank) {
+    const bool top = rank >= 4;
+    const long evaluated = 2 * (rank / 2 % 2 == 0 ? 22 : 21);  // samples of the replica, of validation and test
+    const long words = V * (rank % n + 1) / n - V * (rank % n) / n;
+    const long parameters = (12 * E * E + 7 * E) / n + 6 * E + (top ? words * E + 2 * E : (words + T) * E);
+    const long shard = zero ? (parameters + D - 1) / D : parameters;
+
+    // The tensor group adds up T·E floats a sample: forward and backward twice in the block, and once at the model's
+    // end.
+    const long forward = top ? 2 : 3, backward = top ? 3 : 2;
+    const Traffic tensor{rank, sequence ? "ncclReduceScatter" : "ncclAllReduce",
+                         messages * (forward + backward) + passes * forward,
+                         4 * T * E / (sequence ? n : 1) * (trained * (forward + backward) + evaluated * forward)};
+    // Sequence parallelism gathers the inputs of three products, backward for the weights' gradients a second time.
+    const long in = top ? 3 : 2, back = 5;
+    const Traffic gathered{rank, "ncclAllGather", messages * (in + back) + passes * in,
+                           4 * T * E / n * (trained * (in + back) + evaluated * in)};
+    const Traffic data = zero ? Traffic{rank, "ncclReduceScatter", steps, 4 * steps * shard}
+                              : Traffic{rank, "ncclAllReduce", steps, 4 * steps * parameters};
+    // Of the norm, two or three dimensions of the mesh; the mean losses of validation and test, and of all steps.
+    const long squares = (zero ? 3 : 2) * steps;
+    Traffic sums{rank, "ncclAllReduce", squares + 2 + (top ? 0 : 1), 4 * (squares + 2 + (top ? 0 : steps))};
+    if (top) {  // cross entropy
+      sums.calls += 3 * (messages + passes);
+      sums.bytes += 4 * 3 * T * (trained + evaluated);
+    }
+    if (sequence) {  // gradients of the block's two norms, and of the last
+      sums.calls += messages * (top ? 2 : 1);
+      sums.bytes += 4 * messages * (top ? 6 : 4) * E;
+    }
+    std::map<std::string, Traffic> expected;
+    const auto add = [&](const Traffic& more) {
+      Traffic& traffic = expected.try_emplace(more.op, Traffic{rank, more.op, 0, 0}).first->second;
+      traffic.calls += more.calls;
+      traffic.bytes += more.bytes;
+    };
+    add(tensor);
+    add(data);
+    add(sums);
+    if (sequence) add(gathered);
+    if (zero) add({rank, "ncclAllGather", steps, 4 * steps * shard});
+    // Activations, gradients, and once an epoch the losses.
+    const Traffic up{rank, top ? "ncclRecv" : "ncclSend", messages + passes, 4 * t * E * (trained + evaluated)};
+    const Traffic down{rank, top ? "ncclSend" : "ncclRecv", messages + 1, 4 * (t * E * trained + steps)};
+    add(up);
+    add(down);
+    std::vector<Traffic> lines;
+    for (const auto& [op, traffic] : expected) lines.push_back(traffic);
+    expect_ledger(run, lines, rank);
+
+    const long held = zero ? D * shard : parameters;
+    const long kept = top ? block + t * E + 2 * t + T * words : 2 * (t * E + block);  // for one backward pass, for two
+    const long inputs = top ? 2 * t * E : 0;
+    const long widest = std::max({4 * features, t * E + std::max(t * E, scores), top ? T * words : 0});
+    expect_memory(run, rank,
+                  {{"parameters", 4 * held},
+                   {"gradients", 4 * held},
+                   {"optimizer", 8 * shard},
+                   {"activations", 4 * (rows / M) * (kept + inputs + 2 * widest + (sequence ? 2 * T * E : 0))},
+                   {"buckets", 4 * (rows / M) * (top ? 2 : 1) * t * E}});
+  }
+  expect_clean_steps(run);
+}
+
+TESTS(gpt_cube) {
+  const Command cube = on(8, solution("07_3d/train_3d"), "--model gpt --dp 2 --pp 2 --tp 2 --max-steps 8", text_option);
+  test("solution.gpt.cube", cube, [](const Run& run) { expect_cube(run, false, false); });
+  test("solution.gpt.cube.sharded", with(cube, "--sequence-parallel --zero 1 --clip-norm 0.5"),
+       [](const Run& run) { expect_cube(run, true, true); });
 }
 
 TESTS(gpt_bad) {

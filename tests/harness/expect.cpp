@@ -199,12 +199,13 @@ void expect_golden(const Run& run, const Path& path) {
 
 // ---- what is sent and held -----------------------------------------------------------------------------------------
 
-void expect_ledger(const Run& run, const std::vector<Traffic>& expected) {
+void expect_ledger(const Run& run, const std::vector<Traffic>& expected, int of_rank) {
   struct Sum {
     double calls = 0, bytes = 0;
   };
   std::map<std::pair<int, std::string>, std::pair<Sum, Sum>> ledger;  // found and expected, by rank and operation
   for (const auto& line : run.record.collectives) {
+    if (of_rank != kAll && line.rank != of_rank) continue;
     Sum& found = ledger[{line.rank, line.op}].first;
     found.calls += line.calls;
     found.bytes += line.bytes;

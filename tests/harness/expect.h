@@ -41,8 +41,8 @@ struct Traffic {
   std::string op;
   long calls, bytes;
 };
-// The ledger of all communicators together has these lines and no others but such of no calls.
-void expect_ledger(const Run& run, const std::vector<Traffic>& expected);
+// The ledger of all communicators together has these lines, and no others but such of no calls, on all ranks or on one.
+void expect_ledger(const Run& run, const std::vector<Traffic>& expected, int rank = kAll);
 void ledger(const std::string& name, const Command& command, const std::vector<Traffic>& expected,
             const Where& where = Where::current());
 
