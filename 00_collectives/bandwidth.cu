@@ -123,8 +123,9 @@ class Benchmark {
     float milliseconds = 0;
     const auto before = std::chrono::steady_clock::now();
     // TODO 00.15: Set `milliseconds` to the time that `iterations` calls of enqueue() take on the device.
-    //   Record `start` and `stop` around them and ask cudaEventElapsedTime for the time between the two.
-    //   enqueue() only enqueues. What must have happened before that time is known?
+    //   Record `start` and `stop` around them, cudaEventRecord(event, stream), and ask
+    //   cudaEventElapsedTime(&milliseconds, start, stop) for the time between the two. enqueue() only enqueues. What
+    //   must have happened before that time is known?
     todo("00.15");
     // END TODO 00.15
     CUDA_CHECK(cudaStreamSynchronize(group_.stream));

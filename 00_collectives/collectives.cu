@@ -25,7 +25,9 @@ struct Participants {
 // in: [count], read on the root alone; out: [count], the root's values on every rank.
 void broadcast(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.1: Copy the root's `count` values of `in` to `out` on every rank: one NCCL call.
-  //   All ranks make the same call with the same arguments. Which of them says who sends?
+  //   ncclBroadcast(send, receive, count, ncclFloat, root, comm, stream). All ranks make the same call with the same
+  //   arguments: which of them says who sends? Put NCCL_CHECK( ) around it, as around every call of NCCL: where one
+  //   fails, that ends the job and says which. docs/calls.md has all calls on one page.
   todo("00.1");
   // END TODO 00.1
   probe("00.1", "broadcast", out, {count}, group.stream);
@@ -34,8 +36,9 @@ void broadcast(const float* in, float* out, int count, const Participants& group
 // in: [world, count], read on the root alone; out: [count], row r of the root's `in` on rank r.
 void scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
-  //   A group is what stands between ncclGroupStart and ncclGroupEnd; in it a rank may send to itself.
-  //   Who sends how often, and who receives?
+  //   ncclSend(from, count, ncclFloat, peer, comm, stream) and ncclRecv(to, count, ncclFloat, peer, comm, stream). A
+  //   group is what stands between ncclGroupStart() and ncclGroupEnd(); in it a rank may send to itself. Who sends how
+  //   often, and who receives?
   todo("00.2");
   // END TODO 00.2
   probe("00.2", "scatter", out, {count}, group.stream);
@@ -53,7 +56,8 @@ void gather(const float* in, float* out, int count, const Participants& group) {
 // in: [count]; out: [count], written on the root alone: the sum of `in` over the ranks.
 void reduce(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.4: Add `in` up over all ranks, element by element, into the root's `out`: one NCCL call.
-  //   Which argument chooses the sum rather than the maximum or the average?
+  //   ncclReduce(send, receive, count, ncclFloat, operation, root, comm, stream). Which operation is the sum, rather
+  //   than the maximum or the average?
   todo("00.4");
   // END TODO 00.4
   probe("00.4", "reduce", out, {count}, group.stream);
@@ -62,7 +66,8 @@ void reduce(const float* in, float* out, int count, const Participants& group) {
 // in: [count]; out: [world, count], row r is rank r's `in`, on every rank.
 void all_gather(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.5: Give every rank the `in` of all ranks, as the rows of `out`: one NCCL call.
-  //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
+  //   ncclAllGather(send, receive, count, ncclFloat, comm, stream) takes one count. Is that the number of elements a
+  //   rank sends, or the number it ends up with?
   todo("00.5");
   // END TODO 00.5
   probe("00.5", "all-gather", out, {group.world, count}, group.stream);
@@ -71,7 +76,8 @@ void all_gather(const float* in, float* out, int count, const Participants& grou
 // in: [world, count]; out: [count], on rank r the sum over the ranks of their rows r.
 void reduce_scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.6: Add `in` up over all ranks and leave row r of the sum in rank r's `out`: one NCCL call.
-  //   It takes one count. Is that the number of elements a rank sends, or the number it ends up with?
+  //   ncclReduceScatter(send, receive, count, ncclFloat, operation, comm, stream) takes one count. Is that the number
+  //   of elements a rank sends, or the number it ends up with?
   todo("00.6");
   // END TODO 00.6
   probe("00.6", "reduce-scatter", out, {count}, group.stream);
@@ -89,7 +95,8 @@ void all_to_all(const float* in, float* out, int count, const Participants& grou
 // in: [world, count]; out: [world, count], the sum of `in` over the ranks, on every rank.
 void all_reduce(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.8: Add `in` up over all ranks into every rank's `out`: one NCCL call.
-  //   Here `in` has world x count elements, and nothing is split. What is the count of this call?
+  //   ncclAllReduce(send, receive, count, ncclFloat, operation, comm, stream). Here `in` has world x count elements,
+  //   and nothing is split. What is the count of this call?
   todo("00.8");
   // END TODO 00.8
   probe("00.8", "all-reduce", out, {group.world, count}, group.stream);

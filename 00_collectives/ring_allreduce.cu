@@ -72,7 +72,8 @@ void ring_reduce_scatter(float* data, float* received, const Chunks& chunks, con
     probe("00.11", "chunk to add to", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, received, incoming, ring);
     // TODO 00.12: Add `received` to the chunk of `data` that it belongs to: one launch of the kernel `add`.
-    //   Which operation on the stream must be done before it starts, and what makes sure of that?
+    //   launch(kernel, elements, stream, the kernel's arguments...). Which operation on the stream must be done before
+    //   it starts, and what makes sure of that?
     todo("00.12");
     // END TODO 00.12
     probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);

@@ -38,9 +38,9 @@ __global__ void causal_softmax_backward(float* dp, const float* p, float scale, 
     const float* probability = p + static_cast<std::size_t>(row) * positions;
     float* gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
-    // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), the sum being over
-    //   the row. What is not seen has probability zero: which gradient has its score? Write that too, because the
-    //   matrix products that follow read whole rows.
+    // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
+    //   The sum is over the row. What is not seen has probability zero: which gradient has its score? Write that too,
+    //   because the matrix products that follow read whole rows.
     todo("01.12");
     // END TODO 01.12
   }

@@ -80,13 +80,15 @@ struct Linear {
 inline void linear_forward(const Blas& blas, const Linear& l, const float* x, float* y, int rows) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.1: Multiply: y = x Wᵀ.
-  //   One gemm(). y is [rows, out], x is [rows, in], the weight is [out, in]: which operand is transposed?
+  //   One gemm(), of blas.h (docs/calls.md). y is [rows, out], x is [rows, in], the weight is [out, in]: which operand
+  //   is transposed?
   todo("01.1");
   // END TODO 01.1
   probe("01.1", l.name + ": x W^T", y, {rows, l.out}, stream);
   if (l.bias == nullptr) return;
   // TODO 01.2: Add the bias to every row of y.
-  //   launch() the kernel add_bias above for all elements of y: which of its sizes is the length of a row?
+  //   launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all elements of
+  //   y: which of its sizes is the length of a row?
   todo("01.2");
   // END TODO 01.2
   probe("01.2", l.name + ": x W^T + b", y, {rows, l.out}, stream);

@@ -35,9 +35,8 @@ struct AdamWStep {
 inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
   AdamWStep s{};
   // TODO 01.8: Fill in what AdamW needs to know of step number t.
-  //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by
-  //   which factors? Compute in double:
-  //   1 - 0.999 in float is wrong in the fifth digit.
+  //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by which
+  //   factors? Compute in double: 1 - 0.999 in float is wrong in the fifth digit.
   todo("01.8");
   // END TODO 01.8
   return s;
@@ -101,7 +100,7 @@ class Optimizer {
     if (place_ == Place::host) return step_on_host(value, grad, lr);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
-      //   launch() the kernel sgd above for all parameters at once.
+      //   launch() the kernel sgd above for all parameters at once. Its numbers are floats, these here are doubles.
       todo("01.7");
       // END TODO 01.7
     } else {

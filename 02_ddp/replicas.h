@@ -15,7 +15,8 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
-    //   One NCCL call. Its count, p.count(), is in elements, not in bytes.
+    //   ncclBroadcast(send, receive, count, ncclFloat, root, comm, stream) (docs/calls.md). Its count, p.count(), is in
+    //   elements, not in bytes.
     todo("02.1");
     // END TODO 02.1
     probe("02.1", p.name, p.value, {p.count()}, stream);
@@ -28,7 +29,8 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.2: Average this parameter's gradient over all ranks, in place.
-    //   One NCCL call. Which reduction divides by the number of ranks for you?
+    //   ncclAllReduce(send, receive, count, ncclFloat, operation, comm, stream). Which operation divides by the number
+    //   of ranks for you?
     todo("02.2");
     // END TODO 02.2
     probe("02.2", p.name + ".grad, averaged", p.grad, {p.count()}, stream);
@@ -63,7 +65,8 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
   training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
     // TODO 02.9: Combine the ranks' shares of the mean, in place, on every rank: one float.
-    //   Each share is divided by the number of all samples already: is it the sum or the average of them?
+    //   The call is the one of TODO 02.2. Each share is divided by the number of all samples already: is it the sum or
+    //   the average of them?
     todo("02.9");
     // END TODO 02.9
     probe("02.9", "loss of the evaluation", loss, {1}, stream);

@@ -20,7 +20,7 @@ void forward(Stage& stage, const Batch& batch, const Job& job, cudaStream_t stre
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
   //   Output: what stage.forward(input, rows) returns, [rows, stage.out]; the last rank keeps it.
-  //   ncclRecv(buffer, count, ncclFloat, peer, job.comm(), stream); ncclSend likewise.
+  //   ncclRecv(buffer, count, ncclFloat, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
   todo("03.3");
   // END TODO 03.3
 }

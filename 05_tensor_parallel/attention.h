@@ -131,8 +131,8 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples);
       // TODO 05.14: Compute this head's scores for all samples: head.p = scale · q kᵀ.
-      //   One batched_gemm(). q and k are [S, d] a sample, head.p is [S, S]; the softmax will make probabilities of
-      //   it.
+      //   One batched_gemm() (docs/calls.md). q and k are [S_, d_] a sample, head.p is [S_, S_]; the softmax will make
+      //   probabilities of it.
       todo("05.14");
       // END TODO 05.14
     }
@@ -141,7 +141,7 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples);
       // TODO 05.15: What this head has looked up: head.context = p v, for all samples.
-      //   p is [S, S] a sample; v and head.context are [S, d].
+      //   p is [S_, S_] a sample; v and head.context are [S_, d_].
       todo("05.15");
       // END TODO 05.15
     }
@@ -164,7 +164,8 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.16: Back through context = p v: the gradient d.p of the probabilities, from d.context.
-      //   As a linear layer's: dP = dC vᵀ. One batched_gemm().
+      //   As a linear layer's: dP = dC vᵀ, where `d` has the gradients of this head, as `head` has its values, and d_
+      //   is its width. One batched_gemm(), from [S_, d_] to [S_, S_].
       todo("05.16");
       // END TODO 05.16
     }
@@ -180,7 +181,7 @@ class ParallelAttention : public Layer {
       const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.18: The gradients d.v, d.q and d.k. That of the scores is in d.p now.
       //   Context = p v gives dV = pᵀ dC; scores = scale · q kᵀ gives dQ = scale · dS k and dK = scale · dSᵀ q. Three
-      //   batched_gemm().
+      //   batched_gemm(); all results are [S_, d_], and `d` is not the width but this head's gradients.
       todo("05.18");
       // END TODO 05.18
     }

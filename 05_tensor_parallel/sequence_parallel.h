@@ -86,7 +86,7 @@ class SequenceParallelMlp {
       const int count = r * b.row.out;
       // TODO 05.9: Add the ranks' shares of the product up, each rank for its own rows, and add the bias.
       //   From share[R, out] to y[r, out], which has `count` elements: half of an all-reduce, one NCCL call over
-      //   group_. Then add_bias(y, bias, rows, cols): how many rows has y?
+      //   group_. Then launch() the kernel add_bias(y, bias, rows, cols) with b.row.bias: how many rows has y?
       todo("05.9");
       // END TODO 05.9
       probe("05.9", b.row.name + ": this rank's rows", y, {r, b.row.out}, stream);
@@ -200,8 +200,8 @@ class SequenceParallelMlp {
   void sum_norm_gradients() {
     float* grads = parameters_.grads();
     // TODO 05.12: Sum the gradients of all norms' parameters over the ranks, in place.
-    //   They are the first norms_ floats of grads. What would happen to the replicas otherwise? And why do the biases
-    //   of the row-parallel layers, replicas too, need no sum?
+    //   They are the first norms_ floats of grads. One NCCL call over group_, on blas_.stream(). What would happen to
+    //   the replicas otherwise? And why do the biases of the row-parallel layers, replicas too, need no sum?
     todo("05.12");
     // END TODO 05.12
     probe("05.12", "gradients of the norms, summed over the ranks", grads, {norms_}, blas_.stream());

@@ -109,7 +109,8 @@ class FullyShardedModel {
   // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient; `norm`
   // is LossLog::gradient_norm().
   void update(float* norm, double lr_factor) {
-    // TODO 06.18: Let the compute stream wait until all gradients are reduced. The event reduced_ is there for it.
+    // TODO 06.18: Let the compute stream wait until all gradients are reduced.
+    //   Record the event reduced_ on one stream, and let the other wait for it. Which one has enqueued the reductions?
     todo("06.18");
     // END TODO 06.18
     probe("06.18", "gradient shards before the update", grads_.data(), {layout_.count}, compute_);
@@ -117,8 +118,8 @@ class FullyShardedModel {
     clipping_.finish(norm, groups_.shard);
     clipping_.clip(grads_.data(), layout_.count, norm);
     optimizer_.step(values_.data(), grads_.data(), lr_factor);
-    // TODO 06.19: Let the communication stream wait for the update. The event updated_ is there for it.
-    //   What will that stream do next with these shards?
+    // TODO 06.19: Let the communication stream wait for the update.
+    //   As TODO 06.18, with the event updated_. What will the communication stream do next with these shards?
     todo("06.19");
     // END TODO 06.19
     probe("06.19", "parameter shards after the update", values_.data(), {layout_.count}, communication_);
@@ -196,7 +197,8 @@ class FullyShardedModel {
     if (k == 0 || !fsdp_.prefetch) fetch(k);
     if (fsdp_.prefetch && k + 1 < static_cast<int>(passes_.size())) fetch(k + 1);
     // TODO 06.14: Let the compute stream wait for what was fetched for pass k: for the event fetched_[k % 2].
-    //   The event is recorded already, by fetch(). Why is one event not enough for all passes?
+    //   The event is recorded already, by fetch(): to wait for it is all (docs/calls.md). Why is one event not enough
+    //   for all passes?
     todo("06.14");
     // END TODO 06.14
     Unit& unit = units_[passes_[k].unit];
@@ -207,8 +209,9 @@ class FullyShardedModel {
 
   // Call when the work of pass k is enqueued, which writes result[n].
   void end(int k, const float* result, int n) {
-    // TODO 06.15: Let the communication stream wait for the work of pass k. The event worked_ is there for it.
-    //   What comes next on that stream overwrites parameters that this work reads, or reads gradients that it writes.
+    // TODO 06.15: Let the communication stream wait for the work of pass k.
+    //   Record the event worked_ on one stream, and let the other wait for it. What comes next on the communication
+    //   stream overwrites parameters that this work reads, or reads gradients that it writes.
     todo("06.15");
     // END TODO 06.15
     probe("06.15", name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},

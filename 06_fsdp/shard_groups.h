@@ -21,8 +21,9 @@ inline ShardGroups make_shard_groups(const Group& world, int size) {
   ShardGroups groups;
   // TODO 06.10: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
   //   groups.shard = world.split(color, key, "shard"), and groups.replicate likewise: ranks that give the same color
-  //   come into one group, in the order of their keys. Every rank makes both calls, in the same order. With size 2,
-  //   ranks 0 1 | 2 3 are the shard groups: which two of them hold the same shard?
+  //   come into one group, in the order of their keys, which is to be the order that they have in the world. Every rank
+  //   makes both calls, in the same order. With size 2, ranks 0 1 | 2 3 are the shard groups: which two of them hold
+  //   the same shard?
   todo("06.10");
   // END TODO 06.10
   const Group &shard = groups.shard, &replicate = groups.replicate;

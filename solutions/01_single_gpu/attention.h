@@ -43,9 +43,9 @@ __global__ void causal_softmax_backward(float* dp, const float* p, float scale, 
     const float* probability = p + static_cast<std::size_t>(row) * positions;
     float* gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
-    // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), the sum being over
-    //   the row. What is not seen has probability zero: which gradient has its score? Write that too, because the
-    //   matrix products that follow read whole rows.
+    // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
+    //   The sum is over the row. What is not seen has probability zero: which gradient has its score? Write that too,
+    //   because the matrix products that follow read whole rows.
     const float dot = sum_of(seen, [=](int j) { return probability[j] * gradient[j]; });
     for (int j = 0; j < seen; ++j) gradient[j] = scale * probability[j] * (gradient[j] - dot);
     for (int j = seen; j < positions; ++j) gradient[j] = 0;

@@ -30,8 +30,8 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
     const Extent layer = model.layers()[i];
     // TODO 02.4: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
     //   The bucket being filled has the layers (i, last] and `count` floats so far; it is full at `bucket_bytes`
-    //   bytes. The layer has layer.count floats from layer.offset on. The bucket's offset is that of its lowest layer.
-    //   Then `last` and `count` start over.
+    //   bytes. The layer has layer.count floats, weights and biases together (in·out + out of a linear layer), from
+    //   layer.offset on. The bucket's offset is that of its lowest layer. Then `last` and `count` start over.
     count += layer.count;
     if (count * sizeof(float) >= bucket_bytes || i == 0) {
       buckets.push_back({i, last, layer.offset, count});
@@ -67,13 +67,13 @@ class OverlappedAverage {
     float* grads = grads_ + bucket.offset;
     // TODO 02.5: Let the communication stream wait for the gradients that the compute stream has still to write.
     //   Record the event ready_[next_] on one stream, and let the other wait for it: cudaEventRecord(event, stream),
-    //   cudaStreamWaitEvent(stream, event). The host must not wait.
+    //   cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
     CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
     // END TODO 02.5
     probe("02.5", "bucket before its all-reduce", grads, {bucket.count}, communication_);
     // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
-    //   One NCCL call for all parameters of the bucket.
+    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
     NCCL_CHECK(ncclAllReduce(grads, grads, bucket.count, ncclFloat, ncclAvg, comm_, communication_));
     // END TODO 02.6
     probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
@@ -87,8 +87,9 @@ class OverlappedAverage {
 
   // Call before the update: the compute stream goes on when all buckets are averaged.
   void finish() {
-    // TODO 02.7: Let the compute stream wait for the communication stream. The event done_ is there for it.
-    //   One event is enough for all buckets: why?
+    // TODO 02.7: Let the compute stream wait for the communication stream.
+    //   Record the event done_ and wait for it, as in TODO 02.5: which stream does which? One event is enough for all
+    //   buckets: why?
     CUDA_CHECK(cudaEventRecord(done_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
     // END TODO 02.7

@@ -187,7 +187,8 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   for (int n = 0; n < total; ++n) {
     int micro_batch = 0, chunk = 0;
     // TODO 04.3: Which micro-batch and which chunk does the n-th forward of a stage (from 0) work on?
-    //   With 2 stages and 2 chunks the micro-batches are 0 1 0 1 2 3 2 3 … and their chunks 0 0 1 1 0 0 1 1 …
+    //   With 3 stages and 2 chunks the micro-batches are 0 1 2 0 1 2 3 4 5 3 4 5 … and their chunks 0 0 0 1 1 1 0 0 0 1
+    //   1 1 …: the same on every stage.
     chunk = n / stages % chunks;
     micro_batch = n / (stages * chunks) * stages + n % stages;
     // END TODO 04.3
@@ -226,7 +227,8 @@ inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int
     if (i.chunk != chunk || (i.kind != takes && i.kind != returns) || nothing_to_return) continue;
     // TODO 04.4: Take the lowest free buffer for micro-batch i.micro_batch, or give the one that it has back.
     //   i.kind says which. Where no buffer is free the pool grows: taken.push_back(true). Its size in the end is the
-    //   largest number of micro-batches in flight: the memory that the schedule needs.
+    //   largest number of micro-batches in flight: the memory that the schedule needs. buffer[m] keeps its number when
+    //   it is given back, for this is the plan of a whole step: only `taken` changes then.
     int& mine = buffer[i.micro_batch];
     if (i.kind == takes) {
       mine = static_cast<int>(std::find(taken.begin(), taken.end(), false) - taken.begin());

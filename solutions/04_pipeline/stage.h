@@ -82,9 +82,9 @@ class Stage {
     loss_ = loss;
     for (Chunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
     for (int m = 0; m < micro_batches_; ++m) {
-      // TODO 04.5: Set samples_[m]: over how many samples is the mean that micro-batch m's loss is a part of?
-      //   The losses of the micro-batches are added up, and so are their gradients: the sum is to be the mean over the
-      //   whole batch. The batch has batch.samples samples, this micro-batch micro_batch(m).samples.
+      // TODO 04.5: Set samples_[m]: by how many samples is the sum of micro-batch m's losses divided?
+      //   What comes out is added up over the micro-batches, and so are the gradients: all together must be the mean
+      //   over the whole batch. The batch has batch.samples samples, this micro-batch micro_batch(m).samples.
       samples_[m] = batch.samples;
       // END TODO 04.5
     }

@@ -133,8 +133,8 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples);
       // TODO 05.14: Compute this head's scores for all samples: head.p = scale · q kᵀ.
-      //   One batched_gemm(). q and k are [S, d] a sample, head.p is [S, S]; the softmax will make probabilities of
-      //   it.
+      //   One batched_gemm() (docs/calls.md). q and k are [S_, d_] a sample, head.p is [S_, S_]; the softmax will make
+      //   probabilities of it.
       batched_gemm(blas, Op::as_is, Op::transposed, S_, S_, d_, scale, head.q, head.k, head.p, samples);
       // END TODO 05.14
     }
@@ -143,7 +143,7 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples);
       // TODO 05.15: What this head has looked up: head.context = p v, for all samples.
-      //   p is [S, S] a sample; v and head.context are [S, d].
+      //   p is [S_, S_] a sample; v and head.context are [S_, d_].
       batched_gemm(blas, Op::as_is, Op::as_is, S_, d_, S_, 1.0f, head.p, head.v, head.context, samples);
       // END TODO 05.15
     }
@@ -166,7 +166,8 @@ class ParallelAttention : public Layer {
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.16: Back through context = p v: the gradient d.p of the probabilities, from d.context.
-      //   As a linear layer's: dP = dC vᵀ. One batched_gemm().
+      //   As a linear layer's: dP = dC vᵀ, where `d` has the gradients of this head, as `head` has its values, and d_
+      //   is its width. One batched_gemm(), from [S_, d_] to [S_, S_].
       batched_gemm(blas, Op::as_is, Op::transposed, S_, S_, d_, 1.0f, d.context, head.v, d.p, samples);
       // END TODO 05.16
     }
@@ -183,7 +184,7 @@ class ParallelAttention : public Layer {
       const Head head = head_of(values, h, samples), d = head_of(gradients, h, samples);
       // TODO 05.18: The gradients d.v, d.q and d.k. That of the scores is in d.p now.
       //   Context = p v gives dV = pᵀ dC; scores = scale · q kᵀ gives dQ = scale · dS k and dK = scale · dSᵀ q. Three
-      //   batched_gemm().
+      //   batched_gemm(); all results are [S_, d_], and `d` is not the width but this head's gradients.
       batched_gemm(blas, Op::transposed, Op::as_is, S_, d_, S_, 1.0f, head.p, d.context, d.v, samples);
       batched_gemm(blas, Op::as_is, Op::as_is, S_, d_, S_, scale, d.p, head.k, d.q, samples);
       batched_gemm(blas, Op::transposed, Op::as_is, S_, d_, S_, scale, d.p, head.q, d.k, samples);

@@ -188,7 +188,8 @@ class ZeroModel {
     const auto [full, part] = values_[u];
     const int count = units_[u].sharding.shard;
     // TODO 06.5: Gather the parts of all ranks, `count` values each, in `full`.
-    //   One NCCL call. At stages 1 and 2 it works in place: where in `full` does NCCL want `part` to be then?
+    //   One NCCL call over comm_, on stream_. At stages 1 and 2 it works in place: where in `full` does NCCL want
+    //   `part` to be then (docs/calls.md)?
     NCCL_CHECK(ncclAllGather(part, full, count, ncclFloat, comm_, stream_));
     // END TODO 06.5
     probe("06.5", name(u) + ": values, gathered", full, {units_[u].sharding.padded()}, stream_);
@@ -208,13 +209,15 @@ class ZeroModel {
     CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(float), stream_));
     float* received = add ? full + parts_[u].offset : part;
     // TODO 06.6: Average the unit's gradients, `full`, over the ranks: those of each rank's part into its `received`.
-    //   One NCCL call, the first half of an all-reduce. Its count is what a rank receives, sharding.shard.
+    //   One NCCL call over comm_, on stream_: the first half of an all-reduce. Its count is what a rank receives,
+    //   sharding.shard.
     NCCL_CHECK(ncclReduceScatter(full, received, sharding.shard, ncclFloat, ncclAvg, comm_, stream_));
     // END TODO 06.6
     probe("06.6", name(u) + ": gradients, averaged", received, {sharding.shard}, stream_);
     if (!add) return;
     // TODO 06.7: Add the gradients of this batch, `received`, to those of the step's earlier ones, `part`.
-    //   launch() chapter 01's add_scaled.
+    //   launch(kernel, elements, stream_, the kernel's arguments...) with chapter 01's add_scaled(y, x, factor, n),
+    //   which does y += factor · x for n floats.
     launch(add_scaled, sharding.shard, stream_, part, received, 1.0f, sharding.shard);
     // END TODO 06.7
     probe("06.7", name(u) + ": gradients, accumulated", part, {sharding.shard}, stream_);
