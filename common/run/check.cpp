@@ -47,12 +47,12 @@ void fail(int status, const char* format, ...) {
   fail(status, vformatted(format, arguments));
 }
 
+constexpr unsigned kPatienceWithRank0 = 10;  // seconds
+
 void fail_alike(int status, const std::string& message) {
-  if (process_ranks().rank == 0) {
-    std::fprintf(stderr, "error: %s\n", message.c_str());
-  } else {
-    usleep(500000);  // whoever ends first takes the others along: let rank 0 speak before
-  }
+  // Whoever ends first takes the others along, so all leave it to rank 0. Should it not come, another one speaks.
+  if (process_ranks().rank != 0) sleep(kPatienceWithRank0);
+  std::fprintf(stderr, "error: %s\n", message.c_str());
   end_job(status);
 }
 

@@ -311,7 +311,7 @@ TESTS(gpt_bad) {
     layers.#     | --layers 6,4,2       | --layers is for --model mlp alone
     samples.#    | --samples 8          | --samples is for --model mlp alone
     validation.# | --validation-samples=8 | --validation-samples is for --model mlp alone
-    heads.#      | --heads 3            | --width is '16'; expected a multiple of the 3 of --heads
+    heads.#      | --heads 3            | --width is '64'; expected a multiple of the 3 of --heads
     dropout.#    | --dropout 1          | --dropout is '1'; expected
   )");
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp")), R"(
