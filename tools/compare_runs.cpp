@@ -1,78 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells a participant whether a run did what the solution's run did and, where not, which TODO is the first to differ.
+//
+//   compare_runs EXPECTED MINE [--tolerance X] [--todos FILE]... [--sources FOLDER] [--summary FILE]
+//                [--journals] [--status N] [--output FILE]
+//
+// --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
+// --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
+// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2".
 // Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no comparison.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <map>
-#include <optional>
-#include <regex>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/run/text.h"
 #include "tools/diagnosis.h"
+#include "tools/ending.h"
 #include "tools/run_record.h"
+#include "tools/todos.h"
+#include "tools/traffic.h"
 
 namespace {
 
 using namespace workshop::tools;
-
-// "2.1" of "02.1" as numbers, so that 02.10 comes after 02.9.
-struct TodoOrder {
-  bool operator()(const std::string& a, const std::string& b) const { return key(a) < key(b); }
-  static std::pair<int, int> key(const std::string& id) {
-    int chapter = 0, number = 0;
-    std::sscanf(id.c_str(), "%d.%d", &chapter, &number);
-    return {chapter, number};
-  }
-};
-using Todos = std::map<std::string, std::string, TodoOrder>;  // number -> first line of its text
-
-Todos read_todos(const std::vector<std::string>& files) {
-  static const std::regex kTodo(R"(\s*// TODO (\d\d\.\d+): (.*))");
-  Todos todos;
-  for (const std::string& path : files) {
-    std::ifstream file(path);
-    if (!file) throw std::runtime_error("cannot read " + path);
-    std::string line;
-    std::smatch match;
-    while (std::getline(file, line)) {
-      if (std::regex_match(line, match, kTodo)) todos[match[1]] = match[2];
-    }
-  }
-  return todos;
-}
 
 std::string text(double value) {
   if (!std::isfinite(value)) return "not a number";
   return workshop::formatted("%.7g", value);
 }
 
-std::string text(const std::vector<long>& list) {
-  std::string result = "[";
-  for (long value : list) result += (result.size() > 1 ? ", " : "") + std::to_string(value);
-  return result + "]";
-}
-
-std::string joined(const std::set<std::string, TodoOrder>& ids) {
+std::string joined(const TodoIds& ids) {
   std::string list;
   for (const std::string& id : ids) list += (list.empty() ? "" : ", ") + id;
   return list;
-}
-
-// The place of a value in its tensor: [row, column] for position row * columns + column.
-std::vector<long> place(std::size_t position, const std::vector<long>& shape) {
-  std::vector<long> index(shape.size());
-  auto rest = static_cast<long>(position);
-  for (std::size_t axis = shape.size(); axis-- > 0; rest /= std::max(shape[axis], 1L)) {
-    index[axis] = rest % std::max(shape[axis], 1L);
-  }
-  return index;
 }
 
 // The n-th tensor of a name after a TODO, in one step on one rank.
@@ -84,34 +54,49 @@ struct ProbeKey {
 };
 using Probes = std::map<ProbeKey, const Probe*>;
 
+std::string place_of(const ProbeKey& key) {
+  return "tensor '" + key.name + "' on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step);
+}
+
 class Comparison {
  public:
-  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos)
-      : expected_(expected), mine_(mine), tolerance_(tolerance), todos_(std::move(todos)) {
+  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos, const Ending* ending)
+      : expected_(expected), mine_(mine), tolerance_(tolerance), todos_(std::move(todos)), ending_(ending) {
     index(expected_, expected_probes_, &expected_order_);
     index(mine_, mine_probes_, nullptr);
     if (todos_.empty()) {
-      for (const Probe& probe : expected_.probes) todos_.try_emplace(probe.id);
+      for (const Probe& probe : expected_.probes) todos_.add(probe.id);
     }
   }
 
   // Prints the verdict and returns the exit status.
   int run();
+  // What is known of each TODO after that.
+  void write_summary(std::ostream& file) const;
 
  private:
   static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
-  std::string heading(const std::string& id) const;
+  // From here on this TODO is the one to look at.
+  void blame(const std::string& id, bool certain);
+  // The TODO of this program that can have spoiled what one of another chapter works on.
+  std::string own_before(std::size_t position) const;
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
   std::string differing(const Tensor& mine, const Tensor& expected);
   std::string diagnosis(const ProbeKey& key) const;
+  Symptom symptom(const ProbeKey& key) const;
+  std::vector<Known> others(const ProbeKey& key) const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
-  std::set<std::string, TodoOrder> unobserved() const;
+  TodoIds unobserved() const;
+  // The TODO that a rank was at when the run ended, and the last one that it had passed.
+  std::pair<std::string, std::string> where_it_ended() const;
 
   // Each prints what differs first and returns false, or returns true.
   bool probes_agree();
+  bool probe_agrees(std::size_t position);
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
+  int print_ending();
   void print_notes() const;
   int print_unfinished() const;
   void print_success() const;
@@ -119,10 +104,14 @@ class Comparison {
   const RunRecord &expected_, &mine_;
   double tolerance_;
   Todos todos_;
+  const Ending* ending_;  // of a run that ended otherwise than it should; or null
   Probes expected_probes_, mine_probes_;
   std::vector<ProbeKey> expected_order_;
-  std::set<std::string, TodoOrder> right_;  // of this program's TODOs, those whose tensors agree until one does not
-  double largest_ = 0;                      // relative difference seen
+  TodoIds right_;  // of this program's TODOs, those whose tensors agree until one does not
+  std::string blamed_;
+  bool certain_ = false;
+  std::string traffic_note_;
+  double largest_ = 0;  // relative difference seen
 };
 
 void Comparison::index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order) {
@@ -135,29 +124,44 @@ void Comparison::index(const RunRecord& record, Probes& probes, std::vector<Prob
   }
 }
 
-std::string Comparison::heading(const std::string& id) const {
-  const auto todo = todos_.find(id);
-  return "TODO " + id + (todo == todos_.end() || todo->second.empty() ? "" : " (" + todo->second + ")");
+void Comparison::blame(const std::string& id, bool certain) {
+  if (!todos_.contains(id)) return;
+  blamed_ = id;
+  certain_ = certain;
+  right_.erase(id);
+}
+
+std::string Comparison::own_before(std::size_t position) const {
+  const int rank = expected_order_[position].rank;
+  for (std::size_t i = position; i-- > 0;) {
+    if (expected_order_[i].rank == rank && todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
+  }
+  for (std::size_t i = position; i < expected_order_.size(); ++i) {
+    if (todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
+  }
+  return "";
 }
 
 std::string Comparison::differing(const Tensor& mine, const Tensor& expected) {
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) {
-    return "  shape: yours " + text(mine.shape) + ", expected " + text(expected.shape) + "\n";
+    return "  shape: yours " + bracketed(mine.shape) + ", expected " + bracketed(expected.shape) + "\n";
   }
-  const double rms = expected.rms();
+  const double rms = expected.integers ? 0 : expected.rms();
   double worst = 0;
   std::size_t at = 0;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     const double error = relative_error(mine.values[i], expected.values[i], rms);
-    if (error > worst) {
-      worst = error;
-      at = i;
-    }
+    if (!(error > worst)) continue;
+    worst = error;
+    at = i;
+    if (expected.integers) break;  // they differ or do not
   }
   largest_ = std::max(largest_, worst);
   if (!(worst <= tolerance_)) {
-    return "  largest difference at " + text(place(at, expected.shape)) + ": yours " + text(mine.values[at]) +
-           ", expected " + text(expected.values[at]) + "\n";
+    const std::string name = name_of_entry(expected, at);
+    return std::string(expected.integers ? "  first difference at " : "  largest difference at ") +
+           bracketed(workshop::tools::place_of(at, expected.shape)) + (name.empty() ? "" : ", " + name) + ": yours " +
+           text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n";
   }
   // Of a large tensor the record holds the first values; the sums speak for the rest.
   const double l2 = relative_error(mine.l2, expected.l2);
@@ -168,10 +172,34 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected) {
          text(mine.l2) + ", expected " + text(expected.l2) + "\n";
 }
 
-std::string Comparison::diagnosis(const ProbeKey& key) const {
-  Symptom symptom{mine_probes_.at(key)->tensor, expected_probes_.at(key)->tensor, expected_.world, {}, {}, nullptr};
-  if (!std::isfinite(symptom.expected.l2))
-    return "The solution's own values are not finite: is the learning rate too high?";
+// Further tensors of the solution's run that this one may be instead: of the same TODO, then those of this rank's step.
+std::vector<Known> Comparison::others(const ProbeKey& key) const {
+  std::vector<Known> same_todo, others;
+  bool before = true;  // the one that differs
+  for (const ProbeKey& other : expected_order_) {
+    if (other == key) {
+      before = false;
+      continue;
+    }
+    const Tensor* tensor = &expected_probes_.at(other)->tensor;
+    std::string name = "the values of '" + other.name + "'";
+    if (other.occurrence != key.occurrence) name += ", number " + std::to_string(other.occurrence + 1) + " of the step";
+    if (other.id == key.id) {
+      name += " on rank " + std::to_string(other.rank) + ", step " + std::to_string(other.step);
+      same_todo.push_back({name, tensor});
+    } else if (other.rank == key.rank && other.step == key.step) {
+      name += " of TODO " + other.id;
+      others.push_back(
+          {before ? name + ", which come before: is the call missing on this rank, or its output another one?" : name,
+           tensor});
+    }
+  }
+  std::ranges::move(others, std::back_inserter(same_todo));
+  return same_todo;
+}
+
+Symptom Comparison::symptom(const ProbeKey& key) const {
+  Symptom symptom{mine_probes_.at(key)->tensor, expected_probes_.at(key)->tensor, expected_.world};
   ProbeKey other = key;
   for (other.rank = 0; other.rank < expected_.world; ++other.rank) {
     const auto mine = mine_probes_.find(other), expected = expected_probes_.find(other);
@@ -180,60 +208,78 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   }
   other = key;
   --other.step;
-  const auto before = expected_probes_.find(other);
-  if (before != expected_probes_.end()) symptom.expected_before = &before->second->tensor;
-  return diagnose(symptom);
+  if (const auto before = expected_probes_.find(other); before != expected_probes_.end())
+    symptom.expected_before = &before->second->tensor;
+  for (const auto& [earlier, probe] : mine_probes_) {
+    if (earlier.rank == key.rank && earlier.id == key.id && earlier.name == key.name && earlier < key)
+      symptom.mine_before.insert(symptom.mine_before.begin(), &probe->tensor);
+  }
+  symptom.others = others(key);
+  symptom.options = &expected_.options;
+  return symptom;
 }
 
-std::set<std::string, TodoOrder> Comparison::unobserved() const {
-  std::set<std::string, TodoOrder> ids;
-  for (const auto& [id, text] : todos_) ids.insert(id);
+std::string Comparison::diagnosis(const ProbeKey& key) const {
+  if (!std::isfinite(expected_probes_.at(key)->tensor.l2))
+    return "The solution's own values are not finite: is the learning rate too high?";
+  return diagnose(symptom(key));
+}
+
+TodoIds Comparison::unobserved() const {
+  TodoIds ids;
+  for (const auto& [id, todo] : todos_.all()) ids.insert(id);
   for (const Probe& probe : expected_.probes) ids.erase(probe.id);
   return ids;
 }
 
-bool Comparison::probes_agree() {
-  const bool partial = !mine_.todo.empty();  // then only what one rank did before the TODO is there
-  for (const ProbeKey& key : expected_order_) {
-    const auto mine = mine_probes_.find(key);
-    if (mine == mine_probes_.end() && partial) continue;
-    const std::string place =
-        "  tensor '" + key.name + "' on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step);
-    const Tensor& expected = expected_probes_.at(key)->tensor;
-    std::string wrong;
-    if (mine == mine_probes_.end()) {
-      wrong = " was not reached as often as expected.\n" + place + ": not there " +
-              (key.occurrence > 0 ? "a further time" : "at all") +
+bool Comparison::probe_agrees(std::size_t position) {
+  const ProbeKey& key = expected_order_[position];
+  const auto mine = mine_probes_.find(key);
+  const Tensor& expected = expected_probes_.at(key)->tensor;
+  std::string what, details;
+  if (mine == mine_probes_.end()) {
+    if (!mine_.complete) return true;  // then only what was done before the end is there
+    what = " was not reached as often as expected.\n";
+    details = "  " + place_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
-    } else {
-      const std::string difference = differing(mine->second->tensor, expected);
-      if (!difference.empty()) {
-        std::string sentence = diagnosis(key);
-        if (sentence.empty() && expected_.world > 1) {
-          sentence =
-              "No common mistake fits. Where streams overlap, a wait that a later TODO leaves out can show here too.";
-        }
-        wrong = " is the first that differs.\n" + place + ", shape " + text(expected.shape) + "\n" + difference +
-                (sentence.empty() ? "" : "  " + sentence + "\n");
-      }
+  } else {
+    const std::string difference = differing(mine->second->tensor, expected);
+    if (difference.empty()) {
+      if (todos_.contains(key.id)) right_.insert(key.id);
+      return true;
     }
-    if (!wrong.empty()) {
-      right_.erase(key.id);
-      std::printf("%s%s", heading(key.id).c_str(), wrong.c_str());
-      if (!todos_.contains(key.id)) {
-        std::printf(
-            "  It belongs to an earlier chapter: unless that is your own, it works on what one of this program's "
-            "TODOs has left wrong, or not finished yet.\n");
-      }
-      if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
-      return false;
-    }
-    if (todos_.contains(key.id)) right_.insert(key.id);
+    const std::string sentence = diagnosis(key);
+    what = " is the first that differs.\n";
+    details = "  " + place_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
+              (sentence.empty() ? "" : "  " + sentence + "\n");
+  }
+  if (todos_.contains(key.id)) {
+    blame(key.id, true);
+    std::printf("%s%s%s%s", todos_.heading(key.id).c_str(), what.c_str(), todos_.place_line(key.id).c_str(),
+                details.c_str());
+  } else {
+    const std::string own = own_before(position);
+    blame(own, false);
+    std::printf("%s is the TODO to look at: what it hands on, or overwrites, is wrong.\n%s",
+                todos_.heading(own).c_str(), todos_.place_line(own).c_str());
+    std::printf(
+        "%s  This is the result of TODO %s, which is the solution's here: it works on what your TODOs have left.\n",
+        details.c_str(), key.id.c_str());
+  }
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  return false;
+}
+
+bool Comparison::probes_agree() {
+  for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+    if (!probe_agrees(i)) return false;
   }
   for (const auto& [key, probe] : mine_probes_) {
     if (expected_probes_.contains(key)) continue;
-    std::printf("%s is reached more often than expected.\n  tensor '%s' on rank %d, step %d: seen %d times or more\n",
-                heading(key.id).c_str(), key.name.c_str(), key.rank, key.step, key.occurrence + 1);
+    blame(key.id, true);
+    std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
+                todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), place_of(key).c_str(),
+                key.occurrence + 1);
     return false;
   }
   return true;
@@ -251,6 +297,7 @@ bool Comparison::losses_agree() {
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
       if (!unobserved().empty()) {
+        blame(*unobserved().begin(), false);
         std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n",
                     joined(unobserved()).c_str());
       } else if (!right_.empty()) {
@@ -276,7 +323,7 @@ bool Comparison::parameters_agree() {
     }
     const std::string difference = differing(*found->second, expected);
     if (difference.empty()) continue;
-    const std::string sentence = diagnose({*found->second, expected, 1, {}, {}, nullptr});
+    const std::string sentence = diagnose({*found->second, expected});
     std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),
                 difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
     return false;
@@ -285,37 +332,19 @@ bool Comparison::parameters_agree() {
 }
 
 bool Comparison::traffic_agrees() {
-  struct Traffic {
-    double calls = 0, bytes = 0;
-  };
-  // By operation and communicator first, so that one line can stand for all ranks.
-  std::map<std::pair<std::string, std::string>, std::map<int, std::pair<Traffic, Traffic>>> ledger;
-  for (const Collective& c : expected_.collectives) {
-    Traffic& traffic = ledger[{c.op, c.communicator}][c.rank].first;
-    traffic = {traffic.calls + c.calls, traffic.bytes + c.bytes};
+  const TrafficVerdict verdict = compare_traffic(expected_, mine_, todos_);
+  if (verdict.text.empty()) return true;
+  if (!verdict.wrong) {
+    traffic_note_ = verdict.text;
+    return true;
   }
-  for (const Collective& c : mine_.collectives) {
-    Traffic& traffic = ledger[{c.op, c.communicator}][c.rank].second;
-    traffic = {traffic.calls + c.calls, traffic.bytes + c.bytes};
-  }
-  bool agree = true;
-  for (const auto& [key, by_rank] : ledger) {
-    for (const auto& [rank, both] : by_rank) {
-      const auto& [expected, mine] = both;
-      if (mine.calls == expected.calls && mine.bytes == expected.bytes) continue;
-      if (agree) std::printf("The numbers are right, but not what is sent for them:\n");
-      agree = false;
-      std::printf(
-          "  your %s on communicator '%s' is called %s times on rank %d, expected %s; with %s bytes, expected %s\n",
-          key.first.c_str(), key.second.c_str(), text(mine.calls).c_str(), rank, text(expected.calls).c_str(),
-          text(mine.bytes).c_str(), text(expected.bytes).c_str());
-      break;  // the other ranks say the same most of the time
-    }
-  }
-  return agree;
+  blame(verdict.todo, true);
+  std::printf("%s", verdict.text.c_str());
+  return false;
 }
 
 void Comparison::print_notes() const {
+  std::printf("%s", traffic_note_.c_str());
   for (const auto& [rank, peak] : expected_.peak_memory) {
     const auto mine = mine_.peak_memory.find(rank);
     if (mine == mine_.peak_memory.end() || mine->second == peak) continue;
@@ -337,7 +366,7 @@ void Comparison::print_notes() const {
 
 int Comparison::print_unfinished() const {
   if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
-  std::printf("Next: TODO %s\n", mine_.todo.c_str());
+  std::printf("Next: %s\n%s", todos_.heading(mine_.todo).c_str(), todos_.place_line(mine_.todo).c_str());
   return 77;
 }
 
@@ -351,42 +380,169 @@ void Comparison::print_success() const {
   add(static_cast<double>(expected_.probes.size()), "tensors");
   add(static_cast<double>(expected_.losses.size()), "losses");
   add(static_cast<double>(expected_.parameters.size()), "parameters");
-  add(calls, "NCCL calls");
-  const std::string todos =
-      todos_.size() == 1 ? "the TODO is right" : "all " + std::to_string(todos_.size()) + " TODOs right";
+  if (traffic_note_.empty()) add(calls, "NCCL calls");
+  TodoIds missing;
+  for (const auto& [id, todo] : todos_.all()) {
+    if (!right_.contains(id)) missing.insert(id);
+  }
+  const std::string todos = !missing.empty()     ? "right: TODO " + joined(right_)
+                            : right_.size() == 1 ? "the TODO is right"
+                                                 : "all " + std::to_string(right_.size()) + " TODOs right";
   std::printf("%s: %s agree (largest relative difference %.1e)\n", todos.c_str(), parts.c_str(), largest_);
+  if (!missing.empty()) std::printf("Not reached in this run: TODO %s\n", joined(missing).c_str());
+}
+
+std::pair<std::string, std::string> Comparison::where_it_ended() const {
+  std::string next, last;
+  std::size_t earliest = expected_order_.size();
+  for (int rank = 0; rank < expected_.world; ++rank) {
+    if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
+    std::string before;
+    for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+      const ProbeKey& key = expected_order_[i];
+      if (key.rank != rank) continue;
+      // A rank that waits is at the first probe whose copy has not come; one that ended, at the first it did not come
+      // to.
+      const auto passed = mine_.passed.find(rank);
+      const bool done = ending_->waits() ? mine_probes_.contains(key)
+                                         : passed != mine_.passed.end() &&
+                                               expected_probes_.at(key)->sequence <= passed->second.sequence;
+      if (done) {
+        before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
+        continue;
+      }
+      if (!todos_.contains(key.id)) continue;
+      if (i < earliest) {
+        earliest = i;
+        next = key.id;
+        last = before.empty() ? "none" : before + " on rank " + std::to_string(rank);
+      }
+      break;
+    }
+  }
+  return {next, last};
+}
+
+int Comparison::print_ending() {
+  const auto [next, last] = where_it_ended();
+  const std::string named = ending_->todo(todos_, next);
+  blame(named.empty() ? next : named, !named.empty());
+  const std::string& id = named.empty() ? next : named;
+  std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
+              ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
+  if (!last.empty()) std::printf("  Last probe that was passed: %s\n", last.c_str());
+  std::printf("%s", ending_->quote().c_str());
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  return 1;
 }
 
 int Comparison::run() {
-  if (!probes_agree()) return 1;
+  if (ending_ != nullptr && ending_->has_verdict()) return print_ending();  // it says more than numbers that follow
+  if (!probes_agree()) {
+    if (ending_ != nullptr) {
+      std::printf("Your program %s\n%s", ending_->headline(expected_.world, false).c_str(), ending_->quote().c_str());
+    }
+    return 1;
+  }
   if (!mine_.todo.empty()) return print_unfinished();
+  if (ending_ != nullptr) return print_ending();
   if (!losses_agree() || !parameters_agree() || !traffic_agrees()) return 1;
   print_success();
   print_notes();
   return 0;
 }
 
+void Comparison::write_summary(std::ostream& file) const {
+  for (const auto& [id, todo] : todos_.all()) {
+    const char* state = id == blamed_         ? "wrong"
+                        : id == mine_.todo    ? "open"
+                        : right_.contains(id) ? "right"
+                                              : "unreached";
+    file << state << ' ' << id << '\n';
+  }
+  if (!blamed_.empty()) file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << '\n';
+}
+
+struct Arguments {
+  std::vector<std::string> records, todos;
+  double tolerance = 1e-5;
+  std::string sources, summary, output;
+  int status = 0;
+  bool journals = false;
+};
+
+double number(const std::string& option, const std::string& value) {
+  char* end = nullptr;
+  const double number = std::strtod(value.c_str(), &end);
+  if (value.empty() || *end != '\0') throw std::runtime_error(option + " expects a number, not '" + value + "'");
+  return number;
+}
+
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    const auto value = [&] {
+      if (i + 1 == words.size()) throw std::runtime_error(word + " lacks its value");
+      return words[++i];
+    };
+    if (word == "--tolerance")
+      arguments.tolerance = number(word, value());
+    else if (word == "--todos")
+      arguments.todos.push_back(value());
+    else if (word == "--sources")
+      arguments.sources = value();
+    else if (word == "--summary")
+      arguments.summary = value();
+    else if (word == "--output")
+      arguments.output = value();
+    else if (word == "--status")
+      arguments.status = static_cast<int>(number(word, value()));
+    else if (word == "--journals")
+      arguments.journals = true;
+    else if (word.starts_with("--"))
+      throw std::runtime_error("unknown option '" + word + "'");
+    else
+      arguments.records.push_back(word);
+  }
+  if (arguments.records.size() != 2)
+    throw std::runtime_error("expects two records: the solution's and the one to judge");
+  return arguments;
+}
+
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+int compare(const Arguments& arguments) {
+  const std::string &expected_path = arguments.records[0], &mine_path = arguments.records[1];
+  const RunRecord expected = read_run_record(expected_path);
+  RunRecord mine = arguments.journals ? read_journals(mine_path) : read_run_record(mine_path);
+  const bool known = !arguments.journals || !mine.program.empty();  // a rank may end before it has a journal
+  if (known && (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world)) {
+    throw std::runtime_error("the records are of different programs or numbers of ranks");
+  }
+  if (!expected.complete) throw std::runtime_error(expected_path + " is not a complete run");
+  const Ending ending(arguments.status, content(arguments.output));
+  const Todos todos(arguments.todos, arguments.sources);
+  if (arguments.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
+  const bool ended = (!mine.complete && mine.todo.empty()) || arguments.status == 1;
+  Comparison comparison(expected, mine, arguments.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr);
+  const int status = comparison.run();
+  if (!arguments.summary.empty()) {
+    std::ofstream file(arguments.summary);
+    comparison.write_summary(file);
+  }
+  return status;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Compares the record of a run with the solution's");
-  std::string expected_path, mine_path;
-  double tolerance = 1e-5;
-  std::vector<std::string> todo_files;
-  app.add_option("EXPECTED", expected_path, "record of the solution's run")->required();
-  app.add_option("MINE", mine_path, "record of the run to judge")->required();
-  app.add_option("--tolerance", tolerance, "largest relative difference that counts as equal")->capture_default_str();
-  app.add_option("--todos", todo_files, "sources with the TODOs' texts");
   try {
-    app.parse(argc, argv);
-    const RunRecord expected = read_run_record(expected_path), mine = read_run_record(mine_path);
-    if (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world) {
-      throw std::runtime_error("the records are of different programs or numbers of ranks");
-    }
-    if (!expected.todo.empty()) throw std::runtime_error(expected_path + " is not a complete run");
-    return Comparison(expected, mine, tolerance, read_todos(todo_files)).run();
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return compare(parse({argv + 1, argv + argc}));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "compare_runs: %s\n", error.what());
     return 2;

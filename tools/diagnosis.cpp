@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "common/run/text.h"
 
@@ -33,20 +36,24 @@ Values scaled(Values values, double factor) {
 
 std::string text(double value) { return formatted("%.6g", value); }
 
+bool finite(double value) { return std::isfinite(value); }
+
 std::string not_a_number(const Symptom& s) {
-  const auto count = std::ranges::count_if(s.mine.values, [](double v) { return !std::isfinite(v); });
+  const Values& m = s.mine.values;
+  const auto count = std::ranges::count_if(m, [](double v) { return !finite(v); });
   if (count == 0) return "";
-  const auto first = std::ranges::find_if(s.mine.values, [](double v) { return !std::isfinite(v); });
-  const std::size_t total = s.mine.values.size();
-  const std::string where = count == static_cast<long>(total)
+  const auto first = static_cast<std::size_t>(std::ranges::find_if(m, [](double v) { return !finite(v); }) - m.begin());
+  const std::string where = count == static_cast<long>(m.size())
                                 ? "Every value is NaN or infinite"
-                                : std::to_string(count) + " of " + std::to_string(total) +
-                                      " values are NaN or infinite, the first at position " +
-                                      std::to_string(first - s.mine.values.begin());
-  return where +
-         ": that is memory which nothing wrote (on the cpu backend cudaMalloc fills with NaN). Is the operation "
-         "missing, is its count too small, or does a stream read before another has written: an event or a wait "
-         "too few?";
+                                : std::to_string(count) + " of " + std::to_string(m.size()) +
+                                      " values are NaN or infinite, the first at " +
+                                      bracketed(place_of(first, s.mine.shape));
+  if (s.mine.unwritten == 0) {
+    return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, the root or " +
+           "logarithm of a negative one.";
+  }
+  return where + ": that is memory which nothing wrote (on the cpu backend cudaMalloc fills with NaN), or computed " +
+         "from it. Is the operation missing, is its count too small, or its place another one?";
 }
 
 std::string zeros(const Symptom& s) {
@@ -72,6 +79,39 @@ std::string not_combined(const Symptom& s) {
          "collective missing, on another tensor, or not done yet when the values are used?";
 }
 
+// What a factor is made of, " 4 is --micro-batches here.": the run's options, and the tensor's shape.
+std::string quantities(const Symptom& s, double factor) {
+  std::vector<std::pair<std::string, double>> known;
+  if (s.options != nullptr) {
+    for (const char* name : {"dp", "pp", "tp", "micro-batches", "accumulation-steps", "batch-size", "chunks", "hybrid",
+                             "heads", "width", "context", "sequence", "vocabulary"}) {
+      const auto option = s.options->find(name);
+      if (option != s.options->end()) known.emplace_back(std::string("--") + name, option->second);
+    }
+    const auto width = s.options->find("width"), heads = s.options->find("heads");
+    if (width != s.options->end() && heads != s.options->end() && heads->second > 0)
+      known.emplace_back("the features of a head", width->second / heads->second);
+  }
+  for (long extent : s.expected.shape) {
+    if (extent > 3) known.emplace_back("an extent of the tensor", static_cast<double>(extent));
+  }
+  const double times = std::max(factor, 1 / factor);
+  std::string found;
+  double number = 0;
+  for (const bool root : {false, true}) {
+    for (const auto& [name, value] : known) {
+      const double size = root ? std::sqrt(value) : value;
+      if (value < 2 || std::abs(times - size) > kTolerance * size || found.find(name) != std::string::npos) continue;
+      found += (found.empty() ? "" : " and ") + name;
+      number = value;
+    }
+    if (!found.empty())
+      return (root ? " That is √" : " ") + text(number) + (root ? ", and " + text(number) : "") + " is " + found +
+             " here.";
+  }
+  return "";
+}
+
 std::string constant_factor(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   const double squares = std::inner_product(e.begin(), e.end(), e.begin(), 0.0);
@@ -88,12 +128,14 @@ std::string constant_factor(const Symptom& s) {
     return "Every value is 1/" + ranks + " of what is expected: divided by the number of ranks once too often.";
   }
   if (is(-1)) return "Every value has the wrong sign.";
-  if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many.";
-  if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing.";
-  if (m.size() < 3) return "";  // some factor fits any two numbers too often
+  const std::string known = quantities(s, factor);
+  if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
+  if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing." + known;
+  if (m.size() < 3 && known.empty()) return "";  // some factor fits any two numbers too often
   const bool fraction = std::abs(factor) < 1;
   return "Every value is " + text(fraction ? 1 / factor : factor) + (fraction ? " times smaller than" : " times") +
-         " what is expected: is it a mean where a sum belongs, or divided by another count?";
+         " what is expected" +
+         (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
 }
 
 std::string another_rank(const Symptom& s) {
@@ -109,6 +151,118 @@ std::string another_rank(const Symptom& s) {
 std::string stale(const Symptom& s) {
   if (s.expected_before == nullptr || !same(s.mine.values, s.expected_before->values)) return "";
   return "These are the right values of the step before: not updated, or read before the update was done.";
+}
+
+bool telling(const Values& values) {  // few different values fit elsewhere by chance
+  return values.size() > 2 && std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end();
+}
+
+// The right values of something else: another ring step, micro-batch, unit, or the input of what was to be done.
+std::string elsewhere(const Symptom& s) {
+  if (!telling(s.mine.values)) return "";
+  for (const Known& other : s.others) {
+    if (same(s.mine.values, other.tensor->values))
+      return "These are " + other.name + (other.name.ends_with('?') ? "" : ".");
+  }
+  return "";
+}
+
+// A row of values that every row has too much or too little: a bias.
+std::string same_in_every_row(const Symptom& s) {
+  if (s.expected.shape.size() != 2 || s.mine.values.size() != s.expected.values.size()) return "";
+  const auto cols = static_cast<std::size_t>(s.expected.shape[1]);
+  if (cols < 1 || s.mine.values.size() < 3 * cols) return "";
+  Values off = s.mine.values, rows;
+  std::ranges::transform(off, s.expected.values, off.begin(), std::minus<>());
+  for (std::size_t i = 0; i < off.size(); ++i) rows.push_back(off[i % cols]);
+  const double size = s.expected.rms();
+  for (std::size_t i = 0; i < off.size(); ++i) {
+    if (!(std::abs(off[i] - rows[i]) <= kTolerance * size)) return "";
+  }
+  return "Every row is off by the same values: is a bias added too often (on every rank?), or not at all?";
+}
+
+// What was there before was added to, or not.
+std::string kept_or_lost(const Symptom& s) {
+  for (const Tensor* before : s.mine_before) {
+    if (before->values.size() != s.mine.values.size() || all_zero(before->values)) continue;
+    Values sum = s.expected.values, rest = s.expected.values;
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += before->values[i], rest[i] -= before->values[i];
+    if (same(s.mine.values, sum))
+      return "This is the right result added to what was there before: overwrite it, or clear it first.";
+    if (same(s.mine.values, rest))
+      return "What was there before is lost: this is the right result without it. Add to it, do not overwrite.";
+  }
+  return "";
+}
+
+std::string moved(std::size_t by, const Symptom& s, bool forward) {
+  std::size_t row = 1;
+  for (std::size_t axis = 1; axis < s.expected.shape.size(); ++axis)
+    row *= static_cast<std::size_t>(s.expected.shape[axis]);
+  const bool rows = s.expected.shape.size() > 1 && row > 1 && by % row == 0;
+  const std::size_t count = rows ? by / row : by;
+  return "The values are right but " + std::to_string(count) + (rows ? " row" : " element") + (count == 1 ? "" : "s") +
+         (forward ? " too far back" : " too far ahead") + ": an offset is wrong.";
+}
+
+// Values that stand some places beside their own.
+std::string shifted(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || m.size() < 4 || m.size() > 4096) return "";
+  for (std::size_t by = 1; by <= m.size() / 2; ++by) {
+    const auto n = static_cast<std::ptrdiff_t>(by);
+    const Values m_tail(m.begin() + n, m.end()), e_head(e.begin(), e.end() - n);
+    if (telling(m_tail) && same(m_tail, e_head)) return moved(by, s, true);
+    const Values m_head(m.begin(), m.end() - n), e_tail(e.begin() + n, e.end());
+    if (telling(m_head) && same(m_head, e_tail)) return moved(by, s, false);
+  }
+  return "";
+}
+
+std::string name_of_axis(const Symptom& s, std::size_t axis) {
+  const long extent = s.expected.shape[axis];
+  const std::size_t from_behind = s.expected.shape.size() - axis;
+  if (from_behind > 2 && s.options != nullptr) {
+    const auto heads = s.options->find("heads");
+    if (heads != s.options->end() && heads->second == static_cast<double>(extent)) return "head";
+  }
+  if (s.expected.shape.size() == 1) return "position";
+  return from_behind == 1 ? "column" : from_behind == 2 ? "row" : "index " + std::to_string(axis);
+}
+
+// Of the columns of queries, keys and values beside each other, whose these are.
+std::string third(const Symptom& s, std::size_t axis, long first, long last) {
+  const long extent = s.expected.shape[axis], part = extent / 3;
+  if (axis + 1 != s.expected.shape.size() || extent % 3 != 0 || s.expected.name.find("quer") == std::string::npos)
+    return "";
+  if (part == 0 || first / part != last / part) return "";
+  constexpr const char* kNames[] = {"queries", "keys", "values"};
+  return std::string(", of the ") + kNames[first / part];
+}
+
+// The part of the tensor that is wrong, where the rest is right.
+std::string wrong_part(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
+  const double rms = s.expected.rms();
+  for (std::size_t axis = 0; axis < s.expected.shape.size(); ++axis) {
+    const long extent = s.expected.shape[axis];
+    std::vector<long> wrong;
+    for (std::size_t i = 0; i < m.size(); ++i) {
+      if (!(relative_error(m[i], e[i], rms) <= kTolerance)) wrong.push_back(place_of(i, s.expected.shape)[axis]);
+    }
+    std::ranges::sort(wrong);
+    wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+    if (wrong.empty() || static_cast<long>(wrong.size()) == extent ||
+        wrong.back() - wrong.front() + 1 != static_cast<long>(wrong.size()))
+      continue;
+    const bool one = wrong.size() == 1;
+    return "Only " + name_of_axis(s, axis) + (one ? " " : "s ") + std::to_string(wrong.front()) +
+           (one ? "" : " to " + std::to_string(wrong.back())) + " of 0 to " + std::to_string(extent - 1) +
+           (one ? " is wrong" : " are wrong") + third(s, axis, wrong.front(), wrong.back()) + ".";
+  }
+  return "";
 }
 
 std::string transposed(const Symptom& s) {
@@ -147,9 +301,25 @@ std::string reordered(const Symptom& s) {
 
 }  // namespace
 
+std::vector<long> place_of(std::size_t position, const std::vector<long>& shape) {
+  std::vector<long> index(shape.size());
+  auto rest = static_cast<long>(position);
+  for (std::size_t axis = shape.size(); axis-- > 0; rest /= std::max(shape[axis], 1L)) {
+    index[axis] = rest % std::max(shape[axis], 1L);
+  }
+  return index;
+}
+
+std::string bracketed(const std::vector<long>& list) {
+  std::string result = "[";
+  for (long value : list) result += (result.size() > 1 ? ", " : "") + std::to_string(value);
+  return result + "]";
+}
+
 std::string diagnose(const Symptom& symptom) {
-  for (const auto check :
-       {not_a_number, zeros, not_combined, constant_factor, another_rank, stale, transposed, only_a_part, reordered}) {
+  if (symptom.expected.integers) return diagnose_integers(symptom);
+  for (const auto check : {not_a_number, zeros, not_combined, constant_factor, another_rank, stale, elsewhere,
+                           transposed, only_a_part, reordered, shifted, kept_or_lost, same_in_every_row, wrong_part}) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;
   }

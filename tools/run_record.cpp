@@ -21,7 +21,11 @@ double number(const Json& value) {
 
 Tensor read_tensor(const Json& line) {
   Tensor tensor{line.at("name"), line.at("shape"), {}, number(line.at("l2")), number(line.at("sum"))};
-  for (const Json& value : line.at("values")) tensor.values.push_back(number(value));
+  tensor.integers = line.value("integers", false);
+  for (const Json& value : line.at("values")) {
+    tensor.values.push_back(number(value));
+    tensor.unwritten += value == "unwritten" ? 1 : 0;
+  }
   if (static_cast<double>(tensor.values.size()) > tensor.size()) throw std::runtime_error("more values than the shape");
   return tensor;
 }
@@ -51,7 +55,12 @@ void read_line(const Json& line, RunRecord& record) {
   if (type == "run") {
     record.chapter = line.at("chapter");
     record.program = line.at("program");
-    if (const auto options = line.find("options"); options != line.end()) record.variant = variant(*options);
+    if (const auto options = line.find("options"); options != line.end()) {
+      record.variant = variant(*options);
+      for (const auto& [name, value] : options->items()) {
+        if (value.is_number()) record.options[name] = value;
+      }
+    }
     record.world = line.at("world");
   } else if (type == "step") {
     record.losses.push_back({line.at("step"), line.at("replica"), number(line.at("loss")),
@@ -59,11 +68,15 @@ void read_line(const Json& line, RunRecord& record) {
                              line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0});
   } else if (type == "probe") {
     record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(line)});
+  } else if (type == "passed") {
+    record.passed[line.at("rank")] = {
+        line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), {line.at("name"), {}, {}}};
   } else if (type == "parameter") {
     record.parameters.push_back(read_tensor(line));
   } else if (type == "collective") {
     record.collectives.push_back({line.at("rank"), line.at("op"), line.at("communicator"), line.at("ranks"),
-                                  line.at("calls"), line.at("elements"), line.at("bytes")});
+                                  line.at("calls"), line.at("elements"), line.at("bytes"),
+                                  line.value("places", std::map<std::string, std::pair<double, double>>())});
   } else if (type == "memory") {
     record.peaks[line.at("rank")] = line.at("peak").get<std::map<std::string, double>>();
     record.peak_memory[line.at("rank")] = model_bytes(line.at("peak"));
@@ -80,6 +93,7 @@ void read_line(const Json& line, RunRecord& record) {
     if (line.at("status") == "todo") {
       record.todo = line.at("todo");
     } else {
+      record.complete = true;
       record.steps = line.at("steps");
       record.seconds_per_step = number(line.at("seconds_per_step"));
     }
@@ -110,9 +124,23 @@ double bytes_sent(const Collective& c) {
   throw std::runtime_error("no formula for what " + c.op + " sends");
 }
 
-RunRecord read_run_record(const std::string& path) {
+namespace {
+
+void sort(RunRecord& record) {
+  std::ranges::sort(record.probes, {}, [](const Probe& p) { return std::tuple(p.step, p.sequence, p.rank); });
+  std::ranges::sort(record.losses, {}, [](const StepLoss& l) { return std::tuple(l.step, l.replica); });
+}
+
+std::ifstream open(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
+  return file;
+}
+
+}  // namespace
+
+RunRecord read_run_record(const std::string& path) {
+  std::ifstream file = open(path);
   RunRecord record;
   std::string text, last_type;
   int number = 0;
@@ -128,8 +156,18 @@ RunRecord read_run_record(const std::string& path) {
     if (number == 1 && last_type != "run") throw std::runtime_error(path + ":1: the first line is not the run's");
   }
   if (last_type != "end") throw std::runtime_error(path + ": the record stops before its end");
-  std::ranges::sort(record.probes, {}, [](const Probe& p) { return std::tuple(p.step, p.sequence, p.rank); });
-  std::ranges::sort(record.losses, {}, [](const StepLoss& l) { return std::tuple(l.step, l.replica); });
+  sort(record);
+  return record;
+}
+
+RunRecord read_journals(const std::string& path) {
+  std::ifstream file = open(path);
+  RunRecord record;
+  for (std::string text; std::getline(file, text);) {
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!line.is_discarded()) read_line(line, record);
+  }
+  sort(record);
   return record;
 }
 

@@ -16,6 +16,8 @@ struct Tensor {
   std::vector<long> shape;
   std::vector<double> values;  // the first 4,096 at most
   double l2 = 0, sum = 0;      // of all values
+  bool integers = false;       // ranks, counts, flags: what the host has worked out
+  int unwritten = 0;           // values that are not finite because nothing wrote the memory that they come from
 
   double size() const;  // product of the shape
   double rms() const;   // root mean square of all values
@@ -40,6 +42,7 @@ struct Collective {
   std::string op, communicator;
   int ranks;  // of the communicator
   double calls, elements, bytes;
+  std::map<std::string, std::pair<double, double>> places = {};  // file:line -> calls and bytes from there
 };
 
 // Bytes that a rank sends with it, on average over the ranks, with the ring algorithms. Throws std::runtime_error for
@@ -50,8 +53,9 @@ struct RunRecord {
   std::string chapter, program;
   std::string variant;  // what tells runs of the program apart: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
   int world = 1;
-  std::vector<Probe> probes;     // in order of step, then sequence, then rank
-  std::vector<StepLoss> losses;  // in order of step, then replica
+  std::map<std::string, double> options;  // those that are numbers
+  std::vector<Probe> probes;              // in order of step, then sequence, then rank
+  std::vector<StepLoss> losses;           // in order of step, then replica
   std::vector<Tensor> parameters;
   std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> what that rank has measured
   std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
@@ -60,13 +64,19 @@ struct RunRecord {
   std::map<int, double> peak_memory;                   // rank -> bytes: the peaks of all kinds but the data set, summed
   std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device
   std::map<int, std::map<std::string, double>> host;    // rank -> allocations, synchronizations, devices (cpu backend)
-  std::string todo;                                     // the TODO that ended the run; empty after a complete run
+  std::map<int, Probe> passed;  // rank -> the last probe that it came to, without its values; of a journal
+  bool complete = false;        // the run has come to its end
+  std::string todo;             // the TODO that ended the run, if one did
   int steps = 0;
   double seconds_per_step = 0;
 };
 
 // Throws std::runtime_error with one line "file:line: what is wrong", also for a record without its `end`.
 RunRecord read_run_record(const std::string& path);
+
+// What there is of a run that did not come to its end: the ranks' journals, one after the other, whose last lines may
+// be cut off.
+RunRecord read_journals(const std::string& path);
 
 // |a - b| relative to the larger of |b| and `scale`; infinite when one of them is not finite.
 double relative_error(double a, double b, double scale = 0);

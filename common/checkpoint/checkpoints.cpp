@@ -79,6 +79,19 @@ CheckpointIndex describe(const CheckpointState& state) {
   return index;
 }
 
+// Reads the files of a checkpoint; where they are damaged, says which one there is before it.
+template <typename Read>
+void read_files(const std::string& checkpoint, Read read) {
+  try {
+    read();
+  } catch (const std::runtime_error& failed) {
+    const std::string message = failed.what(), before = checkpoint_before(checkpoint);
+    const bool of_file = message.find("index.json: ") != message.npos || message.find(".safetensors") != message.npos;
+    if (!of_file || before.empty()) throw;
+    throw std::runtime_error(message + "; remove " + checkpoint + " to go on from the one before it, " + before);
+  }
+}
+
 }  // namespace
 
 Checkpoints::Checkpoints(const Options& options, int samples, int replicas, ncclComm_t comm, cudaStream_t stream)
@@ -118,7 +131,7 @@ Progress Checkpoints::resume(LossLog& losses) {
   CheckpointIndex index;
   bool own = false;  // the checkpoint is in the folder that this run writes to
   state.attempt(kUsage, [&] {
-    if (!found.empty()) index = read_index(found);
+    if (!found.empty()) read_files(found, [&] { index = read_index(found); });
     if (state.rank > 0 || state.options.checkpoints.empty()) return;
     own = !found.empty() && fs::equivalent(fs::canonical(found).parent_path(), state.options.checkpoints);
     require_room(state.options.checkpoints, own ? index.step : -1);
@@ -128,7 +141,7 @@ Progress Checkpoints::resume(LossLog& losses) {
   if (gather_values<char>(own, state.comm, state.stream)[0]) state.saved = state.step;
   Progress progress;
   if (!found.empty()) {
-    state.attempt(kUsage, [&] { progress = load(state, index, found); });
+    state.attempt(kUsage, [&] { read_files(found, [&] { progress = load(state, index, found); }); });
     print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step,
            shown(index.program).c_str(), index.ranks);
   } else if (!state.options.resume.empty()) {
@@ -165,7 +178,7 @@ void Checkpoints::save(const std::string& prefix) {
     if (state.rank > 0) return;
     there = is_checkpoint(folder);
     if (there) return;
-    fs::remove_all(unfinished);
+    remove_unfinished(state.options.checkpoints);  // of saves that were killed
     fs::create_directory(unfinished);
   });
   if (gather_values<char>(there, state.comm, state.stream)[0]) return;

@@ -86,6 +86,16 @@ std::string find_checkpoint(const fs::path& folder) {
   return steps.empty() ? "" : (folder / checkpoint_name("step-", steps.back())).string();
 }
 
+std::string checkpoint_before(const fs::path& checkpoint) {
+  const fs::path folder = checkpoint.parent_path();
+  const int step = step_of(checkpoint.filename(), "step-");
+  std::string before;
+  for (const int other : steps_in(folder, "step-")) {
+    if (other < step) before = (folder / checkpoint_name("step-", other)).string();
+  }
+  return before;
+}
+
 void require_room(const std::string& folder, int step) {
   std::vector<int> steps = steps_in(folder, "step-");
   if (step < 0 && steps.empty()) steps = steps_in(folder, "best-");

@@ -19,6 +19,9 @@ bool is_checkpoint(const std::filesystem::path& folder);
 // The checkpoint that --resume means: `folder` itself, or the newest "step-" in it; empty if there is none.
 std::string find_checkpoint(const std::filesystem::path& folder);
 
+// The checkpoint beside this one that was saved before it; empty if there is none.
+std::string checkpoint_before(const std::filesystem::path& checkpoint);
+
 // Throws if `folder` holds checkpoints that a run to be saved there would take for its own: those of another run, and
 // those that it would come to again. `step` is that of its own from which it goes on, -1 if there is none.
 void require_room(const std::string& folder, int step);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -6,16 +7,20 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "common/check.h"
 #include "common/files.h"
 #include "common/record.h"
 #include "common/record/recorder.h"
+#include "common/run/nccl_calls.h"
 #include "common/run/roll_call.h"
 
 namespace workshop {
@@ -55,12 +60,65 @@ class Arena {
 struct Probes {
   std::timed_mutex mutex;
   Arena arena;
-  std::vector<PendingProbe> pending;
+  std::deque<PendingProbe> pending;
 };
 // Never destroyed: its events would be when CUDA is gone.
 Probes& probes() {
   static Probes& probes = *new Probes;
   return probes;
+}
+
+// With WORKSHOP_JOURNAL=1: beside the record a file of each rank, RECORD.rank0, with what it has probed so far, for
+// runs that end otherwise than they should. `passed` is a probe that the program has come to, `probe` one with its
+// values.
+class Journal {
+ public:
+  static Journal& get() {
+    static Journal& journal = *new Journal;
+    return journal;
+  }
+  bool is_open() const { return file_ >= 0; }
+  // A line at a time, so that a rank which is killed leaves whole ones.
+  void write(const Json& json) const {
+    if (!is_open()) return;
+    const std::string line = json.dump() + "\n";
+    if (::write(file_, line.data(), line.size()) < 0) return;  // nothing depends on it
+  }
+
+ private:
+  Journal() {
+    const char* asked = std::getenv("WORKSHOP_JOURNAL");
+    if (asked == nullptr || std::string_view(asked) != "1" || recorder().record_path.empty()) return;
+    const std::string path = recorder().record_path + ".rank" + std::to_string(process_ranks().rank);
+    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    write(Json::parse(recorder().run_line));
+  }
+  int file_ = -1;
+};
+
+// The probes that have been copied become lines, in order. "Not ready" where the next one has not been.
+cudaError_t collect_probes() {
+  std::deque<PendingProbe>& pending = probes().pending;
+  for (; !pending.empty(); pending.pop_front()) {
+    PendingProbe& probe = pending.front();
+    const cudaError_t status = cudaEventQuery(probe.copied);
+    if (status == cudaErrorNotReady) cudaGetLastError();  // it was an answer
+    if (status != cudaSuccess) return status;
+    add_values(probe.line, probe.values, probe.count);
+    record_line(probe.line);
+    Journal::get().write(probe.line);
+  }
+  return cudaSuccess;
+}
+
+// Keeps the journal, in a thread of its own: where the program asked itself, it would wait for work and so hide that it
+// does not wait where it must.
+[[noreturn]] void keep_journal(int device) {
+  cudaSetDevice(device);
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+    const std::unique_lock lock(probes().mutex, std::try_to_lock);
+    if (lock.owns_lock()) collect_probes();
+  }
 }
 
 // The comment of a TODO in the source file above `line`, from "TODO" on.
@@ -82,8 +140,28 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
   static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs of which only the results are compared
   if (asked != nullptr && std::string(asked) == "0") return std::nullopt;
   if (recorder().record_path.empty() || recorder().step >= kProbedSteps) return std::nullopt;
-  return Json{{"type", "probe"}, {"rank", process_ranks().rank}, {"id", todo},
-              {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
+  Json line{{"type", "probe"}, {"rank", process_ranks().rank}, {"id", todo},
+            {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
+  if (Journal::get().is_open()) {
+    Json passed = line;
+    passed["type"] = "passed";
+    Journal::get().write(passed);
+  }
+  return line;
+}
+
+// The copy of a probe, behind what is on its stream.
+void enqueue_probe(Json line, const float* tensor, cudaStream_t stream) {
+  const std::lock_guard lock(probes().mutex);
+  PendingProbe pending{std::move(line), nullptr, 1, Event()};
+  for (const auto& extent : pending.line["shape"]) pending.count *= extent.get<std::size_t>();
+  const std::size_t bytes = pending.count * sizeof(float);
+  if (bytes > 0) {
+    pending.values = probes().arena.take(pending.count);
+    CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
+  }
+  CUDA_CHECK(cudaEventRecord(pending.copied, stream));
+  probes().pending.push_back(std::move(pending));
 }
 
 }  // namespace
@@ -92,21 +170,21 @@ void finish_probes(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   const std::unique_lock lock(probes().mutex, patience);
   if (!lock.owns_lock()) return;
-  for (PendingProbe& probe : probes().pending) {
-    cudaError_t status = cudaSuccess;
-    while ((status = cudaEventQuery(probe.copied)) == cudaErrorNotReady) {
-      if (std::chrono::steady_clock::now() > deadline) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    CUDA_CHECK(status);
-    cudaGetLastError();  // "not ready" was an answer
-    add_values(probe.line, probe.values, probe.count);
-    record_line(probe.line);
+  cudaError_t status = cudaSuccess;
+  while ((status = collect_probes()) == cudaErrorNotReady) {
+    if (std::chrono::steady_clock::now() > deadline) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  probes().pending.clear();
+  CUDA_CHECK(status);
 }
 
-void make_room_for_probes() { probes().arena.grow(kArenaBytes); }
+void make_room_for_probes() {
+  probes().arena.grow(kArenaBytes);
+  if (!Journal::get().is_open()) return;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  std::thread(keep_journal, device).detach();
+}
 
 // Several cores may come to a TODO in a kernel at the same time.
 void todo_on_host(const char* id, const char* file, int line) {
@@ -121,6 +199,7 @@ void todo_on_host(const char* id, const char* file, int line) {
   if (!recorder().record_path.empty()) {
     finish_probes(std::chrono::milliseconds(1000));
     const Json end{{"type", "end"}, {"status", "todo"}, {"todo", id}};
+    Journal::get().write(end);
     write_file(recorder().record_path, recorder().run_line + "\n" + recorder().lines + end.dump() + "\n");
   }
   let_others_pass();
@@ -131,29 +210,32 @@ void probe(const char* todo, const std::string& name, const float* tensor, std::
            cudaStream_t stream) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
-  const std::lock_guard lock(probes().mutex);
-  PendingProbe pending{*line, nullptr, 1, Event()};
-  pending.line["shape"] = shape;
-  for (int extent : shape) pending.count *= static_cast<std::size_t>(extent);
-  const std::size_t bytes = pending.count * sizeof(float);
-  if (bytes > 0) {
-    pending.values = probes().arena.take(pending.count);
-    CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
-  }
-  CUDA_CHECK(cudaEventRecord(pending.copied, stream));
-  probes().pending.push_back(std::move(pending));
+  (*line)["shape"] = shape;
+  // The calls of an open group begin at its end: only then there is something to copy.
+  after_group([line = *line, tensor, stream] { enqueue_probe(line, tensor, stream); });
 }
 
-void probe(const char* todo, const std::string& name, const std::vector<double>& values) {
+namespace {
+
+template <typename T>
+void probe_on_host(const char* todo, const std::string& name, const std::vector<T>& values) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
   (*line)["shape"] = {values.size()};
+  if constexpr (std::is_integral_v<T>) (*line)["integers"] = true;
   add_values(*line, values.data(), values.size());
   record_line(*line);
+  Journal::get().write(*line);
+}
+
+}  // namespace
+
+void probe(const char* todo, const std::string& name, const std::vector<double>& values) {
+  probe_on_host(todo, name, values);
 }
 
 void probe(const char* todo, const std::string& name, const std::vector<int>& values) {
-  probe(todo, name, std::vector<double>(values.begin(), values.end()));
+  probe_on_host(todo, name, values);
 }
 
 }  // namespace workshop

@@ -2,11 +2,14 @@
 // The ledger: how often the program makes each NCCL call, and with how much data.
 #include <array>
 #include <map>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "common/record/recorder.h"
 #include "common/run/nccl_calls.h"
+#include "common/watchdog/call_log.h"
 
 namespace workshop {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 struct Calls {
   int ranks = 0;  // of the communicator
   std::uint64_t calls = 0, elements = 0, bytes = 0;
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> places = {};  // file:line -> calls, bytes
 };
 
 constexpr std::array kBytes = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclInt8 … ncclFloat8e5m2
@@ -23,7 +27,7 @@ class Ledger : public CallObserver {
   void enqueued(std::span<const NcclCall> group, ncclResult_t status) override {
     for (const NcclCall& call : group) {
       if (!call.on_record || status != ncclSuccess) continue;
-      Calls& calls = calls_[{call.communicator, call.operation}];
+      Calls& calls = calls_[{call.communicator, call.operation, call.site}];
       ++calls.calls;
       calls.elements += call.count;
       calls.bytes += call.count * kBytes.at(call.type);
@@ -34,17 +38,22 @@ class Ledger : public CallObserver {
   std::map<std::pair<std::string, std::string_view>, Calls> lines() const {
     std::map<std::pair<std::string, std::string_view>, Calls> lines;
     for (const auto& [key, calls] : calls_) {
-      Calls& line = lines[{key.first->name, key.second}];
-      line.ranks = key.first->ranks;
+      const auto& [communicator, operation, site] = key;
+      Calls& line = lines[{communicator->name, operation}];
+      line.ranks = communicator->ranks;
       line.calls += calls.calls;
       line.elements += calls.elements;
       line.bytes += calls.bytes;
+      if (site == nullptr) continue;
+      auto& [calls_there, bytes_there] = line.places[place(site)];
+      calls_there += calls.calls;
+      bytes_there += calls.bytes;
     }
     return lines;
   }
 
  private:
-  std::map<std::pair<const Communicator*, std::string_view>, Calls> calls_;
+  std::map<std::tuple<const Communicator*, std::string_view, const CallSite*>, Calls> calls_;
 };
 
 Ledger& ledger() {
@@ -65,7 +74,8 @@ void record_ledger(int rank) {
                  {"ranks", line.ranks},
                  {"calls", line.calls},
                  {"elements", line.elements},
-                 {"bytes", line.bytes}});
+                 {"bytes", line.bytes},
+                 {"places", line.places}});
   }
 }
 

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string_view>
 
 #include "common/files.h"
@@ -39,6 +42,12 @@ std::string gather_on_rank_0(const std::string& text, ncclComm_t comm) {
   return all;
 }
 
+// The NaN with all bits set, of which arithmetic keeps the upper ones. That of 0/0 has all but one of them clear.
+bool is_fill(double nan) {
+  constexpr std::uint64_t kFloatBits = 0x7FFF'FFFF'E000'0000;  // of a double that was a float, but for the sign
+  return (std::bit_cast<std::uint64_t>(nan) & kFloatBits) == kFloatBits;
+}
+
 }  // namespace
 
 Recorder& recorder() {
@@ -48,7 +57,8 @@ Recorder& recorder() {
 
 Json number(double value) {
   if (std::isfinite(value)) return value;
-  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (std::isnan(value)) return is_fill(value) ? "unwritten" : "nan";
+  return value > 0 ? "inf" : "-inf";
 }
 
 void start_recording(const Options& options, const Ranks& ranks) {
@@ -75,7 +85,11 @@ void start_recording(const Options& options, const Ranks& ranks) {
                    .dump();
 }
 
-void record_line(const Json& json) { recorder().lines += json.dump() + "\n"; }
+void record_line(const Json& json) {
+  static std::mutex mutex;  // the thread that keeps the journal records too
+  const std::lock_guard lock(mutex);
+  recorder().lines += json.dump() + "\n";
+}
 
 void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm) {
   if (recorder().record_path.empty()) return;

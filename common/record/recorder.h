@@ -27,7 +27,8 @@ struct Recorder {
 };
 Recorder& recorder();
 
-// JSON has no NaN: what is not finite is written as a string and so never equals a number.
+// JSON has no NaN: what is not finite is written as a string and so never equals a number. "unwritten" is the NaN that
+// the cpu backend fills memory with, and what is computed from it.
 Json number(double value);
 
 template <typename T>

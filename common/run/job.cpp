@@ -17,6 +17,7 @@
 #include "common/device.h"
 #include "common/record.h"
 #include "common/record/recorder.h"
+#include "common/run/nccl_calls.h"
 #include "common/run/rendezvous.h"
 #include "common/run/roll_call.h"
 #include "common/run/text.h"
@@ -174,6 +175,9 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
 }
 
 Job::~Job() {
+  if (const std::string place = open_group(); !place.empty()) {
+    fail(kFailed, "ncclGroupStart() at %s has no ncclGroupEnd(): none of the calls after it has begun", place.c_str());
+  }
   CUDA_CHECK(cudaDeviceSynchronize());
   report_failed_communicators();
   write_record(comm());

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -23,7 +24,9 @@ int unnamed = 0;  // communicators that have got a number for a name
 // The calls of the group that this thread has opened.
 struct OpenGroup {
   int depth = 0;
+  const CallSite* site = nullptr;  // of its start
   std::vector<NcclCall> calls;
+  std::vector<std::function<void()>> then;
 };
 thread_local OpenGroup group;
 
@@ -47,7 +50,7 @@ void close_communicator(ncclComm_t comm) {
 }
 
 NcclCall begin(const char* operation, std::size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream) {
-  NcclCall call{operation, count, type, peer, stream};
+  NcclCall call{operation, count, type, peer, stream, InCall::current()};
   if (observers().empty()) return call;
   {
     const std::lock_guard lock(communicators().mutex);
@@ -85,6 +88,16 @@ ncclResult_t observed(const char* operation, std::size_t count, ncclDataType_t t
 Communicators& communicators() {
   static Communicators& communicators = *new Communicators;  // never destroyed: the watchdog may outlive static objects
   return communicators;
+}
+
+void after_group(std::function<void()> action) {
+  if (group.depth == 0) return action();
+  group.then.push_back(std::move(action));
+}
+
+std::string open_group() {
+  if (group.depth == 0) return "";
+  return group.site == nullptr ? "somewhere" : group.site->file + (":" + std::to_string(group.site->line));
 }
 
 void observe_calls(CallObserver& observer) { observers().push_back(&observer); }
@@ -173,7 +186,7 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
 }
 
 ncclResult_t ncclGroupStart() {
-  ++group.depth;
+  if (++group.depth == 1) group.site = InCall::current();
   return pncclGroupStart();
 }
 
@@ -183,6 +196,7 @@ ncclResult_t ncclGroupEnd() {
   group.depth = 0;
   const ncclResult_t status = enqueue(group.calls, pncclGroupEnd);
   group.calls.clear();
+  for (const auto& action : std::exchange(group.then, {})) action();
   return status;
 }
 

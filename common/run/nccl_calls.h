@@ -8,11 +8,14 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
 #include <string>
 #include <utility>
+
+#include "common/check.h"
 
 namespace workshop {
 
@@ -38,6 +41,7 @@ struct NcclCall {
   int type;  // ncclDataType_t; -1 for calls without data, which are over when they return
   int peer;  // the other rank of a message, or the root; -1 for neither
   cudaStream_t stream;
+  const CallSite* site = nullptr;        // where the program makes it; null where no macro of common/check.h stands there
   Communicator* communicator = nullptr;  // null where the handle is none
   std::int64_t number = 0;               // collectives of a communicator are numbered, and messages of a pair of ranks
   bool on_record = false;                // with data, and the program's own
@@ -59,6 +63,11 @@ class CallObserver {
 
 // From here on this observer is told, behind those before it. Call before the first communicator is made.
 void observe_calls(CallObserver& observer);
+
+// Runs this at the end of the group that this thread has open, behind its calls; at once where there is none.
+void after_group(std::function<void()> action);
+// Where the program has opened a group that it did not close, file:line; empty where all are closed.
+std::string open_group();
 
 // As long as it lives, NCCL calls enter neither ledger nor timeline: they are not the program's.
 class OffTheRecord {

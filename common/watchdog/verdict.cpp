@@ -204,6 +204,51 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   return "";
 }
 
+// A rank whose first call waits for another rank, which makes its part of it only behind the call that it waits in
+// itself.
+struct Wait {
+  const Note* note;
+  const CallNote* call;
+};
+
+// Whom a rank waits for so; nullptr where the other part has begun, or is not there.
+const Note* waits_for(const std::vector<Note>& notes, const Note& note) {
+  const CallNote* call = first_pending(note);
+  const auto key = call == nullptr ? std::nullopt : meeting(note, *call);
+  if (!key) return nullptr;
+  for (const Note& other : notes) {
+    const CallNote* pending = first_pending(other);
+    if (&other == &note || pending == nullptr || meeting(other, *pending) == key) continue;
+    const auto is_part = [&](const CallNote& later) { return !later.completed && meeting(other, later) == key; };
+    if (std::any_of(other.calls.begin(), other.calls.end(), is_part)) return &other;
+  }
+  return nullptr;
+}
+
+// Ranks that wait for each other in a circle, because calls of one communicator or stream begin one after the other.
+std::string find_circle(const std::vector<Note>& notes) {
+  for (const Note& start : notes) {
+    std::vector<Wait> circle;
+    const Note* note = &start;
+    do {
+      circle.push_back({note, first_pending(*note)});
+      note = waits_for(notes, *note);
+    } while (note != nullptr && note != &start && circle.size() < notes.size());
+    if (note != &start) continue;
+    std::string text = "deadlock: ";
+    for (std::size_t i = 0; i < circle.size(); ++i) {
+      const Note& next = *circle[(i + 1) % circle.size()].note;
+      text += (i > 0 ? "; " : "") + rank_name(circle[i].note->rank) + " waits in " + describe(*circle[i].call) +
+              " for " + rank_name(next.rank);
+    }
+    return text + ". Each makes the call that the one before waits for only after its own: calls on one communicator " +
+           "or stream begin in the order in which a rank makes them. In one group, or on communicators and streams "
+           "of " +
+           "their own, they do not wait for each other";
+  }
+  return "";
+}
+
 std::string find_error(const std::vector<Note>& notes) {
   for (const Note& note : notes) {
     if (!note.error.empty()) return "an error on " + rank_name(note.rank) + ": " + note.error;
@@ -231,7 +276,7 @@ std::string describe(const Note& note) {
 
 std::string find_verdict(const std::vector<Note>& notes, int world) {
   for (const std::string& verdict : {find_difference(notes), find_missing_ranks(notes, world), find_missing_call(notes),
-                                     find_unmet_message(notes), find_error(notes)}) {
+                                     find_unmet_message(notes), find_circle(notes), find_error(notes)}) {
     if (!verdict.empty()) return verdict;
   }
   return "the calls of the ranks fit together: something else takes longer than WORKSHOP_TIMEOUT";

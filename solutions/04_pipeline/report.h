@@ -2,6 +2,7 @@
 // What the pipeline program shows: a schedule, and how the stages spent their time.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "03_model_parallel/idle_clock.h"
@@ -14,14 +15,26 @@ namespace workshop {
 // The share of the time that a stage has nothing to do, if forwards take as long as each other, and so do backwards.
 inline double bubble(const Schedule& s) { return (s.stages - 1.0) / (s.chunks * s.micro_batches + s.stages - 1); }
 
+// The most micro-batches whose backward is still to come, at any time.
+inline int largest_in_flight(const std::vector<Instruction>& list) {
+  int in_flight = 0, largest = 0;
+  for (const Instruction& i : list) {
+    if (i.kind == Instruction::forward) largest = std::max(largest, ++in_flight);
+    if (i.kind == Instruction::backward) --in_flight;
+  }
+  return largest;
+}
+
+// All numbers are those of the order that the stages have, right or wrong.
 inline void print_schedule(const Schedule& s) {
+  const double slots = makespan(s), busy = 2.0 * s.micro_batches * s.chunks;
   print0("%s: %d stages, %d micro-batches, %d chunk%s a stage\n%s", s.name.c_str(), s.stages, s.micro_batches, s.chunks,
          s.chunks > 1 ? "s" : "", chart(s).c_str());
-  print0("%d slots, of which each stage computes in %d: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
-         makespan(s), 2 * s.micro_batches * s.chunks, 100 * bubble(s),
-         100 * (s.stages - 1.0) / (s.chunks * s.micro_batches));
+  print0(
+      "%.0f slots, of which each stage computes in %.0f: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
+      slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
   for (int stage = 0; stage < s.stages; ++stage) {
-    print0("stage %d has at most %d in flight\n", stage, s.in_flight[stage]);
+    print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s.lists[stage]));
   }
 }
 

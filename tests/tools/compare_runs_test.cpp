@@ -86,6 +86,10 @@ class Record {
     Json& old = line(type, n);
     old = tensor(old, old["shape"], values);
   }
+  void set_shape(const char* type, int n, std::vector<int> shape, const Values& values) {
+    Json& old = line(type, n);
+    old = tensor(old, std::move(shape), values);
+  }
   void scale_gradient(double factor) {  // on every rank in step 0
     Values scaled = kGradient;
     for (double& v : scaled) v *= factor;
@@ -100,7 +104,7 @@ class Record {
 
   std::string text() const {
     std::string text = Json{{"type", "run"},    {"chapter", "02_ddp"}, {"program", "ddp"},
-                            {"backend", "cpu"}, {"world", world},      {"options", Json::object()}}
+                            {"backend", "cpu"}, {"world", world},      {"options", options}}
                            .dump() +
                        "\n";
     for (const Json& line : lines) text += line.dump() + "\n";
@@ -108,6 +112,7 @@ class Record {
   }
 
   int world = 2;
+  Json options = Json::object();
   std::vector<Json> lines;
   Json end = {{"type", "end"}, {"status", "complete"}, {"steps", 2}, {"seconds_per_step", 1e-5}};
 
@@ -170,9 +175,11 @@ TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
 
 TEST_F(CompareRuns, NotANumber) {
   mine.set_values("probe", 2, Values(6, NAN));
-  verdict(1, {"TODO 02.2", "Every value is NaN or infinite", "nothing wrote"});
+  verdict(1, {"TODO 02.2", "Every value is NaN or infinite: that comes from arithmetic"});
   mine.set_values("probe", 2, {1, -2, NAN, 4, NAN, 6});
-  verdict(1, {"TODO 02.2", "yours not a number", "2 of 6 values are NaN or infinite, the first at position 2"});
+  verdict(1, {"TODO 02.2", "yours not a number", "2 of 6 values are NaN or infinite, the first at [0, 2]"});
+  mine.line("probe", 2)["values"][2] = "unwritten";
+  verdict(1, {"2 of 6 values are NaN", "memory which nothing wrote"});
 }
 
 TEST_F(CompareRuns, NotANumberNeverAgrees) {
@@ -240,6 +247,76 @@ TEST_F(CompareRuns, AnotherOrder) {
   verdict(1, {"right values in another order"});
 }
 
+TEST_F(CompareRuns, AnOffset) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {4, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  mine.set_values("probe", 2, {9, 9, 1, 2, 3, 4, 5, 6});
+  verdict(1, {"right but 1 row too far back: an offset is wrong"});
+  mine.set_values("probe", 2, {2, 3, 4, 5, 6, 7, 8, 9});
+  verdict(1, {"right but 1 element too far ahead"});
+}
+
+TEST_F(CompareRuns, PartsOfATensor) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {2, 3}, kGradient);
+  mine.set_values("probe", 2, {1, -2, 8, 4, 5, 9});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong."});
+  for (Record* run : {&expected, &mine}) run->line("probe", 2)["name"] = "queries, keys and values";
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values."});
+}
+
+TEST_F(CompareRuns, ABiasTooMuch) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {3, 2}, kGradient);
+  mine.set_values("probe", 2, {1.5, 1, 3.5, 7, 5.5, 9});
+  verdict(1, {"Every row is off by the same values"});
+}
+
+TEST_F(CompareRuns, AddedToWhatWasThere) {
+  Values both = kOther;
+  for (std::size_t i = 0; i < both.size(); ++i) both[i] += kGradient[i];
+  mine.set_values("probe", 4, both);
+  verdict(1, {"step 1", "added to what was there before"});
+}
+
+TEST_F(CompareRuns, ValuesOfAnotherTensor) {
+  for (Record* run : {&expected, &mine}) run->probe(0, "02.2", "other", 1, {2, 3}, {3, 1, 4, 1, 5, 9});
+  mine.set_values("probe", 2, {3, 1, 4, 1, 5, 9});
+  verdict(1, {"These are the values of 'other' on rank 0, step 1."});
+}
+
+TEST_F(CompareRuns, FactorsOfTheRunsOptions) {
+  for (Record* run : {&expected, &mine}) run->options = {{"micro-batches", 8}, {"width", 40}, {"heads", 4}};
+  mine.scale_gradient(0.125);
+  verdict(1, {"8 times smaller than what is expected. 8 is --micro-batches here."});
+  mine.scale_gradient(std::sqrt(10));
+  verdict(1, {"3.16228 times what is expected. That is √10, and 10 is the features of a head here."});
+}
+
+TEST_F(CompareRuns, NumbersOfTheHost) {
+  const auto both = [this](const char* name, const Values& values) {
+    expected = mine = Record();
+    for (Record* run : {&expected, &mine}) {
+      run->set_shape("probe", 2, {int(values.size())}, values);
+      run->line("probe", 2)["name"] = name;
+      run->line("probe", 2)["integers"] = true;
+    }
+  };
+  both("unit, backward and gather of each pass", {0, 0, 1, 1, 0, 0});
+  mine.set_values("probe", 2, {0, 0, 1, 1, 0, 1});
+  verdict(1, {"first difference at [5], gather of pass 1: yours 1, expected 0\n"});
+  both("part of the unit: offset, count", {4, 8});
+  mine.set_values("probe", 2, {5, 9});
+  verdict(1, {"first difference at [0], offset: yours 5, expected 4", "Every entry is 1 too large"});
+  mine.set_values("probe", 2, {8, 16});
+  verdict(1, {"Every entry is 2 times too large, the number of ranks"});
+  mine.set_values("probe", 2, {16, 32});
+  verdict(1, {"Every entry is 4 times too large: bytes where elements are counted"});
+  both("gather", {0, 1, 1});
+  mine.set_values("probe", 2, {1, 0, 0});
+  verdict(1, {"Every flag is the opposite"});
+  mine.set_shape("probe", 2, {2}, {0, 1});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"shape: yours [2], expected [3]", "1 numbers too few"});
+}
+
 TEST_F(CompareRuns, AnotherShape) {
   mine.line("probe", 2)["shape"] = {3, 2};
   verdict(1, {"shape: yours [3, 2], expected [2, 3]"});
@@ -280,7 +357,9 @@ TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
   const std::string own = "--todos " + folder_.write("ddp.cu", "// TODO 02.2: Average the gradient.\n");
   verdict(0, {"the TODO is right"}, own);
   mine.set_values("probe", 1, {3, 1, 4});
-  verdict(1, {"TODO 02.1 is the first that differs", "It belongs to an earlier chapter"}, own);
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) is the TODO to look at", "result of TODO 02.1, which is the solution's"},
+          own);
 }
 
 TEST_F(CompareRuns, Parameters) {
@@ -311,7 +390,7 @@ TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
 
 TEST_F(CompareRuns, UnfinishedButRightSoFar) {
   mine.stop_at("02.2");
-  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2\n"}, todos());
+  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2 (Average the gradient.)\n"}, todos());
   mine.stop_at("02.1");
   verdict(77, {"Next: TODO 02.1"});
 }
@@ -320,6 +399,108 @@ TEST_F(CompareRuns, UnfinishedAndWrong) {
   mine.stop_at("02.2");
   mine.set_values("probe", 0, {0.5, 0.25, 3});
   verdict(1, {"TODO 02.1 is the first that differs"});
+}
+
+// What else a run leaves behind that does not come to its end: the journals of its ranks, and what it has printed.
+class EndedRuns : public CompareRuns {
+ protected:
+  EndedRuns() {
+    folder_.write("chapters/02_ddp/ddp.cu",
+                  "#include <x>\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n"
+                  "  // TODO 02.2: Average the gradient.\n  mine();\n  // END TODO 02.2\n  rest();\n");
+    sources_ = "--todos " +
+               folder_.write("solutions/02_ddp/ddp.cu",
+                             "  // TODO 02.1: Broadcast.\n  theirs();\n  // END TODO 02.1\n"
+                             "  // TODO 02.2: Average the gradient.\n  theirs();\n  // END TODO 02.2\n") +
+               " --sources " + (folder_ / "chapters");
+    std::erase_if(mine.lines, [](const Json& line) { return line["type"] != "probe" || line["id"] != "02.1"; });
+    for (int rank = 0; rank < 2; ++rank) {
+      mine.lines.push_back(
+          {{"type", "passed"}, {"rank", rank}, {"id", "02.1"}, {"name", "bias"}, {"step", 0}, {"sequence", 0}});
+    }
+    mine.end = {
+        {"type", "run"}, {"chapter", "02_ddp"}, {"program", "ddp"}, {"world", 2}};  // of the next rank's journal
+  }
+  void ended(int status, const std::string& output, const std::vector<std::string>& texts) {
+    verdict(1, texts,
+            sources_ + " --journals --status " + std::to_string(status) + " --output " + folder_.write("out", output) +
+                " --summary " + (folder_ / "summary"));
+  }
+  std::string sources_;
+};
+
+TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
+  ended(139, "launch: rank 1 was ended by signal SEGV\n",
+        {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
+         "\n  at 02_ddp/ddp.cu:5\n", "Last probe that was passed: 02.1 ('bias', step 0) on rank 1",
+         "Right until there: TODO 02.1"});
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
+}
+
+TEST_F(EndedRuns, NothingWasRecorded) {
+  mine.lines.clear();
+  ended(1, "[host:12] a warning of Open MPI's\nrank 0: what failed\n",
+        {"TODO 02.1 (Broadcast.) is where your program ended with status 1", "    rank 0: what failed\n"});
+}
+
+TEST_F(EndedRuns, AWrongNumberBeforeTheEndSaysMore) {
+  mine.set_values("probe", 1, {7, 8, 9});
+  ended(139, "launch: rank 1 was ended by signal SEGV\n",
+        {"TODO 02.1 (Broadcast.) is the first that differs", "Your program crashed on 2 ranks"});
+}
+
+TEST_F(EndedRuns, ExitWithSuccess) {
+  ended(0, "", {"TODO 02.2 (Average the gradient.) is where your program ended too early"});
+}
+
+TEST_F(EndedRuns, AHangIsWhereTheWatchdogSays) {
+  ended(86,
+        "rank 0 waits in ncclAllReduce of 4 float (collective 3 of 'world', 02_ddp/ddp.cu:3) for 9.0 s\n"
+        "verdict: missing call: rank 1 has not made the call that rank 0 waits in, 02_ddp/ddp.cu:3; it is in no call\n",
+        {"TODO 02.1 (Broadcast.) is where your program did not finish on 2 ranks.", "verdict: missing call"});
+  ended(86, "verdict: missing rank: rank 1 does not answer\n", {"TODO 02.2 (Average the gradient.) is where"});
+}
+
+TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
+  ended(1, "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n",
+        {"TODO 02.1 (Broadcast.) is where"});
+  ended(1, "rank 1: the layers are in no bucket: see TODO 02.1\n", {"TODO 02.1 (Broadcast.) is where"});
+  ended(1, "bounds: recvbuff of ncclAllGather at 02_ddp/ddp.cu:3 has 48 floats, 16 too many (rank 1)\n",
+        {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
+}
+
+TEST_F(EndedRuns, TheOrderCheckerHasTheLastWord) {
+  mine.set_values("probe", 1, {7, 8, 9});
+  ended(1,
+        "order: 02_ddp/ddp.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:8 (kernel on stream 'b', which "
+        "reads) use the same memory, and nothing says that the first is done: record an event (rank 1)\n",
+        {"TODO 02.1 (Broadcast.) is where your program does not wait", "record an event"});
+  ended(1,
+        "order: 02_ddp/ddp.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:8 (the probe of TODO 02.2 on "
+        "stream 'b', which reads) use the same memory, and nothing says that the first is done: x (rank 1)\n",
+        {"TODO 02.2 (Average the gradient.) is where your program does not wait"});
+}
+
+TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
+  mine = Record();
+  for (Record* run : {&expected, &mine}) {
+    run->line("collective", 0)["places"] = {{"02_ddp/ddp.cu:" + std::to_string(run == &mine ? 6 : 5), {8, 192}}};
+  }
+  for (const int rank : {0, 1}) {
+    Json half = mine.line("collective", rank);
+    half["op"] = "ncclBroadcast";
+    mine.line("collective", rank)["op"] = "ncclReduce";
+    mine.lines.push_back(half);
+  }
+  const std::string summary = " --summary " + (folder_ / "summary");
+  verdict(0, {"all 2 TODOs right", "Note: TODO 02.2 (Average the gradient.): other calls than the solution's"},
+          sources_ + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nright 02.2\n");
+  // The text asks for one.
+  folder_.write("solutions/02_ddp/ddp.cu",
+                "// TODO 02.1: x\n// END TODO 02.1\n\n// TODO 02.2: Average.\n//   One NCCL call.\n// END TODO 02.2\n");
+  verdict(1, {"TODO 02.2 (Average.): The numbers are right", "asks for one NCCL call"}, sources_ + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame certain 02.2\n");
 }
 
 TEST_F(CompareRuns, NothingToCompare) {

@@ -95,6 +95,21 @@ TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
                "missing call: no rank sends what rank 1 receives in ncclRecv of 4 float32 from rank 2 of 'world'");
 }
 
+TEST(Verdict, ACircleOfCallsThatFitTogether) {
+  // Rank 0 reduces, then sends; rank 1 receives that first.
+  const auto of_world = [](CallNote call) {
+    call.communicator = "world", call.communicator_id = kWorld;
+    return call;
+  };
+  const CallNote sum = collective(1, "ncclAllReduce", 8);
+  const std::vector<Note> notes = {note(0, 1, {sum, of_world(message("ncclSend", 1))}),
+                                   note(1, 1, {of_world(message("ncclRecv", 0)), sum})};
+  const std::string verdict = find_verdict(notes, 2);
+  EXPECT_PRED2(starts_with, verdict, "deadlock: rank 0 waits in ncclAllReduce of 8 float32 (collective 1 of 'world'");
+  EXPECT_NE(verdict.find("for rank 1; rank 1 waits in ncclRecv of 4 float32 from rank 0"), std::string::npos)
+      << verdict;
+}
+
 TEST(Verdict, CallsThatFitTogether) {
   const CallNote call = collective(1, "ncclAllReduce", 8);
   EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks fit");

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that do not do what the others wait for, one way a run:
 //
-//   misbehave --fault skip|flood|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|todo|launch|none
+//   misbehave --fault skip|flood|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|todo|launch|group
+//             |open-group|none
 //
 // The last rank is at fault; send first do all. With "nap" and "files" it only takes its time. With "flood" the others
 // go on enqueueing until the queue is full. With "todo" rank 0 comes to a TODO while its stream is stuck. With "launch"
-// a kernel cannot be launched.
+// a kernel cannot be launched. With "group" nothing is wrong, but a probe stands in an open group, which "open-group"
+// does not close.
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "common/device.h"
 #include "common/job.h"
@@ -72,6 +75,17 @@ void run_into_todo(const DeviceBuffer<float>& data, const Group& group) {
   todo("00.0");
 }
 
+// What the probe shows is there only when the group has ended: as many ones as there are ranks.
+void probe_in_group(const DeviceBuffer<float>& data, const Group& group, bool close) {
+  const std::vector<float> ones(group.count, 1);
+  CUDA_CHECK(cudaMemcpyAsync(data.data(), ones.data(), data.bytes(), cudaMemcpyHostToDevice, group.stream));
+  CUDA_CHECK(cudaStreamSynchronize(group.stream));
+  NCCL_CHECK(ncclGroupStart());
+  all_reduce(data, group.count, group);
+  probe("00.0", "sum", data.data(), {1}, group.stream);
+  if (close) NCCL_CHECK(ncclGroupEnd());
+}
+
 // What the rank at fault does instead of the second all-reduce. False where it leaves the job.
 bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const Group& group) {
   if (fault == "count") all_reduce(data, group.count / 2, group);
@@ -102,6 +116,7 @@ void run(const std::string& fault, const Group& group) {
   }
   if (fault == "launch") launch_on_no_stream(data);
   if (fault == "todo") run_into_todo(data, group);
+  if (fault == "group" || fault == "open-group") return probe_in_group(data, group, fault == "group");
   if (fault == "send-first") {
     send_first(data, group);
   } else if (fault == "files") {
@@ -129,7 +144,7 @@ int main(int argc, char** argv) {
   options.without_training();
   options.add("--fault", fault, "what goes wrong",
               {"none", "skip", "flood", "count", "operation", "send-first", "leave", "exit", "kill", "stop", "compute",
-               "nap", "files", "todo", "launch"});
+               "nap", "files", "todo", "launch", "group", "open-group"});
   options.add("--count", count, "elements", /*at_least=*/2);
   options.parse(argc, argv);
   const Job job(options);

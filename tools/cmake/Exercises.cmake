@@ -3,15 +3,44 @@
 
 set(_check ${CMAKE_SOURCE_DIR}/tools/check_exercise)
 
-# The command line of check_exercise for a program, without the number of ranks and the program to judge.
-function(_workshop_check_command result chapter program slow)
-  set(folder ${CMAKE_SOURCE_DIR}/solutions/${chapter})
-  set(command ${_check} --compare $<TARGET_FILE:compare_runs> --solution $<TARGET_FILE:solution_${chapter}_${program}>)
-  # The program's TODOs are in it and in the headers of its own chapter, which it includes by name alone.
-  file(STRINGS ${folder}/${program}.cu includes REGEX "^#include \"[^/]+\"")
-  list(TRANSFORM includes REPLACE "^#include \"(.+)\".*" "\\1")
-  foreach(source ${program}.cu ${includes})
-    list(APPEND command --todos ${folder}/${source})
+# _workshop_todo_sources(result FOLDER FILE OTHERS): the sources that a program's TODOs are in: FILE and the headers of its
+# own chapter, which these include by name alone. With OTHERS also those of the other chapters, "01_single_gpu/model.h".
+function(_workshop_todo_sources result folder file others)
+  set(queue ${file})
+  set(found)
+  while(queue)
+    list(POP_FRONT queue name)
+    if(name IN_LIST found OR NOT EXISTS ${folder}/${name})
+      continue()
+    endif()
+    list(APPEND found ${name})
+    get_filename_component(chapter ${name} DIRECTORY)
+    file(STRINGS ${folder}/${name} lines REGEX "^#include \"[^\"]+\"")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^#include \"(.+)\".*" "\\1" header "${line}")
+      if(NOT header MATCHES "/")
+        list(APPEND queue ${chapter}/${header})
+      elseif(others)
+        list(APPEND queue ${header})
+      endif()
+    endforeach()
+  endwhile()
+  list(TRANSFORM found PREPEND ${folder}/)
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+# The command line of check_exercise for a program, without the number of ranks and the program to judge. `sources` has
+# the participant's chapters.
+function(_workshop_check_command result chapter program slow sources)
+  set(command ${_check} --compare $<TARGET_FILE:compare_runs> --solution $<TARGET_FILE:solution_${chapter}_${program}>
+      --sources ${sources})
+  set(others FALSE)
+  if(WORKSHOP_BUILD_ON STREQUAL "mine" AND sources STREQUAL CMAKE_SOURCE_DIR)
+    set(others TRUE)  # then the earlier chapters are the participant's too
+  endif()
+  _workshop_todo_sources(files ${CMAKE_SOURCE_DIR}/solutions ${chapter}/${program}.cu ${others})
+  foreach(file ${files})
+    list(APPEND command --todos ${file})
   endforeach()
   if(WORKSHOP_BACKEND STREQUAL "cpu")  # only there anything can be slowed down
     list(TRANSFORM slow PREPEND "--slow;")
@@ -26,7 +55,8 @@ function(workshop_check chapter program)
   cmake_parse_arguments(arg "" "" "RANKS;SLOW;OPTIONS" ${ARGN})
   list(LENGTH arg_SLOW slow)
   math(EXPR timeout "60 * (${slow} + 2) + 30")  # check_exercise gives each run 60 s
-  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}")
+  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}" ${CMAKE_SOURCE_DIR})
+  _workshop_check_command(check_solution ${chapter} ${program} "${arg_SLOW}" ${CMAKE_SOURCE_DIR}/solutions)
   foreach(ranks ${arg_RANKS})
     set(name ${chapter}.${program}.${ranks}ranks)
     set(number 2)
@@ -37,7 +67,12 @@ function(workshop_check chapter program)
     workshop_test(exercise.${name} LABELS exercise TIMEOUT ${timeout}
                   COMMAND ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
-                  COMMAND ${check} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}> -- ${arg_OPTIONS})
+                  COMMAND ${check_solution} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}>
+                          -- ${arg_OPTIONS})
+    # A line for ./workshop check: folder, program, ranks, command; behind a tab each.
+    string(MAKE_C_IDENTIFIER exercise.${name} folder)
+    string(REPLACE ";" "\t" line "${folder};${program};${ranks};${check};-n;${ranks};--mine;$<TARGET_FILE:${chapter}_${program}>;--;${arg_OPTIONS}")
+    set_property(GLOBAL APPEND_STRING PROPERTY WORKSHOP_CHECKS_${chapter} "${line}\n")
   endforeach()
 endfunction()
 
@@ -77,7 +112,7 @@ function(workshop_wrong_filling chapter program mistake)
   math(EXPR limit "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
   list(LENGTH arg_SLOW slow)
   math(EXPR timeout "${arg_TIMEOUT} * (${slow} + 1) + 90")
-  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}")
+  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}" ${CMAKE_BINARY_DIR}/fillings)
   foreach(ranks ${arg_RANKS})
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
@@ -160,6 +195,9 @@ function(workshop_exercises chapter)
       message(FATAL_ERROR "${path}: what is '${line}'?")
     endif()
   endforeach()
+
+  get_property(checks GLOBAL PROPERTY WORKSHOP_CHECKS_${chapter})
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/checks/${chapter} CONTENT "${checks}")
 
   _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/unfilled)
   list(REMOVE_DUPLICATES snippets)

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/ending.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <cstdio>
+#include <sstream>
+#include <string_view>
+
+namespace workshop::tools {
+namespace {
+
+constexpr int kStuck = 86, kTimedOut = 124;  // exit statuses of common/check.h and tools/launch
+constexpr std::size_t kQuotedLines = 20;     // at most
+constexpr std::size_t kQuotedLength = 600;   // of a line
+
+// "[host:1234] …", and the lines of dashes around a note.
+bool of_open_mpi(const std::string& line) {
+  if (line.size() > 20 && line.find_first_not_of('-') == std::string::npos) return true;
+  const std::size_t end = line.find(']');
+  if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
+  const std::size_t colon = line.rfind(':', end);
+  return colon != std::string::npos && colon + 1 < end &&
+         std::all_of(line.begin() + static_cast<std::ptrdiff_t>(colon) + 1,
+                     line.begin() + static_cast<std::ptrdiff_t>(end),
+                     [](unsigned char c) { return std::isdigit(c) || c == ','; });
+}
+
+std::string shortened(const std::string& line) {
+  if (line.size() <= kQuotedLength) return line;
+  std::size_t end = kQuotedLength;
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // not within a character
+  return line.substr(0, end) + " …";
+}
+
+std::string listed(const std::vector<std::string>& lines, std::size_t most) {
+  std::string text;
+  for (std::size_t i = lines.size() - std::min(lines.size(), most); i < lines.size(); ++i)
+    text += "    " + shortened(lines[i]) + "\n";
+  return text;
+}
+
+// The TODOs in whose lines the places stand that these lines name.
+std::vector<std::string> todos_at(const std::vector<std::string>& lines, const Todos& todos) {
+  std::vector<std::string> found;
+  for (const std::string& line : lines) {
+    for (const Place& place : places(line)) {
+      const std::string id = todos.at(place);
+      if (!id.empty()) found.push_back(id);
+    }
+  }
+  return found;
+}
+
+// "see TODO 02.4", as programs say that check what a TODO has worked out.
+std::string named(const std::vector<std::string>& lines, const Todos& todos) {
+  for (const std::string& line : lines) {
+    for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {
+      const std::string id = line.substr(at + 5, line.find_first_not_of("0123456789.", at + 5) - at - 5);
+      if (todos.contains(id)) return id;
+    }
+  }
+  return "";
+}
+
+// The order checker names two accesses, the later one second: by the probe that made it, or by its place. What comes
+// then is advice.
+std::string of_order(const std::string& line, const Todos& todos) {
+  constexpr std::string_view kProbe = "(the probe of TODO ";
+  for (std::size_t at = line.rfind(kProbe); at != std::string::npos; at = at == 0 ? at : line.rfind(kProbe, at - 1)) {
+    const std::string id = line.substr(at + kProbe.size(), line.find(' ', at + kProbe.size()) - at - kProbe.size());
+    if (todos.contains(id)) return id;
+    if (at == 0) break;
+  }
+  std::vector<Place> accesses = places(line);
+  accesses.resize(std::min<std::size_t>(accesses.size(), 2));
+  std::reverse(accesses.begin(), accesses.end());
+  for (const Place& place : accesses) {
+    if (const std::string id = todos.at(place); !id.empty()) return id;
+  }
+  for (const Place& place : accesses) {
+    if (const std::string id = todos.nearest(place); !id.empty()) return id;
+  }
+  return "";
+}
+
+std::string one_of(const std::vector<std::string>& ids, const std::string& preferred) {
+  if (ids.empty() || std::find(ids.begin(), ids.end(), preferred) != ids.end()) return ids.empty() ? "" : preferred;
+  return ids[0];
+}
+
+}  // namespace
+
+Ending::Ending(int status, const std::string& output) : status_(status) {
+  std::istringstream all(output);
+  for (std::string line; std::getline(all, line);) {
+    if (of_open_mpi(line)) continue;
+    if (line.empty() && (lines_.empty() || lines_.back().empty())) continue;
+    int rank = -1, length = 0;
+    char signal[16] = "";
+    if (std::sscanf(line.c_str(), "launch: rank %d was ended by signal %15s", &rank, signal) == 2 && rank_ < 0) {
+      rank_ = rank;
+      signal_ = signal;
+    }
+    std::sscanf(line.c_str(), "rank %d: %n", &rank, &length);
+    if (length > 0 && rank_ < 0 && !waits()) rank_ = rank;
+    if (line.starts_with("order: ") && order_.empty()) order_ = line;
+    if (line.starts_with("bounds: ") && bounds_.empty()) bounds_ = line;
+    if (line.starts_with("verdict: ")) verdict_.push_back(line);
+    if (line.starts_with("rank ") && line.find(" waits in ") != std::string::npos) rank_lines_.push_back(line);
+    lines_.push_back(line);
+  }
+}
+
+bool Ending::waits() const { return status_ == kStuck || status_ == kTimedOut; }
+
+std::string Ending::todo(const Todos& todos, const std::string& next) const {
+  if (has_verdict()) return of_order(order_, todos);
+  if (!verdict_.empty()) {
+    const std::string id = one_of(todos_at(verdict_, todos), next);
+    return id.empty() ? one_of(todos_at(rank_lines_, todos), next) : id;
+  }
+  const std::string id = named(lines_, todos);
+  return id.empty() ? one_of(todos_at(lines_, todos), next) : id;
+}
+
+std::string Ending::headline(int world, bool behind_todo) const {
+  const std::string where = behind_todo ? "is where your program " : "";
+  const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
+  if (has_verdict()) {
+    return where + "does not wait for work that it needs.";
+  }
+  if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
+  if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
+  if (status_ == kTimedOut)
+    return where + "did not finish" + on + ", and no rank waits for another: does a loop never end?";
+  if (!signal_.empty()) {
+    return where + "crashed" + on + ": signal " + signal_ + of_rank +
+           (signal_ == "SEGV" || signal_ == "BUS" ? ", an access outside of its memory." : ".");
+  }
+  if (status_ == 0) return where + "ended too early" + on + ", with status 0: does it call exit()?";
+  return where + "ended with status " + std::to_string(status_) + on + ".";
+}
+
+std::string Ending::quote() const {
+  if (has_verdict()) return listed({order_}, 1);
+  if (!bounds_.empty()) return listed({bounds_}, 1);
+  if (!verdict_.empty()) {
+    return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
+           "  Does every rank make the same calls in the same order? Has each send its receive?\n";
+  }
+  if (lines_.empty()) return "";
+  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines);
+}
+
+}  // namespace workshop::tools

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Diagnosis of what the host has worked out: ranks, counts, offsets, flags.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "common/run/text.h"
+#include "tools/diagnosis.h"
+
+namespace workshop::tools {
+namespace {
+
+using Values = std::vector<double>;
+
+// "a, b and c" in its parts.
+std::vector<std::string> parts_of(std::string list) {
+  std::vector<std::string> parts;
+  for (std::size_t end; !list.empty(); list.erase(0, end)) {
+    std::size_t length = 2;
+    end = list.find(", ");
+    if (const std::size_t last = list.find(" and "); last < end) {
+      end = last;
+      length = 5;
+    }
+    parts.push_back(list.substr(0, end));
+    end = end == std::string::npos ? list.size() : end + length;
+  }
+  return parts;
+}
+
+std::string text(double value) { return formatted("%.10g", value); }
+
+std::string other_length(const Symptom& s) {
+  const auto m = static_cast<long>(s.mine.values.size()), e = static_cast<long>(s.expected.values.size());
+  if (m == e) return "";
+  return "Your list has " + std::to_string(std::abs(m - e)) + (m > e ? " numbers too many." : " numbers too few.");
+}
+
+// The same number is to be added to every entry.
+std::string all_off_by(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  const double off = m[0] - e[0];
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (m[i] - e[i] != off) return "";
+  }
+  if (m.size() < 2 && std::abs(off) != 1) return "";
+  const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
+  return entries + text(std::abs(off)) + (off > 0 ? " too large" : " too small") +
+         (std::abs(off) == 1 ? ": does a count begin at 1, or end one too early or too late?" : ".");
+}
+
+std::string inverted(const Symptom& s) {
+  for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
+    const double m = s.mine.values[i], e = s.expected.values[i];
+    if ((e != 0 && e != 1) || m != 1 - e) return "";
+  }
+  return "Every flag is the opposite of what is expected: the condition is the wrong way round.";
+}
+
+// Every entry that is not zero is as many times too large, or too small.
+std::string all_times(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  double factor = 0;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (e[i] == 0 && m[i] == 0) continue;
+    if (e[i] == 0 || m[i] == 0 || (factor != 0 && m[i] != factor * e[i])) return "";
+    factor = m[i] / e[i];
+  }
+  if (factor <= 0 || factor == 1) return "";
+  const double times = std::max(factor, 1 / factor);
+  std::string why;
+  if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
+  if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";
+  return "Every entry is " + text(times) + (factor > 1 ? " times too large" : " times too small") + why;
+}
+
+std::string of_another_rank(const Symptom& s) {
+  for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
+    const Tensor* other = s.expected_by_rank[rank];
+    if (other == &s.expected || other->values != s.mine.values) continue;
+    return "This is what rank " + std::to_string(rank) + " should have.";
+  }
+  return "";
+}
+
+std::string other_order(const Symptom& s) {
+  Values m = s.mine.values, e = s.expected.values;
+  std::ranges::sort(m);
+  std::ranges::sort(e);
+  return m.size() > 1 && m == e ? "These are the right numbers in another order." : "";
+}
+
+std::string how_many(const Symptom& s) {
+  std::string list;
+  int wrong = 0;
+  for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
+    if (s.mine.values[i] == s.expected.values[i] || ++wrong > 3) continue;
+    const std::string name = name_of_entry(s.expected, i);
+    list += (list.empty() ? "" : ", ") + (name.empty() ? "[" + std::to_string(i) + "]" : name) + " is " +
+            text(s.mine.values[i]) + ", expected " + text(s.expected.values[i]);
+  }
+  if (wrong < 2) return "";
+  return std::to_string(wrong) + " of " + std::to_string(s.mine.values.size()) + " differ: " + list +
+         (wrong > 3 ? ", …" : "") + ".";
+}
+
+}  // namespace
+
+std::string name_of_entry(const Tensor& list, std::size_t position) {
+  if (!list.integers && list.shape.size() != 1) return "";
+  std::string name = list.name, each;
+  if (const std::size_t colon = name.rfind(": "); colon != std::string::npos) name.erase(0, colon + 2);
+  if (const std::size_t of = name.find(" of each "); of != std::string::npos) {
+    each = name.substr(of + 9);
+    name.erase(of);
+  }
+  const std::vector<std::string> parts = parts_of(name);
+  if (!each.empty() && list.values.size() % parts.size() == 0)
+    return parts[position % parts.size()] + " of " + each + " " + std::to_string(position / parts.size());
+  if (each.empty() && parts.size() > 1 && parts.size() == list.values.size()) return parts[position];
+  return "";
+}
+
+std::string diagnose_integers(const Symptom& symptom) {
+  if (symptom.mine.values.empty() || symptom.mine.values.size() != symptom.expected.values.size())
+    return other_length(symptom);
+  for (const auto check : {inverted, of_another_rank, all_off_by, all_times, other_order, how_many}) {
+    const std::string sentence = check(symptom);
+    if (!sentence.empty()) return sentence;
+  }
+  return "";
+}
+
+}  // namespace workshop::tools
