@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -86,6 +87,14 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
               {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
 }
 
+// Never destroyed: the watchdog may look at it at any time.
+const CallSite& site_of_probe(const char* todo, const char* file, int line) {
+  static auto& sites = *new std::map<std::pair<const char*, int>, CallSite>;
+  const auto [entry, is_new] = sites.try_emplace({file, line}, CallSite{"", file, line});
+  if (is_new) entry->second.text = (new std::string("the probe of TODO " + std::string(todo)))->c_str();
+  return entry->second;
+}
+
 }  // namespace
 
 void finish_probes(std::chrono::milliseconds patience) {
@@ -128,7 +137,7 @@ void todo_on_host(const char* id, const char* file, int line) {
 }
 
 void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream) {
+           cudaStream_t stream, const char* file, int source_line) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
   const std::lock_guard lock(probes().mutex);
@@ -138,7 +147,10 @@ void probe(const char* todo, const std::string& name, const float* tensor, std::
   const std::size_t bytes = pending.count * sizeof(float);
   if (bytes > 0) {
     pending.values = probes().arena.take(pending.count);
-    CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
+    const CallSite& site = site_of_probe(todo, file, source_line);
+    const InCall in_call(site);
+    const cudaError_t status = cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream);
+    if (status != cudaSuccess) cuda_failed(status, site.text, file, source_line);
   }
   CUDA_CHECK(cudaEventRecord(pending.copied, stream));
   probes().pending.push_back(std::move(pending));
