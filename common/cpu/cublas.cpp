@@ -261,10 +261,9 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
-  const bool reads = k > 0 && !Scalar(handle, alpha).is_zero();
   check_arguments(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle->stream,
-                  {operand("A", transa, m, reads ? k : 0, A, lda, strideA, batchCount),
-                   operand("B", transb, reads ? k : 0, n, B, ldb, strideB, batchCount),
+                  {operand("A", transa, m, k, A, lda, strideA, batchCount),
+                   operand("B", transb, k, n, B, ldb, strideB, batchCount),
                    {"C", C, m, n, ldc, true, strideC, batchCount}});
   const Gemm gemm = {
       cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},

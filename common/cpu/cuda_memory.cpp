@@ -97,8 +97,9 @@ class Heap {
     const auto* guards_end = block.begin + rounded(block.bytes) + kGuardBytes;
     const auto* before = std::find_if_not(block.begin - kGuardBytes, block.begin, untouched);
     if (before != block.begin) report_overwritten(block, block.begin - before, "before the beginning");
-    const auto* behind = std::find_if_not(end, guards_end, untouched);
-    if (behind != guards_end) report_overwritten(block, behind - end + 1, "beyond the end");
+    const auto* behind = guards_end;
+    while (behind != end && untouched(behind[-1])) --behind;
+    if (behind != end) report_overwritten(block, behind - end, "beyond the end");
   }
 
   [[noreturn]] static void report_overwritten(const Block& block, std::ptrdiff_t distance, const char* where) {
@@ -141,6 +142,15 @@ cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   check_call(call, stream, {{"the source", from, bytes, false}, {"the destination", to, bytes, true}});
   enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t memset_async(const char* call, void* pointer, int value, std::size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
+  if (bytes == 0) return cudaSuccess;
+  if (pointer == nullptr) return cudaErrorInvalidValue;
+  check_call(call, stream, {{"the destination", pointer, bytes, true}});
+  enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
   return cudaSuccess;
 }
 
@@ -206,14 +216,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
-  return cudaMemsetAsync(pointer, value, bytes, nullptr);
+  return result(memset_async("cudaMemset", pointer, value, bytes, nullptr));
 }
 
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
-  if (bytes == 0) return cudaSuccess;
-  if (pointer == nullptr) return result(cudaErrorInvalidValue);
-  check_call("cudaMemset", stream, {{"the destination", pointer, bytes, true}});
-  enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
-  return cudaSuccess;
+  return result(memset_async("cudaMemsetAsync", pointer, value, bytes, stream));
 }

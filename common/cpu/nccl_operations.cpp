@@ -321,7 +321,7 @@ void check_order(const std::vector<GroupedOperation>& grouped) {
     for (const auto& [operation, stream, site] : grouped) {
       if (operation.comm == comm) calls.push_back({stream, site, ranges_of(operation)});
     }
-    order_calls(calls);
+    order_calls(calls, comm);
   }
 }
 

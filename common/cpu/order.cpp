@@ -59,8 +59,9 @@ struct Access {
 // An event that was recorded, or a wait for it.
 struct Mark {
   Clock clock;
-  Time time;  // the operation of the lane that came last before it; number 0 where the event was never recorded
+  Time time;  // the operation of the lane that came last before it
   CallSite site{"", "", 0};
+  std::uint64_t moment = 0;  // 0: never recorded
 };
 struct Wait {
   Mark mark;
@@ -69,24 +70,24 @@ struct Wait {
 };
 
 struct Lane {
-  std::string name;
+  std::string name = "the default stream";
   bool blocking = false;  // ordered with the legacy default stream
-  Clock clock;
+  Clock clock = {};
   // The program's last record and wait on it, for what is said about a mistake.
-  Mark recorded;
-  Wait waited;
+  Mark recorded = {};
+  Wait waited = {};
 };
 
 class Checker {
  public:
-  Checker() { lanes_.push_back({.name = "the default stream"}); }
-
-  void order(std::span<const OrderedCall> calls) {
+  void order(std::span<const OrderedCall> calls, const void* communicator) {
     const std::size_t leader = lane_of(calls[0].stream);
     Clock clock;
+    if (communicator != nullptr) clock = communicators_[communicator];
     for (const OrderedCall& call : calls) clock.join(reach(lane_of(call.stream)));
     const Time time = clock.tick(leader);
     for (const OrderedCall& call : calls) lanes_[lane_of(call.stream)].clock = clock;
+    if (communicator != nullptr) communicators_[communicator] = clock;
     for (std::size_t i = 0; i < calls.size(); ++i) {
       for (const Range& range : calls[i].ranges) {
         if (range.begin == nullptr || range.count == 0 || range.bytes == 0) continue;
@@ -122,7 +123,7 @@ class Checker {
   void event_recorded(cudaEvent_t event, cudaStream_t stream) {
     const std::size_t lane = lane_of(stream);
     const Clock& clock = reach(lane);
-    const Mark mark = {clock, {lane, clock.at(lane)}, call_site("cudaEventRecord")};
+    const Mark mark = {clock, {lane, clock.at(lane)}, call_site("cudaEventRecord"), now_++};
     if (ignored(mark.site)) return;
     events_[event] = mark;
     if (of_the_program(mark.site)) lanes_[lane].recorded = mark;
@@ -226,18 +227,18 @@ class Checker {
 
   std::string advice(const Access& first, const Access& second) const {
     const Lane &from = lanes_[first.lane], &to = lanes_[second.lane];
-    const bool waits = to.waited.moment > first.moment && to.waited.site.line != 0;
-    if (waits && to.waited.mark.time.number == 0) {
+    const bool recorded = from.recorded.moment > first.moment;
+    if (recorded && from.recorded.moment > to.waited.moment) {
+      return "the event recorded on " + from.name + " at " + place_of(from.recorded.site) +
+             " comes after the first, but " + to.name + " does not wait for it before " + place_of(second.site);
+    }
+    if (to.waited.moment > first.moment && to.waited.mark.moment == 0) {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
              " was not recorded by then, and such a wait is none";
     }
-    if (waits && to.waited.mark.time.lane == first.lane && to.waited.mark.site.line != 0) {
+    if (!recorded && to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) + " was recorded at " +
              place_of(to.waited.mark.site) + ", before the first: record it after " + place_of(first.site);
-    }
-    if (from.recorded.time.number >= first.time.number && from.recorded.site.line != 0) {
-      return "the event recorded on " + from.name + " at " + place_of(from.recorded.site) +
-             " comes after the first, but " + to.name + " does not wait for it before " + place_of(second.site);
     }
     return "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
            " wait for it before " + place_of(second.site);
@@ -255,10 +256,11 @@ class Checker {
   }
 
   Clock host_;
-  std::vector<Lane> lanes_;
+  std::vector<Lane> lanes_{1};     // first that of the legacy default stream
   std::vector<std::size_t> free_;  // lanes of streams that were destroyed
   std::unordered_map<cudaStream_t, std::size_t> lane_of_;
   std::unordered_map<cudaEvent_t, Mark> events_;
+  std::unordered_map<const void*, Clock> communicators_;      // of the last operation of each
   std::map<const std::byte*, std::vector<Access>> accesses_;  // by block
   std::vector<Access> elsewhere_;                             // in other memory of the host
   std::uint64_t now_ = 1;
@@ -298,8 +300,8 @@ bool checks_order() {
 
 bool on_main_thread() { return std::this_thread::get_id() == main_thread; }
 
-void order_calls(std::span<const OrderedCall> calls) {
-  with_checker([&](Checker& c) { c.order(calls); });
+void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
+  with_checker([&](Checker& c) { c.order(calls, communicator); });
 }
 void order_stream_created(cudaStream_t stream, bool blocking) {
   with_checker([&](Checker& c) { c.stream_created(stream, blocking); });

@@ -27,9 +27,9 @@ struct OrderedCall {
   std::vector<Range> ranges;
 };
 
-// The calls are enqueued, as one operation on all of their streams. Ends the program if they use what an operation
-// before them uses with no order between the two.
-void order_calls(std::span<const OrderedCall> calls);
+// The calls are enqueued, as one operation on all of their streams, behind those of the same communicator, if they have
+// one. Ends the program if they use what an operation before them uses with no order between the two.
+void order_calls(std::span<const OrderedCall> calls, const void* communicator = nullptr);
 inline void order_call(const OrderedCall& call) { order_calls({&call, 1}); }
 
 // What passes order on. Each does nothing unless checks_order().

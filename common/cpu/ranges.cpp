@@ -32,7 +32,10 @@ bool meets(const Range& range, std::uintptr_t begin, std::uintptr_t end) {
 }
 
 std::string quantity(std::size_t bytes, const Range& range) {
-  return std::to_string((bytes + range.element - 1) / range.element) + " " + range.unit;
+  const std::size_t number = (bytes + range.element - 1) / range.element;
+  std::string unit = range.unit;
+  if (number == 1) unit.pop_back();
+  return std::to_string(number) + " " + unit;
 }
 
 std::string at_place(const CallSite& site) { return site.line == 0 ? "" : " at " + place(&site); }
