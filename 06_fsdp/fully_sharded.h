@@ -252,7 +252,7 @@ class FullyShardedModel {
   FsdpOptions fsdp_;
   const ShardGroups& groups_;
   cudaStream_t compute_;
-  Stream communication_;
+  Stream communication_{"communication"};
   std::deque<Unit> units_;
   ShardLayout layout_;
   std::vector<Pass> passes_;

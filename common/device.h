@@ -11,6 +11,9 @@
 
 #include "common/check.h"
 #include "common/launch.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
 
 namespace workshop {
 
@@ -108,7 +111,13 @@ class HostBuffer : public Buffer<T> {
 // A stream that does not synchronize with the legacy default stream, so that two of them overlap.
 class Stream {
  public:
-  Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  // `name` is what messages call it.
+  explicit Stream([[maybe_unused]] const char* name = "compute") {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+#ifdef WORKSHOP_BACKEND_CPU
+    cpu::name_stream(stream_, name);
+#endif
+  }
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

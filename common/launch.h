@@ -17,6 +17,9 @@
 
 #include "common/check.h"
 #include "common/run/grid_stride.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include "common/cpu/order.h"
+#endif
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 namespace workshop {
@@ -48,6 +51,9 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
 #else
   const auto run = [=] { kernel(args...); };
   if (cpu::may_launch(on.stream)) {
+    if (cpu::checks_order()) {
+      cpu::order_call({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
+    }
     if (elements < cpu::kSharedElements) {
       cpu::enqueue_kernel(on.stream, run);
     } else {

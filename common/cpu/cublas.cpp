@@ -4,12 +4,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <vector>
 
 #include "common/cpu/openblas.h"
+#include "common/cpu/order.h"
+#include "common/cpu/ranges.h"
 #include "common/cpu/stream.h"
 
 using workshop::cpu::enqueue_kernel;
 using workshop::cpu::openblas;
+using workshop::cpu::Range;
 using workshop::cpu::share;
 
 struct cublasContext {
@@ -30,6 +36,7 @@ class Scalar {
     }
   }
   float value() const { return device_ == nullptr ? host_ : *device_; }
+  bool is_zero() const { return device_ == nullptr && host_ == 0; }
 
  private:
   const float* device_ = nullptr;
@@ -43,12 +50,12 @@ CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? Cbla
 // A column-major matrix that op() turns into [rows, columns] is stored with at least so many rows.
 int stored_rows(cublasOperation_t op, int rows, int columns) { return std::max(1, op == CUBLAS_OP_N ? rows : columns); }
 
-struct Range {
+struct Part {
   int begin, end;
 };
 
 // The calling core's share of n columns or rows, in whole blocks: a kernel of OpenBLAS computes a block at a time.
-Range share_of(int n, int block) {
+Part share_of(int n, int block) {
   const std::int64_t blocks = (n + block - 1) / block;
   const auto bound = [&](int index) {
     return static_cast<int>(std::min<std::int64_t>(n, blocks * index / share.count * block));
@@ -83,7 +90,7 @@ struct Gemm {
   void operator()() const {
     constexpr int kBlock = 64;
     if (batch > 1) {
-      const Range products = share_of(batch, 1);
+      const Part products = share_of(batch, 1);
       for (int i = products.begin; i < products.end; ++i) run(i, {0, m}, {0, n});
     } else if (n >= m) {
       run(0, {0, m}, share_of(n, kBlock));
@@ -93,7 +100,7 @@ struct Gemm {
   }
 
  private:
-  void run(int product, Range rows, Range columns) const {
+  void run(int product, Part rows, Part columns) const {
     if (rows.begin == rows.end || columns.begin == columns.end) return;
     const std::ptrdiff_t offset_a = transa == CblasNoTrans ? rows.begin : rows.begin * std::ptrdiff_t{a.ld};
     const std::ptrdiff_t offset_b = transb == CblasNoTrans ? columns.begin * std::ptrdiff_t{b.ld} : columns.begin;
@@ -108,6 +115,56 @@ bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n
                 int ldb, const float* beta, int ldc) {
   return valid(transa) && valid(transb) && m >= 0 && n >= 0 && k >= 0 && alpha != nullptr && beta != nullptr &&
          lda >= stored_rows(transa, m, k) && ldb >= stored_rows(transb, k, n) && ldc >= std::max(1, m);
+}
+
+// ---- what a call reads and writes ----------------------------------------------------------------------------------
+
+// The matrices of one argument, one for each product of a batch, in column-major order.
+struct Argument {
+  const char* name;
+  const float* first;
+  int rows, columns, ld;
+  bool writes;
+  std::int64_t stride = 0;
+  int batch = 1;
+
+  Range between() const {  // from the first element to the last
+    const std::int64_t elements = (batch - 1) * stride + std::int64_t{columns - 1} * ld + rows;
+    return range(first, static_cast<std::size_t>(elements));
+  }
+  Range one(int i) const {  // without what lies between its columns
+    Range matrix = range(first + i * stride, static_cast<std::size_t>(rows));
+    matrix.count = static_cast<std::size_t>(columns);
+    matrix.pitch = static_cast<std::size_t>(ld) * sizeof(float);
+    return matrix;
+  }
+
+ private:
+  Range range(const float* begin, std::size_t elements) const {
+    return {name, begin, elements * sizeof(float), writes, sizeof(float), "floats"};
+  }
+};
+
+Argument vector_argument(const char* name, const float* x, int n, int increment, bool writes) {
+  return {name, x, /*rows=*/1, /*columns=*/n, /*ld=*/std::abs(increment), writes};
+}
+
+Argument operand(const char* name, cublasOperation_t op, int rows, int columns, const float* first, int ld,
+                 std::int64_t stride = 0, int batch = 1) {
+  const bool as_is = op == CUBLAS_OP_N;
+  return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
+}
+
+void check_arguments(const char* call, cudaStream_t stream, std::initializer_list<Argument> arguments) {
+  for (const Argument& a : arguments) {
+    if (a.rows > 0 && a.columns > 0) workshop::cpu::check_bounds(call, {{a.between()}});
+  }
+  if (!workshop::cpu::checks_order()) return;
+  std::vector<Range> ranges;
+  for (const Argument& a : arguments) {
+    for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
+  }
+  workshop::cpu::order_call({stream, workshop::cpu::call_site(call), ranges});
 }
 
 // Element i of a BLAS vector of n elements: with a negative increment it starts from the end.
@@ -204,6 +261,10 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
+  check_arguments(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle->stream,
+                  {operand("A", transa, m, k, A, lda, strideA, batchCount),
+                   operand("B", transb, k, n, B, ldb, strideB, batchCount),
+                   {"C", C, m, n, ldc, true, strideC, batchCount}});
   const Gemm gemm = {
       cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},
       {B, ldb, strideB}, {C, ldc, strideC}, batchCount};
@@ -219,7 +280,12 @@ cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cubl
       lda < stored_rows(transa, m, n) || ldb < stored_rows(transb, m, n) || ldc < std::max(1, m)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale_a(handle, alpha), scale_b(handle, beta);
+  check_arguments("cublasSgeam", handle->stream,
+                  {operand("A", transa, scale_a.is_zero() ? 0 : m, n, A, lda),
+                   operand("B", transb, scale_b.is_zero() ? 0 : m, n, B, ldb),
+                   {"C", C, m, n, ldc, true}});
   enqueue_kernel(handle->stream, [=] {
     // Element (i, j) of op(X), or 0 where its factor is 0 and X is not to be read.
     const auto term = [](float scale, cublasOperation_t op, const float* x, int ld, int i, int j) {
@@ -244,6 +310,10 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   const Scalar scale(handle, alpha), old_scale(handle, beta);
+  const bool as_is = trans == CUBLAS_OP_N;
+  check_arguments("cublasSgemv", handle->stream,
+                  {operand("A", CUBLAS_OP_N, m, n, A, lda), vector_argument("x", x, as_is ? n : m, incx, false),
+                   vector_argument("y", y, as_is ? m : n, incy, true)});
   enqueue_kernel(handle->stream, [=] {
     const int count = trans == CUBLAS_OP_N ? m : n;
     float kept = old_scale.value();
@@ -260,12 +330,18 @@ cublasStatus_t cublasSdot(cublasHandle_t handle, int n, const float* x, int incx
                           float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  check_arguments("cublasSdot", handle->stream,
+                  {vector_argument("x", x, n, incx, false),
+                   vector_argument("y", y, n, incy, false),
+                   {"result", result, 1, 1, 1, true}});
   return enqueue_result(handle, [=] { *result = n <= 0 ? 0 : openblas().sdot(n, x, incx, y, incy); });
 }
 
 cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int incx, float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  check_arguments("cublasSnrm2", handle->stream,
+                  {vector_argument("x", x, n, std::max(0, incx), false), {"result", result, 1, 1, 1, true}});
   return enqueue_result(handle, [=] { *result = n <= 0 || incx <= 0 ? 0 : openblas().snrm2(n, x, incx); });
 }
 
@@ -275,6 +351,8 @@ cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, con
   if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale(handle, alpha);
+  check_arguments("cublasSaxpy", handle->stream,
+                  {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
   enqueue_kernel(handle->stream, [=] { openblas().saxpy(n, scale.value(), x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -284,6 +362,7 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
   if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (n <= 0 || incx <= 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale(handle, alpha);
+  check_arguments("cublasSscal", handle->stream, {vector_argument("x", x, n, incx, true)});
   // Not cblas_sscal: by 0 it makes a 0 of a NaN, where cuBLAS multiplies.
   enqueue_kernel(handle->stream, [=] {
     const float factor = scale.value();
@@ -295,6 +374,8 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
 cublasStatus_t cublasScopy(cublasHandle_t handle, int n, const float* x, int incx, float* y, int incy) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
+  check_arguments("cublasScopy", handle->stream,
+                  {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
   enqueue_kernel(handle->stream, [=] { openblas().scopy(n, x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -6,7 +6,12 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "common/cpu/order.h"
+#include "common/cpu/ranges.h"
 #include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
 
@@ -30,11 +35,12 @@ class Heap {
     count_allocation();
     const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_) return cudaErrorMemoryAllocation;
-    const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    void* block = std::aligned_alloc(kAlignment, rounded);
-    if (block == nullptr) return cudaErrorMemoryAllocation;
-    std::memset(block, kPoison, rounded);
-    blocks_[static_cast<std::byte*>(block)] = bytes;
+    const std::size_t with_guards = kGuardBytes + rounded(bytes) + kGuardBytes;
+    void* raw = std::aligned_alloc(kAlignment, with_guards);
+    if (raw == nullptr) return cudaErrorMemoryAllocation;
+    std::memset(raw, kPoison, with_guards);
+    auto* block = static_cast<std::byte*>(raw) + kGuardBytes;
+    blocks_[block] = {block, bytes, call_site("cudaMalloc")};
     used_ += bytes;
     *pointer = block;
     return cudaSuccess;
@@ -46,22 +52,32 @@ class Heap {
     return blocks_.contains(static_cast<std::byte*>(pointer));
   }
 
-  // True for any address in a block.
-  bool contains(const void* address) {
+  // The block in which the address lies, or in the guard zone of which.
+  std::optional<Block> find(const void* address) {
     const std::lock_guard lock(mutex_);
     const auto* byte = static_cast<const std::byte*>(address);
-    auto after = blocks_.upper_bound(byte);
-    return after != blocks_.begin() && byte < (--after)->first + after->second;
+    auto after = blocks_.upper_bound(byte + kGuardBytes);
+    if (after == blocks_.begin()) return std::nullopt;
+    const Block& block = (--after)->second;
+    return byte < block.begin + rounded(block.bytes) + kGuardBytes ? std::optional(block) : std::nullopt;
   }
 
   void release(void* pointer) {
     count_allocation();
     const std::lock_guard lock(mutex_);
-    const auto block = blocks_.find(static_cast<std::byte*>(pointer));
-    std::memset(pointer, kPoison, block->second);
-    used_ -= block->second;
-    blocks_.erase(block);
-    std::free(pointer);
+    const auto found = blocks_.find(static_cast<std::byte*>(pointer));
+    const Block& block = found->second;
+    check_guards(block);
+    order_forget(block);
+    std::memset(pointer, kPoison, block.bytes);
+    used_ -= block.bytes;
+    blocks_.erase(found);
+    std::free(static_cast<std::byte*>(pointer) - kGuardBytes);
+  }
+
+  void check_guards() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [begin, block] : blocks_) check_guards(block);
   }
 
   std::size_t free_bytes() {
@@ -71,10 +87,31 @@ class Heap {
 
  private:
   static constexpr std::size_t kAlignment = 256;
+
+  static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+  // Nobody may have written to the bytes around the block.
+  static void check_guards(const Block& block) {
+    const auto untouched = [](std::byte byte) { return byte == std::byte{kPoison}; };
+    const auto* end = block.begin + block.bytes;
+    const auto* guards_end = block.begin + rounded(block.bytes) + kGuardBytes;
+    const auto* before = std::find_if_not(block.begin - kGuardBytes, block.begin, untouched);
+    if (before != block.begin) report_overwritten(block, block.begin - before, "before the beginning");
+    const auto* behind = guards_end;
+    while (behind != end && untouched(behind[-1])) --behind;
+    if (behind != end) report_overwritten(block, behind - end, "beyond the end");
+  }
+
+  [[noreturn]] static void report_overwritten(const Block& block, std::ptrdiff_t distance, const char* where) {
+    end_with_mistake("bounds: a kernel has written " + std::to_string(distance) + " bytes " + where +
+                     " of an allocation of " + std::to_string(block.bytes) + " bytes" +
+                     (block.site.line == 0 ? "" : " at " + place(&block.site)));
+  }
+
   std::mutex mutex_;
   std::size_t capacity_;
   std::size_t used_ = 0;
-  std::map<const std::byte*, std::size_t> blocks_;
+  std::map<const std::byte*, Block> blocks_;
 };
 
 // Never destroyed, so that destructors of static objects may still free their buffers.
@@ -97,21 +134,31 @@ cudaError_t release(Heap& heap, void* pointer) {
   return cudaSuccess;
 }
 
-cudaError_t copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                       cudaStream_t stream) {
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
   if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+  check_call(call, stream, {{"the source", from, bytes, false}, {"the destination", to, bytes, true}});
   enqueue(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
 
-// From pageable memory cudaMemcpy returns once it has read it; the data may still be on its way to the device.
-bool is_staged(const void* to, const void* from) {
-  return device_heap().contains(to) && !device_heap().contains(from) && !pinned_heap().contains(from);
+cudaError_t memset_async(const char* call, void* pointer, int value, std::size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
+  if (bytes == 0) return cudaSuccess;
+  if (pointer == nullptr) return cudaErrorInvalidValue;
+  check_call(call, stream, {{"the destination", pointer, bytes, true}});
+  enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
+  return cudaSuccess;
 }
 
+// From pageable memory cudaMemcpy returns once it has read it; the data may still be on its way to the device.
+bool is_staged(const void* to, const void* from) { return device_heap().find(to) && !find_block(from); }
+
 void copy_staged(void* to, const void* from, std::size_t bytes) {
+  check_call("cudaMemcpy", nullptr, {{"the destination", to, bytes, true}});
   auto* staging = new std::byte[bytes];
   std::memcpy(staging, from, bytes);
   if (slow().kernels) enqueue_delay(nullptr, 1);
@@ -122,6 +169,20 @@ void copy_staged(void* to, const void* from, std::size_t bytes) {
 }
 
 }  // namespace
+
+namespace workshop::cpu {
+
+std::optional<Block> find_block(const void* address) {
+  const std::optional<Block> block = device_heap().find(address);
+  return block ? block : pinned_heap().find(address);
+}
+
+void check_guards() {
+  device_heap().check_guards();
+  pinned_heap().check_guards();
+}
+
+}  // namespace workshop::cpu
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) { return result(device_heap().allocate(pointer, bytes)); }
 
@@ -145,23 +206,19 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     copy_staged(to, from, bytes);
     return cudaSuccess;
   }
-  const cudaError_t error = copy_async(to, from, bytes, kind, nullptr);
+  const cudaError_t error = copy_async("cudaMemcpy", to, from, bytes, kind, nullptr);
   if (error == cudaSuccess) synchronize(nullptr);
   return result(error);
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  return result(copy_async(to, from, bytes, kind, stream));
+  return result(copy_async("cudaMemcpyAsync", to, from, bytes, kind, stream));
 }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
-  return cudaMemsetAsync(pointer, value, bytes, nullptr);
+  return result(memset_async("cudaMemset", pointer, value, bytes, nullptr));
 }
 
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
-  if (bytes == 0) return cudaSuccess;
-  if (pointer == nullptr) return result(cudaErrorInvalidValue);
-  enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
-  return cudaSuccess;
+  return result(memset_async("cudaMemsetAsync", pointer, value, bytes, stream));
 }

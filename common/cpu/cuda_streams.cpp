@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/cpu/order.h"
 #include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
 
@@ -106,6 +107,7 @@ cudaError_t check(cudaStream_t stream) {
 void synchronize(cudaStream_t stream) {
   count_synchronization();
   if (!finished(stream)) wait_for(mark(stream));
+  order_host_waits(stream);
 }
 
 void synchronize_device() {
@@ -114,6 +116,7 @@ void synchronize_device() {
     if (!stream->idle()) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
+  order_host_waits_for_all();
 }
 
 bool may_launch(cudaStream_t stream) {
@@ -128,6 +131,7 @@ cudaError_t cudaDeviceSynchronize() {
   if (in_host_function) return result(cudaErrorNotPermitted);
   count_synchronization();
   synchronize_device();
+  check_guards();
   return cudaSuccess;
 }
 
@@ -136,13 +140,16 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   if (stream == nullptr || flags > cudaStreamNonBlocking) return result(cudaErrorInvalidValue);
   if (in_host_function) return result(cudaErrorNotPermitted);
-  *stream = acquire_stream(/*blocking=*/flags == cudaStreamDefault, use_current_device());
+  const bool blocking = flags == cudaStreamDefault;
+  *stream = acquire_stream(blocking, use_current_device());
+  order_stream_created(*stream, blocking);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (in_host_function) return result(cudaErrorNotPermitted);
   if (stream == nullptr || !stream->live.exchange(false)) return result(cudaErrorInvalidResourceHandle);
+  order_stream_destroyed(stream);
   return cudaSuccess;
 }
 
@@ -155,7 +162,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   wait_for_blocked_hosts();
-  return result(finished(stream) ? cudaSuccess : cudaErrorNotReady);
+  if (!finished(stream)) return result(cudaErrorNotReady);
+  if (on_main_thread()) order_host_waits(stream);
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
@@ -164,6 +173,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (flags != 0) return result(cudaErrorInvalidValue);
   const Position position = position_of(event);
   if (position.stream != nullptr) enqueue_wait(stream, position);
+  order_stream_waits(stream, event);
   return cudaSuccess;
 }
 
@@ -189,6 +199,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   (*event)->timing = (flags & cudaEventDisableTiming) == 0;
   (*event)->device = use_current_device();
   (*event)->position = {};
+  order_event_created(*event);
   return cudaSuccess;
 }
 
@@ -196,6 +207,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   if (event->device != device_of(stream)) return result(cudaErrorInvalidResourceHandle);
+  order_event_recorded(event, stream);
   const Position position = enqueue_record(event, stream);
   const std::lock_guard lock(event->mutex);
   event->position = position;
@@ -207,13 +219,16 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   count_synchronization();
   const Position position = position_of(event);
   if (position.stream != nullptr) wait_for(position);
+  order_host_waits(event);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   wait_for_blocked_hosts();
-  return result(complete(event) ? cudaSuccess : cudaErrorNotReady);
+  if (!complete(event)) return result(cudaErrorNotReady);
+  if (on_main_thread()) order_host_waits(event);
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {

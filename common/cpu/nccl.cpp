@@ -101,12 +101,13 @@ ncclResult_t check_peer(const Operation& o, const char* function) {
 
 ncclResult_t submit(const Operation& operation, cudaStream_t stream, const char* function) {
   ncclResult_t result = check_operation(operation, stream, function);
+  if (result == ncclSuccess) check_bounds(function, ranges_of(operation));
   if (result == ncclSuccess && open_group.depth == 0) result = check_peer(operation, function);
   if (open_group.depth > 0) {
     if (open_group.error == ncclSuccess) open_group.error = result;
-    if (result == ncclSuccess) open_group.operations.push_back({operation, stream});
+    if (result == ncclSuccess) open_group.operations.push_back({operation, stream, call_site(function)});
   } else if (result == ncclSuccess) {
-    issue(operation, stream);
+    issue({operation, stream, call_site(function)});
   }
   return result;
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu/ranges.h"
 #include "common/cpu/stream.h"
 
 // A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
@@ -61,14 +62,18 @@ struct Operation {
   ncclComm* comm;
 };
 
-// An operation and the stream that it was issued on, inside a group.
+// The memory that an operation uses on this rank.
+std::vector<Range> ranges_of(const Operation& operation);
+
+// An operation and the stream that it was issued on, inside a group, and where.
 struct GroupedOperation {
   Operation operation;
   cudaStream_t stream;
+  CallSite site;
 };
 
 // Enqueues one operation, or all operations of a group as one.
-void issue(const Operation& operation, cudaStream_t stream);
+void issue(const GroupedOperation& operation);
 void issue_group(const std::vector<GroupedOperation>& group);
 
 // Size in bytes of an element; 0 for what is no data type.

@@ -27,6 +27,9 @@ std::size_t device_memory();
 // Adds one to counters().allocations.
 void count_allocation();
 
+// Ends the program if something was written around a block of memory. No kernel may be running.
+void check_guards();
+
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);
 void synchronize_device();

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -151,17 +152,27 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
 }
 
 // The copy of a probe, behind what is on its stream.
-void enqueue_probe(Json line, const float* tensor, cudaStream_t stream) {
+void enqueue_probe(Json line, const float* tensor, cudaStream_t stream, const CallSite& site) {
   const std::lock_guard lock(probes().mutex);
   PendingProbe pending{std::move(line), nullptr, 1, Event()};
   for (const auto& extent : pending.line["shape"]) pending.count *= extent.get<std::size_t>();
   const std::size_t bytes = pending.count * sizeof(float);
   if (bytes > 0) {
     pending.values = probes().arena.take(pending.count);
-    CUDA_CHECK(cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream));
+    const InCall in_call(site);
+    const cudaError_t status = cudaMemcpyAsync(pending.values, tensor, bytes, cudaMemcpyDefault, stream);
+    if (status != cudaSuccess) cuda_failed(status, site.text, site.file, site.line);
   }
   CUDA_CHECK(cudaEventRecord(pending.copied, stream));
   probes().pending.push_back(std::move(pending));
+}
+
+// Never destroyed: the watchdog may look at it at any time.
+const CallSite& site_of_probe(const char* todo, const char* file, int line) {
+  static auto& sites = *new std::map<std::pair<const char*, int>, CallSite>;
+  const auto [entry, is_new] = sites.try_emplace({file, line}, CallSite{"", file, line});
+  if (is_new) entry->second.text = (new std::string("the probe of TODO " + std::string(todo)))->c_str();
+  return entry->second;
 }
 
 }  // namespace
@@ -207,12 +218,13 @@ void todo_on_host(const char* id, const char* file, int line) {
 }
 
 void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream) {
+           cudaStream_t stream, const char* file, int source_line) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
   (*line)["shape"] = shape;
+  const CallSite& site = site_of_probe(todo, file, source_line);
   // The calls of an open group begin at its end: only then there is something to copy.
-  after_group([line = *line, tensor, stream] { enqueue_probe(line, tensor, stream); });
+  after_group([line = *line, tensor, stream, &site] { enqueue_probe(line, tensor, stream, site); });
 }
 
 namespace {

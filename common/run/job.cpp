@@ -148,6 +148,12 @@ void set_cuda_variables() {
 }  // namespace
 
 Job::Job(const Options& options) : ranks_(process_ranks()) {
+#ifdef WORKSHOP_BACKEND_CPU
+  cpu::on_mistake([](const char* message) {
+    std::fprintf(stderr, "%s (rank %d)\n", message, process_ranks().rank);
+    end_job(kFailed);
+  });
+#endif
   set_cuda_variables();  // before MPI, which may start CUDA too
   if (ranks_.world > 1) answer_roll_call(ranks_);
   start_recording(options, ranks_);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string_view>
 
 namespace workshop {
 namespace {
@@ -88,14 +87,6 @@ void CallLog::describe(Note& note) {
   for (const Communicator& c : communicators().all) {
     if (c.id != 0) note.communicators.push_back({c.id, c.rank, c.collectives});
   }
-}
-
-std::string place(const CallSite* site) {
-  if (site == nullptr || site->line == 0) return "";
-  const std::string_view path = site->file;
-  std::size_t slash = path.rfind('/');
-  if (slash != std::string_view::npos && slash > 0) slash = path.rfind('/', slash - 1);
-  return std::string(path.substr(slash == std::string_view::npos ? 0 : slash + 1)) + ":" + std::to_string(site->line);
 }
 
 }  // namespace workshop

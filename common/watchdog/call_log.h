@@ -57,7 +57,4 @@ class CallLog : public CallObserver {
   std::uint64_t head_ = 0, tail_ = 0;
 };
 
-// The place of a call in the program: the folder and the name of a file are enough.
-std::string place(const CallSite* site);
-
 }  // namespace workshop

@@ -108,7 +108,7 @@ class OverlappedAverage {
   std::size_t next_ = 0;  // the bucket that the backward pass is filling
   ncclComm_t comm_;
   cudaStream_t compute_;
-  Stream communication_;
+  Stream communication_{"communication"};
 };
 
 }  // namespace workshop

@@ -84,8 +84,8 @@ class PipelineExecutor {
 
   // The way of the activations, or of the gradients.
   struct Channel {
-    ncclComm_t comm = nullptr;
     Stream stream;
+    ncclComm_t comm = nullptr;
     Task* last = nullptr;  // of its groups in this step
   };
 
@@ -137,8 +137,8 @@ class PipelineExecutor {
   cudaStream_t compute_;
   IdleClock& clock_;
   int rank_;
-  Group gradients_;      // the stages again, with a communicator of their own
-  Channel channels_[2];  // activations, gradients
+  Group gradients_;  // the stages again, with a communicator of their own
+  Channel channels_[2] = {{Stream("activations")}, {Stream("gradients")}};
   std::vector<Task> tasks_;
   Event computed_;
 };

@@ -40,7 +40,7 @@ class SideStream {
   }
 
  private:
-  Stream stream_;
+  Stream stream_{"side"};
   Event forked_, joined_;
 };
 

@@ -2,6 +2,8 @@
 // What the cpu backend tells about itself, beyond the APIs that it implements.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +28,13 @@ bool mpi_usable();
 // Cores that this rank has to itself, on which large kernels and products run: those that the process may use, divided
 // among the ranks that the launcher started on the node, or SLURM_CPUS_PER_TASK of them.
 int cores_of_rank();
+
+// Has `end`, which does not return, end the program where the backend finds a mistake in it that no status of a call
+// can tell: `message` is one line. By default the process alone ends, with status 1.
+void on_mistake(void (*end)(const char* message));
+
+// What messages call the stream.
+void name_stream(cudaStream_t stream, const char* name);
 
 // The processor that OpenBLAS's kernels in use are made for, such as "SkylakeX".
 const char* blas_kernels();

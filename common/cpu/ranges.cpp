@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/cpu/ranges.h"
+
+#include <workshop_cpu.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "common/cpu/order.h"
+
+namespace workshop::cpu {
+namespace {
+
+[[noreturn]] void end_process(const char* message) {
+  std::fprintf(stderr, "%s\n", message);
+  std::_Exit(1);
+}
+
+void (*end_program)(const char* message) = end_process;
+
+std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// Whether the bytes [begin, end) meet a piece of the range: the first piece that ends behind `begin` decides.
+bool meets(const Range& range, std::uintptr_t begin, std::uintptr_t end) {
+  const std::uintptr_t first = address(range.begin);
+  if (end <= first || begin >= first + range.extent()) return false;
+  const std::size_t piece = begin < first + range.bytes ? 0 : (begin - first - range.bytes) / range.pitch + 1;
+  return piece < range.count && first + piece * range.pitch < end;
+}
+
+std::string quantity(std::size_t bytes, const Range& range) {
+  const std::size_t number = (bytes + range.element - 1) / range.element;
+  std::string unit = range.unit;
+  if (number == 1) unit.pop_back();
+  return std::to_string(number) + " " + unit;
+}
+
+std::string at_place(const CallSite& site) { return site.line == 0 ? "" : " at " + place(&site); }
+
+[[noreturn]] void out_of_bounds(const char* call, const Range& range, const std::string& what) {
+  end_with_mistake("bounds: " + std::string(range.argument) + " of " + call + at_place(call_site(call)) + " " + what);
+}
+
+void check_bounds(const char* call, const Range& range) {
+  if (range.count == 0 || range.bytes == 0) return;
+  if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
+  const std::optional<Block> block = find_block(range.begin);
+  if (!block) return;
+  const std::size_t extent = range.extent();
+  const std::uintptr_t begin = address(range.begin), first = address(block->begin), end = first + block->bytes;
+  const bool early = begin < first;
+  if (!early && begin + extent <= end) return;
+  const std::size_t beyond = early ? first - begin : std::min(begin + extent - end, extent);
+  out_of_bounds(call, range,
+                "has " + quantity(extent, range) + ", " + quantity(beyond, range) +
+                    (early ? " before the beginning" : " beyond the end") + " of its allocation of " +
+                    std::to_string(block->bytes) + " bytes" + at_place(block->site));
+}
+
+}  // namespace
+
+bool overlap(const Range& a, const Range& b) {
+  const auto [few, many] = a.count <= b.count ? std::pair(&a, &b) : std::pair(&b, &a);
+  for (std::size_t i = 0; i < few->count; ++i) {
+    const std::uintptr_t begin = address(few->begin) + i * few->pitch;
+    if (meets(*many, begin, begin + few->bytes)) return true;
+  }
+  return false;
+}
+
+bool covers(const Range& outer, const Range& inner) {
+  const std::uintptr_t begin = address(outer.begin), inner_begin = address(inner.begin);
+  if (outer.count == 1 || outer.bytes == outer.pitch) {
+    return begin <= inner_begin && inner_begin + inner.extent() <= begin + outer.extent();
+  }
+  return begin == inner_begin && outer.bytes == inner.bytes && outer.pitch == inner.pitch && outer.count == inner.count;
+}
+
+void on_mistake(void (*end)(const char* message)) { end_program = end; }
+
+void end_with_mistake(const std::string& message) {
+  end_program(message.c_str());
+  std::abort();
+}
+
+CallSite call_site(const char* call) {
+  const CallSite* site = InCall::current();
+  return site != nullptr ? *site : CallSite{call, "", 0};
+}
+
+void check_bounds(const char* call, std::span<const Range> ranges) {
+  for (const Range& range : ranges) check_bounds(call, range);
+}
+
+void check_call(const char* call, cudaStream_t stream, const std::vector<Range>& ranges) {
+  check_bounds(call, ranges);
+  if (checks_order()) order_call({stream, call_site(call), ranges});
+}
+
+}  // namespace workshop::cpu

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the calls of CUDA, cuBLAS and NCCL say about the memory that they read and write, and whether it is theirs.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+
+namespace workshop::cpu {
+
+// The memory behind one argument of a call: `count` pieces of `bytes`, the next `pitch` bytes behind the one before, so
+// that a part of the columns of a matrix is told from its neighbors.
+struct Range {
+  const char* argument;  // "recvbuff"
+  const void* begin;
+  std::size_t bytes;
+  bool writes;
+  std::size_t element = 1;  // bytes of what the caller counts
+  const char* unit = "bytes";
+  std::size_t count = 1, pitch = 0;
+
+  std::size_t extent() const { return (count - 1) * pitch + bytes; }
+};
+
+bool overlap(const Range& a, const Range& b);
+
+// Certain that `outer` has all bytes of `inner`; false where it takes more than a look.
+bool covers(const Range& outer, const Range& inner);
+
+// What cudaMalloc or cudaMallocHost has returned, and where in the program.
+struct Block {
+  const std::byte* begin;
+  std::size_t bytes;
+  CallSite site;
+};
+
+// The bytes on both sides of a block that belong to nobody.
+inline constexpr std::size_t kGuardBytes = 256;
+
+// The block in which `address` lies, or next to which; none for other memory of the host.
+std::optional<Block> find_block(const void* address);
+
+// Ends the program because it has made a mistake.
+[[noreturn]] void end_with_mistake(const std::string& message);
+
+// The call that the program is in; `call` where its place is not known.
+CallSite call_site(const char* call);
+
+// Ends the program if a range is NULL or leaves its block. Host memory that CUDA has not allocated is not judged.
+void check_bounds(const char* call, std::span<const Range> ranges);
+
+// Checks the bounds and, where asked for, the order of a call that is about to be enqueued.
+void check_call(const char* call, cudaStream_t stream, const std::vector<Range>& ranges);
+
+}  // namespace workshop::cpu

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// calls NAME: makes the calls of one case, right or wrong, and ends. CMakeLists.txt says what must be said about it.
+#include <cublas_v2.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "common/device.h"
+#include "common/job.h"
+#include "common/launch.h"
+
+namespace {
+
+using namespace workshop;
+
+constexpr int kFloats = 32;
+constexpr std::size_t kBytes = kFloats * sizeof(float);
+
+__global__ void set(float* y, float value, int n) {
+  for (int i : grid_stride(n)) y[i] = value;
+}
+
+__global__ void copy(float* y, const float* x, int n) {
+  for (int i : grid_stride(n)) y[i] = x[i];
+}
+
+// Two streams and some memory.
+struct Case {
+  ncclComm_t comm;
+  Stream first{"first"}, second{"second"};
+  Event event, other;
+  DeviceBuffer<float> a{kFloats, Memory::data}, b{kFloats, Memory::data}, c{kFloats, Memory::data};
+  HostBuffer<float> host{kFloats};
+  cublasHandle_t blas = nullptr;
+
+  explicit Case(ncclComm_t comm) : comm(comm) {
+    CUBLAS_CHECK(cublasCreate(&blas));
+    CUBLAS_CHECK(cublasSetStream(blas, second));
+  }
+  ~Case() { cublasDestroy(blas); }
+  Case(const Case&) = delete;
+  Case& operator=(const Case&) = delete;
+
+  void write(const Stream& stream, float* to) { launch(set, kFloats, stream, to, 1.0f, kFloats); }
+  void read(const Stream& stream, float* from) {
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), from, kBytes, cudaMemcpyDeviceToHost, stream));
+  }
+  void clear(const Stream& stream, float* to) { CUDA_CHECK(cudaMemsetAsync(to, 0, kBytes, stream)); }
+  void product(int m, int n, int k, const float* x, const float* y, float* z, int ldz) {
+    const float one = 1, zero = 0;
+    CUBLAS_CHECK(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, x, m, y, k, &zero, z, ldz));
+  }
+};
+
+const std::map<std::string, std::function<void(Case&)>> kCases = {
+    // ---- order: nothing is said ----
+    {"event",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       t.read(t.second, t.a.data());
+     }},
+    {"by_way_of_a_third",  // and the default stream is one
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       CUDA_CHECK(cudaStreamWaitEvent(nullptr, t.event));
+       CUDA_CHECK(cudaEventRecord(t.other, nullptr));
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.other));
+       t.read(t.second, t.a.data());
+     }},
+    {"default_stream",
+     [](Case& t) {
+       cudaStream_t blocking = nullptr;
+       CUDA_CHECK(cudaStreamCreate(&blocking));
+       CUDA_CHECK(cudaMemsetAsync(t.a.data(), 0, kBytes, blocking));
+       CUDA_CHECK(cudaMemsetAsync(t.a.data(), 0, kBytes, nullptr));
+       CUDA_CHECK(cudaMemsetAsync(t.a.data(), 0, kBytes, blocking));
+       CUDA_CHECK(cudaStreamDestroy(blocking));
+     }},
+    {"host",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       t.first.synchronize();
+       t.read(t.second, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.event, t.second));
+       CUDA_CHECK(cudaEventSynchronize(t.event));
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaDeviceSynchronize());
+       t.read(t.second, t.a.data());
+       while (cudaStreamQuery(t.second) == cudaErrorNotReady) cudaGetLastError();
+       t.write(t.first, t.a.data());
+     }},
+    {"readers",
+     [](Case& t) {
+       launch(copy, kFloats, t.first, t.b.data(), t.a.data(), kFloats);
+       launch(copy, kFloats, t.second, t.c.data(), t.a.data(), kFloats);
+     }},
+    {"neighbors",
+     [](Case& t) {  // of 8 rows, the first 4 and the last 4 of each column
+       CUDA_CHECK(cudaMemsetAsync(t.a.data(), 0, kBytes / 2, t.first));
+       CUDA_CHECK(cudaMemsetAsync(t.a.data() + kFloats / 2, 0, kBytes / 2, t.second));
+       CUDA_CHECK(cudaDeviceSynchronize());
+       t.product(4, 4, 1, t.b.data(), t.b.data(), t.a.data(), 8);
+       CUBLAS_CHECK(cublasSetStream(t.blas, t.first));
+       t.product(4, 4, 1, t.b.data(), t.b.data(), t.a.data() + 4, 8);
+     }},
+    {"freed",
+     [](Case& t) {
+       t.write(t.first, DeviceBuffer<float>(kFloats, Memory::data).data());
+       t.write(t.second, DeviceBuffer<float>(kFloats, Memory::data).data());
+     }},
+    {"communicator",
+     [](Case& t) {
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.a.data(), kFloats, ncclFloat, ncclSum, t.comm, t.first));
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.a.data(), kFloats, ncclFloat, ncclSum, t.comm, t.second));
+     }},
+    {"group",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       NCCL_CHECK(ncclGroupStart());
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.a.data(), kFloats, ncclFloat, ncclSum, t.comm, t.first));
+       NCCL_CHECK(ncclAllReduce(t.b.data(), t.b.data(), kFloats, ncclFloat, ncclSum, t.comm, t.second));
+       NCCL_CHECK(ncclGroupEnd());
+       t.read(t.second, t.a.data());
+     }},
+
+    // ---- order: a mistake ----
+    {"forgotten",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       t.read(t.second, t.a.data());
+     }},
+    {"not_waited",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       t.read(t.second, t.a.data());
+     }},
+    {"too_early",
+     [](Case& t) {
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       t.read(t.second, t.a.data());
+     }},
+    {"never_recorded",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       t.read(t.second, t.a.data());
+     }},
+    {"overwritten",  // while it is read
+     [](Case& t) {
+       t.read(t.first, t.a.data());
+       t.clear(t.second, t.a.data());
+     }},
+    {"product",
+     [](Case& t) {
+       t.clear(t.first, t.c.data());
+       t.product(4, 4, 4, t.a.data(), t.b.data(), t.c.data(), 4);
+     }},
+    {"reduction",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.b.data(), kFloats, ncclFloat, ncclSum, t.comm, t.second));
+     }},
+    {"one_group",
+     [](Case& t) {
+       NCCL_CHECK(ncclGroupStart());
+       NCCL_CHECK(ncclSend(t.a.data(), kFloats, ncclFloat, 0, t.comm, t.first));
+       NCCL_CHECK(ncclRecv(t.a.data(), kFloats, ncclFloat, 0, t.comm, t.first));
+       NCCL_CHECK(ncclGroupEnd());
+     }},
+
+    // ---- bounds ----
+    {"inside",
+     [](Case& t) {
+       t.clear(t.second, t.a.data());
+       t.product(4, 4, 4, t.a.data() + 16, t.b.data() + 16, t.c.data() + 16, 4);
+       const float one = 1, zero = 0;  // B is not read
+       CUBLAS_CHECK(
+           cublasSgeam(t.blas, CUBLAS_OP_T, CUBLAS_OP_N, 8, 4, &one, t.a.data(), 4, &zero, nullptr, 8, t.c.data(), 8));
+       CUDA_CHECK(cudaDeviceSynchronize());
+     }},
+    {"memset", [](Case& t) { t.clear(t.first, t.a.data() + 1); }},
+    {"copy_from", [](Case& t) { t.read(t.first, t.a.data() + 8); }},
+    {"copy_to",
+     [](Case& t) {
+       CUDA_CHECK(cudaMemcpy(t.a.data() + 8, std::string(kBytes, ' ').data(), kBytes, cudaMemcpyDefault));
+     }},
+    {"before", [](Case& t) { t.read(t.first, t.a.data() - 2); }},
+    {"matrix", [](Case& t) { t.product(8, 8, 4, t.a.data(), t.b.data(), t.c.data(), 8); }},
+    {"vector",
+     [](Case& t) {
+       const float two = 2;
+       CUBLAS_CHECK(cublasSscal(t.blas, kFloats / 2 + 1, &two, t.a.data(), 2));
+     }},
+    {"null", [](Case& t) { t.product(4, 4, 4, t.a.data(), t.b.data(), nullptr, 4); }},
+    {"all_gather",
+     [](Case& t) { NCCL_CHECK(ncclAllGather(t.a.data(), t.b.data() + 16, kFloats, ncclFloat, t.comm, t.first)); }},
+    {"kernel", [](Case& t) { launch(set, kFloats + 2, t.first, t.a.data(), 1.0f, kFloats + 2); }},
+    {"kernel_at_the_end",
+     [](Case& t) {
+       launch(set, kFloats + 2, t.first, t.a.data() - 2, 1.0f, kFloats + 2);
+       CUDA_CHECK(cudaDeviceSynchronize());
+       std::printf("not reached\n");
+     }},
+};
+
+}  // namespace
+
+int main(int, char** argv) {
+  Options options("calls", "the calls of one case");
+  options.without_training();
+  options.parse(1, argv);
+  const Job job(options);
+  Case calls(job.comm());
+  kCases.at(argv[1])(calls);
+  print0("nothing is wrong\n");
+}
