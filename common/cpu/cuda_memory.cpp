@@ -72,6 +72,7 @@ class Heap {
     std::memset(pointer, kPoison, block.bytes);
     used_ -= block.bytes;
     blocks_.erase(found);
+    ++released_blocks();
     std::free(static_cast<std::byte*>(pointer) - kGuardBytes);
   }
 

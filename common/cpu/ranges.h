@@ -4,7 +4,10 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -46,6 +49,9 @@ inline constexpr std::size_t kGuardBytes = 256;
 // The block in which `address` lies, or next to which; none for other memory of the host.
 std::optional<Block> find_block(const void* address);
 
+// How many blocks have been freed so far.
+std::atomic<std::uint64_t>& released_blocks();
+
 // Ends the program because it has made a mistake.
 [[noreturn]] void end_with_mistake(const std::string& message);
 
@@ -56,6 +62,6 @@ CallSite call_site(const char* call);
 void check_bounds(const char* call, std::span<const Range> ranges);
 
 // Checks the bounds and, where asked for, the order of a call that is about to be enqueued.
-void check_call(const char* call, cudaStream_t stream, const std::vector<Range>& ranges);
+void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges);
 
 }  // namespace workshop::cpu
