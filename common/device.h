@@ -39,13 +39,18 @@ template <typename T>
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(std::size_t count, Memory kind) : count_(count), kind_(kind) {
+  Buffer(std::size_t count, Memory kind, [[maybe_unused]] const char* file = __builtin_FILE(),
+         [[maybe_unused]] int line = __builtin_LINE())
+      : count_(count), kind_(kind) {
     if (count_ == 0) return;
     if (kind_ == Memory::host) {
       CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes()));
     } else {
       CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()));
     }
+#ifdef WORKSHOP_BACKEND_CPU
+    cpu::allocated_at(data_, file, line);
+#endif
     account_memory(kind_, static_cast<std::ptrdiff_t>(bytes()));
   }
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -105,7 +110,8 @@ template <typename T>
 class HostBuffer : public Buffer<T> {
  public:
   HostBuffer() = default;
-  explicit HostBuffer(std::size_t count) : Buffer<T>(count, Memory::host) {}
+  explicit HostBuffer(std::size_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : Buffer<T>(count, Memory::host, file, line) {}
 };
 
 // A stream that does not synchronize with the legacy default stream, so that two of them overlap.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API: memory.
+#include <workshop_cpu.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +54,12 @@ class Heap {
     return blocks_.contains(static_cast<std::byte*>(pointer));
   }
 
+  void allocated_at(const void* pointer, const char* file, int line) {
+    const std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(static_cast<const std::byte*>(pointer));
+    if (block != blocks_.end()) block->second.site = {"", file, line};
+  }
+
   // The block in which the address lies, or in the guard zone of which.
   std::optional<Block> find(const void* address) {
     const std::lock_guard lock(mutex_);
@@ -68,7 +76,6 @@ class Heap {
     const auto found = blocks_.find(static_cast<std::byte*>(pointer));
     const Block& block = found->second;
     check_guards(block);
-    order_forget(block);
     std::memset(pointer, kPoison, block.bytes);
     used_ -= block.bytes;
     blocks_.erase(found);
@@ -131,6 +138,7 @@ cudaError_t release(Heap& heap, void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
   synchronize_device();
+  order_forget(*heap.find(pointer));
   heap.release(pointer);
   return cudaSuccess;
 }
@@ -176,6 +184,11 @@ namespace workshop::cpu {
 std::optional<Block> find_block(const void* address) {
   const std::optional<Block> block = device_heap().find(address);
   return block ? block : pinned_heap().find(address);
+}
+
+void allocated_at(const void* pointer, const char* file, int line) {
+  device_heap().allocated_at(pointer, file, line);
+  pinned_heap().allocated_at(pointer, file, line);
 }
 
 void check_guards() {

@@ -156,7 +156,11 @@ class Checker {
   void forget(const Block& block) { accesses_.erase(block.begin); }
 
   void name(cudaStream_t stream, const char* name) {
-    lanes_[lane_of(stream)].name = "stream '" + std::string(name) + "'";
+    const std::string base = "stream '" + std::string(name);
+    const auto named = [&](const auto& live) { return lanes_[live.second].name.starts_with(base); };
+    const auto others = std::count_if(lane_of_.begin(), lane_of_.end(), named);
+    const std::string number = others == 0 ? "" : std::to_string(others + 1);
+    lanes_[lane_of(stream)].name = base + (number.empty() ? "" : " ") + number + "'";
   }
 
  private:
@@ -236,12 +240,13 @@ class Checker {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
              " was not recorded by then, and such a wait is none";
     }
+    std::string advice = "record an event on " + from.name + " after " + place_of(first.site) + ", and have " +
+                         to.name + " wait for it before " + place_of(second.site);
     if (!recorded && to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
-      return "the event that " + to.name + " waits for at " + place_of(to.waited.site) + " was recorded at " +
-             place_of(to.waited.mark.site) + ", before the first: record it after " + place_of(first.site);
+      advice += "; the one that it waits for at " + place_of(to.waited.site) + " was recorded too early, at " +
+                place_of(to.waited.mark.site);
     }
-    return "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
-           " wait for it before " + place_of(second.site);
+    return advice;
   }
 
   [[noreturn]] void report(const Access& first, const Access& second) const {

@@ -33,6 +33,9 @@ int cores_of_rank();
 // can tell: `message` is one line. By default the process alone ends, with status 1.
 void on_mistake(void (*end)(const char* message));
 
+// Where messages say that memory was allocated, for who allocates it on behalf of others.
+void allocated_at(const void* pointer, const char* file, int line);
+
 // What messages call the stream.
 void name_stream(cudaStream_t stream, const char* name);
 
