@@ -320,6 +320,11 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
 }
 
+TEST_F(CompareRuns, NoKnownMistake) {
+  mine.set_values("probe", 2, {1, -2, 3.3, -4, 5, 6.1});
+  verdict(1, {"TODO 02.2 is the first that differs", "3 of 6 values differ."});
+}
+
 TEST_F(CompareRuns, AnotherShape) {
   mine.line("probe", 2)["shape"] = {3, 2};
   verdict(1, {"shape: yours [3, 2], expected [2, 3]"});
