@@ -302,12 +302,16 @@ bool Comparison::losses_agree() {
       const double error = relative_error(mine.*loss, expected.*loss);
       largest_ = std::max(largest_, error);
       if (error <= tolerance_) continue;
+      const TodoIds unseen = unobserved();
+      if (!unseen.empty()) {
+        const std::string& id = *unseen.rbegin();
+        blame(id, false);
+        std::printf("%s is the TODO to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+      }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
-      if (!unobserved().empty()) {
-        blame(*unobserved().rbegin(), false);
-        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n",
-                    joined(unobserved()).c_str());
+      if (!unseen.empty()) {
+        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n", joined(unseen).c_str());
       } else if (!right_.empty()) {
         std::printf("All tensors of the first steps agree: look at what happens after them, or to the loss itself.\n");
       }
