@@ -226,10 +226,18 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
 }
 
 TodoIds Comparison::unobserved() const {
-  TodoIds ids;
+  TodoIds ids, calling;
   for (const auto& [id, todo] : todos_.all()) ids.insert(id);
   for (const Probe& probe : expected_.probes) ids.erase(probe.id);
-  return ids;
+  // Of these, the ones that the solution's run has come to, as far as its calls tell.
+  for (const Collective& collective : expected_.collectives) {
+    for (const auto& [name, calls] : collective.places) {
+      for (const Place& place : places(name)) {
+        if (const std::string id = todos_.at_in_solution(place); ids.contains(id)) calling.insert(id);
+      }
+    }
+  }
+  return calling.empty() ? ids : calling;
 }
 
 bool Comparison::probe_agrees(std::size_t position) {
@@ -294,12 +302,16 @@ bool Comparison::losses_agree() {
       const double error = relative_error(mine.*loss, expected.*loss);
       largest_ = std::max(largest_, error);
       if (error <= tolerance_) continue;
+      const TodoIds unseen = unobserved();
+      if (!unseen.empty()) {
+        const std::string& id = *unseen.rbegin();
+        blame(id, false);
+        std::printf("%s is the TODO to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+      }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
-      if (!unobserved().empty()) {
-        blame(*unobserved().begin(), false);
-        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n",
-                    joined(unobserved()).c_str());
+      if (!unseen.empty()) {
+        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n", joined(unseen).c_str());
       } else if (!right_.empty()) {
         std::printf("All tensors of the first steps agree: look at what happens after them, or to the loss itself.\n");
       }
@@ -366,7 +378,7 @@ void Comparison::print_notes() const {
 
 int Comparison::print_unfinished() const {
   if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
-  std::printf("Next: %s\n%s", todos_.heading(mine_.todo).c_str(), todos_.place_line(mine_.todo).c_str());
+  std::printf("Next: TODO %s\n", mine_.todo.c_str());
   return 77;
 }
 

@@ -265,6 +265,16 @@ std::string wrong_part(const Symptom& s) {
   return "";
 }
 
+// Better than nothing, where no known mistake fits.
+std::string how_many(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || m.size() < 2) return "";
+  const double rms = s.expected.rms();
+  int wrong = 0;
+  for (std::size_t i = 0; i < m.size(); ++i) wrong += relative_error(m[i], e[i], rms) <= kTolerance ? 0 : 1;
+  return std::to_string(wrong) + " of " + std::to_string(m.size()) + " values differ.";
+}
+
 std::string transposed(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   if (s.expected.shape.size() != 2 || static_cast<double>(e.size()) != s.expected.size()) return "";
@@ -323,7 +333,7 @@ std::string diagnose(const Symptom& symptom) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;
   }
-  return "";
+  return how_many(symptom);
 }
 
 }  // namespace workshop::tools

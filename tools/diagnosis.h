@@ -29,7 +29,7 @@ struct Symptom {
   const std::map<std::string, double>* options = nullptr;  // of the run: 4 of "micro-batches"
 };
 
-// One sentence for the first known mistake that fits; empty where none does.
+// One sentence for the first known mistake that fits; where none does, how much differs, or nothing.
 std::string diagnose(const Symptom& symptom);
 
 // The same for what the host has worked out: ranks, counts, flags.

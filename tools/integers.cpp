@@ -32,10 +32,32 @@ std::vector<std::string> parts_of(std::string list) {
 
 std::string text(double value) { return formatted("%.10g", value); }
 
+// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass".
+struct Entries {
+  std::vector<std::string> parts;
+  std::string each;  // empty where the parts come once
+};
+
+Entries entries_of(const Tensor& list) {
+  std::string name = list.name, each;
+  if (const std::size_t colon = name.rfind(": "); colon != std::string::npos) name.erase(0, colon + 2);
+  if (const std::size_t of = name.find(" of each "); of != std::string::npos) {
+    each = name.substr(of + 9);
+    name.erase(of);
+  }
+  return {parts_of(name), each};
+}
+
 std::string other_length(const Symptom& s) {
   const auto m = static_cast<long>(s.mine.values.size()), e = static_cast<long>(s.expected.values.size());
   if (m == e) return "";
-  return "Your list has " + std::to_string(std::abs(m - e)) + (m > e ? " numbers too many." : " numbers too few.");
+  const auto [parts, each] = entries_of(s.expected);
+  const auto size = each.empty() ? 1L : static_cast<long>(parts.size());
+  const bool whole = std::abs(m - e) % size == 0;
+  const long off = std::abs(m - e) / (whole ? size : 1);
+  const std::string what = whole && !each.empty() ? each : "number";
+  return "Your list has " + std::to_string(off) + " " + what + (off == 1 ? "" : "s") +
+         (m > e ? " too many." : " too few.");
 }
 
 // The same number is to be added to every entry.
@@ -110,13 +132,7 @@ std::string how_many(const Symptom& s) {
 
 std::string name_of_entry(const Tensor& list, std::size_t position) {
   if (!list.integers && list.shape.size() != 1) return "";
-  std::string name = list.name, each;
-  if (const std::size_t colon = name.rfind(": "); colon != std::string::npos) name.erase(0, colon + 2);
-  if (const std::size_t of = name.find(" of each "); of != std::string::npos) {
-    each = name.substr(of + 9);
-    name.erase(of);
-  }
-  const std::vector<std::string> parts = parts_of(name);
+  const auto [parts, each] = entries_of(list);
   if (!each.empty() && list.values.size() % parts.size() == 0)
     return parts[position % parts.size()] + " of " + each + " " + std::to_string(position / parts.size());
   if (each.empty() && parts.size() > 1 && parts.size() == list.values.size()) return parts[position];

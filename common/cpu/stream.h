@@ -92,8 +92,8 @@ void enqueue_delay(cudaStream_t stream, int milliseconds);
 // True where the user has set CUDA_LAUNCH_BLOCKING: the host waits for each kernel and each NCCL operation.
 bool launch_blocking();
 
-// Waits as long as another thread of the host is blocked because a queue is full: CUDA's driver may hold a lock
-// meanwhile that a question about an event or a stream needs.
+// With WORKSHOP_DRIVER_LOCK=1, waits as long as another thread of the host is blocked because a queue is full: CUDA's
+// driver may hold a lock meanwhile that a question about an event or a stream needs.
 void wait_for_blocked_hosts();
 
 // Adds one to counters().synchronizations.

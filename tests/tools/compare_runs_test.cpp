@@ -302,6 +302,9 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   both("unit, backward and gather of each pass", {0, 0, 1, 1, 0, 0});
   mine.set_values("probe", 2, {0, 0, 1, 1, 0, 1});
   verdict(1, {"first difference at [5], gather of pass 1: yours 1, expected 0\n"});
+  mine.set_shape("probe", 2, {3}, {0, 0, 1});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"Your list has 1 pass too few."});
   both("part of the unit: offset, count", {4, 8});
   mine.set_values("probe", 2, {5, 9});
   verdict(1, {"first difference at [0], offset: yours 5, expected 4", "Every entry is 1 too large"});
@@ -314,7 +317,12 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"Every flag is the opposite"});
   mine.set_shape("probe", 2, {2}, {0, 1});
   mine.line("probe", 2)["integers"] = true;
-  verdict(1, {"shape: yours [2], expected [3]", "1 numbers too few"});
+  verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
+}
+
+TEST_F(CompareRuns, NoKnownMistake) {
+  mine.set_values("probe", 2, {1, -2, 3.3, -4, 5, 6.1});
+  verdict(1, {"TODO 02.2 is the first that differs", "3 of 6 values differ."});
 }
 
 TEST_F(CompareRuns, AnotherShape) {
@@ -351,6 +359,11 @@ TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
   mine.line("step", 0)["global_loss"] = 2;
   verdict(1, {"The global loss of step 0", "none stands for TODO 02.3: look there first"},
           todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
+  // Of two, the one whose calls the solution's run has made.
+  expected.line("collective", 0)["places"] = {{"02_ddp/other.cu:2", {8, 192}}};
+  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none stands for TODO 02.4: look there first"},
+          todos() + " --todos " +
+              folder_.write("02_ddp/other.cu", "// TODO 02.4: Mean.\n\n// END TODO 02.4\n// TODO 02.5: Never.\n"));
 }
 
 TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
@@ -390,7 +403,7 @@ TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
 
 TEST_F(CompareRuns, UnfinishedButRightSoFar) {
   mine.stop_at("02.2");
-  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2 (Average the gradient.)\n"}, todos());
+  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2\n"}, todos());
   mine.stop_at("02.1");
   verdict(77, {"Next: TODO 02.1"});
 }
