@@ -16,6 +16,7 @@
 
 #include "common/run/text.h"
 #include "tools/diagnosis.h"
+#include "tools/fingerprints.h"
 #include "tools/run_record.h"
 
 namespace {
@@ -86,8 +87,9 @@ using Probes = std::map<ProbeKey, const Probe*>;
 
 class Comparison {
  public:
-  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos)
-      : expected_(expected), mine_(mine), tolerance_(tolerance), todos_(std::move(todos)) {
+  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos,
+             const KnownMistakes& known)
+      : expected_(expected), mine_(mine), tolerance_(tolerance), todos_(std::move(todos)), known_(known) {
     index(expected_, expected_probes_, &expected_order_);
     index(mine_, mine_probes_, nullptr);
     if (todos_.empty()) {
@@ -104,6 +106,8 @@ class Comparison {
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
   std::string differing(const Tensor& mine, const Tensor& expected);
   std::string diagnosis(const ProbeKey& key) const;
+  // The sentence of the known mistake that looks like this; empty where there is none.
+  std::string known(const ProbeKey& key) const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
   std::set<std::string, TodoOrder> unobserved() const;
 
@@ -112,6 +116,8 @@ class Comparison {
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
+  // Prints the sentence of the known mistake that looks like this, if there is one.
+  void explain(const Sighting& seen) const;
   void print_notes() const;
   int print_unfinished() const;
   void print_success() const;
@@ -119,6 +125,7 @@ class Comparison {
   const RunRecord &expected_, &mine_;
   double tolerance_;
   Todos todos_;
+  const KnownMistakes& known_;
   Probes expected_probes_, mine_probes_;
   std::vector<ProbeKey> expected_order_;
   std::set<std::string, TodoOrder> right_;  // of this program's TODOs, those whose tensors agree until one does not
@@ -185,6 +192,11 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   return diagnose(symptom);
 }
 
+std::string Comparison::known(const ProbeKey& key) const {
+  return known_.sentence(expected_, mine_,
+                         sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), key.id);
+}
+
 std::set<std::string, TodoOrder> Comparison::unobserved() const {
   std::set<std::string, TodoOrder> ids;
   for (const auto& [id, text] : todos_) ids.insert(id);
@@ -205,10 +217,14 @@ bool Comparison::probes_agree() {
       wrong = " was not reached as often as expected.\n" + place + ": not there " +
               (key.occurrence > 0 ? "a further time" : "at all") +
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
+      if (const std::string sentence = known(key); !sentence.empty()) {
+        wrong += "  " + sentence + "\n";
+      }
     } else {
       const std::string difference = differing(mine->second->tensor, expected);
       if (!difference.empty()) {
-        std::string sentence = diagnosis(key);
+        std::string sentence = known(key);
+        if (sentence.empty()) sentence = diagnosis(key);
         if (sentence.empty() && expected_.world > 1) {
           sentence =
               "No common mistake fits. Where streams overlap, a wait that a later TODO leaves out can show here too.";
@@ -234,6 +250,9 @@ bool Comparison::probes_agree() {
     if (expected_probes_.contains(key)) continue;
     std::printf("%s is reached more often than expected.\n  tensor '%s' on rank %d, step %d: seen %d times or more\n",
                 heading(key.id).c_str(), key.name.c_str(), key.rank, key.step, key.occurrence + 1);
+    explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
+                                 key.step),
+             {}});
     return false;
   }
   return true;
@@ -250,6 +269,8 @@ bool Comparison::losses_agree() {
       if (error <= tolerance_) continue;
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
+      explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
+               {summary({mine.*loss}), summary({expected.*loss})}});
       if (!unobserved().empty()) {
         std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n",
                     joined(unobserved()).c_str());
@@ -262,6 +283,7 @@ bool Comparison::losses_agree() {
   if (mine_.losses.size() == theirs.size()) return true;
   std::printf("Your run recorded %zu losses, expected %zu: more or fewer steps or replicas.\n", mine_.losses.size(),
               theirs.size());
+  explain({workshop::formatted("%zu losses for %zu", mine_.losses.size(), theirs.size()), {}});
   return false;
 }
 
@@ -279,6 +301,7 @@ bool Comparison::parameters_agree() {
     const std::string sentence = diagnose({*found->second, expected, 1, {}, {}, nullptr});
     std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),
                 difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
+    explain({"parameter " + expected.name, {summary(found->second->values), summary(expected.values)}});
     return false;
   }
   return true;
@@ -312,7 +335,13 @@ bool Comparison::traffic_agrees() {
       break;  // the other ranks say the same most of the time
     }
   }
+  if (!agree) explain(traffic_sighting(expected_, mine_));
   return agree;
+}
+
+void Comparison::explain(const Sighting& seen) const {
+  if (const std::string sentence = known_.sentence(expected_, mine_, seen); !sentence.empty())
+    std::printf("%s\n", sentence.c_str());
 }
 
 void Comparison::print_notes() const {
@@ -373,18 +402,35 @@ int main(int argc, char** argv) {
   std::string expected_path, mine_path;
   double tolerance = 1e-5;
   std::vector<std::string> todo_files;
+  std::string fingerprints;
+  bool shows = false;
+  int failed = 0;
   app.add_option("EXPECTED", expected_path, "record of the solution's run")->required();
   app.add_option("MINE", mine_path, "record of the run to judge")->required();
   app.add_option("--tolerance", tolerance, "largest relative difference that counts as equal")->capture_default_str();
   app.add_option("--todos", todo_files, "sources with the TODOs' texts");
+  app.add_option("--fingerprints", fingerprints, "what known mistakes look like");
+  app.add_flag("--sightings", shows, "also print what the first difference looks like, for a file of fingerprints");
+  app.add_option("--failed", failed, "the run ended with this status, and MINE is its output: is it a known mistake?");
   try {
     app.parse(argc, argv);
-    const RunRecord expected = read_run_record(expected_path), mine = read_run_record(mine_path);
+    const KnownMistakes known(fingerprints, shows);
+    const RunRecord expected = read_run_record(expected_path);
+    if (failed != 0) {
+      std::ifstream file(mine_path);
+      std::ostringstream output;
+      output << file.rdbuf();
+      const std::optional<Sighting> seen = failure(failed, output.str());
+      const std::string sentence = seen ? known.sentence(expected, {}, *seen) : "";
+      if (!sentence.empty()) std::printf("%s\n", sentence.c_str());
+      return 0;
+    }
+    const RunRecord mine = read_run_record(mine_path);
     if (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world) {
       throw std::runtime_error("the records are of different programs or numbers of ranks");
     }
     if (!expected.todo.empty()) throw std::runtime_error(expected_path + " is not a complete run");
-    return Comparison(expected, mine, tolerance, read_todos(todo_files)).run();
+    return Comparison(expected, mine, tolerance, read_todos(todo_files), known).run();
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
