@@ -2,12 +2,14 @@
 // Tells a participant whether a run did what the solution's run did and, where not, which TODO is the first to differ.
 //
 //   compare_runs EXPECTED MINE [--tolerance X] [--todos FILE]... [--sources FOLDER] [--summary FILE]
-//                [--journals] [--status N] [--output FILE]
+//                [--journals] [--status N] [--output FILE] [--fingerprints FILE] [--sightings]
 //
 // --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
 // --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
 // --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2".
-// Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no comparison.
+// --fingerprints: what known mistakes look like; --sightings: say what the first difference looks like, for such a
+// file. Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no
+// comparison.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -26,6 +28,7 @@
 #include "common/run/text.h"
 #include "tools/diagnosis.h"
 #include "tools/ending.h"
+#include "tools/fingerprints.h"
 #include "tools/run_record.h"
 #include "tools/todos.h"
 #include "tools/traffic.h"
@@ -60,8 +63,14 @@ std::string place_of(const ProbeKey& key) {
 
 class Comparison {
  public:
-  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos, const Ending* ending)
-      : expected_(expected), mine_(mine), tolerance_(tolerance), todos_(std::move(todos)), ending_(ending) {
+  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos, const Ending* ending,
+             const KnownMistakes& known)
+      : expected_(expected),
+        mine_(mine),
+        tolerance_(tolerance),
+        todos_(std::move(todos)),
+        ending_(ending),
+        known_(known) {
     index(expected_, expected_probes_, &expected_order_);
     index(mine_, mine_probes_, nullptr);
     if (todos_.empty()) {
@@ -83,6 +92,10 @@ class Comparison {
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
   std::string differing(const Tensor& mine, const Tensor& expected);
   std::string diagnosis(const ProbeKey& key) const;
+  // The sentence of the known mistake that looks like this; empty where there is none.
+  std::string known(const ProbeKey& key) const;
+  // Prints such a sentence, if there is one.
+  void explain(const Sighting& seen) const;
   Symptom symptom(const ProbeKey& key) const;
   std::vector<Known> others(const ProbeKey& key) const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
@@ -105,6 +118,7 @@ class Comparison {
   double tolerance_;
   Todos todos_;
   const Ending* ending_;  // of a run that ended otherwise than it should; or null
+  const KnownMistakes& known_;
   Probes expected_probes_, mine_probes_;
   std::vector<ProbeKey> expected_order_;
   TodoIds right_;  // of this program's TODOs, those whose tensors agree until one does not
@@ -225,6 +239,16 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   return diagnose(symptom(key));
 }
 
+std::string Comparison::known(const ProbeKey& key) const {
+  return known_.sentence(expected_, mine_,
+                         sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), key.id);
+}
+
+void Comparison::explain(const Sighting& seen) const {
+  if (const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_); !sentence.empty())
+    std::printf("%s\n", sentence.c_str());
+}
+
 TodoIds Comparison::unobserved() const {
   TodoIds ids, calling;
   for (const auto& [id, todo] : todos_.all()) ids.insert(id);
@@ -250,13 +274,15 @@ bool Comparison::probe_agrees(std::size_t position) {
     what = " was not reached as often as expected.\n";
     details = "  " + place_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
+    if (const std::string sentence = known(key); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
     const std::string difference = differing(mine->second->tensor, expected);
     if (difference.empty()) {
       if (todos_.contains(key.id)) right_.insert(key.id);
       return true;
     }
-    const std::string sentence = diagnosis(key);
+    std::string sentence = known(key);
+    if (sentence.empty()) sentence = diagnosis(key);
     what = " is the first that differs.\n";
     details = "  " + place_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
               (sentence.empty() ? "" : "  " + sentence + "\n");
@@ -288,6 +314,9 @@ bool Comparison::probes_agree() {
     std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), place_of(key).c_str(),
                 key.occurrence + 1);
+    explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
+                                 key.step),
+             {}});
     return false;
   }
   return true;
@@ -310,6 +339,8 @@ bool Comparison::losses_agree() {
       }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
+      explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
+               {summary({mine.*loss}), summary({expected.*loss})}});
       if (!unseen.empty()) {
         std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n", joined(unseen).c_str());
       } else if (!right_.empty()) {
@@ -338,6 +369,7 @@ bool Comparison::parameters_agree() {
     const std::string sentence = diagnose({*found->second, expected});
     std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),
                 difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
+    explain({"parameter " + expected.name, {summary(found->second->values), summary(expected.values)}});
     return false;
   }
   return true;
@@ -352,6 +384,7 @@ bool Comparison::traffic_agrees() {
   }
   blame(verdict.todo, true);
   std::printf("%s", verdict.text.c_str());
+  explain(traffic_sighting(expected_, mine_));
   return false;
 }
 
@@ -444,6 +477,7 @@ int Comparison::print_ending() {
               ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
   if (!last.empty()) std::printf("  Last probe that was passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote().c_str());
+  if (ending_->sighting()) explain(*ending_->sighting());
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
   return 1;
 }
@@ -478,9 +512,9 @@ void Comparison::write_summary(std::ostream& file) const {
 struct Arguments {
   std::vector<std::string> records, todos;
   double tolerance = 1e-5;
-  std::string sources, summary, output;
+  std::string sources, summary, output, fingerprints;
   int status = 0;
-  bool journals = false;
+  bool journals = false, sightings = false;
 };
 
 double number(const std::string& option, const std::string& value) {
@@ -510,6 +544,10 @@ Arguments parse(const std::vector<std::string>& words) {
       arguments.output = value();
     else if (word == "--status")
       arguments.status = static_cast<int>(number(word, value()));
+    else if (word == "--fingerprints")
+      arguments.fingerprints = value();
+    else if (word == "--sightings")
+      arguments.sightings = true;
     else if (word == "--journals")
       arguments.journals = true;
     else if (word.starts_with("--"))
@@ -541,7 +579,9 @@ int compare(const Arguments& arguments) {
   const Todos todos(arguments.todos, arguments.sources);
   if (arguments.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
   const bool ended = (!mine.complete && mine.todo.empty()) || arguments.status == 1;
-  Comparison comparison(expected, mine, arguments.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr);
+  const KnownMistakes known_mistakes(arguments.fingerprints, arguments.sightings);
+  Comparison comparison(expected, mine, arguments.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
+                        known_mistakes);
   const int status = comparison.run();
   if (!arguments.summary.empty()) {
     std::ofstream file(arguments.summary);

@@ -92,7 +92,7 @@ std::string one_of(const std::vector<std::string>& ids, const std::string& prefe
 
 }  // namespace
 
-Ending::Ending(int status, const std::string& output) : status_(status) {
+Ending::Ending(int status, const std::string& output) : status_(status), sighting_(failure(status, output)) {
   std::istringstream all(output);
   for (std::string line; std::getline(all, line);) {
     if (of_open_mpi(line)) continue;

@@ -2,9 +2,11 @@
 // How a run ended that did not come to its end: what its exit status and its output say.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tools/fingerprints.h"
 #include "tools/todos.h"
 
 namespace workshop::tools {
@@ -26,6 +28,8 @@ class Ending {
   std::string todo(const Todos& todos, const std::string& next) const;
   // "did not finish on 3 ranks: …", behind "TODO 03.3 (…)" or "Your program".
   std::string headline(int world, bool behind_todo) const;
+  // What a known mistake of this kind is known by.
+  const std::optional<Sighting>& sighting() const { return sighting_; }
   // The lines of the output that tell more, with one that says where they are from.
   std::string quote() const;
 
@@ -33,6 +37,7 @@ class Ending {
   int status_;
   int rank_ = -1;
   std::string signal_;
+  std::optional<Sighting> sighting_;
   std::string order_, bounds_;                     // what the cpu backend's checkers say first
   std::vector<std::string> lines_;                 // without what Open MPI says
   std::vector<std::string> verdict_, rank_lines_;  // of the watchdog

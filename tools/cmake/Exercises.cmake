@@ -33,7 +33,7 @@ endfunction()
 # the participant's chapters.
 function(_workshop_check_command result chapter program slow sources)
   set(command ${_check} --compare $<TARGET_FILE:compare_runs> --solution $<TARGET_FILE:solution_${chapter}_${program}>
-      --sources ${sources})
+      --sources ${sources} --fingerprints ${CMAKE_SOURCE_DIR}/tests/exercises/fingerprints/${chapter}.txt)
   set(others FALSE)
   if(WORKSHOP_BUILD_ON STREQUAL "mine" AND sources STREQUAL CMAKE_SOURCE_DIR)
     set(others TRUE)  # then the earlier chapters are the participant's too
@@ -99,10 +99,17 @@ function(_workshop_generated_program target source)
                          $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 endfunction()
 
-# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [TIMEOUT s] [SLOW …] [OPTIONS …] [CPU_ONLY reason]):
-# the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong and the verdict matches.
+# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [SLOW …] [OPTIONS …]
+# [CPU_ONLY reason]): the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong, and
+# the verdict matches and has the sentence. Not in a slow run, because what races looks different each time; nor where the
+# program gives up, because any of its ranks may be the first to say so.
 function(workshop_wrong_filling chapter program mistake)
-  cmake_parse_arguments(arg "" "EXPECT;TIMEOUT;CPU_ONLY" "RANKS;SLOW;OPTIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;SLOW;OPTIONS" ${ARGN})
+  set(expect -e "${arg_EXPECT}")
+  if(arg_SAYS AND NOT arg_SLOW AND NOT arg_EXPECT MATCHES "did not finish|see TODO")
+    string(REGEX REPLACE "([][+.*()^?{}|])" "\\\\\\1" says "${arg_SAYS}")
+    list(APPEND expect -e "${says}")
+  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
@@ -116,7 +123,7 @@ function(workshop_wrong_filling chapter program mistake)
   foreach(ranks ${arg_RANKS})
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
-                  COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status -e ${arg_EXPECT} 1
+                  COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status ${expect} 1
                           ${check} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
                           -- ${arg_OPTIONS})
   endforeach()
@@ -144,12 +151,18 @@ endfunction()
 #   program ddp                             is what the lines below are about;
 #   check 2 4 slow kernels -- OPTION...     workshop_check() on 2 and on 4 ranks, with a slow run;
 #   unfilled 2 4 -- OPTION...               workshop_unfilled();
-#   run 2 slow kernels within 15 -- OPTION… how the wrong fillings below are run, each within 15 s instead of 60;
+#   run 2 slow kernels within 15 -- OPTION… how the wrong fillings below are run, each within 15 s instead of 60: only as
+#                                           some `check` runs too, or else nothing would show that ./workshop check
+#                                           finds them;
 #   cpu_only REASON                         why just the cpu backend can run them;
 #   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
 #                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
-#                                           in the file twice has it but once.
+#                                           in the file twice has it but once;
+#   says SENTENCE                           right below that line: what ./workshop check tells a participant who has
+#                                           made this mistake: what they did and why it is wrong, but not what is right.
+#                                           Mistakes that no run tells apart have the same sentence.
 #
+# tools/make_fingerprints keeps in fingerprints/02_ddp.txt what the mistakes look like. Run it after every change here.
 # All wrong fillings of a chapter are compiled together (tests/exercises/filling.h): `wrong_02_ddp_ddp` is ddp with them.
 function(workshop_exercises chapter)
   set(path ${CMAKE_CURRENT_SOURCE_DIR}/${chapter}.txt)
@@ -158,11 +171,13 @@ function(workshop_exercises chapter)
   file(STRINGS ${path} lines REGEX "^[^# ]")
   set(snippets)
   set(wrong)  # programs that have wrong fillings
+  set(checks)
   foreach(line IN LISTS lines)
-    set(options "")
+    set(given "")
     if(line MATCHES " -- (.*)$")
-      separate_arguments(options UNIX_COMMAND "${CMAKE_MATCH_1}")
+      set(given "${CMAKE_MATCH_1}")
     endif()
+    separate_arguments(options UNIX_COMMAND "${given}")
     string(REGEX REPLACE " -- .*" "" words "${line}")
     separate_arguments(words)
     list(GET words 0 what)
@@ -171,10 +186,18 @@ function(workshop_exercises chapter)
       set(program ${arg_program})
     elseif(what STREQUAL "check")
       workshop_check(${chapter} ${program} RANKS ${arg_check} SLOW ${arg_slow} OPTIONS ${options})
+      foreach(ranks ${arg_check})
+        list(APPEND checks "${program} ${ranks} ${given}")
+      endforeach()
     elseif(what STREQUAL "unfilled")
       workshop_unfilled(${chapter} ${program} RANKS ${arg_unfilled} OPTIONS ${options})
     elseif(what STREQUAL "run")
       set(run RANKS ${arg_run} TIMEOUT ${arg_within} SLOW ${arg_slow} OPTIONS ${options})
+      foreach(ranks ${arg_run})
+        if(NOT "${program} ${ranks} ${given}" IN_LIST checks)
+          message(FATAL_ERROR "${path}: no check is like '${line}' on ${ranks} ranks")
+        endif()
+      endforeach()
     elseif(line MATCHES "^cpu_only (.*)")
       list(APPEND run CPU_ONLY "${CMAKE_MATCH_1}")
     elseif(line MATCHES "^(([0-9.]+)-[^:]+)(: (.+))?$")
@@ -183,15 +206,19 @@ function(workshop_exercises chapter)
       if(CMAKE_MATCH_3)
         set(expect "${CMAKE_MATCH_4}")
       endif()
-      if(text MATCHES "\n${mistake}(: [^\n]*)?\n(( [^\n]*)?\n)+")
-        string(REGEX REPLACE "^\n[^\n]*\n" "" code "${CMAKE_MATCH_0}")
+      set(says "")
+      if(text MATCHES "\n${mistake}(: [^\n]*)?\nsays ([^\n]*)\n")
+        set(says "${CMAKE_MATCH_2}")
+      endif()
+      if(text MATCHES "\n${mistake}(: [^\n]*)?\n(says [^\n]*\n)?(( [^\n]*)?\n)+")
+        string(REGEX REPLACE "^\n[^\n]*\n(says [^\n]*\n)?" "" code "${CMAKE_MATCH_0}")
         string(REGEX REPLACE "\n+$" "\n" code "${code}")
         file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt CONTENT "${code}" @ONLY)
         list(APPEND snippets ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
       endif()
       list(APPEND wrong ${program})
-      workshop_wrong_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" ${run})
-    else()
+      workshop_wrong_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" SAYS "${says}" ${run})
+    elseif(NOT what STREQUAL "says")
       message(FATAL_ERROR "${path}: what is '${line}'?")
     endif()
   endforeach()
