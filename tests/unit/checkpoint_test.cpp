@@ -329,6 +329,17 @@ TEST(CheckpointFolder, WhatAKilledProcessLeftGoes) {
   for (const char* name : {"step-00000001", ".mine", ".step-4"}) EXPECT_TRUE(fs::exists(folder / name / "file"));
 }
 
+TEST(CheckpointFolder, TheOneBefore) {
+  const fs::path folder = empty_folder("before");
+  for (const char* name : {"step-00000001", "step-00000020", "step-00000100"}) {
+    fs::create_directory(folder / name);
+    std::ofstream(folder / name / "index.json") << "{}";
+  }
+  EXPECT_EQ(checkpoint_before(folder / "step-00000100"), (folder / "step-00000020").string());
+  EXPECT_EQ(checkpoint_before(folder / "step-00000001"), "");
+  EXPECT_EQ(checkpoint_before(folder / "best-00000100"), "");
+}
+
 // ---- random state --------------------------------------------------------------------------------------------------
 
 TEST(Generator, GoesOnFromItsState) {
