@@ -483,10 +483,10 @@ int Comparison::print_ending() {
 }
 
 int Comparison::run() {
-  if (ending_ != nullptr && ending_->has_verdict()) return print_ending();  // it says more than numbers that follow
   if (!probes_agree()) {
     if (ending_ != nullptr) {
       std::printf("Your program %s\n%s", ending_->headline(expected_.world, false).c_str(), ending_->quote().c_str());
+      if (ending_->sighting()) explain(*ending_->sighting());
     }
     return 1;
   }

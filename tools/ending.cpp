@@ -130,7 +130,8 @@ std::string Ending::headline(int world, bool behind_todo) const {
   const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
   const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
   if (has_verdict()) {
-    return where + "does not wait for work that it needs.";
+    return where + (order_.find(" in one group") != std::string::npos ? "uses the same memory twice in one group."
+                                                                      : "does not wait for work that it needs.");
   }
   if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";

@@ -143,10 +143,10 @@ Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine) {
 }
 
 std::optional<Sighting> failure(int status, const std::string& output) {
-  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error): [^\n]*|)"
+  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds): [^\n]*|)"
                                   R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see TODO [^\n]*))");
   static const std::regex kLineEnd(R"([ :]*\n *)");
-  static const std::regex kPlace(R"(,? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?)");
+  static const std::regex kPlace(R"((,| at)? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?| \(rank \d+\)$)");
   std::vector<std::string> reasons;
   for (std::sregex_iterator match(output.begin(), output.end(), kReason), end; match != end; ++match) {
     std::string reason = std::regex_replace((*match)[2].str(), kPlace, "");
