@@ -75,7 +75,7 @@ TESTS(bad) {
     schedule | --lr-schedule linear | --lr-schedule is 'linear'; expected constant, cosine
     text     | --text /nowhere      | /nowhere
     too_big  | --batch-size 999999999 | more than 2147483647; expected less
-    stories  | --context 6000       | --context is '6000'; expected fewer than the 6000 words of the shortest part of the stories
+    stories  | --words 60000 --context 6000 --batch-size 8 | --context is '6000'; expected fewer than the 6000 words of the shortest part of the stories
     blocks   | --blocks 1025        | --blocks is '1025'; expected
   )");
   // A device that is too small for the model: one line, status 1.
