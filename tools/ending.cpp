@@ -68,19 +68,23 @@ std::string named(const std::vector<std::string>& lines, const Todos& todos) {
 // then is advice.
 std::string of_order(const std::string& line, const Todos& todos) {
   constexpr std::string_view kProbe = "(the probe of TODO ";
-  for (std::size_t at = line.rfind(kProbe); at != std::string::npos; at = at == 0 ? at : line.rfind(kProbe, at - 1)) {
-    const std::string id = line.substr(at + kProbe.size(), line.find(' ', at + kProbe.size()) - at - kProbe.size());
-    if (todos.contains(id)) return id;
-    if (at == 0) break;
+  const std::size_t middle = std::min(line.find(") and "), line.size());
+  const std::size_t end = std::min(line.find(" use the same memory"), line.size());
+  const std::string later = line.substr(middle, end - middle), earlier = line.substr(0, middle);
+  for (const std::string& access : {later, earlier}) {
+    if (const std::size_t at = access.find(kProbe); at != std::string::npos) {
+      const std::size_t first = at + kProbe.size();
+      const std::string id = access.substr(first, access.find(' ', first) - first);
+      if (todos.contains(id)) return id;
+    }
+    for (const Place& place : places(access)) {
+      if (const std::string id = todos.at(place); !id.empty()) return id;
+    }
   }
-  std::vector<Place> accesses = places(line);
-  accesses.resize(std::min<std::size_t>(accesses.size(), 2));
-  std::reverse(accesses.begin(), accesses.end());
-  for (const Place& place : accesses) {
-    if (const std::string id = todos.at(place); !id.empty()) return id;
-  }
-  for (const Place& place : accesses) {
-    if (const std::string id = todos.nearest(place); !id.empty()) return id;
+  for (const std::string& access : {later, earlier}) {
+    for (const Place& place : places(access)) {
+      if (const std::string id = todos.nearest(place); !id.empty()) return id;
+    }
   }
   return "";
 }

@@ -204,7 +204,7 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     });
     mistake = common(found);
   }
-  if (mistake) mistake->certain = !sighting.numbers.empty() && sighting.numbers.front().l2 > 0;
+  if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0;
   return mistake;
 }
 

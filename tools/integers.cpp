@@ -81,9 +81,10 @@ std::string inverted(const Symptom& s) {
   return "Every flag is the opposite of what is expected: the condition is the wrong way round.";
 }
 
-// Every entry that is not zero is as many times too large, or too small.
+// Every entry that is not zero is as many times too large, or too small; one of several would be chance.
 std::string all_times(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() > 1 && std::ranges::count_if(e, [](double x) { return x != 0; }) < 2) return "";
   double factor = 0;
   for (std::size_t i = 0; i < m.size(); ++i) {
     if (e[i] == 0 && m[i] == 0) continue;
@@ -95,7 +96,8 @@ std::string all_times(const Symptom& s) {
   std::string why;
   if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
   if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";
-  return "Every entry is " + text(times) + (factor > 1 ? " times too large" : " times too small") + why;
+  return "Every entry is " + text(times) + (factor > 1 ? " times too large" : " times too small") +
+         (why.empty() ? "." : why);
 }
 
 std::string of_another_rank(const Symptom& s) {
