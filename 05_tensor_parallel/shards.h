@@ -120,7 +120,8 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     bool counts = false;
     // TODO 05.19: Do this rank's gradients of the parameter count?
     //   Every element of the whole gradient must count on one rank of the group and no other. A parameter that is cut
-    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them.
+    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them, and counts on
+    //   rank 0.
     todo("05.19");
     // END TODO 05.19
     if (!counts || first >= last) continue;
