@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace workshop {
 
@@ -29,15 +28,6 @@ struct CallSite {
   const char* file;
   int line;
 };
-
-// Where that is: the folder and the name of a file are enough. Empty where it is not known.
-inline std::string place(const CallSite* site) {
-  if (site == nullptr || site->line == 0) return "";
-  const std::string_view path = site->file;
-  std::size_t slash = path.rfind('/');
-  if (slash != std::string_view::npos && slash > 0) slash = path.rfind('/', slash - 1);
-  return std::string(path.substr(slash == std::string_view::npos ? 0 : slash + 1)) + ":" + std::to_string(site->line);
-}
 
 // Notes for the watchdog (common/watchdog/watchdog.h) that the program is in a call, as long as this object lives. A
 // program makes its calls from one thread; calls from others at the same time are noted one over the other.

@@ -17,6 +17,7 @@
 #include "common/cpu/ranges.h"
 #include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
+#include "common/run/place.h"
 
 using namespace workshop::cpu;
 

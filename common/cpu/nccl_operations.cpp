@@ -308,73 +308,14 @@ Group make_group(const std::vector<GroupedOperation>& grouped) {
   return group;
 }
 
-// Operations of a group are one operation on all of their streams, but those of each communicator by themselves: NCCL
-// has a kernel for each.
-void check_order(const std::vector<GroupedOperation>& grouped) {
-  if (!checks_order()) return;
-  std::vector<const ncclComm*> done;
-  for (const GroupedOperation& first : grouped) {
-    const ncclComm* comm = first.operation.comm;
-    if (std::find(done.begin(), done.end(), comm) != done.end()) continue;
-    done.push_back(comm);
-    std::vector<OrderedCall> calls;
-    for (const auto& [operation, stream, site] : grouped) {
-      if (operation.comm == comm) calls.push_back({stream, site, ranges_of(operation)});
-    }
-    order_calls(calls, comm);
-  }
-}
-
 }  // namespace
 
 std::size_t element_size(ncclDataType_t type) { return data_type(type).bytes; }
 
-std::vector<Range> ranges_of(const Operation& o) {
-  const bool is_root = o.comm->rank == o.root;
-  const auto all = static_cast<std::size_t>(o.comm->size);
-  std::size_t parts_from = 1, parts_to = 1;
-  switch (o.kind) {
-    case Kind::broadcast:
-      parts_from = is_root;
-      parts_to = !is_root || o.to != o.from;
-      break;
-    case Kind::reduce:
-      parts_to = is_root;
-      break;
-    case Kind::all_reduce:
-      break;
-    case Kind::reduce_scatter:
-      parts_from = all;
-      break;
-    case Kind::all_gather:
-      parts_to = all;
-      break;
-    case Kind::all_to_all:
-      parts_from = parts_to = all;
-      break;
-    case Kind::gather:
-      parts_to = is_root ? all : 0;
-      break;
-    case Kind::scatter:
-      parts_from = is_root ? all : 0;
-      break;
-    case Kind::send:
-      parts_to = 0;
-      break;
-    case Kind::receive:
-      parts_from = 0;
-      break;
-  }
-  const std::size_t element = element_size(o.type), bytes = o.count * element;
-  const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
-  return {{"sendbuff", o.from, parts_from * bytes, false, element, unit},
-          {"recvbuff", o.to, parts_to * bytes, true, element, unit}};
-}
-
 void issue(const GroupedOperation& issued) {
   const auto& [operation, stream, site] = issued;
   if (!is_collective(operation.kind)) return issue_group({issued});
-  check_order({issued});
+  if (checks_order()) check_order({issued});
   if (slow().collectives) enqueue_delay(stream, kSlowMilliseconds);
   std::unique_lock lock(issue_mutex());
   const std::uint64_t ticket = operation.comm->issued++;
@@ -389,7 +330,7 @@ void issue(const GroupedOperation& issued) {
 }
 
 void issue_group(const std::vector<GroupedOperation>& grouped) {
-  check_order(grouped);
+  if (checks_order()) check_order(grouped);
   std::vector<cudaStream_t> streams;
   for (const GroupedOperation& member : grouped) {
     if (std::find(streams.begin(), streams.end(), member.stream) == streams.end()) streams.push_back(member.stream);

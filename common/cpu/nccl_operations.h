@@ -5,6 +5,7 @@
 #include <mpi.h>
 #include <nccl.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -63,7 +64,7 @@ struct Operation {
 };
 
 // The memory that an operation uses on this rank.
-std::vector<Range> ranges_of(const Operation& operation);
+std::array<Range, 2> ranges_of(const Operation& operation);
 
 // An operation and the stream that it was issued on, inside a group, and where.
 struct GroupedOperation {
@@ -71,6 +72,10 @@ struct GroupedOperation {
   cudaStream_t stream;
   CallSite site;
 };
+
+// Asks the order checker. A group's operations are one operation on all of their streams, but those of each
+// communicator by themselves: NCCL has a kernel for each.
+void check_order(const std::vector<GroupedOperation>& grouped);
 
 // Enqueues one operation, or all operations of a group as one.
 void issue(const GroupedOperation& operation);

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "common/cpu/stream.h"
+#include "common/run/place.h"
 
 namespace workshop::cpu {
 namespace {
@@ -293,14 +294,11 @@ void with_checker(Use use) {
 
 }  // namespace
 
-bool checks_order() {
-  static const bool instance = [] {
-    const char* value = std::getenv("WORKSHOP_ORDER");
-    const std::string_view text = value == nullptr ? "" : value;
-    if (text != "" && text != "0" && text != "1") bad_environment("WORKSHOP_ORDER", value, "0 or 1");
-    return text == "1";
-  }();
-  return instance;
+bool order_is_asked_for() {
+  const char* value = std::getenv("WORKSHOP_ORDER");
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text != "" && text != "0" && text != "1") bad_environment("WORKSHOP_ORDER", value, "0 or 1");
+  return text == "1";
 }
 
 bool on_main_thread() { return std::this_thread::get_id() == main_thread; }

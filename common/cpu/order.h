@@ -18,7 +18,11 @@
 
 namespace workshop::cpu {
 
-bool checks_order();
+bool order_is_asked_for();
+inline bool checks_order() {
+  static const bool instance = order_is_asked_for();
+  return instance;
+}
 
 // A call with the memory that it uses.
 struct OrderedCall {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/cpu/order.h"
+#include "common/run/place.h"
 
 namespace workshop::cpu {
 namespace {

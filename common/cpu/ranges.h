@@ -43,7 +43,7 @@ struct Block {
   CallSite site;
 };
 
-// The bytes on both sides of a block that belong to nobody.
+// The bytes on both sides of a block that belong to no block.
 inline constexpr std::size_t kGuardBytes = 256;
 
 // The block in which `address` lies, or next to which; none for other memory of the host.

@@ -9,6 +9,7 @@
 
 #include "common/record/recorder.h"
 #include "common/run/nccl_calls.h"
+#include "common/run/place.h"
 #include "common/watchdog/call_log.h"
 
 namespace workshop {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "common/run/place.h"
+
 namespace workshop {
 namespace {
 

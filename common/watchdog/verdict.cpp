@@ -243,8 +243,7 @@ std::string find_circle(const std::vector<Note>& notes) {
     }
     return text + ". Each makes the call that the one before waits for only after its own: calls on one communicator " +
            "or stream begin in the order in which a rank makes them. In one group, or on communicators and streams "
-           "of " +
-           "their own, they do not wait for each other";
+           "of their own, they do not wait for each other";
   }
   return "";
 }

@@ -17,6 +17,7 @@
 #include "common/device.h"
 #include "common/run/gather.h"
 #include "common/run/nccl_calls.h"
+#include "common/run/place.h"
 #include "common/run/roll_call.h"
 #include "common/watchdog/call_log.h"
 #include "common/watchdog/note_exchange.h"

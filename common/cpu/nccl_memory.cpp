@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which memory NCCL's operations use, and whether anything orders that.
+#include <algorithm>
+
+#include "common/cpu/nccl_operations.h"
+#include "common/cpu/order.h"
+
+namespace workshop::cpu {
+
+std::array<Range, 2> ranges_of(const Operation& o) {
+  const bool is_root = o.comm->rank == o.root;
+  const auto all = static_cast<std::size_t>(o.comm->size);
+  std::size_t parts_from = 1, parts_to = 1;
+  switch (o.kind) {
+    case Kind::broadcast:
+      parts_from = is_root;
+      parts_to = !is_root || o.to != o.from;
+      break;
+    case Kind::reduce:
+      parts_to = is_root;
+      break;
+    case Kind::all_reduce:
+      break;
+    case Kind::reduce_scatter:
+      parts_from = all;
+      break;
+    case Kind::all_gather:
+      parts_to = all;
+      break;
+    case Kind::all_to_all:
+      parts_from = parts_to = all;
+      break;
+    case Kind::gather:
+      parts_to = is_root ? all : 0;
+      break;
+    case Kind::scatter:
+      parts_from = is_root ? all : 0;
+      break;
+    case Kind::send:
+      parts_to = 0;
+      break;
+    case Kind::receive:
+      parts_from = 0;
+      break;
+  }
+  const std::size_t element = element_size(o.type), bytes = o.count * element;
+  const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
+  return {Range{"sendbuff", o.from, parts_from * bytes, false, element, unit},
+          Range{"recvbuff", o.to, parts_to * bytes, true, element, unit}};
+}
+
+void check_order(const std::vector<GroupedOperation>& grouped) {
+  std::vector<const ncclComm*> done;
+  for (const GroupedOperation& first : grouped) {
+    const ncclComm* comm = first.operation.comm;
+    if (std::find(done.begin(), done.end(), comm) != done.end()) continue;
+    done.push_back(comm);
+    std::vector<OrderedCall> calls;
+    for (const auto& [operation, stream, site] : grouped) {
+      if (operation.comm != comm) continue;
+      const auto ranges = ranges_of(operation);
+      calls.push_back({stream, site, {ranges.begin(), ranges.end()}});
+    }
+    order_calls(calls, comm);
+  }
+}
+
+}  // namespace workshop::cpu
