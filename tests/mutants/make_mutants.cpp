@@ -140,6 +140,13 @@ class Mutator {
     return i + 1 == count() || tokens_[i + 1].kind == Token::other;
   }
   bool has_members(int i) const { return is_one_of(i + 1, ". ->"); }
+  // Nothing that numbers are added to: a stream, a communicator, or what the libraries call by a name of their own.
+  bool is_handle(int i) const {
+    return is_one_of(
+        i,
+        "stream stream_ comm comm_ compute_ communication_ blas blas_ true false ncclFloat ncclSum ncclAvg "
+        "ncclMax as_is transposed add_bias add add_scaled sgd }");
+  }
 
   std::string text(int first, int last) const {
     return code_.substr(tokens_[first].begin, tokens_[last].end - tokens_[first].begin);
@@ -279,7 +286,7 @@ class Mutator {
       }
     }
     for (std::size_t a = 0; a < each.size(); ++a) {
-      by_one(each[a].second + 1);
+      if (!is_handle(each[a].second)) by_one(each[a].second + 1);
       for (std::size_t b = a + 1; b < each.size(); ++b) {
         const std::string between = text(each[a].second + 1, each[b].first - 1);
         replace(each[a].first, each[b].second,
