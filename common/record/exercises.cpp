@@ -141,14 +141,15 @@ std::optional<Json> begin_probe(const char* todo, const std::string& name) {
   static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs of which only the results are compared
   if (asked != nullptr && std::string(asked) == "0") return std::nullopt;
   if (recorder().record_path.empty() || recorder().step >= kProbedSteps) return std::nullopt;
-  Json line{{"type", "probe"}, {"rank", process_ranks().rank}, {"id", todo},
-            {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
-  if (Journal::get().is_open()) {
-    Json passed = line;
-    passed["type"] = "passed";
-    Journal::get().write(passed);
-  }
-  return line;
+  return Json{{"type", "probe"}, {"rank", process_ranks().rank}, {"id", todo},
+              {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
+}
+
+// The program has come to this probe, and what it is to record can be read.
+void note_passed(Json line) {
+  if (!Journal::get().is_open()) return;
+  line["type"] = "passed";
+  Journal::get().write(line);
 }
 
 // The copy of a probe, behind what is on its stream.
@@ -221,6 +222,7 @@ void probe(const char* todo, const std::string& name, const float* tensor, std::
            cudaStream_t stream, const char* file, int source_line) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
+  note_passed(*line);
   (*line)["shape"] = shape;
   const CallSite& site = site_of_probe(todo, file, source_line);
   // The calls of an open group begin at its end: only then there is something to copy.
@@ -235,7 +237,8 @@ void probe_on_host(const char* todo, const std::string& name, const std::vector<
   if (!line) return;
   (*line)["shape"] = {values.size()};
   if constexpr (std::is_integral_v<T>) (*line)["integers"] = true;
-  add_values(*line, values.data(), values.size());
+  add_values(*line, values.data(), values.size());  // ends here where a TODO has left a null pointer to them
+  note_passed(*line);
   record_line(*line);
   Journal::get().write(*line);
 }
