@@ -186,6 +186,7 @@ class Worker {
   // where it waits.
   bool pull() {
     NCCL_CHECK(ncclRecv(parameters_.data(), count_ + 1, ncclFloat, kServer, pair_.comm(), stream_));
+    probe("02.21", "parameters and the word behind them", parameters_.data(), {count_ + 1}, stream_);
     const float* word = parameters_.data() + count_;
     CUDA_CHECK(cudaMemcpyAsync(go_on_.data(), word, sizeof(float), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));

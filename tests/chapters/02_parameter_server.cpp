@@ -10,7 +10,7 @@ namespace {
 
 const Path server = solution("02_ddp/parameter_server");
 const Path ddp = solution("02_ddp/ddp");
-const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01";
+const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01 --max-steps 20";
 
 // Who made each update, and how stale its gradient was.
 struct Update {
@@ -64,7 +64,7 @@ TESTS(replay) {
     std::string name, options;
   } runs[] = {{"sgd", "--samples 1000 --epochs 2 --log-every 0 --batch-size 16 --validation-samples 40"},
               {"bounded", "--samples 1000 --epochs 2 --log-every 0 --batch-size 16 --staleness 1 --optimizer adamw"},
-              {"gpt", gpt + " --epochs 1 --dropout 0.2 --clip-norm 0.3 --warmup-steps 4"}};
+              {"gpt", gpt + " --dropout 0.2 --clip-norm 0.3 --warmup-steps 4"}};
   for (const auto& run : runs) {
     test("solution.02.server_replay." + run.name, {.ranks = 4}, [=] {
       const Command command = on(4, server, run.options);
@@ -89,7 +89,8 @@ TESTS(replay) {
 // worker computes, each of the K - 1 others makes at most 2S + 1 updates.
 TESTS(staleness) {
   const int workers = 3;
-  const Command slow = on(workers + 1, server, "--straggler 1:10 --max-steps 40").in("WORKSHOP_SLOW=kernels");
+  const Command slow =
+      on(workers + 1, server, "--straggler 1:10 --epochs 2 --max-steps 40").in("WORKSHOP_SLOW=kernels");
   for (int bound : {0, 2}) {
     test(text("solution.02.server_staleness.", bound),
          {.ranks = workers + 1, .cpu_only = "WORKSHOP_SLOW is a setting of the cpu backend"}, [=] {
