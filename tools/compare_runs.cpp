@@ -485,7 +485,8 @@ int Comparison::print_ending() {
 int Comparison::run() {
   if (!probes_agree()) {
     if (ending_ != nullptr) {
-      std::printf("Your program %s\n%s", ending_->headline(expected_.world, false).c_str(), ending_->quote().c_str());
+      std::printf("Your program %s It may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
+                  ending_->quote().c_str());
       if (ending_->sighting()) explain(*ending_->sighting());
     }
     return 1;
@@ -499,10 +500,12 @@ int Comparison::run() {
 }
 
 void Comparison::write_summary(std::ostream& file) const {
+  const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty();
   for (const auto& [id, todo] : todos_.all()) {
     const char* state = id == blamed_         ? "wrong"
                         : id == mine_.todo    ? "open"
                         : right_.contains(id) ? "right"
+                        : cut_short           ? "unchecked"
                                               : "unreached";
     file << state << ' ' << id << '\n';
   }

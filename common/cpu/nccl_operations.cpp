@@ -192,16 +192,6 @@ void complete(const Operation& o) {
 
 // ---- taking turns --------------------------------------------------------------------------------------------------
 
-// The time between two looks at something that another stream or rank does. At first the core goes to whoever wants it;
-// who has waited for about a millisecond sleeps in between, so that ranks which wait long leave the cores alone.
-void pause_polling(int& polls) {
-  if (++polls < 2000) {
-    sched_yield();
-  } else {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
 // Waits for the operation's turn; false where there will be none, because the communicator was aborted.
 bool begin_turn(ncclComm& comm, std::uint64_t ticket) {
   for (int polls = 0; comm.called.load() != ticket && !comm.aborted;) pause_polling(polls);
@@ -228,11 +218,9 @@ void run_collective(const Operation& o) {
   }
   o.comm->collective.store(nullptr, std::memory_order_release);
   check_status(o, status, "collective");
-  if (status == MPI_SUCCESS && !o.comm->aborted) complete(o);
-}
-
-bool any_aborted(const std::vector<Operation>& operations) {
-  return std::any_of(operations.begin(), operations.end(), [](auto& o) { return o.comm->aborted.load(); });
+  if (status != MPI_SUCCESS || o.comm->aborted) return;
+  complete(o);
+  if (simulates()) pass_time({o});
 }
 
 // A receive must not write into a buffer that its owner may free now. MPI cannot cancel anything else.
@@ -266,6 +254,7 @@ void run_together(const std::vector<Operation>& operations) {
     if (o.kind == Kind::receive) check_received(o, statuses[i]);
     complete(o);
   }
+  if (simulates() && status == MPI_SUCCESS) pass_time(operations);
 }
 
 struct Ticket {
@@ -309,6 +298,20 @@ Group make_group(const std::vector<GroupedOperation>& grouped) {
 }
 
 }  // namespace
+
+// At first the core goes to whoever wants it; who has waited for about a millisecond sleeps in between, so that ranks
+// which wait long leave the cores alone.
+void pause_polling(int& polls) {
+  if (++polls < 2000) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+bool any_aborted(const std::vector<Operation>& operations) {
+  return std::any_of(operations.begin(), operations.end(), [](auto& o) { return o.comm->aborted.load(); });
+}
 
 std::size_t element_size(ncclDataType_t type) { return data_type(type).bytes; }
 

@@ -495,7 +495,7 @@ TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
   mine.set_values("probe", 1, {7, 8, 9});
   ended(1,
         "order: x.cu:3 (kernel on stream 'a', which writes) and x.cu:8 (kernel on stream 'b', which reads) (rank 1)\n",
-        {"is the first that differs", "does not wait for work that it needs"});
+        {"is the first that differs", "Your program does not wait for work that it needs. It may be a consequence."});
 }
 
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
