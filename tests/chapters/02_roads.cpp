@@ -13,6 +13,7 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path decentralized = solution("02_ddp/decentralized");
 const Path local_sgd = solution("02_ddp/local_sgd");
+const Path compressed = solution("02_ddp/ddp_compressed");
 const Path in_turn{WORKSHOP_BUILD "/tests/chapters/replicas_in_turn"};
 
 const std::string gpt = "--model gpt --optimizer sgd --lr 0.1 --max-steps 6 --dropout 0.2 --clip-norm 0.5 --text " +
@@ -172,6 +173,101 @@ TESTS(local_sgd) {
     every.#    | --sync-every 0     | --sync-every is '0'; expected a whole number of at least 1
     lr.#       | --outer-lr 0       | --outer-lr is '0'; expected a number greater than 0
     momentum.# | --outer-momentum 2 | --outer-momentum is '2'; expected at most 1
+  )");
+}
+
+// ---- compressed gradients ------------------------------------------------------------------------------------------
+
+// The tensor of a probe on a rank in a step; of those of one name the number-th.
+const tools::Tensor& probed(const Run& run, const std::string& name, int rank, int step, int number = 0) {
+  for (const tools::Probe& probe : run.record.probes) {
+    if (probe.tensor.name == name && probe.rank == rank && probe.step == step && number-- == 0) return probe.tensor;
+  }
+  fail(report(run, text("'", name, "' of rank ", rank, " in step ", step), "none"));
+}
+
+TESTS(compressed) {
+  const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size 48 --layers 6,5,4,2";
+  for (const std::string options :
+       {"none", "none --error-feedback", "topk --ratio 1", "topk --ratio 1 --error-feedback", "randomk --ratio 1"}) {
+    std::string name = options.substr(0, options.find(' ')) + (options.ends_with("feedback") ? "_feedback" : "");
+    same_training("solution.02.compressed_is_ddp." + name, kSameBits, on(2, ddp, training),
+                  on(2, compressed, training, "--bucket-mb 0.0001 --compress", options));
+  }
+
+  // 38 parameters in one bucket, 16 steps on two ranks: 4 of them are kept, and a part has 24 values, 3 bytes of signs.
+  const long bytes = 4 * 38, S = 16, P = 2;
+  const Traffic broadcast{kAll, "ncclBroadcast", 1, bytes}, losses{kAll, "ncclAllReduce", 1, 4 * S};
+  const auto coded = [&](long part) {
+    return std::vector<Traffic>{broadcast,
+                                losses,
+                                {kAll, "ncclSend", P * S, P * S * part},
+                                {kAll, "ncclRecv", P * S, P * S * part},
+                                {kAll, "ncclAllGather", 3 * S, S * (part + 8)}};
+  };
+  ledger("solution.02.ledger.compressed_none", on(2, compressed, "--compress none"),
+         {broadcast, {kAll, "ncclAllReduce", S + 1, S * (bytes + 4)}});
+  ledger("solution.02.ledger.compressed_topk", on(2, compressed, "--compress topk --ratio 0.1"),
+         {broadcast, losses, {kAll, "ncclAllGather", 2 * S, S * 8 * 4}});
+  ledger("solution.02.ledger.compressed_randomk", on(2, compressed, "--compress randomk --ratio 0.1"),
+         {broadcast, {kAll, "ncclAllReduce", S + 1, S * (4 * 4 + 4)}});
+  ledger("solution.02.ledger.compressed_int8", on(2, compressed, "--compress int8"), coded(24));
+  ledger("solution.02.ledger.compressed_sign", on(2, compressed, "--compress sign"), coded(3));
+
+  // What is sent and what is left out are, over all ranks, what was there. On each rank a value is rounded when the
+  // rest is taken from it; the mean, when it is added up and scaled; the sum of what is left out once more: with the
+  // sums of the test itself less than 16 roundings a rank of the largest value that comes.
+  for (const std::string kind : {"topk", "randomk", "int8", "sign"}) {
+    const int ranks = 3;
+    const Command run = on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind);
+    test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
+      for (int step = 0; step < 3; ++step) {
+        const tools::Tensor& mean = probed(run, "mean of what was sent", 0, step);
+        double lost = 0;
+        for (std::size_t i = 0; i < mean.values.size(); ++i) {
+          double before = 0, after = ranks * mean.values[i], largest = std::fabs(after);
+          for (int rank = 0; rank < ranks; ++rank) {
+            const double had = probed(run, "bucket with what was left out before", rank, step).values.at(i);
+            const double left = probed(run, "left out of the bucket", rank, step).values.at(i);
+            before += had;
+            after += left;
+            lost += std::fabs(left);
+            largest = std::max({largest, std::fabs(had), std::fabs(left)});
+          }
+          const double error = std::fabs(before - after);
+          if (!(error <= 16 * ranks * 0x1p-24 * largest))
+            fail(report(run, text(before), text(after, " in step ", step)));
+        }
+        EXPECT_TRUE(lost > 0) << "nothing was left out";
+      }
+    });
+  }
+
+  // Eight bits round a value by half a scale at most, each rank's and then the mean.
+  test("solution.02.int8_bound", {.ranks = 3}, [] {
+    const std::string once = "--max-steps 1 --layers 30,20,5";
+    const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once), "exact.jsonl");
+    const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback"));
+    const tools::Tensor& expected = probed(exact, "bucket after its all-reduce", 0, 0);
+    const tools::Tensor& found = probed(run, "mean of what was sent", 0, 0);
+    double scale = 0, scale_of_mean = 0, largest = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      scale += probed(run, "scale", rank, 0, 0).values[0] / 3;
+      scale_of_mean = std::max(scale_of_mean, probed(run, "scale", rank, 0, 1).values[0]);
+    }
+    const double bound = (scale + scale_of_mean) / 2 * (1 + 1e-5);
+    for (std::size_t i = 0; i < expected.values.size(); ++i) {
+      const double error = std::fabs(found.values.at(i) - expected.values[i]);
+      largest = std::max(largest, error);
+      if (!(error <= bound)) fail(report(run, text(expected.values[i], " up to ", bound), text(found.values[i])));
+    }
+    EXPECT_TRUE(largest > bound / 100) << "nothing was rounded: " << largest << " of " << bound;
+  });
+
+  refusals("solution.02.bad.compressed.", on(4, compressed), R"(
+    kind.#  | --compress zip | --compress is 'zip'; expected none, topk, randomk, int8, sign
+    ratio.# | --ratio 0      | --ratio is '0'; expected a number greater than 0
+    most.#  | --ratio 1.5    | --ratio is '1.5'; expected at most 1
   )");
 }
 
