@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,6 +134,9 @@ class Stream {
  private:
   cudaStream_t stream_ = nullptr;
 };
+
+// Do events tell the time of a machine that is simulated (common/cpu/README.md)?
+inline bool time_is_simulated() { return std::getenv("WORKSHOP_SIMULATE") != nullptr; }
 
 // A point in a stream's work that another stream can wait for. Without timing, which makes it cheaper.
 class Event {

@@ -55,9 +55,9 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
       cpu::order_call({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
     }
     if (elements < cpu::kSharedElements) {
-      cpu::enqueue_kernel(on.stream, run);
+      cpu::enqueue_kernel(on.stream, elements, run);
     } else {
-      cpu::enqueue_kernel(on.stream, [run] { cpu::run_shared(run); });
+      cpu::enqueue_kernel(on.stream, elements, [run] { cpu::run_shared(run); });
     }
   }
 #endif

@@ -174,8 +174,8 @@ std::ptrdiff_t element(std::ptrdiff_t i, std::ptrdiff_t n, std::ptrdiff_t increm
 
 // Enqueues `compute`, which writes *result, and waits for it where the result is on the host.
 template <typename Compute>
-cublasStatus_t enqueue_result(cublasHandle_t handle, Compute compute) {
-  enqueue_kernel(handle->stream, compute);
+cublasStatus_t enqueue_result(cublasHandle_t handle, int n, Compute compute) {
+  enqueue_kernel(handle->stream, 2.0 * n, compute);
   if (handle->mode == CUBLAS_POINTER_MODE_HOST) cudaStreamSynchronize(handle->stream);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -268,7 +268,8 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
   const Gemm gemm = {
       cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},
       {B, ldb, strideB}, {C, ldc, strideC}, batchCount};
-  enqueue_kernel(handle->stream, [gemm] { gemm.is_large() ? workshop::cpu::run_shared(gemm) : gemm(); });
+  enqueue_kernel(handle->stream, 2.0 * m * n * k * batchCount,
+                 [gemm] { gemm.is_large() ? workshop::cpu::run_shared(gemm) : gemm(); });
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -286,7 +287,7 @@ cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cubl
                   {operand("A", transa, scale_a.is_zero() ? 0 : m, n, A, lda),
                    operand("B", transb, scale_b.is_zero() ? 0 : m, n, B, ldb),
                    {"C", C, m, n, ldc, true}});
-  enqueue_kernel(handle->stream, [=] {
+  enqueue_kernel(handle->stream, 3.0 * m * n, [=] {
     // Element (i, j) of op(X), or 0 where its factor is 0 and X is not to be read.
     const auto term = [](float scale, cublasOperation_t op, const float* x, int ld, int i, int j) {
       const std::ptrdiff_t row = op == CUBLAS_OP_N ? i : j, column = op == CUBLAS_OP_N ? j : i;
@@ -314,7 +315,7 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
   check_arguments("cublasSgemv", handle->stream,
                   {operand("A", CUBLAS_OP_N, m, n, A, lda), vector_argument("x", x, as_is ? n : m, incx, false),
                    vector_argument("y", y, as_is ? m : n, incy, true)});
-  enqueue_kernel(handle->stream, [=] {
+  enqueue_kernel(handle->stream, 2.0 * m * n, [=] {
     const int count = trans == CUBLAS_OP_N ? m : n;
     float kept = old_scale.value();
     if (kept == 0) {  // y may be NaN, and OpenBLAS would keep that
@@ -334,7 +335,7 @@ cublasStatus_t cublasSdot(cublasHandle_t handle, int n, const float* x, int incx
                   {vector_argument("x", x, n, incx, false),
                    vector_argument("y", y, n, incy, false),
                    {"result", result, 1, 1, 1, true}});
-  return enqueue_result(handle, [=] { *result = n <= 0 ? 0 : openblas().sdot(n, x, incx, y, incy); });
+  return enqueue_result(handle, n, [=] { *result = n <= 0 ? 0 : openblas().sdot(n, x, incx, y, incy); });
 }
 
 cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int incx, float* result) {
@@ -342,7 +343,7 @@ cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int inc
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   check_arguments("cublasSnrm2", handle->stream,
                   {vector_argument("x", x, n, std::max(0, incx), false), {"result", result, 1, 1, 1, true}});
-  return enqueue_result(handle, [=] { *result = n <= 0 || incx <= 0 ? 0 : openblas().snrm2(n, x, incx); });
+  return enqueue_result(handle, n, [=] { *result = n <= 0 || incx <= 0 ? 0 : openblas().snrm2(n, x, incx); });
 }
 
 cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, const float* x, int incx, float* y,
@@ -353,7 +354,7 @@ cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, con
   const Scalar scale(handle, alpha);
   check_arguments("cublasSaxpy", handle->stream,
                   {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
-  enqueue_kernel(handle->stream, [=] { openblas().saxpy(n, scale.value(), x, incx, y, incy); });
+  enqueue_kernel(handle->stream, 2.0 * n, [=] { openblas().saxpy(n, scale.value(), x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -364,7 +365,7 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
   const Scalar scale(handle, alpha);
   check_arguments("cublasSscal", handle->stream, {vector_argument("x", x, n, incx, true)});
   // Not cblas_sscal: by 0 it makes a 0 of a NaN, where cuBLAS multiplies.
-  enqueue_kernel(handle->stream, [=] {
+  enqueue_kernel(handle->stream, n, [=] {
     const float factor = scale.value();
     for (std::ptrdiff_t i = 0; i < n; ++i) x[i * incx] *= factor;
   });
@@ -376,6 +377,6 @@ cublasStatus_t cublasScopy(cublasHandle_t handle, int n, const float* x, int inc
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
   check_arguments("cublasScopy", handle->stream,
                   {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
-  enqueue_kernel(handle->stream, [=] { openblas().scopy(n, x, incx, y, incy); });
+  enqueue_kernel(handle->stream, n, [=] { openblas().scopy(n, x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }

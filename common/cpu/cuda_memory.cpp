@@ -168,7 +168,7 @@ cudaError_t memset_async(const char* call, void* pointer, int value, std::size_t
   if (bytes == 0) return cudaSuccess;
   if (pointer == nullptr) return cudaErrorInvalidValue;
   check_call(call, stream, {{"the destination", pointer, bytes, true}});
-  enqueue_kernel(stream, [=] { std::memset(pointer, value, bytes); });
+  enqueue_kernel(stream, /*operations=*/0, [=] { std::memset(pointer, value, bytes); });
   return cudaSuccess;
 }
 

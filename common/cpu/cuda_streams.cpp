@@ -8,6 +8,7 @@
 
 #include "common/cpu/order.h"
 #include "common/cpu/runtime.h"
+#include "common/cpu/simulation.h"
 #include "common/cpu/stream.h"
 
 using namespace workshop::cpu;
@@ -90,7 +91,7 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
   if (generation == 0) return mark(stream);
   const auto stamp = [event, generation] {
     const std::lock_guard lock(event->mutex);
-    if (event->generation == generation) event->reached = Clock::now();
+    if (event->generation == generation) event->reached = simulates() ? moment() : Clock::now();
   };
   return enqueue(stream, stamp);
 }
@@ -106,14 +107,14 @@ cudaError_t check(cudaStream_t stream) {
 
 void synchronize(cudaStream_t stream) {
   count_synchronization();
-  if (!finished(stream)) wait_for(mark(stream));
+  if (!finished(stream) || simulates()) wait_for(mark(stream));
   order_host_waits(stream);
 }
 
 void synchronize_device() {
   std::vector<Position> positions;
   for (CUstream_st* stream : every_stream()) {
-    if (!stream->idle()) positions.push_back({stream, stream->pushed() - 1});
+    if (!stream->idle() || (simulates() && stream->pushed() > 0)) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
   order_host_waits_for_all();
@@ -163,6 +164,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   wait_for_blocked_hosts();
   if (!finished(stream)) return result(cudaErrorNotReady);
+  if (simulates()) wait_for(mark(stream));
   if (on_main_thread()) order_host_waits(stream);
   return cudaSuccess;
 }
@@ -227,6 +229,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   wait_for_blocked_hosts();
   if (!complete(event)) return result(cudaErrorNotReady);
+  if (const Position position = position_of(event); position.stream != nullptr) follow(position);
   if (on_main_thread()) order_host_waits(event);
   return cudaSuccess;
 }

@@ -192,16 +192,6 @@ void complete(const Operation& o) {
 
 // ---- taking turns --------------------------------------------------------------------------------------------------
 
-// The time between two looks at something that another stream or rank does. At first the core goes to whoever wants it;
-// who has waited for about a millisecond sleeps in between, so that ranks which wait long leave the cores alone.
-void pause_polling(int& polls) {
-  if (++polls < 2000) {
-    sched_yield();
-  } else {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
 // Waits for the operation's turn; false where there will be none, because the communicator was aborted.
 bool begin_turn(ncclComm& comm, std::uint64_t ticket) {
   for (int polls = 0; comm.called.load() != ticket && !comm.aborted;) pause_polling(polls);
@@ -218,8 +208,22 @@ void end_turn(ncclComm& comm, std::uint64_t ticket) {
 
 // ---- operations on a worker ----------------------------------------------------------------------------------------
 
+// Buffers that overlap and are not in place: each version of MPI leaves something else there. The result is that of
+// buffers that are apart, so that a mistake looks the same everywhere.
+std::vector<std::byte> apart(Operation& o) {
+  const auto [from, to] = ranges_of(o);
+  if (from.bytes == 0 || to.bytes == 0 || o.from == o.to || !overlap(from, to)) return {};
+  if (o.kind == Kind::all_gather && o.from == part(o.to, o, o.comm->rank)) return {};
+  if (o.kind == Kind::reduce_scatter) return {};  // see call()
+  const auto* bytes = static_cast<const std::byte*>(o.from);
+  std::vector<std::byte> copy(bytes, bytes + from.bytes);
+  o.from = copy.data();
+  return copy;
+}
+
 // An abandoned worker never gets past the end of the section, so it does not touch the result either.
-void run_collective(const Operation& o) {
+void run_collective(Operation o) {
+  const std::vector<std::byte> copy = apart(o);
   int status = MPI_SUCCESS;
   {
     o.comm->collective.store(this_worker(), std::memory_order_release);
@@ -228,11 +232,9 @@ void run_collective(const Operation& o) {
   }
   o.comm->collective.store(nullptr, std::memory_order_release);
   check_status(o, status, "collective");
-  if (status == MPI_SUCCESS && !o.comm->aborted) complete(o);
-}
-
-bool any_aborted(const std::vector<Operation>& operations) {
-  return std::any_of(operations.begin(), operations.end(), [](auto& o) { return o.comm->aborted.load(); });
+  if (status != MPI_SUCCESS || o.comm->aborted) return;
+  complete(o);
+  if (simulates()) pass_time({o});
 }
 
 // A receive must not write into a buffer that its owner may free now. MPI cannot cancel anything else.
@@ -266,6 +268,7 @@ void run_together(const std::vector<Operation>& operations) {
     if (o.kind == Kind::receive) check_received(o, statuses[i]);
     complete(o);
   }
+  if (simulates() && status == MPI_SUCCESS) pass_time(operations);
 }
 
 struct Ticket {
@@ -309,6 +312,20 @@ Group make_group(const std::vector<GroupedOperation>& grouped) {
 }
 
 }  // namespace
+
+// At first the core goes to whoever wants it; who has waited for about a millisecond sleeps in between, so that ranks
+// which wait long leave the cores alone.
+void pause_polling(int& polls) {
+  if (++polls < 2000) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+bool any_aborted(const std::vector<Operation>& operations) {
+  return std::any_of(operations.begin(), operations.end(), [](auto& o) { return o.comm->aborted.load(); });
+}
 
 std::size_t element_size(ncclDataType_t type) { return data_type(type).bytes; }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/cpu/ranges.h"
+#include "common/cpu/simulation.h"
 #include "common/cpu/stream.h"
 
 // A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
@@ -76,6 +77,13 @@ struct GroupedOperation {
 // Asks the order checker. A group's operations are one operation on all of their streams, but those of each
 // communicator by themselves: NCCL has a kernel for each.
 void check_order(const std::vector<GroupedOperation>& grouped);
+
+// Takes the time of operations that run together, on a simulated machine.
+void pass_time(const std::vector<Operation>& operations);
+
+// The time between two looks at something that another stream or rank does.
+void pause_polling(int& polls);
+bool any_aborted(const std::vector<Operation>& operations);
 
 // Enqueues one operation, or all operations of a group as one.
 void issue(const GroupedOperation& operation);

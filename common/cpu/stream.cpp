@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/cpu/cores.h"
+#include "common/cpu/simulation.h"
 
 namespace workshop::cpu {
 namespace {
@@ -35,7 +36,7 @@ Streams& streams() {
 CUstream_st* resolve(cudaStream_t stream) { return stream == nullptr ? streams().legacy : stream; }
 
 void push_wait(CUstream_st* stream, const Position& position) {
-  const auto task = [position] { position.stream->wait_for(position.number); };
+  const auto task = [position] { wait_for(position); };
   stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task);
 }
 
@@ -113,10 +114,17 @@ Position mark(cudaStream_t handle) {
 
 bool passed(const Position& position) { return position.stream->passed(position.number); }
 
-void wait_for(const Position& position) { position.stream->wait_for(position.number); }
+void wait_for(const Position& position) {
+  position.stream->wait_for(position.number);
+  follow(position);
+}
+
+void follow(const Position& position) {
+  if (simulates()) wait_until(position.stream->finished_at(position.number));
+}
 
 void enqueue_wait(cudaStream_t stream, const Position& position) {
-  if (passed(position) || resolve(stream) == position.stream) return;
+  if ((passed(position) && !simulates()) || resolve(stream) == position.stream) return;
   enqueue(stream, [position] { wait_for(position); });
 }
 
@@ -136,9 +144,10 @@ void bad_environment(const char* name, const char* value, const char* expected) 
   std::_Exit(2);
 }
 
-void enqueue_kernel(cudaStream_t stream, Run run, const void* task, std::size_t bytes) {
+void enqueue_kernel(cudaStream_t stream, double operations, Run run, const void* task, std::size_t bytes) {
   if (slow().kernels) enqueue_delay(stream, 1);
-  const Position position = enqueue(stream, run, task, bytes);
+  Position position = enqueue(stream, run, task, bytes);
+  if (simulates()) position = enqueue(stream, [operations] { simulate_kernel(operations); });
   if (launch_blocking()) wait_for(position);
 }
 
@@ -188,6 +197,7 @@ std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   if (number - head_.load() >= kSlots) wait_for_room(number);
   Slot& slot = slots_[number % kSlots];
   slot.run = run;
+  if (simulates()) slot.pushed = moment();
   std::memcpy(slot.task, task, bytes);
   tail_.store(number + 1);
   if (asleep_.load() != 0 && asleep_.exchange(0) != 0) asleep_.notify_one();
@@ -205,9 +215,14 @@ void CUstream_st::wait_for(std::uint64_t number) {
   while (!passed(number)) {
     const int finished = finished_.load();
     want(number);
-    if (passed(number)) return;
+    if (passed(number)) break;
     finished_.wait(finished);
   }
+}
+
+// Of operations that are long past it is not known, and does not matter.
+CUstream_st::Moment CUstream_st::finished_at(std::uint64_t number) const {
+  return head_.load() - number < kSlots ? finished_at_[number % kSlots].load() : Moment();
 }
 
 void CUstream_st::want(std::uint64_t number) {
@@ -234,7 +249,9 @@ void CUstream_st::work(Worker* worker, std::uint64_t first) {
   for (std::uint64_t number = first;; ++number) {
     wait_for_work(number);
     Slot& slot = slots_[number % kSlots];
+    if (simulates()) wait_until(slot.pushed);
     slot.run(slot.task);
+    if (simulates()) finished_at_[number % kSlots] = moment();
     finish(number);
   }
 }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -62,6 +63,9 @@ Position mark(cudaStream_t stream);
 
 bool passed(const Position& position);
 
+// On a simulated machine, the calling thread knows now that this has been passed.
+void follow(const Position& position);
+
 // Lets the calling thread wait for a position.
 void wait_for(const Position& position);
 
@@ -104,6 +108,8 @@ void count_synchronization();
 // A stream is never freed, only used again, so that whoever holds a Position can always ask for it.
 struct CUstream_st {
  public:
+  using Moment = std::chrono::steady_clock::time_point;
+
   CUstream_st(bool blocking, int device);
 
   std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes);
@@ -111,6 +117,8 @@ struct CUstream_st {
   bool passed(std::uint64_t number) const { return head_.load() > number; }
   bool idle() const { return head_.load() == tail_.load(); }
   void wait_for(std::uint64_t number);
+  // When the simulated machine has finished it (common/cpu/simulation.h).
+  Moment finished_at(std::uint64_t number) const;
 
   // Starts a thread that carries out the operations from the given one on.
   void start_worker(std::uint64_t first);
@@ -130,6 +138,7 @@ struct CUstream_st {
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   struct Slot {
     workshop::cpu::Run run;
+    Moment pushed;  // while a machine is simulated
     alignas(16) std::byte task[workshop::cpu::kTaskBytes];
   };
 
@@ -140,6 +149,7 @@ struct CUstream_st {
   void finish(std::uint64_t number);
 
   std::vector<Slot> slots_{kSlots};
+  std::vector<std::atomic<Moment>> finished_at_{kSlots};
   std::mutex producer_;
   alignas(64) std::atomic<std::uint64_t> tail_ = 0;  // operations enqueued
   std::atomic<int> asleep_ = 0;                      // the worker is about to sleep

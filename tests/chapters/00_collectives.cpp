@@ -126,6 +126,29 @@ TESTS(bandwidth) {
   add("send_recv", 3, 1);
 }
 
+// On a simulated machine the fit finds what was described: alpha seconds, and beta seconds a byte of the message.
+TESTS(simulated) {
+  const auto add = [](const std::string& name, const std::string& machine, int ranks, const std::string& op,
+                      double alpha, double beta) {
+    const Command command =
+        on(ranks, bandwidth, "--op", op, "--min-kib 64 --max-mib 1 --iterations 2 --json bandwidth.json");
+    test("solution.00.simulated." + name, {.ranks = ranks, .cpu_only = "only the cpu backend simulates"}, [=] {
+      const Run run = succeed(command.in("WORKSHOP_SIMULATE=" + machine));
+      std::ifstream file("bandwidth.json");
+      const Json json = Json::parse(file);
+      const double found_alpha = json.at("alpha_seconds"), found_beta = json.at("beta_seconds_per_byte");
+      EXPECT_TRUE(std::abs(found_alpha - alpha) <= 0.01 * alpha) << report(run, text(alpha), text(found_alpha));
+      EXPECT_TRUE(std::abs(found_beta - beta) <= 0.01 * beta) << report(run, text(beta), text(found_beta));
+    });
+  };
+  const std::string node = "link=5us+1G/s", nodes = node + ",node=2,between=20us+100M/s";
+  add("send_recv", node, 3, "send_recv", 5e-6, 1e-9);
+  add("all_reduce", node, 4, "all_reduce", 2 * 3 * 5e-6, 1.5e-9);
+  add("all_gather", node, 4, "all_gather", 3 * 5e-6, 0.75e-9);
+  add("two_nodes", nodes, 4, "all_gather", 3 * 20e-6, 0.75e-8);
+  add("within_a_node", nodes, 2, "all_gather", 5e-6, 0.5e-9);
+}
+
 // Status 2 and a line that names the option, the value and what would be accepted.
 TESTS(bad) {
   const std::string bad = "solution.00.bad_input.";

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 02: parallel equals serial.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {
@@ -78,6 +82,50 @@ TESTS(steps) {
   // The all-reduce of the first bucket is under way while the layers below still compute.
   overlaps("solution.02.overlap_is_real",
            on(2, overlap, "--bucket-mb 0.00003 --max-steps 3").in("WORKSHOP_SLOW=kernels"));
+}
+
+// ---- what it costs -------------------------------------------------------------------------------------------------
+
+// Three layers of 512 x 512, their weights and biases as many bytes as this.
+constexpr double kWeights = 4.0 * 512 * 512, kBiases = 4.0 * 512;
+constexpr double kAlpha = 2e-6;
+
+// An all-reduce on a simulated machine (common/cpu/README.md): a ring's, or a tree's where that is faster.
+double all_reduce_seconds(int ranks, double bytes, double seconds_per_byte) {
+  const double ring = 2.0 * (ranks - 1) * (kAlpha + bytes / ranks * seconds_per_byte);
+  const double levels = std::ceil(std::log2(ranks));
+  return std::min(ring, 2 * (levels * kAlpha + bytes * seconds_per_byte));
+}
+
+// The README's formulas, with forward and backward times from a run on one rank.
+TESTS(cost) {
+  const std::string options = "--layers 512,512,512,512 --batch-size 64 --samples 4096 --max-steps 6";
+  const auto add = [=](const std::string& name, const Path& program, const std::string& more, double bandwidth,
+                       const std::function<double(int ranks, double alone)>& expected) {
+    for (const int ranks : {2, 4, 8}) {
+      test(text("solution.02.cost.", name, ".", ranks), {.ranks = ranks, .cpu_only = "only the cpu backend simulates"},
+           [=] {
+             const std::string machine = text("WORKSHOP_SIMULATE=compute=500G,link=2us+", bandwidth, "G/s");
+             const auto seconds = [&](int n) {
+               return record(on(n, program, options, more).in(machine)).record.seconds_per_step;
+             };
+             const double alone = seconds(1), found = seconds(ranks), formula = expected(ranks, alone);
+             EXPECT_TRUE(std::abs(found - formula) <= 0.05 * formula)
+                 << text(ranks, " ranks take ", found, " s a step, expected ", formula);
+           });
+    }
+  };
+  add("ddp", ddp, "", 5, [](int ranks, double alone) {
+    return alone + 3 * (all_reduce_seconds(ranks, kWeights, 0.2e-9) + all_reduce_seconds(ranks, kBiases, 0.2e-9));
+  });
+  // The links are so slow that all but the time until the first bucket is full is hidden …
+  add("overlap_slow_links", overlap, "--bucket-mb 1", 0.5, [](int ranks, double alone) {
+    const double until_first = alone * 5 / 8;  // of 8 products of the same size: 3 forward, then 2, 2 and 1
+    return until_first + 3 * all_reduce_seconds(ranks, kWeights + kBiases, 2e-9);
+  });
+  // … or so fast that all but the last bucket's communication is.
+  add("overlap_fast_links", overlap, "--bucket-mb 1", 50,
+      [](int ranks, double alone) { return alone + all_reduce_seconds(ranks, kWeights + kBiases, 0.02e-9); });
 }
 
 TESTS(bad) {

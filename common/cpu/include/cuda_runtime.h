@@ -121,19 +121,19 @@ namespace workshop::cpu {
 // Arguments of an operation are kept inside the stream's queue, so that enqueueing one allocates nothing.
 inline constexpr std::size_t kTaskBytes = 176;
 
-// Enqueues `run(copy of task)` as a kernel.
-void enqueue_kernel(cudaStream_t stream, void (*run)(void*), const void* task, std::size_t bytes);
+// Enqueues `run(copy of task)` as a kernel. Its operations count where a machine is simulated (WORKSHOP_SIMULATE).
+void enqueue_kernel(cudaStream_t stream, double operations, void (*run)(void*), const void* task, std::size_t bytes);
 
 // True if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
 bool may_launch(cudaStream_t stream);
 
 // Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
 template <typename Kernel>
-void enqueue_kernel(cudaStream_t stream, Kernel kernel) {
+void enqueue_kernel(cudaStream_t stream, double operations, Kernel kernel) {
   static_assert(sizeof(Kernel) <= kTaskBytes && alignof(Kernel) <= 16, "too many kernel arguments");
   static_assert(std::is_trivially_copyable_v<Kernel>, "kernel arguments must be trivially copyable");
   enqueue_kernel(
-      stream, [](void* task) { (*static_cast<Kernel*>(task))(); }, &kernel, sizeof(Kernel));
+      stream, operations, [](void* task) { (*static_cast<Kernel*>(task))(); }, &kernel, sizeof(Kernel));
 }
 
 // What the calling thread is to do of a kernel's range: the index-th of `count` equal parts.
