@@ -26,7 +26,8 @@ class Group {
   }
 
   // The ranks of this group that give the same color become one group, in the order of their keys. Collective: every
-  // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group.
+  // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group. A
+  // rank that gives NCCL_SPLIT_NOCOLOR is in none of the groups, and has one without a communicator.
   Group split(int color, int key, const std::string& name) const;
 
   // Every rank's value, in the order of the ranks: preparation and no part of the training. Collective, and waits.

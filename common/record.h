@@ -41,6 +41,10 @@ void record_loss(int replica, int step, int epoch, float loss, float global_loss
 // A number that this rank has measured, such as the share of its time that it idled.
 void record_value(const std::string& name, double value);
 
+// What rank 0 of an earlier run has recorded as "NAME 0", "NAME 1", …, up to the first that is missing. Throws
+// std::runtime_error where the file is no record.
+std::vector<double> read_values(const std::string& path, const std::string& name);
+
 // A full, unsharded parameter after the last step, under PyTorch's name. One rank of each replica calls this: the
 // values of replica 0 are recorded, and of every replica a hash, which tells whether all are the same to the last bit.
 // Waits for the stream.

@@ -28,6 +28,7 @@ struct OptimizerState {
 struct ReplicaPlace {
   int replicas = 1, replica = 0;
   bool reports = true;
+  bool endless = false;  // trains, epoch after epoch, until stop(): for how many steps, another rank decides
 };
 
 // A batch of a step that may have several, with --accumulation-steps.
@@ -65,6 +66,11 @@ class Training {
   // Ends the step before, after which it saves a checkpoint if it is time, and begins the next one; false after the
   // last of the epoch.
   bool next_step();
+
+  // Of the whole training, over all its epochs.
+  std::int64_t steps() const;
+  // Ends an endless training: the step under way is not made, and no other begins.
+  void stop();
 
   // The next batch of the step, valid until the one after it is asked for; false after the last.
   bool next_batch(MicroBatch& batch);

@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <sstream>
+#include <stdexcept>
 #include <string_view>
 
 #include "common/files.h"
@@ -102,6 +105,24 @@ void record_loss(int replica, int step, int epoch, float loss, float global_loss
 void record_value(const std::string& name, double value) {
   if (recorder().record_path.empty()) return;
   record_line(Json{{"type", "value"}, {"rank", process_ranks().rank}, {"name", name}, {"value", number(value)}});
+}
+
+std::vector<double> read_values(const std::string& path, const std::string& name) {
+  std::istringstream lines(read_file(path, /*links=*/true));
+  std::map<std::string, double> named;
+  for (std::string text; std::getline(lines, text);) {
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!line.is_object() || !line.contains("type")) throw std::runtime_error(path + ": no run record");
+    const auto has = [&](const char* key, auto value) { return line.contains(key) && line[key] == value; };
+    if (!has("type", "value") || !has("rank", 0) || !line.contains("name") || !line.contains("value")) continue;
+    if (line["name"].is_string() && line["value"].is_number()) named[line["name"]] = line["value"];
+  }
+  std::vector<double> values;
+  for (auto next = named.find(name + " 0"); next != named.end();
+       next = named.find(name + " " + std::to_string(values.size()))) {
+    values.push_back(next->second);
+  }
+  return values;
 }
 
 void record_parameter(int replica, const std::string& name, const float* device, std::vector<int> shape,

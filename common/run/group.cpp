@@ -22,6 +22,7 @@ Group::~Group() {
 Group Group::split(int color, int key, const std::string& name) const {
   ncclComm_t comm = nullptr;
   NCCL_CHECK(ncclCommSplit(comm_, color, key, &comm, nullptr));
+  if (comm == nullptr) return {};
   name_communicator(comm, name);
   Group group(comm);
   group.owned_ = true;

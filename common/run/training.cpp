@@ -81,11 +81,14 @@ struct Training::State {
         checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
 
   // Of all replicas together.
-  int steps_an_epoch() const {
+  std::int64_t steps() const {
     const int samples = (trained_on + place.replicas - 1) / place.replicas;
     const int batches = (samples + options.batch_size - 1) / options.batch_size;
-    return (batches + options.accumulation_steps - 1) / options.accumulation_steps;
+    const int an_epoch = (batches + options.accumulation_steps - 1) / options.accumulation_steps;
+    const std::int64_t all = std::int64_t{options.epochs} * an_epoch;
+    return options.max_steps > 0 ? std::min<std::int64_t>(options.max_steps, all) : all;
   }
+  bool finished() const { return place.endless ? stopped : losses.finished(); }
 
   // Batch i of the epoch as one of the step that is under way.
   Batch batch(int i) {
@@ -111,7 +114,7 @@ struct Training::State {
   Checkpoints checkpoints;
   std::vector<int*> optimizer_steps;
   double best_loss = std::numeric_limits<double>::max();
-  bool resumed = false, in_epoch = false, in_step = false, over = false;
+  bool resumed = false, in_epoch = false, in_step = false, stopped = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
   int next = 0;                                    // of them
@@ -131,6 +134,8 @@ Training::~Training() = default;
 Batch Training::batch() { return state_->batch(state_->first); }
 int Training::samples() const { return state_->loader.samples(state_->first, state_->last); }
 float* Training::loss() const { return state_->loss; }
+std::int64_t Training::steps() const { return state_->steps(); }
+void Training::stop() { state_->stopped = true; }
 LossLog& Training::losses() { return state_->losses; }
 ncclComm_t Training::comm() const { return state_->comm; }
 int Training::evaluated() const { return state_->over ? state_->data.tested : state_->data.held_out; }
@@ -139,12 +144,10 @@ int Training::first_evaluated() const { return state_->trained_on + (state_->ove
 // Linear warm-up, and half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
 double Training::lr_factor() const {
   const StepOptions& options = state_->options.step_size;
-  const int t = state_->step, warmup = options.warmup_steps, limit = state_->options.max_steps;
+  const int t = state_->step, warmup = options.warmup_steps;
   if (t < warmup) return (t + 1.0) / warmup;
   if (options.lr_schedule == "constant") return 1;
-  const std::int64_t all = std::int64_t{state_->options.epochs} * state_->steps_an_epoch();
-  const std::int64_t total = limit > 0 ? std::min<std::int64_t>(limit, all) : all;
-  const double done = static_cast<double>(t - warmup) / std::max<std::int64_t>(1, total - 1 - warmup);
+  const double done = static_cast<double>(t - warmup) / std::max<std::int64_t>(1, state_->steps() - 1 - warmup);
   return 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * done));
 }
 
@@ -181,7 +184,7 @@ bool Training::next_epoch() {
   if (!state_->resumed) resume();
   end_epoch();
   ++state_->epoch;
-  if (state_->epoch >= state_->options.epochs || state_->losses.finished()) {
+  if (state_->finished() || (state_->epoch >= state_->options.epochs && !state_->place.endless)) {
     state_->checkpoints.finish();
     if (!state_->over) report_throughput();
     state_->over = true;
@@ -196,7 +199,7 @@ bool Training::next_epoch() {
 
 bool Training::next_step() {
   if (state_->in_step) state_->checkpoints.step_done(state_->epoch, state_->last, state_->loader);
-  state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
+  state_->in_step = state_->last < state_->loader.steps() && !state_->finished();
   if (!state_->in_step) return false;
   state_->loss = state_->losses.next(state_->stream);
   ++state_->step;
