@@ -61,6 +61,8 @@ class Training {
   // ---- the loop ----
   // Ends the epoch before, whose losses it prints, and begins the next one; false after the last.
   bool next_epoch();
+  // Ends the epoch earlier, for a program that has something to say of it.
+  void end_epoch();
   // Ends the step before, after which it saves a checkpoint if it is time, and begins the next one; false after the
   // last of the epoch.
   bool next_step();
@@ -98,7 +100,6 @@ class Training {
   void evaluate(const Group& ranks, const AddLoss& add_loss);
 
  private:
-  void end_epoch();
   void report_throughput();
   struct State;
   std::unique_ptr<State> state_;

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism that sends less: ddp_overlap.cu with every bucket of gradients compressed on its way. Read it beside
+// that: what differs is CompressedAverage, in place of OverlappedAverage. The compressors' kernels are in
+// compression.h.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "buckets.h"
+#include "common/job.h"
+#include "common/training.h"
+#include "compression.h"
+#include "replicas.h"
+
+using namespace workshop;
+
+struct CompressionOptions {
+  std::string kind = "topk";
+  double ratio = 0.1;
+  bool error_feedback = false;
+
+  bool is_sparse() const { return kind == "topk" || kind == "randomk"; }
+  bool is_coded() const { return kind == "int8" || kind == "sign"; }
+  int kept(int n) const { return std::clamp(static_cast<int>(std::ceil(ratio * n)), 1, n); }
+};
+
+// Averages arrays of at most `most` values over all ranks, approximately: all of it on `stream`.
+class Compressor {
+ public:
+  Compressor(const CompressionOptions& options, int most, const Group& replicas, cudaStream_t stream)
+      : options_(options),
+        code_(options.kind == "sign" ? Code::sign : Code::int8),
+        replicas_(replicas),
+        comm_(replicas.comm()),
+        stream_(stream) {
+    const std::size_t ranks = replicas.size();
+    if (options.is_sparse()) {
+      picked_ = DeviceBuffer<float>(ranks * options.kept(most), Memory::buckets);
+      places_ = DeviceBuffer<int>(ranks * options.kept(most), Memory::buckets);
+    }
+    if (options.kind == "topk") largest_ = LargestValues(most);
+    if (!options.is_coded()) return;
+    codes_ = DeviceBuffer<std::uint8_t>(ranks * code_bytes(code_, part_length(most)), Memory::buckets);
+    received_ = DeviceBuffer<std::uint8_t>(codes_.size(), Memory::buckets);
+    scales_ = DeviceBuffer<float>(ranks, Memory::buckets);
+    of_pieces_ = DeviceBuffer<float>(Pieces(most).count, Memory::buckets);
+  }
+
+  // Makes values[n] the mean over the ranks of what they send of it. What this rank has not sent goes to left_out[n],
+  // unless that is null.
+  void average(float* values, float* left_out, int n) {
+    if (options_.kind == "topk") return send_largest(values, left_out, n);
+    if (options_.kind == "randomk") return send_random(values, left_out, n);
+    if (options_.is_coded()) return send_codes(values, left_out, n);
+    NCCL_CHECK(ncclAllReduce(values, values, n, ncclFloat, ncclAvg, comm_, stream_));
+    if (left_out != nullptr) CUDA_CHECK(cudaMemsetAsync(left_out, 0, n * sizeof(float), stream_));
+  }
+
+ private:
+  // Each rank's largest values are at other places: all of them go to all ranks, with their places.
+  void send_largest(float* values, float* left_out, int n) {
+    const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
+    float *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
+    int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
+    largest_.pick(mine, my_places, k, values, n, stream_);
+    if (left_out != nullptr) keep_rest(left_out, values, my_places, k, n);
+    // TODO 02.18: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
+    //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Places
+    //   are of type ncclInt.
+    todo("02.18");
+    // END TODO 02.18
+    probe("02.18", "values picked by each rank", picked, {ranks, k}, stream_);
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    // TODO 02.19: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
+    //   A launch of add_at(values, picked, places, factor, k) of compression.h for each rank: two ranks may have picked
+    //   the same place, one rank has not picked one twice.
+    todo("02.19");
+    // END TODO 02.19
+    probe("02.19", "mean of what the ranks have picked", values, {n}, stream_);
+  }
+
+  // All ranks draw the same places: their values can be averaged on the way.
+  void send_random(float* values, float* left_out, int n) {
+    const int k = options_.kept(n);
+    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(++drawn_) << 32, k, n);
+    launch(take_at, k, stream_, picked_.data(), values, places_.data(), left_out == nullptr, k, n);
+    if (left_out != nullptr) keep_rest(left_out, values, places_.data(), k, n);
+    NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, ncclFloat, ncclAvg, comm_, stream_));
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
+  }
+
+  // left_out[n] becomes values[n] but for those at the k places, which are sent.
+  void keep_rest(float* left_out, const float* values, const int* places, int k, int n) const {
+    // TODO 02.17: Copy values[n] to left_out, and make left_out zero at places[k].
+    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of clear_at(values, places,
+    //   k) of compression.h.
+    todo("02.17");
+    // END TODO 02.17
+    probe("02.17", "left out by this rank", left_out, {n}, stream_);
+  }
+
+  // Every rank adds up one part of the array, of which the others send it their codes; then it sends the code of the
+  // mean to all. Codes cannot be added on the way: each rank has a scale of its own.
+  void send_codes(float* values, float* left_out, int n) {
+    const int ranks = replicas_.size(), rank = replicas_.rank();
+    const int length = part_length(n), bytes = code_bytes(code_, length);
+    const std::size_t offset = static_cast<std::size_t>(rank) * length;
+    const int mine = in_part(rank, n);
+    std::uint8_t *codes = codes_.data(), *my_code = codes + static_cast<std::size_t>(rank) * bytes;
+    std::uint8_t* received = received_.data();
+    float *scales = scales_.data(), *my_scale = scales + rank;
+
+    make_code(codes, my_scale, values, n);
+    if (left_out != nullptr) {
+      CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+      launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
+    }
+    NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
+    // TODO 02.26: Send part r of codes[ranks, bytes] to rank r; received[r] gets its code of this rank's part.
+    //   An all-to-all of `bytes` bytes, of type ncclUint8: one group with a send and a receive for each rank, also this
+    //   one.
+    todo("02.26");
+    // END TODO 02.26
+    float* part = values + std::min<std::size_t>(offset, n);
+    CUDA_CHECK(cudaMemsetAsync(part, 0, mine * sizeof(float), stream_));
+    for (int r = 0; r < ranks; ++r) {
+      launch(add_decoded, mine, stream_, part, received + static_cast<std::size_t>(r) * bytes, scales + r,
+             1.0f / static_cast<float>(ranks), code_, mine);
+    }
+    probe("02.26", "mean of this rank's part", part, {mine}, stream_);
+
+    make_code(my_code, my_scale, part, mine);
+    if (left_out != nullptr) {  // this rank alone knows what the mean has lost, which is the loss of all ranks
+      float* part_left_out = left_out + (part - values);
+      launch(add_scaled, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
+      launch(add_decoded, mine, stream_, part_left_out, my_code, my_scale, -static_cast<float>(ranks), code_, mine);
+    }
+    NCCL_CHECK(ncclAllGather(my_code, codes, bytes, ncclUint8, comm_, stream_));
+    NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    for (int r = 0; r < ranks; ++r) {
+      const int count = in_part(r, n);
+      launch(add_decoded, count, stream_, values + static_cast<std::size_t>(r) * length,
+             codes + static_cast<std::size_t>(r) * bytes, scales + r, 1.0f, code_, count);
+    }
+  }
+
+  void make_code(std::uint8_t* code, float* scale, const float* values, int n) const {
+    const Pieces pieces(n);
+    launch(largest_or_sum, pieces.count, stream_, of_pieces_.data(), values, code_, pieces);
+    launch(make_scale, 1, stream_, scale, of_pieces_.data(), code_, pieces.count, n);
+    probe("02.25", "scale", scale, {1}, stream_);
+    launch(encode, code_bytes(code_, n), stream_, code, values, scale, code_, n);
+  }
+
+  // An array is cut into a part a rank, as long as all others but for the last ones: whole bytes of signs.
+  int part_length(int n) const { return ((n + replicas_.size() - 1) / replicas_.size() + 7) / 8 * 8; }
+  int in_part(int r, int n) const { return std::clamp(n - r * part_length(n), 0, part_length(n)); }
+
+  CompressionOptions options_;
+  Code code_;
+  const Group& replicas_;
+  ncclComm_t comm_;
+  cudaStream_t stream_;
+  int drawn_ = 0;
+  LargestValues largest_;
+  DeviceBuffer<float> picked_;  // [ranks, k]
+  DeviceBuffer<int> places_;    // likewise
+  DeviceBuffer<std::uint8_t> codes_, received_;
+  DeviceBuffer<float> scales_, of_pieces_;
+};
+
+class CompressedAverage {
+ public:
+  CompressedAverage(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
+                    cudaStream_t compute)
+      : grads_(model.grads()),
+        total_(model.count()),
+        buckets_(make_buckets(model, bucket_bytes)),
+        ready_(buckets_.size()),
+        left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
+        compute_(compute),
+        compressor_(options, std::ranges::max(buckets_, {}, &Bucket::count).count, replicas, communication_) {
+    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), communication_));
+  }
+
+  // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
+  void layer_ready(int i) {
+    const Bucket& bucket = buckets_[next_];
+    if (i != bucket.first_layer) return;
+    CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
+    CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
+    float* grads = grads_ + bucket.offset;
+    float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
+    if (left_out != nullptr) {
+      // TODO 02.16: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
+      //   A launch of add_scaled(y, x, factor, n), y += factor·x, on the communication stream.
+      todo("02.16");
+      // END TODO 02.16
+      probe("02.16", "bucket with what was left out before", grads, {bucket.count}, communication_);
+    }
+    compressor_.average(grads, left_out, bucket.count);
+    if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
+    ++next_;
+  }
+
+  // The same, for Model::backward().
+  std::function<void(int)> ready() {
+    return [this](int i) { layer_ready(i); };
+  }
+
+  // Call before the update: the compute stream goes on when all buckets are averaged.
+  void finish() {
+    CUDA_CHECK(cudaEventRecord(done_, communication_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
+    if (left_out_.size() > 0) probe("02.16", "mean of what was sent", grads_, {total_}, compute_);
+    next_ = 0;
+  }
+
+ private:
+  float* grads_;
+  int total_;
+  std::vector<Bucket> buckets_;
+  std::vector<Event> ready_;  // one per bucket
+  Event done_;
+  std::size_t next_ = 0;          // the bucket that the backward pass is filling
+  DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+  Compressor compressor_;
+};
+
+int main(int argc, char** argv) {
+  Options options("02_ddp/ddp_compressed", "Trains a model with data parallelism, with compressed gradients.",
+                  Sampling::distributed);
+  double bucket_mb = 25;
+  CompressionOptions compression;
+  options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.add("--compress", compression.kind, "what is sent of a bucket", {"none", "topk", "randomk", "int8", "sign"});
+  options.add("--ratio", compression.ratio, "share of the values that topk and randomk send", 0.0, 1);
+  options.add_flag("--error-feedback", compression.error_feedback, "add what was left out to the next step's gradient");
+  options.with_models();
+  options.with_accumulation();
+  options.with_validation();
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0) model.initialize(options.model_seed);
+  // One call for all parameters: they lie one after the other.
+  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), ncclFloat, 0, job.comm(), stream));
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  CompressedAverage average(model, bucket_mb * (1 << 20), compression, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        // Only the last backward pass of a step has the sums that the ranks are to average.
+        model.backward(activations, /*accumulate=*/!batch.first, batch.last ? average.ready() : nullptr);
+      }
+      average.finish();
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    }
+    average_losses(training.losses(), job.group(), stream);
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism without a sum over all ranks: each replica steps along its own gradient from the mean of its own
+// parameters and those of its two neighbors in a ring, as D-PSGD does (Lian et al., NeurIPS 2017). Read it beside
+// ddp.cu: what differs is NeighborAverage, in place of the average of gradients.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/job.h"
+#include "common/training.h"
+#include "replicas.h"
+
+using namespace workshop;
+
+// Makes values[n] the mean of themselves and of `neighbors` others, which are in received[neighbors, n].
+__global__ void average_with(float* values, const float* received, int neighbors, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 02.13: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
+    //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
+    todo("02.13");
+    // END TODO 02.13
+  }
+}
+
+// The ranks beside this one in the ring, the previous and the next. Two ranks have one neighbor each, one rank has
+// none.
+static std::vector<int> neighbors_in(const Group& ring) {
+  const int rank = ring.rank(), size = ring.size();
+  const int previous = (rank + size - 1) % size, next = (rank + 1) % size;
+  if (size == 1) return {};
+  if (size == 2) return {next};
+  return {previous, next};
+}
+
+class NeighborAverage {
+ public:
+  NeighborAverage(const Model& model, const Group& ring, cudaStream_t compute)
+      : model_(model),
+        ring_(ring),
+        neighbors_(neighbors_in(ring)),
+        received_(neighbors_.size() * model.count(), Memory::buckets),
+        compute_(compute) {}
+
+  // Call at the beginning of a step. The parameters travel while forward and backward compute, which only read them, so
+  // they need no second buffer. What is received needs none either: the mean before has read it when this begins.
+  void start() {
+    float* values = model_.values();
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    const ncclComm_t comm = ring_.comm();
+    // TODO 02.10: Let the communication stream wait for the parameters, which the compute stream has still to update.
+    //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.5.
+    todo("02.10");
+    // END TODO 02.10
+    probe("02.10", "parameters before they are sent", values, {count}, communication_);
+    // TODO 02.11: Send the parameters to each of the neighbors_, and receive its own, on the communication stream.
+    //   Those of neighbors_[k] go to received_.data() + k·count, as a std::size_t. ncclSend(buffer, count, ncclFloat,
+    //   peer, comm, stream), ncclRecv(…). Every rank sends first: what has to happen for none to wait for the other?
+    todo("02.11");
+    // END TODO 02.11
+    probe("02.11", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
+  }
+
+  // Call before the update, which is made to the mean.
+  void finish() {
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    // TODO 02.12: Let the compute stream wait for the communication stream, with the event exchanged_.
+    //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
+    //   the mean is going to overwrite?
+    todo("02.12");
+    // END TODO 02.12
+    probe("02.12", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
+    launch(average_with, count, compute_, model_.values(), received_.data(), neighbors, count);
+    probe("02.13", "parameters after the mean", model_.values(), {count}, compute_);
+    ++steps_;
+  }
+
+  // Says how far the replicas are apart after so many steps. Between two of them. Collective, and waits.
+  void report_distance() const {
+    const double far = distance();
+    print0("distance between replicas after step %5d: %.3e\n", steps_, far);
+    if (ring_.rank() == 0) record_value("distance after step " + std::to_string(steps_), far);
+  }
+
+ private:
+  // The root of the mean over the replicas of ‖w_i - w̄‖², where w̄ is their mean.
+  double distance() const {
+    if (ring_.size() == 1) return 0;
+    float* difference = received_.data();
+    const int count = model_.count();
+    NCCL_CHECK(ncclAllReduce(model_.values(), difference, count, ncclFloat, ncclAvg, ring_.comm(), compute_));
+    launch(add_scaled, count, compute_, difference, model_.values(), -1.0f, count);
+    std::vector<float> on_host(count);
+    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count * sizeof(float), cudaMemcpyDeviceToHost, compute_));
+    CUDA_CHECK(cudaStreamSynchronize(compute_));
+    double squares = 0, of_all = 0;
+    for (double d : on_host) squares += d * d;
+    for (double of_rank : ring_.gather(squares)) of_all += of_rank;
+    return std::sqrt(of_all / ring_.size());
+  }
+
+  const Model& model_;
+  const Group& ring_;
+  std::vector<int> neighbors_;
+  DeviceBuffer<float> received_;  // [neighbors, count]
+  Event updated_, exchanged_;
+  int steps_ = 0;
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+};
+
+int main(int argc, char** argv) {
+  Options options("02_ddp/decentralized", "Trains replicas that average with their neighbors in a ring alone.",
+                  Sampling::distributed);
+  bool own_initial_values = false, average_at_end = false;
+  options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");
+  options.add_flag("--average-at-end", average_at_end, "make all replicas their mean after the last step");
+  options.with_models();
+  options.with_accumulation();
+  options.with_validation();
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0 || own_initial_values) model.initialize(options.model_seed + job.rank());
+  if (!own_initial_values) broadcast_parameters(model, job.group(), stream);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  NeighborAverage average(model, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      average.start();
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
+      average.finish();
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    }
+    average_losses(training.losses(), job.group(), stream);
+    training.end_epoch();
+    average.report_distance();
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  if (average_at_end) {
+    NCCL_CHECK(ncclAllReduce(model.values(), model.values(), model.count(), ncclFloat, ncclAvg, job.comm(), stream));
+  }
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

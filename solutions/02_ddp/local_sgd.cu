@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism that communicates in every H-th step alone: the replicas train on their own, then all go on from one
+// place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, seen as one large step, where
+// Nesterov's momentum takes it (DiLoCo: Douillard et al., 2023). Read it beside ddp.cu: what differs is Rounds, in
+// place of the average of gradients.
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/job.h"
+#include "common/training.h"
+#include "replicas.h"
+
+using namespace workshop;
+
+// A step from `start`, where the round began, towards `values`, the mean of where the replicas have come to, all [n].
+// After it both are where the next round begins. `momentum` has the steps before.
+__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 02.15: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
+    //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
+    //   + d and start -= lr·(d + factor·m). The replicas go on from there.
+    const float gradient = start[i] - values[i];
+    momentum[i] = factor * momentum[i] + gradient;
+    start[i] -= lr * (gradient + factor * momentum[i]);
+    values[i] = start[i];
+    // END TODO 02.15
+  }
+}
+
+struct OuterStep {
+  double lr = 1, momentum = 0;
+  bool is_the_mean() const { return lr == 1 && momentum == 0; }
+};
+
+class Rounds {
+ public:
+  // Rounds of so many steps, which begin with the replicas alike.
+  Rounds(int steps, OuterStep outer, const Model& model, const Group& replicas, cudaStream_t stream)
+      : steps_(steps), outer_(outer), model_(model), replicas_(replicas), stream_(stream) {
+    if (outer_.is_the_mean()) return;
+    start_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
+    momentum_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
+    CUDA_CHECK(cudaMemcpyAsync(start_.data(), model.values(), start_.bytes(), cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemsetAsync(momentum_.data(), 0, momentum_.bytes(), stream));
+  }
+
+  // Call after each update.
+  void step_done() {
+    if (++done_ == steps_) end();
+  }
+  // Call after the last step: the last round may be shorter.
+  void finish() {
+    if (done_ > 0) end();
+  }
+
+ private:
+  void end() {
+    const Range range("end of a round", stream_);
+    float* values = model_.values();
+    const int count = model_.count();
+    const ncclComm_t comm = replicas_.comm();
+    // TODO 02.14: Make the parameters of all replicas their mean, in place.
+    //   They are values[count], in one array: one NCCL call, that of TODO 02.2, on stream_.
+    NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
+    // END TODO 02.14
+    probe("02.14", "mean of the replicas' parameters", values, {count}, stream_);
+    if (!outer_.is_the_mean()) {
+      launch(outer_step, count, stream_, values, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
+             static_cast<float>(outer_.momentum), count);
+      probe("02.15", "parameters after the outer step", values, {count}, stream_);
+    }
+    done_ = 0;
+  }
+
+  int steps_, done_ = 0;  // of the round
+  OuterStep outer_;
+  const Model& model_;
+  const Group& replicas_;
+  cudaStream_t stream_;
+  DeviceBuffer<float> start_, momentum_;
+};
+
+int main(int argc, char** argv) {
+  Options options("02_ddp/local_sgd", "Trains replicas that average their parameters every so many steps.",
+                  Sampling::distributed);
+  int sync_every = 8;
+  OuterStep outer;
+  options.add("--sync-every", sync_every, "steps of each replica on its own before they go on from one place", 1);
+  options.add("--outer-lr", outer.lr, "by what the way from there to the mean is multiplied", 0.0);
+  options.add("--outer-momentum", outer.momentum, "Nesterov's, of the ways of all rounds", 0.0, 1);
+  options.with_models();
+  options.with_accumulation();
+  options.with_validation();
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0) model.initialize(options.model_seed);
+  broadcast_parameters(model, job.group(), stream);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  Rounds rounds(sync_every, outer, model, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+      rounds.step_done();
+    }
+    average_losses(training.losses(), job.group(), stream);
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  rounds.finish();
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// The other roads of chapter 02: replicas that are not alike after every step.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path mlp = solution("01_single_gpu/mlp");
+const Path ddp = solution("02_ddp/ddp");
+const Path decentralized = solution("02_ddp/decentralized");
+const Path local_sgd = solution("02_ddp/local_sgd");
+const Path compressed = solution("02_ddp/ddp_compressed");
+const Path in_turn{WORKSHOP_BUILD "/tests/chapters/replicas_in_turn"};
+
+const std::string gpt = "--model gpt --optimizer sgd --lr 0.1 --max-steps 6 --dropout 0.2 --clip-norm 0.5 --text " +
+                        source("tests/golden/text").path;
+
+// ---- equal to a simulation in one process --------------------------------------------------------------------------
+
+// What each replica has seen and the first one has become: "loss of replica 1 in step 3", "0.weight[5]".
+std::map<std::string, double> learned_by_each(const Run& run) {
+  std::map<std::string, double> all;
+  for (const auto& loss : run.record.losses) {
+    all[text("loss of replica ", loss.replica, " in step ", loss.step)] = loss.loss;
+    all[text("mean loss of step ", loss.step)] = loss.global_loss;
+  }
+  for (const tools::Tensor& parameter : run.record.parameters) {
+    for (std::size_t i = 0; i < parameter.values.size(); ++i) {
+      all[text(parameter.name, "[", i, "]")] = parameter.values[i];
+    }
+  }
+  for (const auto& [key, value] : run.record.values) {
+    if (key.second.starts_with("distance")) all[key.second] = value;
+  }
+  return all;
+}
+
+// The simulation adds up in another order, in double precision, and rounds a mean once where a rank rounds each sum of
+// it: some 2⁻²⁴ of a parameter a step, which a few steps multiply by little. 10⁻⁶ is 16 such roundings.
+constexpr double kBound = 1e-6;
+
+// On `ranks` ranks each replica sees the losses, and the first one learns the parameters, of the simulation.
+void as_in_turn(const std::string& name, int ranks, const Path& program, const std::string& technique,
+                const std::string& options) {
+  test(name, {.ranks = ranks}, [=] {
+    const std::string results_alone = "WORKSHOP_PROBES=0";
+    const Command simulated = on(1, in_turn, "--technique", technique, "--replicas", ranks, "--log-every 0", options);
+    const auto expected = learned_by_each(record(simulated.in(results_alone), "expected.jsonl"));
+    const Run run = record(on(ranks, program, "--log-every 0", options).in(results_alone));
+    const auto found = learned_by_each(run);
+    EXPECT_TRUE(std::ranges::count_if(expected, [&](const auto& value) { return found.contains(value.first); }) ==
+                    std::ssize(expected) &&
+                found.size() == expected.size())
+        << report(run, text(expected.size(), " values"), text(found.size(), " values, or others"));
+    for (const auto& [what, value] : expected) {
+      const double error = std::fabs(found.at(what) - value) / std::max(1.0, std::fabs(value));
+      if (!(error <= kBound)) fail(report(run, text(what, " ", value), text(found.at(what), ", off by ", error)));
+    }
+  });
+}
+
+TESTS(as_in_one_process) {
+  const std::string network = "--layers 7,6,5,3 --activation gelu --samples 240 --batch-size 8 --epochs 2 --lr 0.1";
+  for (int ranks : {2, 3, 4, 8}) {
+    as_in_turn(text("solution.02.decentralized.mlp.", ranks), ranks, decentralized, "ring", network);
+    as_in_turn(text("solution.02.decentralized.gpt.", ranks), ranks, decentralized, "ring", gpt);
+  }
+  as_in_turn("solution.02.decentralized.own_values", 5, decentralized, "ring",
+             network + " --own-initial-values --accumulation-steps 2");
+  as_in_turn("solution.02.decentralized.average", 5, decentralized, "ring", network + " --average-at-end");
+  // AdamW steps by the mean's own moments, with weight decay of the mean.
+  as_in_turn("solution.02.decentralized.adamw", 3, decentralized, "ring", network + " --optimizer adamw --lr 0.001");
+}
+
+// ---- decentralized -------------------------------------------------------------------------------------------------
+
+// √(1/K Σᵢ ‖wᵢ - w̄‖²) after each step of one-step epochs.
+std::vector<double> distances(const Run& run) {
+  std::vector<double> all;
+  for (int step = 1; run.record.values.contains({0, text("distance after step ", step)}); ++step) {
+    all.push_back(run.record.values.at({0, text("distance after step ", step)}));
+  }
+  return all;
+}
+
+// Without gradients the replicas come together by the second eigenvalue of the mixing matrix a step: at once on two and
+// three ranks, but for rounding.
+TESTS(consensus) {
+  for (int ranks : {2, 3, 4, 5, 8}) {
+    const int steps = 12;
+    const Command run = on(ranks, decentralized, "--own-initial-values --lr 0 --layers 32,32,8 --batch-size 4",
+                           "--samples", 4 * ranks, "--epochs", steps);
+    test(text("solution.02.consensus.", ranks), run, [=](const Run& run) {
+      const std::vector<double> found = distances(run);
+      ASSERT_EQ(std::ssize(found), steps) << run.command;
+      if (ranks <= 3) {
+        // Of 1,320 parameters below 0.2, each is rounded by at most 2⁻²⁶·3 in a sum of three.
+        for (double distance : found) EXPECT_TRUE(distance <= 3 * 0x1p-26 * std::sqrt(1320)) << distance;
+        return;
+      }
+      const double factor = (1 + 2 * std::cos(2 * std::numbers::pi / ranks)) / 3;
+      // The other eigenvalues are gone after a few steps; what rounding leaves comes into sight at 10⁻⁶.
+      int compared = 0;
+      for (int step = ranks == 8 ? 6 : 4; step < steps && found[step] > 1e-4; ++step, ++compared) {
+        EXPECT_NEAR(found[step] / found[step - 1] / factor, 1, 0.01) << "step " << step;
+      }
+      EXPECT_GE(compared, 2);
+    });
+  }
+}
+
+TESTS(decentralized) {
+  const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu";
+  same_training("solution.02.decentralized_on_one_rank", kSameBits, on(1, mlp, alone), on(1, decentralized, alone));
+  // 38 parameters, 16 steps an epoch on two ranks: a broadcast a tensor, a message to and from each neighbor in every
+  // step, and an epoch's losses and distance.
+  for (int ranks : {1, 2, 3, 4}) {
+    const long bytes = 4 * 38, neighbors = std::min(ranks - 1, 2), steps = (1024 / 32 + ranks - 1) / ranks;
+    const long distances = ranks > 1 ? 1 : 0;
+    ledger(text("solution.02.ledger.decentralized.", ranks), on(ranks, decentralized, "--epochs 2 --average-at-end"),
+           {{kAll, "ncclBroadcast", 4, bytes},
+            {kAll, "ncclSend", 2 * neighbors * steps, 2 * neighbors * steps * bytes},
+            {kAll, "ncclRecv", 2 * neighbors * steps, 2 * neighbors * steps * bytes},
+            {kAll, "ncclAllReduce", 2 * (1 + distances) + 1, 2 * (4 * steps + distances * bytes) + bytes}});
+    step(text("solution.02.step.decentralized.", ranks), on(ranks, decentralized),
+         {{"parameters", bytes},
+          {"gradients", bytes},
+          {"optimizer", 0},
+          {"activations", 1792},
+          {"buckets", neighbors * bytes}});
+  }
+  overlaps("solution.02.decentralized_overlaps", on(3, decentralized, "--max-steps 3").in("WORKSHOP_SLOW=kernels"),
+           "nccl");
+  refusals("solution.02.bad.decentralized.", on(4, decentralized), R"(
+    checkpoints.# | --checkpoints saved     | --checkpoints
+    average.#     | --average-at-end=maybe  | --average-at-end
+  )");
+}
+
+// ---- local SGD -----------------------------------------------------------------------------------------------------
+
+TESTS(local_sgd) {
+  const std::string network = "--layers 7,6,5,3 --activation gelu --samples 240 --batch-size 8 --epochs 2 --lr 0.1";
+  as_in_turn("solution.02.local_sgd.mlp", 3, local_sgd, "rounds", network + " --sync-every 3");
+  as_in_turn("solution.02.local_sgd.gpt", 4, local_sgd, "rounds", gpt + " --sync-every 4");
+  as_in_turn("solution.02.local_sgd.outer", 3, local_sgd, "rounds",
+             network + " --sync-every 3 --outer-lr 0.7 --outer-momentum 0.9 --accumulation-steps 2");
+  as_in_turn("solution.02.local_sgd.diloco", 4, local_sgd, "rounds",
+             network + " --sync-every 4 --outer-lr 0.7 --outer-momentum 0.9 --optimizer adamw --lr 0.001");
+  // The mean of w - lr·gᵢ is w - lr·(mean of gᵢ), up to rounding: of P parameters and of their sum, below 1, each 2⁻²⁴
+  // in a step. So after T = 20 steps on 3 ranks they differ by at most 20·(3 + 2)·2⁻²⁴ and what later steps make of it.
+  for (int ranks : {2, 3}) {
+    const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size";
+    same_training(text("solution.02.local_sgd_is_ddp.", ranks), 1e-5, on(ranks, ddp, training, 96 / ranks),
+                  on(ranks, local_sgd, training, 96 / ranks, "--sync-every 1"));
+  }
+  const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu --sync-every 3";
+  same_training("solution.02.local_sgd_on_one_rank", kSameBits,
+                on(1, mlp, "--no-shuffle --layers 16,9,3 --activation gelu"), on(1, local_sgd, alone));
+  // 32 steps in two epochs: the last round has two.
+  const long bytes = 4 * 38, steps = 16, rounds = 7;
+  ledger("solution.02.ledger.local_sgd", on(2, local_sgd, "--epochs 2 --sync-every 5"),
+         {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", rounds + 2, rounds * bytes + 2 * 4 * steps}});
+  step("solution.02.step.local_sgd", on(2, local_sgd),
+       {{"parameters", bytes}, {"gradients", bytes}, {"optimizer", 0}, {"activations", 1792}, {"buckets", 0}});
+  step("solution.02.step.local_sgd_outer", on(2, local_sgd, "--outer-momentum 0.9"),
+       {{"parameters", bytes}, {"gradients", bytes}, {"optimizer", 2 * bytes}, {"activations", 1792}, {"buckets", 0}});
+  refusals("solution.02.bad.local_sgd.", on(4, local_sgd), R"(
+    every.#    | --sync-every 0     | --sync-every is '0'; expected a whole number of at least 1
+    lr.#       | --outer-lr 0       | --outer-lr is '0'; expected a number greater than 0
+    momentum.# | --outer-momentum 2 | --outer-momentum is '2'; expected at most 1
+  )");
+}
+
+// ---- compressed gradients ------------------------------------------------------------------------------------------
+
+// The tensor of a probe on a rank in a step; of those of one name the number-th.
+const tools::Tensor& probed(const Run& run, const std::string& name, int rank, int step, int number = 0) {
+  for (const tools::Probe& probe : run.record.probes) {
+    if (probe.tensor.name == name && probe.rank == rank && probe.step == step && number-- == 0) return probe.tensor;
+  }
+  fail(report(run, text("'", name, "' of rank ", rank, " in step ", step), "none"));
+}
+
+TESTS(compressed) {
+  const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size 48 --layers 6,5,4,2";
+  for (const std::string options :
+       {"none", "none --error-feedback", "topk --ratio 1", "topk --ratio 1 --error-feedback", "randomk --ratio 1"}) {
+    std::string name = options.substr(0, options.find(' ')) + (options.ends_with("feedback") ? "_feedback" : "");
+    same_training("solution.02.compressed_is_ddp." + name, kSameBits, on(2, ddp, training),
+                  on(2, compressed, training, "--bucket-mb 0.0001 --compress", options));
+  }
+
+  // 38 parameters in one bucket, 16 steps on two ranks: 4 of them are kept, and a part has 24 values, 3 bytes of signs.
+  const long bytes = 4 * 38, S = 16, P = 2;
+  const Traffic broadcast{kAll, "ncclBroadcast", 1, bytes}, losses{kAll, "ncclAllReduce", 1, 4 * S};
+  const auto coded = [&](long part) {
+    return std::vector<Traffic>{broadcast,
+                                losses,
+                                {kAll, "ncclSend", P * S, P * S * part},
+                                {kAll, "ncclRecv", P * S, P * S * part},
+                                {kAll, "ncclAllGather", 3 * S, S * (part + 8)}};
+  };
+  ledger("solution.02.ledger.compressed_none", on(2, compressed, "--compress none"),
+         {broadcast, {kAll, "ncclAllReduce", S + 1, S * (bytes + 4)}});
+  ledger("solution.02.ledger.compressed_topk", on(2, compressed, "--compress topk --ratio 0.1"),
+         {broadcast, losses, {kAll, "ncclAllGather", 2 * S, S * 8 * 4}});
+  ledger("solution.02.ledger.compressed_randomk", on(2, compressed, "--compress randomk --ratio 0.1"),
+         {broadcast, {kAll, "ncclAllReduce", S + 1, S * (4 * 4 + 4)}});
+  ledger("solution.02.ledger.compressed_int8", on(2, compressed, "--compress int8"), coded(24));
+  ledger("solution.02.ledger.compressed_sign", on(2, compressed, "--compress sign"), coded(3));
+
+  // What is sent and what is left out are, over all ranks, what was there. On each rank a value is rounded when the
+  // rest is taken from it; the mean, when it is added up and scaled; the sum of what is left out once more: with the
+  // sums of the test itself less than 16 roundings a rank of the largest value that comes.
+  for (const std::string kind : {"topk", "randomk", "int8", "sign"}) {
+    const int ranks = 3;
+    const Command run = on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind);
+    test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
+      for (int step = 0; step < 3; ++step) {
+        const tools::Tensor& mean = probed(run, "mean of what was sent", 0, step);
+        double lost = 0;
+        for (std::size_t i = 0; i < mean.values.size(); ++i) {
+          double before = 0, after = ranks * mean.values[i], largest = std::fabs(after);
+          for (int rank = 0; rank < ranks; ++rank) {
+            const double had = probed(run, "bucket with what was left out before", rank, step).values.at(i);
+            const double left = probed(run, "left out of the bucket", rank, step).values.at(i);
+            before += had;
+            after += left;
+            lost += std::fabs(left);
+            largest = std::max({largest, std::fabs(had), std::fabs(left)});
+          }
+          const double error = std::fabs(before - after);
+          if (!(error <= 16 * ranks * 0x1p-24 * largest))
+            fail(report(run, text(before), text(after, " in step ", step)));
+        }
+        EXPECT_TRUE(lost > 0) << "nothing was left out";
+      }
+    });
+  }
+
+  // Eight bits round a value by half a scale at most, each rank's and then the mean.
+  test("solution.02.int8_bound", {.ranks = 3}, [] {
+    const std::string once = "--max-steps 1 --layers 30,20,5";
+    const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once), "exact.jsonl");
+    const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback"));
+    const tools::Tensor& expected = probed(exact, "bucket after its all-reduce", 0, 0);
+    const tools::Tensor& found = probed(run, "mean of what was sent", 0, 0);
+    double scale = 0, scale_of_mean = 0, largest = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      scale += probed(run, "scale", rank, 0, 0).values[0] / 3;
+      scale_of_mean = std::max(scale_of_mean, probed(run, "scale", rank, 0, 1).values[0]);
+    }
+    const double bound = (scale + scale_of_mean) / 2 * (1 + 1e-5);
+    for (std::size_t i = 0; i < expected.values.size(); ++i) {
+      const double error = std::fabs(found.values.at(i) - expected.values[i]);
+      largest = std::max(largest, error);
+      if (!(error <= bound)) fail(report(run, text(expected.values[i], " up to ", bound), text(found.values[i])));
+    }
+    EXPECT_TRUE(largest > bound / 100) << "nothing was rounded: " << largest << " of " << bound;
+  });
+
+  refusals("solution.02.bad.compressed.", on(4, compressed), R"(
+    kind.#  | --compress zip | --compress is 'zip'; expected none, topk, randomk, int8, sign
+    ratio.# | --ratio 0      | --ratio is '0'; expected a number greater than 0
+    most.#  | --ratio 1.5    | --ratio is '1.5'; expected at most 1
+  )");
+}
+
+}  // namespace
+}  // namespace workshop::tests
