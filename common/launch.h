@@ -13,27 +13,15 @@
 
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "common/check.h"
 #include "common/run/grid_stride.h"
+#include "common/run/launch_stream.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include "common/cpu/order.h"
 #endif
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 namespace workshop {
-
-// The stream of a launch, and the place in the source that asks for it.
-struct LaunchStream {
-  template <typename S>
-  requires std::is_convertible_v<const S&, cudaStream_t>
-  constexpr LaunchStream(const S& stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
-      : stream(stream), file(file), line(line) {}
-  cudaStream_t stream;
-  const char* file;
-  int line;
-};
 
 // Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
 // independent iterations; nothing is launched for none.

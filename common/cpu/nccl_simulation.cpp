@@ -2,9 +2,7 @@
 // How long NCCL's operations take on a simulated machine: they begin when the last of their ranks does.
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "common/cpu/nccl_operations.h"
@@ -62,18 +60,23 @@ Duration time_of(const Operation& o, const LinkSpeed& link) {
   return {};
 }
 
-static_assert(std::is_same_v<Moment::duration, std::chrono::nanoseconds>);
-
-// When each of some operations begins and ends.
+// When operations that run together begin and end. Their messages share the link: in each direction all of them have
+// arrived when their bytes have.
 class Times {
  public:
   explicit Times(const std::vector<Operation>& operations) {
-    for (const Operation& o : operations) add(o);
+    for (const Operation& o : operations) {
+      const bool between = leaves_node(o);
+      const Duration time = time_of(o, between ? simulated_machine()->between : simulated_machine()->link);
+      parts_.push_back({time.latency, between, o.kind != Kind::receive, o.kind != Kind::send, {}, {}});
+      if (parts_.back().sends) busy_[between][0] += time.transfer;
+      if (parts_.back().receives) busy_[between][1] += time.transfer;
+    }
     requests_.reserve(2 * operations.size());
     for (std::size_t i = 0; i < operations.size(); ++i) tell(operations[i], parts_[i]);
   }
 
-  // Have the other ranks told when they begin?
+  // Have the other ranks told when they begin, and for how long their links are busy?
   bool known() {
     int done = 0;
     MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
@@ -83,52 +86,60 @@ class Times {
   // When the last of them ends.
   Moment end() const {
     Moment last = moment();
-    for (const Part& part : parts_) {
-      const Moment beginning{std::chrono::nanoseconds(std::max(part.mine, part.latest))};
-      Moment sent = beginning;
-      for (const Direction direction : {Direction::out, Direction::in}) {
-        if (direction == Direction::out ? part.sends : part.receives)
-          sent = std::max(sent, use_link(direction, part.between, beginning, part.time.transfer));
+    for (const bool between : {false, true}) {
+      double delay = 0;  // by what other streams have on this rank's link
+      for (const Direction direction : {Direction::out, Direction::in})
+        delay = std::max(delay, wait_for_link(between, direction));
+      for (const Part& part : parts_) {
+        if (part.between != between) continue;
+        const double busy = std::max(part.mine.busy, part.latest.busy);
+        last = std::max(last, later(beginning(part), busy + delay + part.latency));
       }
-      last = std::max(last, later(sent, part.time.latency));
     }
     return last;
   }
 
  private:
+  // Of a rank: seconds since its clock's zero, and seconds that its link takes for all that it has to send or receive.
+  struct Ends {
+    double begins = 0, busy = 0;
+  };
   struct Part {
-    Duration time;
+    double latency;
     bool between, sends, receives;
-    std::int64_t mine, latest;  // beginning, in nanoseconds: of this rank, and of those that take part
+    Ends mine, latest;  // latest: of all ranks that take part
   };
 
-  // Of messages in the same direction one begins when the one before it has been sent.
-  void add(const Operation& o) {
-    const bool between = leaves_node(o), sends = o.kind != Kind::receive, receives = o.kind != Kind::send;
-    const Duration time = time_of(o, between ? simulated_machine()->between : simulated_machine()->link);
-    Moment beginning = moment();
-    if (sends) beginning = std::max(beginning, free_[between][0]);
-    if (receives) beginning = std::max(beginning, free_[between][1]);
-    if (sends) free_[between][0] = later(beginning, time.transfer);
-    if (receives) free_[between][1] = later(beginning, time.transfer);
-    const std::int64_t mine = beginning.time_since_epoch().count();
-    parts_.push_back({time, between, sends, receives, mine, mine});
+  static Moment beginning(const Part& part) { return later(Moment(), std::max(part.mine.begins, part.latest.begins)); }
+
+  // The seconds by which the link's work ends later than if there were no other.
+  double wait_for_link(bool between, Direction direction) const {
+    const double busy = busy_[between][direction == Direction::out ? 0 : 1];
+    Moment begin;
+    for (const Part& part : parts_) {
+      const bool uses = direction == Direction::out ? part.sends : part.receives;
+      if (part.between == between && uses) begin = std::max(begin, beginning(part));
+    }
+    if (busy == 0) return 0;
+    return std::chrono::duration<double>(use_link(direction, between, begin, busy) - later(begin, busy)).count();
   }
 
   void tell(const Operation& o, Part& part) {
+    const double out = part.sends ? busy_[part.between][0] : 0, in = part.receives ? busy_[part.between][1] : 0;
+    part.mine = {std::chrono::duration<double>(moment().time_since_epoch()).count(), std::max(out, in)};
     const auto request = [this] { return &requests_.emplace_back(MPI_REQUEST_NULL); };
     if (!is_message(o)) {
-      MPI_Iallreduce(&part.mine, &part.latest, 1, MPI_INT64_T, MPI_MAX, o.comm->mpi, request());
+      MPI_Iallreduce(&part.mine, &part.latest, 2, MPI_DOUBLE, MPI_MAX, o.comm->mpi, request());
       return;
     }
     const bool sends = o.kind == Kind::send;
-    MPI_Isend(&part.mine, 1, MPI_INT64_T, o.root, sends ? kFromSender : kFromReceiver, o.comm->mpi, request());
-    MPI_Irecv(&part.latest, 1, MPI_INT64_T, o.root, sends ? kFromReceiver : kFromSender, o.comm->mpi, request());
+    MPI_Isend(&part.mine, 2, MPI_DOUBLE, o.root, sends ? kFromSender : kFromReceiver, o.comm->mpi, request());
+    MPI_Irecv(&part.latest, 2, MPI_DOUBLE, o.root, sends ? kFromReceiver : kFromSender, o.comm->mpi, request());
   }
 
   std::vector<Part> parts_;
   std::vector<MPI_Request> requests_;
-  Moment free_[2][2] = {};  // by link and direction
+  double busy_[2][2] = {};  // seconds, by link and direction
 };
 
 }  // namespace

@@ -6,8 +6,10 @@
 #endif
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
+#include <thread>
 
 #include "common/ranks.h"
 #include "common/run/text.h"
@@ -31,7 +33,11 @@ void end_job(int status) {
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized && !finalized && process_ranks().world > 1) MPI_Abort(MPI_COMM_WORLD, status);
+  if (initialized && !finalized && process_ranks().world > 1) {
+    // Open MPI may drop what it has not passed on yet, as its own note about an abort says.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    MPI_Abort(MPI_COMM_WORLD, status);
+  }
 #endif
   _exit(status);
 }

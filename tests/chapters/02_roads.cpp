@@ -133,8 +133,8 @@ TESTS(decentralized) {
           {"activations", 1792},
           {"buckets", neighbors * bytes}});
   }
-  overlaps("solution.02.decentralized_overlaps", on(3, decentralized, "--max-steps 3").in("WORKSHOP_SLOW=kernels"),
-           "nccl");
+  overlaps("solution.02.decentralized_overlaps",
+           on(3, decentralized, "--max-steps 3").in("WORKSHOP_SIMULATE=compute=1M,link=1ms+1G/s"), "nccl");
   refusals("solution.02.bad.decentralized.", on(4, decentralized), R"(
     checkpoints.# | --checkpoints saved     | --checkpoints
     average.#     | --average-at-end=maybe  | --average-at-end
@@ -269,6 +269,53 @@ TESTS(compressed) {
     ratio.# | --ratio 0      | --ratio is '0'; expected a number greater than 0
     most.#  | --ratio 1.5    | --ratio is '1.5'; expected at most 1
   )");
+}
+
+// ---- when they pay, on a simulated machine -------------------------------------------------------------------------
+
+double seconds_per_step(const Command& command, const std::string& link) {
+  return record(command.in("WORKSHOP_SIMULATE=compute=10G,link=" + link)).record.seconds_per_step;
+}
+
+// Below the bandwidth (b₀ − b)/T a compressor that takes T seconds a step and sends b bytes in place of b₀ is faster:
+// ten percent below and above it, the one and the other is. One bucket, so that nothing is hidden.
+TESTS(crossover) {
+  constexpr int kRanks = 4;
+  constexpr double kValues = 2 * (256 * 256 + 256), kKept = 1316, kExact = 1.5 * 4 * kValues;
+  const auto add = [=](const std::string& kind, double bytes) {
+    test("solution.02.crossover." + kind, {.ranks = kRanks, .cpu_only = "only the cpu backend simulates"}, [=] {
+      const auto seconds = [&](const std::string& compress, double bandwidth) {
+        const Command command = on(kRanks, compressed, "--layers 256,256,256 --samples 1024 --max-steps 6",
+                                   "--ratio 0.01 --compress", compress);
+        return seconds_per_step(command, text("0us+", bandwidth, "/s"));
+      };
+      const double cost = seconds(kind, 1e15) - seconds("none", 1e15);
+      ASSERT_GT(cost, 0);
+      const double crossover = (kExact - bytes) / cost;
+      EXPECT_LT(seconds(kind, crossover / 1.1), seconds("none", crossover / 1.1)) << text("below ", crossover);
+      EXPECT_GT(seconds(kind, crossover * 1.1), seconds("none", crossover * 1.1)) << text("above ", crossover);
+    });
+  };
+  add("topk", (kRanks - 1) * 8 * kKept);
+  add("randomk", 1.5 * 4 * kKept);
+  add("int8", 1.5 * kValues);
+  add("sign", 1.5 * kValues / 8);
+}
+
+// Where messages are short, a step of a ring of neighbors costs the same whatever its size; an all-reduce does not.
+TESTS(latency) {
+  test("solution.02.decentralized_latency", {.ranks = 8, .cpu_only = "only the cpu backend simulates"}, [] {
+    const auto seconds = [](const Path& program, int ranks) {
+      return seconds_per_step(on(ranks, program, "--samples 32768 --batch-size 8 --max-steps 403 --log-every 0"),
+                              "1ms+1T/s");
+    };
+    const double four = seconds(decentralized, 4), eight = seconds(decentralized, 8);
+    EXPECT_TRUE(std::abs(eight - four) <= 0.01 * four)
+        << text(four, " and ", eight);  // the losses' mean is in 400 steps
+    EXPECT_TRUE(std::abs(four - 1e-3) <= 0.05 * 1e-3)
+        << text(four);  // one message to each neighbor, hidden behind nothing
+    EXPECT_GT(seconds(ddp, 8), 1.4 * seconds(ddp, 4));
+  });
 }
 
 }  // namespace
