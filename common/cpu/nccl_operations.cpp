@@ -212,9 +212,10 @@ void end_turn(ncclComm& comm, std::uint64_t ticket) {
 // buffers that are apart, so that a mistake looks the same everywhere.
 std::vector<std::byte> apart(Operation& o) {
   const auto [from, to] = ranges_of(o);
-  if (from.bytes == 0 || to.bytes == 0 || o.from == o.to || !overlap(from, to)) return {};
-  if (o.kind == Kind::all_gather && o.from == part(o.to, o, o.comm->rank)) return {};
-  if (o.kind == Kind::reduce_scatter) return {};  // see call()
+  if (from.bytes == 0 || to.bytes == 0 || o.kind == Kind::reduce_scatter || !overlap(from, to))
+    return {};  // see call()
+  const bool gathers = o.kind == Kind::all_gather || o.kind == Kind::gather;
+  if (o.from == (gathers ? part(o.to, o, o.comm->rank) : o.to)) return {};
   const auto* bytes = static_cast<const std::byte*>(o.from);
   std::vector<std::byte> copy(bytes, bytes + from.bytes);
   o.from = copy.data();
