@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tools/run_record.h"
+#include "tools/timeline.h"
 
 namespace {
 
@@ -46,34 +47,17 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
   throw std::runtime_error(path + ": not a complete run record");
 }
 
-// The share of the time of all collectives during which their rank computes on another stream, from a timeline.
-void add_timeline(std::ifstream& file, Json& report) {
-  std::vector<Json> communication, computation;
-  const Json timeline = Json::parse(file);
-  for (const Json& event : timeline["traceEvents"]) {
-    if (event["ph"] != "X") continue;
-    const std::string name = event["name"];
-    if (name.starts_with("ncclAllReduce")) communication.push_back(event);
-    if (name.find("ward ") != std::string::npos) computation.push_back(event);  // forward and backward
-  }
-  double total = 0, hidden = 0;
-  const auto begin = [](const Json& span) { return span["ts"].get<double>(); };
-  const auto end = [](const Json& span) { return span["ts"].get<double>() + span["dur"].get<double>(); };
-  for (const Json& a : communication) {
-    total += end(a) - begin(a);
-    for (const Json& b : computation) {
-      if (a["pid"] != b["pid"] || a["tid"] == b["tid"]) continue;
-      hidden += std::max(0.0, std::min(end(a), end(b)) - std::max(begin(a), begin(b)));
-    }
-  }
-  report["overlap_share"] = total > 0 ? hidden / total : 0;
+// The share of the time of all communication that computation hides, from a timeline.
+void add_timeline(const std::string& path, Json& report) {
+  const workshop::tools::Communication of_run = workshop::tools::read_communication(path);
+  report["overlap_share"] = of_run.seconds > 0 ? 1 - of_run.exposed / of_run.seconds : 0;
 }
 
 void add_part(const std::string& path, Json& report) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
   if (path.ends_with(".jsonl")) return add_record(path, file, report);
-  if (path.ends_with(".timeline.json")) return add_timeline(file, report);
+  if (path.ends_with(".timeline.json")) return add_timeline(path, report);
   const Json part = Json::parse(file);
   if (part.contains("torch")) {
     report["torch"] = {{"version", part["torch"]},

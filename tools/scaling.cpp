@@ -9,85 +9,19 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tools/run_record.h"
+#include "tools/timeline.h"
 
 namespace {
 
 using namespace workshop::tools;
 using Json = nlohmann::json;
-
-// ---- exposed communication -----------------------------------------------------------------------------------------
-
-using Spans = std::vector<std::pair<double, double>>;  // begin and end
-
-// The same time without overlaps, in order.
-Spans merged(Spans spans) {
-  std::ranges::sort(spans);
-  Spans result;
-  for (const auto& [begin, end] : spans) {
-    if (!result.empty() && begin <= result.back().second) {
-      result.back().second = std::max(result.back().second, end);
-    } else {
-      result.emplace_back(begin, end);
-    }
-  }
-  return result;
-}
-
-double length(const Spans& spans) {
-  double sum = 0;
-  for (const auto& [begin, end] : spans) sum += end - begin;
-  return sum;
-}
-
-double length_of_both(const Spans& a, const Spans& b) {
-  Spans all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return length(a) + length(b) - length(merged(all));
-}
-
-bool is_computation(const std::string& name) {
-  return name.starts_with("forward") || name.starts_with("backward") || name.starts_with("update");
-}
-
-// Seconds in which a rank communicates and does not compute, once it has begun to compute; on average over the ranks.
-double exposed_seconds(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  struct Rank {
-    Spans communication, computation;
-  };
-  std::map<int, Rank> ranks;
-  const Json timeline = Json::parse(file);
-  for (const Json& event : timeline.at("traceEvents")) {
-    if (event.at("ph") != "X") continue;  // a name, not a span
-    const std::string name = event.at("name");
-    const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
-    Rank& rank = ranks[event.at("pid")];
-    if (is_computation(name)) rank.computation.emplace_back(begin, end);
-    if (name.starts_with("nccl")) rank.communication.emplace_back(begin, end);
-  }
-  double sum = 0;
-  for (auto& [number, rank] : ranks) {
-    const Spans computation = merged(rank.computation);
-    if (computation.empty()) continue;
-    const double first = computation.front().first;  // what comes before is no step
-    std::erase_if(rank.communication, [first](const auto& span) { return span.first < first; });
-    const Spans communication = merged(rank.communication);
-    sum += length(communication) - length_of_both(communication, computation);
-  }
-  return ranks.empty() ? 0 : sum / 1e6 / static_cast<double>(ranks.size());
-}
-
-// ---- the table -----------------------------------------------------------------------------------------------------
 
 double option(const RunRecord& run, const std::string& name, double otherwise) {
   const auto found = run.options.find(name);
@@ -120,7 +54,7 @@ Row row(const RunRecord& run, const std::string& timeline, const RunRecord& firs
   row.seconds_per_epoch = steps_per_epoch(weak ? first : run) * run.seconds_per_step;
   row.speedup = row.samples_per_second / (samples_per_step(first) / first.seconds_per_step);
   row.efficiency = row.speedup * first.world / run.world;
-  row.exposed = exposed_seconds(timeline) / std::max(1, run.steps);
+  row.exposed = read_communication(timeline).exposed / std::max(1, run.steps);
   for (const auto& [rank, bytes] : run.peak_memory) row.peak_memory = std::max(row.peak_memory, bytes);
   return row;
 }

@@ -107,7 +107,7 @@ class Heap {
 
   static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // Nobody may have written to the bytes around the block.
+  // Nothing may have written to the bytes around the block.
   static void check_guards(const Block& block) {
     const auto untouched = [](std::byte byte) { return byte == std::byte{kPoison}; };
     const auto* end = block.begin + block.bytes;

@@ -85,7 +85,7 @@ TESTS(replay) {
   }
 }
 
-// However slow a rank is, nobody starts a step further ahead than the bound, and somebody does go that far. While a
+// However slow a rank is, no worker starts a step further ahead than the bound, and one does go that far. While a
 // worker computes, each of the K - 1 others makes at most 2S + 1 updates.
 TESTS(staleness) {
   const int workers = 3;
@@ -106,7 +106,7 @@ TESTS(staleness) {
            }
          });
   }
-  // Without a bound nobody waits for the slow one.
+  // Without a bound no worker waits for the slow one.
   test("solution.02.server_staleness.none",
        {.ranks = workers + 1, .cpu_only = "WORKSHOP_SLOW is a setting of the cpu backend"}, [=] {
          const Run run = record(slow);
