@@ -21,17 +21,22 @@ class Job {
   int rank() const { return ranks_.rank; }
   int world() const { return ranks_.world; }
   const Ranks& ranks() const { return ranks_; }
+  int devices() const { return devices_; }  // that this node has for the job: as many as ranks, or some stay idle
   const Group& group() const { return group_; }  // all ranks
   ncclComm_t comm() const { return group_.comm(); }
 
  private:
   Ranks ranks_;
+  int devices_ = 0;
   Group group_;
 };
 
 // Ends the job with status 2 where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call. For
 // programs that would then hang, because of `schedule`.
 void refuse_launch_blocking(const std::string& schedule);
+
+// Of the library that the programs are linked to: "Open MPI v4.1.4", or "no MPI".
+std::string mpi_version();
 
 // printf on rank 0 alone.
 [[gnu::format(printf, 1, 2)]] void print0(const char* format, ...);

@@ -18,4 +18,7 @@ struct Ranks {
 // The ranks of this process, found once. A contradiction in the environment ends the program with status 2.
 const Ranks& process_ranks();
 
+// What the node of this process is called: Slurm's name for it or, without Slurm, the host's.
+std::string node_name();
+
 }  // namespace workshop

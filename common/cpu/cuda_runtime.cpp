@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API: errors and the device.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -57,6 +59,20 @@ int device_count() {
     return static_cast<int>(parsed);
   }();
   return count;
+}
+
+bool is_device(int device) { return device >= 0 && device < device_count(); }
+
+// The same in all processes of a node, and no other device's: a hash of the host's name (FNV-1a), and the number.
+cudaUUID_t uuid_of(int device) {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  std::uint64_t hash = 14695981039346656037u;
+  for (const char* c = host; *c != '\0'; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 1099511628211u;
+  const std::uint64_t halves[] = {hash, static_cast<std::uint64_t>(device)};
+  cudaUUID_t uuid;
+  for (int i = 0; i < 16; ++i) uuid.bytes[i] = static_cast<char>(halves[i / 8] >> (56 - 8 * (i % 8)));
+  return uuid;
 }
 
 std::size_t parse_bytes(const char* name, const char* value) {
@@ -140,7 +156,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= device_count()) return result(cudaErrorInvalidDevice);
+  if (!is_device(device)) return result(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -153,8 +169,41 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (properties == nullptr) return result(cudaErrorInvalidValue);
-  if (device < 0 || device >= device_count()) return result(cudaErrorInvalidDevice);
+  if (!is_device(device)) return result(cudaErrorInvalidDevice);
   std::snprintf(properties->name, sizeof properties->name, "CPU (no GPU)");
+  properties->uuid = uuid_of(device);
   properties->totalGlobalMem = device_memory();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  if (id == nullptr || length < 1) return result(cudaErrorInvalidValue);
+  if (!is_device(device)) return result(cudaErrorInvalidDevice);
+  const int written = std::snprintf(id, length, "%04x:%02x:00.0", device >> 8, device & 0xff);
+  return written < length ? cudaSuccess : result(cudaErrorInvalidValue);
+}
+
+// All devices of a process have its memory, and a processor's atomic operations.
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (can == nullptr) return result(cudaErrorInvalidValue);
+  if (!is_device(device) || !is_device(peer)) return result(cudaErrorInvalidDevice);
+  *can = device != peer;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to) {
+  if (value == nullptr || attribute < cudaDevP2PAttrPerformanceRank ||
+      attribute > cudaDevP2PAttrCudaArrayAccessSupported) {
+    return result(cudaErrorInvalidValue);
+  }
+  if (!is_device(from) || !is_device(to) || from == to) return result(cudaErrorInvalidDevice);
+  *value = attribute == cudaDevP2PAttrAccessSupported || attribute == cudaDevP2PAttrNativeAtomicSupported;
+  return cudaSuccess;
+}
+
+// As where no driver is installed.
+cudaError_t cudaDriverGetVersion(int* version) {
+  if (version == nullptr) return result(cudaErrorInvalidValue);
+  *version = 0;
   return cudaSuccess;
 }

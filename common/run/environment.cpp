@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/run/environment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -144,6 +146,13 @@ void require_sound(const Ranks& ranks, const Names& names) {
 
 const char* process_environment(const char* name) { return std::getenv(name); }
 
+std::string node_name() {
+  if (const char* name = process_environment("SLURMD_NODENAME")) return name;
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  return host;
+}
+
 Ranks discover_ranks(const Environment& env) {
   const Found torchrun = read_with_local_world(env, kTorchrun);
   const Found open_mpi = read_with_local_world(env, kOpenMpi);
@@ -235,6 +244,33 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
     refuse("%d ranks on a node with %d GPUs, and WORKSHOP_SHARE_GPU=0 forbids sharing", ranks.local_world, visible);
   }
   return {ranks.local_rank % visible, true};
+}
+
+int devices_of_node(const Environment& env, const Ranks& ranks, int visible) {
+  // A rank on its own is shown all of them. Of several, Slurm may show each its own only, as with --gpus-per-task.
+  const bool own = ranks.launcher == kSlurm.launcher && ranks.local_world > 1;
+  return own ? std::max(visible, number(env, "SLURM_GPUS_ON_NODE", 0).value_or(0)) : visible;
+}
+
+std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node) {
+  const int used = ranks.local_world, idle = devices - used;
+  if (idle <= 0) return "";
+  const bool in_slurm = env("SLURM_JOB_ID") != nullptr;
+  const std::string all = std::to_string(devices);
+  std::string start = "mpirun -n " + all + " or torchrun --nproc-per-node " + all;
+  if (ranks.launcher == kTorchrun.launcher) {
+    start = "torchrun --nproc-per-node " + all;
+  } else if (ranks.launcher == kOpenMpi.launcher) {
+    start = used == ranks.world ? "mpirun -n " + all : "mpirun --map-by ppr:" + all + ":node";
+  } else if (in_slurm) {
+    start = "srun --ntasks-per-node=" + all;
+  }
+  std::string fewer = in_slurm ? "--gpus-per-node=" + std::to_string(used) : "CUDA_VISIBLE_DEVICES=0";
+  for (int i = 1; !in_slurm && i < used; ++i) fewer += "," + std::to_string(i);
+  return formatted(
+      "%s has %d GPUs for this job and %d rank%s: %d stay%s idle; start a rank for each (%s) or take %d (%s)",
+      node.c_str(), devices, used, used == 1 ? "" : "s", idle, idle == 1 ? "s" : "", start.c_str(), used,
+      fewer.c_str());
 }
 
 // NCCL refuses two ranks on one GPU of one host. Given a host id each, the ranks talk through sockets instead: correct,

@@ -50,6 +50,12 @@ struct DeviceChoice {
 };
 DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visible);
 
+// The devices that the node has for this job, `visible` of which are shown to this rank.
+int devices_of_node(const Environment& env, const Ranks& ranks, int visible);
+
+// What is to be said where `node` has more of them than ranks: how many stay idle, and what to do. Else "".
+std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node);
+
 // The variables that let NCCL have several ranks on one GPU.
 std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks);
 

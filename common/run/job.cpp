@@ -6,6 +6,7 @@
 #endif
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
@@ -67,7 +68,17 @@ void let_ranks_share_gpus(const Ranks& ranks, int visible) {
          visible == 1 ? "" : "s", visible == 1 ? " (WORKSHOP_SHARE_GPU=0 if each has its own)" : "");
 }
 
-void set_device(const Ranks& ranks) {
+// Can this rank tell how many devices there are? The cpu backend has as many as anyone needs, unless it is told.
+bool devices_are_counted() {
+#ifdef WORKSHOP_BACKEND_CPU
+  return std::getenv("WORKSHOP_DEVICE_COUNT") != nullptr;
+#else
+  return true;
+#endif
+}
+
+// Chooses this rank's device, and says where others of the node stay idle. Returns how many the node has for the job.
+int set_device(const Ranks& ranks) {
   int visible = 0;
   const cudaError_t status = cudaGetDeviceCount(&visible);
   if (status != cudaErrorNoDevice) CUDA_CHECK(status);
@@ -75,6 +86,12 @@ void set_device(const Ranks& ranks) {
       from_environment([&](const Environment& env) { return choose_device(env, ranks, visible); });
   CUDA_CHECK(cudaSetDevice(choice.device));
   if (choice.shared) let_ranks_share_gpus(ranks, visible);
+  if (!devices_are_counted()) return std::min(ranks.local_world, visible);
+  const int devices = from_environment([&](const Environment& env) { return devices_of_node(env, ranks, visible); });
+  const std::string idle =
+      idle_devices(process_environment, ranks, devices, ranks.local_world == ranks.world ? "this node" : node_name());
+  if (ranks.local_rank == 0 && !idle.empty()) std::fprintf(stderr, "warning: %s\n", idle.c_str());
+  return devices;
 }
 
 // ---- meeting the other ranks ---------------------------------------------------------------------------------------
@@ -171,7 +188,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
 #endif
   if (with_mpi) start_mpi(ranks_);
 #endif
-  set_device(ranks_);
+  devices_ = set_device(ranks_);
   if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
   group_ = Group(make_world(ranks_, with_mpi));
@@ -210,6 +227,18 @@ void refuse_launch_blocking(const std::string& schedule) {
   environment_error(kUsage, formatted("CUDA_LAUNCH_BLOCKING is '%s'; expected 0 or none, because %s enqueues receives "
                                       "before what their senders wait for",
                                       value, schedule.c_str()));
+}
+
+std::string mpi_version() {
+#ifdef WORKSHOP_MPI
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_CHECK(MPI_Get_library_version(text, &length));
+  const std::string version = text;  // "Open MPI v4.1.4, package: …"
+  return version.substr(0, version.find_first_of(",\n"));
+#else
+  return "no MPI";
+#endif
 }
 
 void print0(const char* format, ...) {

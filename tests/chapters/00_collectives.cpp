@@ -10,9 +10,34 @@
 namespace workshop::tests {
 namespace {
 
+const Path hello = solution("00_collectives/hello");
 const Path collectives = solution("00_collectives/collectives");
 const Path ring = solution("00_collectives/ring_allreduce");
 const Path bandwidth = solution("00_collectives/bandwidth");
+
+// Who is there; and status 1 where the job does not use what it was given, which every program says of idle devices.
+TESTS(hello) {
+  ledger("solution.00.hello.2", on(2, hello), {{kAll, "ncclAllGather", 1, 248}});
+  const auto add = [](const std::string& name, const Command& command, int status,
+                      const std::vector<std::string>& regexes) {
+    test("solution.00.hello." + name, {.ranks = command.ranks, .cpu_only = "as many devices as the test says"},
+         [=] { expect_output(run(command), status, regexes); });
+  };
+  const Command three = on(3, hello).in("WORKSHOP_DEVICE_COUNT=3").in("SLURMD_NODENAME=node7");
+  add("all_used", three, 0,
+      {R"(^rank 2 of 3 on node7, local rank 2 of 3: device 2 of 3, CPU \(no GPU\), .* GiB, GPU-[0-9a-f-]{36}, bus 0000:02:00.0; no driver, NCCL 2\.)",
+       R"(^  0 rank 0 +- +P2P\+ +P2P\+$)", R"(^  2 rank 2 +P2P\+ +P2P\+ +-$)",
+       "^The job uses what it was given: nodes 1, ranks 3, devices 3$"});
+  add("idle", on(2, hello).in("WORKSHOP_DEVICE_COUNT=4").in("SLURMD_NODENAME=node7"), 1,
+      {R"(^warning: this node has 4 GPUs for this job and 2 ranks: 2 stay idle; .*\(mpirun -n 4\) or take 2)",
+       "^  3 idle ", "^WRONG: node7 has 4 devices for this job, and its ranks use 2$"});
+  add("shared", on(3, hello).in("WORKSHOP_DEVICE_COUNT=2"), 0, {"^  0 rank 0,2 ", "ranks 3, devices 2$"});
+  // A batch script that calls the program without srun.
+  add("without_srun",
+      on(1, hello).in("SLURM_JOB_ID=1").in("SLURM_PROCID=0").in("SLURM_NTASKS=4").in("SLURM_JOB_NUM_NODES=2"), 1,
+      {"^WRONG: Slurm has given the job 4 tasks, and 1 of them run this program: start it with srun$",
+       "^WRONG: the job has 2 nodes, and its ranks are on 1$"});
+}
 
 // `count` floats in each call but all-reduce's, which has a row of them a rank.
 TESTS(collectives) {

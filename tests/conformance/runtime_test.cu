@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <regex>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "tests/conformance/support.h"
@@ -424,6 +428,78 @@ TEST(Devices, CanBeCountedAndDescribed) {
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   EXPECT_GT(properties.totalGlobalMem, 0u);
   EXPECT_NE(std::string(properties.name), "");
+  cudaGetLastError();
+}
+
+int device_count() {
+  int count = 0;
+  CUDA_CHECK(cudaGetDeviceCount(&count));
+  return count;
+}
+
+TEST(Devices, AreToldApart) {
+  const int count = device_count();
+  std::set<std::string> uuids, buses;
+  for (int device = 0; device < count; ++device) {
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    uuids.emplace(properties.uuid.bytes, sizeof properties.uuid.bytes);
+    char bus[32];
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+    EXPECT_TRUE(std::regex_match(bus, std::regex("[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\\.[0-7]"))) << bus;
+    buses.insert(bus);
+  }
+  EXPECT_EQ(uuids.size(), static_cast<std::size_t>(count));
+  EXPECT_EQ(buses.size(), static_cast<std::size_t>(count));
+  char bus[32];
+  EXPECT_EQ(cudaDeviceGetPCIBusId(bus, sizeof bus, count), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceGetPCIBusId(nullptr, sizeof bus, 0), cudaErrorInvalidValue);
+  cudaGetLastError();
+}
+
+TEST(Devices, HaveTheSameNamesInAllProcesses) {
+  if (!kCpu) GTEST_SKIP() << "each rank may be shown other devices";
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  const Stream stream;
+  DeviceBuffer<cudaUUID_t> mine(1, Memory::data), all(job().world(), Memory::data);
+  mine.upload(&properties.uuid, stream);
+  NCCL_CHECK(ncclAllGather(mine.data(), all.data(), mine.bytes(), ncclChar, job().comm(), stream));
+  for (const cudaUUID_t& theirs : all.download(stream)) {
+    EXPECT_EQ(std::memcmp(theirs.bytes, properties.uuid.bytes, sizeof theirs.bytes), 0);
+  }
+}
+
+TEST(Devices, KnowTheirPeers) {
+  const int count = device_count();
+  int value = -1;
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&value, 0, count), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrAccessSupported, 0, count), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrAccessSupported, 0, 0), cudaErrorInvalidDevice);
+  cudaGetLastError();
+  if (count < 2) GTEST_SKIP() << "needs two devices";
+  int can = -1, access = -1, atomics = -1;
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 0, 1), cudaSuccess);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(&access, cudaDevP2PAttrAccessSupported, 0, 1), cudaSuccess);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, 0, 1), cudaSuccess);
+  EXPECT_TRUE(can == 0 || can == 1) << can;
+  EXPECT_EQ(access, can);
+  EXPECT_TRUE(atomics == 0 || atomics == can) << atomics;
+  if (kCpu) EXPECT_EQ(atomics, 1);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(nullptr, cudaDevP2PAttrAccessSupported, 0, 1), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaDeviceGetP2PAttribute(&value, static_cast<cudaDeviceP2PAttr>(99), 0, 1), cudaErrorInvalidValue);
+  cudaGetLastError();
+}
+
+TEST(Devices, HaveADriver) {
+  int version = -1;
+  EXPECT_EQ(cudaDriverGetVersion(&version), cudaSuccess);
+  if (kCpu) {
+    EXPECT_EQ(version, 0);
+  } else {
+    EXPECT_GE(version, 12000);
+  }
+  EXPECT_EQ(cudaDriverGetVersion(nullptr), cudaErrorInvalidValue);
   cudaGetLastError();
 }
 

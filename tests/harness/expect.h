@@ -57,8 +57,8 @@ void step(const std::string& name, const Command& command, const Bytes& memory, 
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
-// The job ends with that status and prints exactly one line, which matches. (That ranks share a GPU is said in a line
-// of its own.)
+// The job ends with that status and prints exactly one line, which matches. (That ranks share a GPU, or GPUs stay idle, is
+// said in a line of its own.)
 void expect_one_line(const Run& run, int status, const std::string& regex);
 // It ends with that status and prints what matches each of them.
 void expect_output(const Run& run, int status, const std::vector<std::string>& regexes);

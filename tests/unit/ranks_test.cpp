@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <stdexcept>
@@ -253,6 +254,56 @@ TEST(Device, TooFewAreShared) {
 TEST(Device, SlurmMayShowEachRankItsOwn) {
   expect_device(local(3, 4), 1, 0, false, {{"SLURM_GPUS_ON_NODE", "4"}});
   expect_device(local(3, 4), 1, 0, true, {{"SLURM_GPUS_ON_NODE", "1"}});
+}
+
+std::string idle(const Variables& variables, int visible) {
+  const Ranks ranks = discover(variables);
+  return idle_devices(environment(variables), ranks, devices_of_node(environment(variables), ranks, visible), "node1");
+}
+
+// Two more than ranks, as many, and one less, in every environment that a launcher has left.
+TEST(Device, IdleOnesAreSaidOfAllRecordedEnvironments) {
+  const std::map<std::string, std::string> remedies = {
+      {"mpirun", "(mpirun -n 4) or take 2 (CUDA_VISIBLE_DEVICES=0,1)"},
+      {"mpirun_two_nodes", "(mpirun --map-by ppr:4:node) or take 2 (CUDA_VISIBLE_DEVICES=0,1)"},
+      {"mpirun_in_sbatch", "(mpirun -n 4) or take 2 (--gpus-per-node=2)"},
+      {"srun", "(srun --ntasks-per-node=3) or take 1 (--gpus-per-node=1)"},
+      {"srun_in_sbatch", "(srun --ntasks-per-node=4) or take 2 (--gpus-per-node=2)"},
+      {"srun_pmi2", "(srun --ntasks-per-node=4) or take 2 (--gpus-per-node=2)"},
+      {"srun_pmix", "(srun --ntasks-per-node=4) or take 2 (--gpus-per-node=2)"},
+      {"sbatch", "(srun --ntasks-per-node=3) or take 1 (--gpus-per-node=1)"},
+      {"salloc", "(srun --ntasks-per-node=3) or take 1 (--gpus-per-node=1)"},
+      {"torchrun", "(torchrun --nproc-per-node 4) or take 2 (CUDA_VISIBLE_DEVICES=0,1)"},
+      {"torchrun_in_srun", "(torchrun --nproc-per-node 4) or take 2 (--gpus-per-node=2)"},
+      {"torchrun_in_mpirun", "(torchrun --nproc-per-node 4) or take 2 (CUDA_VISIBLE_DEVICES=0,1)"},
+  };
+  for (const auto& [file, remedy] : remedies) {
+    SCOPED_TRACE(file);
+    const Variables variables = recorded(file);
+    const int ranks = discover(variables).local_world;
+    const std::string said = idle(variables, ranks + 2);
+    EXPECT_EQ(said.substr(0, said.find(';')), "node1 has " + std::to_string(ranks + 2) + " GPUs for this job and " +
+                                                  std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
+                                                  ": 2 stay idle");
+    EXPECT_TRUE(said.ends_with("; start a rank for each " + remedy)) << said;
+    EXPECT_EQ(idle(variables, ranks), "");
+    EXPECT_EQ(idle(variables, std::max(1, ranks - 1)), "");
+  }
+  EXPECT_EQ(idle({}, 2),
+            "node1 has 2 GPUs for this job and 1 rank: 1 stays idle; start a rank for each (mpirun -n 2 or torchrun "
+            "--nproc-per-node 2) or take 1 (CUDA_VISIBLE_DEVICES=0)");
+}
+
+// What CUDA_VISIBLE_DEVICES names is what CUDA shows.
+TEST(Device, IdleOnesWhereSlurmHasGivenGpus) {
+  EXPECT_NE(idle(recorded("srun_gpus"), 2), "");
+  EXPECT_NE(idle(recorded("sbatch_gpus"), 2), "");
+  EXPECT_EQ(idle(recorded("srun_gpus_per_task"), 1), "");
+  // A rank on its own that shows itself less than Slurm has given means it.
+  EXPECT_EQ(idle(recorded("srun_gpus"), 1), "");
+  // Of two ranks, each is shown one of four.
+  const std::string said = idle(with(recorded("srun_gpus_per_task"), {{"SLURM_GPUS_ON_NODE", "4"}}), 1);
+  EXPECT_EQ(said.substr(0, said.find(';')), "node1 has 4 GPUs for this job and 2 ranks: 2 stay idle");
 }
 
 TEST(Device, SharingMayBeForbidden) {

@@ -58,9 +58,21 @@ enum cudaMemcpyKind {
 #define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 
+typedef struct CUuuid_st {
+  char bytes[16];
+} cudaUUID_t;
+
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   size_t totalGlobalMem;  // bytes: WORKSHOP_DEVICE_MEMORY
+};
+
+enum cudaDeviceP2PAttr {
+  cudaDevP2PAttrPerformanceRank = 1,
+  cudaDevP2PAttrAccessSupported = 2,
+  cudaDevP2PAttrNativeAtomicSupported = 3,
+  cudaDevP2PAttrCudaArrayAccessSupported = 4,
 };
 
 const char* cudaGetErrorName(cudaError_t error);
@@ -72,6 +84,10 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
+cudaError_t cudaDeviceGetP2PAttribute(int* value, enum cudaDeviceP2PAttr attribute, int from, int to);
+cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaDeviceSynchronize(void);
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes);

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is there: every rank's place, device and software, how a node's devices are connected, and whether the job uses
+// what it was given. Nothing to fill in: read it, and run it first wherever you come to.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/device.h"
+#include "common/job.h"
+
+namespace {
+
+using namespace workshop;
+
+// What a rank tells the others of itself. Of fixed size, so that NCCL can gather it as bytes.
+struct Card {
+  int rank, local_rank, local_world;
+  int device, visible;      // its device, and how many it is shown
+  int devices;              // that its node has for the job
+  int driver, nccl;         // versions, as CUDA and NCCL number them
+  std::size_t memory;       // of the device, bytes
+  cudaUUID_t uuid;          // of the device, in all processes the same
+  char node[64], name[64];  // name: of the device
+  char bus[32], mpi[32];
+};
+
+void copy_text(char* to, std::size_t size, const std::string& text) { std::snprintf(to, size, "%s", text.c_str()); }
+
+Card card_of(const Job& job) {
+  Card card = {};
+  const Ranks& ranks = job.ranks();
+  card.rank = ranks.rank;
+  card.local_rank = ranks.local_rank;
+  card.local_world = ranks.local_world;
+  card.devices = job.devices();
+  CUDA_CHECK(cudaGetDevice(&card.device));
+  CUDA_CHECK(cudaGetDeviceCount(&card.visible));
+  CUDA_CHECK(cudaDriverGetVersion(&card.driver));
+  NCCL_CHECK(ncclGetVersion(&card.nccl));
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, card.device));
+  card.memory = properties.totalGlobalMem;
+  card.uuid = properties.uuid;
+  CUDA_CHECK(cudaDeviceGetPCIBusId(card.bus, sizeof card.bus, card.device));
+  copy_text(card.node, sizeof card.node, node_name());
+  copy_text(card.name, sizeof card.name, properties.name);
+  copy_text(card.mpi, sizeof card.mpi, mpi_version());
+  return card;
+}
+
+// The cards of all ranks, on every rank: the first collective of the job. It is the all-gather of collectives.cu, of
+// bytes: where this one comes through, all ranks reach each other.
+std::vector<Card> gather(const Card& mine, const Job& job) {
+  const Stream stream;
+  DeviceBuffer<Card> in(1, Memory::data), out(job.world(), Memory::data);
+  in.upload(&mine, stream);
+  NCCL_CHECK(ncclAllGather(in.data(), out.data(), sizeof(Card), ncclChar, job.comm(), stream));
+  return out.download(stream);
+}
+
+// "GPU-5e1c92c2-…", as nvidia-smi -L prints it.
+std::string to_string(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char byte[4];
+    std::snprintf(byte, sizeof byte, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    text += i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+    text += byte;
+  }
+  return text;
+}
+
+std::string driver_text(int version) {
+  if (version == 0) return "no driver";
+  return "driver for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string nccl_text(int version) {
+  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+void print_card(const Card& card, int world) {
+  print0("rank %d of %d on %s, local rank %d of %d: device %d of %d, %s, %.1f GiB, %s, bus %s; %s, %s, %s\n", card.rank,
+         world, card.node, card.local_rank, card.local_world, card.device, card.visible, card.name,
+         static_cast<double>(card.memory) / (1 << 30), to_string(card.uuid).c_str(), card.bus,
+         driver_text(card.driver).c_str(), nccl_text(card.nccl).c_str(), card.mpi);
+}
+
+// ---- how the devices of rank 0's node are connected ----------------------------------------------------------------
+
+// What a device can do with another's memory says what lies between them.
+std::string link(int from, int to) {
+  if (from == to) return "-";
+  int access = 0, atomics = 0;
+  CUDA_CHECK(cudaDeviceCanAccessPeer(&access, from, to));
+  CUDA_CHECK(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, from, to));
+  if (!access) return "host";
+  return atomics ? "P2P+" : "P2P";
+}
+
+// The ranks that use a device of this node, "rank 0,2".
+std::string users_of(int device, const std::vector<Card>& cards) {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  std::string ranks;
+  for (const Card& card : cards) {
+    if (std::string(card.node) != cards[0].node || to_string(card.uuid) != to_string(properties.uuid)) continue;
+    ranks += (ranks.empty() ? "rank " : ",") + std::to_string(card.rank);
+  }
+  return ranks.empty() ? "idle" : ranks;
+}
+
+void print_links(const std::vector<Card>& cards) {
+  const Card& mine = cards[0];
+  const int shown = std::min(mine.visible, mine.devices);
+  print0(
+      "\nFrom device to device of %s. P2P: one reads and writes the memory of the other, over PCIe; P2P+: with atomic\n"
+      "operations too, over NVLink; host: all goes through the memory of the host\n",
+      mine.node);
+  print0("%12s", "");
+  for (int to = 0; to < shown; ++to) print0("%6d", to);
+  print0("\n");
+  for (int from = 0; from < shown; ++from) {
+    print0("%3d %-8s", from, users_of(from, cards).c_str());
+    for (int to = 0; to < shown; ++to) print0("%6s", link(from, to).c_str());
+    print0("\n");
+  }
+  if (shown < mine.devices) {
+    print0(
+        "Rank 0 is shown %d of %d devices. Ranks that do not see each other's lose their fast way between them: ask "
+        "for\n"
+        "--gpus-per-node, not --gpus-per-task\n",
+        shown, mine.devices);
+  }
+}
+
+// ---- is what the job was given what it uses? -----------------------------------------------------------------------
+
+// A number that Slurm tells, 0 without Slurm.
+int from_slurm(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? 0 : std::atoi(value);
+}
+
+struct Node {
+  std::string name;
+  int given;                   // devices, for this job
+  std::set<std::string> used;  // by its ranks
+};
+
+std::vector<Node> nodes_of(const std::vector<Card>& cards) {
+  std::vector<Node> nodes;
+  for (const Card& card : cards) {
+    auto node = std::find_if(nodes.begin(), nodes.end(), [&](const Node& other) { return other.name == card.node; });
+    if (node == nodes.end()) node = nodes.insert(node, {card.node, card.devices, {}});
+    node->used.insert(to_string(card.uuid));
+  }
+  return nodes;
+}
+
+bool same_versions(const std::vector<Card>& cards) {
+  return std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
+    return card.driver == cards[0].driver && card.nccl == cards[0].nccl && std::string(card.mpi) == cards[0].mpi;
+  });
+}
+
+// What the job was given and does not use, a line each.
+std::vector<std::string> unused(const std::vector<Card>& cards) {
+  std::vector<std::string> lines;
+  const std::vector<Node> nodes = nodes_of(cards);
+  for (const Node& node : nodes) {
+    const int used = static_cast<int>(node.used.size());
+    if (used >= node.given) continue;
+    lines.push_back(node.name + " has " + std::to_string(node.given) + " devices for this job, and its ranks use " +
+                    std::to_string(used));
+  }
+  if (const std::size_t tasks = from_slurm("SLURM_NTASKS"); tasks > cards.size()) {
+    lines.push_back("Slurm has given the job " + std::to_string(tasks) + " tasks, and " + std::to_string(cards.size()) +
+                    " of them run this program: start it with srun");
+  }
+  if (const std::size_t given = from_slurm("SLURM_JOB_NUM_NODES"); given > nodes.size()) {
+    lines.push_back("the job has " + std::to_string(given) + " nodes, and its ranks are on " +
+                    std::to_string(nodes.size()));
+  }
+  return lines;
+}
+
+// Says on rank 0 whether the job uses what it was given, with the same software everywhere.
+bool all_is_well(const std::vector<Card>& cards) {
+  std::vector<std::string> wrong = unused(cards);
+  if (!same_versions(cards)) wrong.push_back("the ranks' drivers or libraries are not of the same version");
+  for (const std::string& line : wrong) print0("WRONG: %s\n", line.c_str());
+  if (!wrong.empty()) return false;
+  const std::vector<Node> nodes = nodes_of(cards);
+  std::size_t devices = 0;
+  for (const Node& node : nodes) devices += node.used.size();
+  print0("The job uses what it was given: nodes %zu, ranks %zu, devices %zu\n", nodes.size(), cards.size(), devices);
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options("00_collectives/hello", "Who is there, how the devices are connected, and whether all are used");
+  options.without_training();
+  options.parse(argc, argv);
+  const Job job(options);
+
+  const std::vector<Card> cards = gather(card_of(job), job);
+  for (const Card& card : cards) print_card(card, job.world());
+  if (job.rank() == 0) print_links(cards);
+  print0("\n");
+  return all_is_well(cards) ? 0 : kFailed;
+}
