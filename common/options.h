@@ -53,6 +53,7 @@ class Options {
   std::uint64_t seed = 12345;    // of the data set
   std::uint64_t model_seed = 0;  // of the initial weights; after parse(): what was given, else one of kModelSeed…
   int log_every = 8;             // steps between printed losses; 0 prints the end of each epoch alone
+  bool verbose = false;          // every rank says at the start of an epoch what is before it
   std::string record;            // file to write the run record to, if any
   std::string timeline;          // file to write the timeline to, if any
   ModelKind model = ModelKind::mlp;

@@ -100,6 +100,7 @@ class Training {
   void evaluate(const Group& ranks, const AddLoss& add_loss);
 
  private:
+  void report_epoch();
   void report_throughput();
   struct State;
   std::unique_ptr<State> state_;

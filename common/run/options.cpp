@@ -99,6 +99,7 @@ Options::Options(std::string program, std::string description, Sampling sampling
           std::uint64_t{0});
   i.model_seed = i.training.back()->default_str("");
   i.train("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
+  i.training.push_back(app.add_flag("--verbose", verbose, "each rank says its batch size and steps in every epoch"));
 
   i.add_path("--record", record, "write the run record (JSON Lines)", "FILE", "a file to write");
   i.add_path("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)", "FILE", "a file to write");

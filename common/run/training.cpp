@@ -194,7 +194,15 @@ bool Training::next_epoch() {
   const bool distributed = state_->options.sampling() == Sampling::distributed;
   state_->loader.start_epoch(distributed ? state_->distributed.indices() : state_->random.next_epoch());
   state_->last = state_->start.first_batch(state_->epoch);
+  if (state_->options.verbose) report_epoch();
   return state_->in_epoch = true;
+}
+
+void Training::report_epoch() {
+  const int accumulated = state_->options.accumulation_steps;
+  std::printf("rank %d: epoch %3d  batch size %d  steps %d\n", process_ranks().rank, state_->epoch,
+              state_->options.batch_size, (state_->loader.steps() - state_->last + accumulated - 1) / accumulated);
+  std::fflush(stdout);
 }
 
 bool Training::next_step() {

@@ -57,7 +57,7 @@ struct Settings {
 inline void add_model_options(Options& options, Settings& s) {
   // Nothing is trained: of the shared options those remain that say what the model is.
   options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
-                   "--shuffle", "--seed", "--model-seed", "--log-every", "--timeline"});
+                   "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
   options.add("--model", s.model, "what is planned", {"mlp", "gpt"});
   options.add("--width", s.width, "gpt: numbers a token, default 4096; mlp: with --depth, in place of --layers", 1);
   options.add("--depth", s.depth, "mlp: layers of --width", 1, 1 << 16);

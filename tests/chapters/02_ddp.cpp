@@ -22,6 +22,15 @@ const std::pair<std::string, Path> programs[] = {{"ddp", ddp}, {"overlap", overl
 // data, M < 10: 2.3·10⁻⁵ for the parameters, 1.2·10⁻⁴ for the losses. Found: 1.2·10⁻⁷.
 constexpr double kBound = 1.2e-4;
 
+// 100 samples are 50 a rank, 7 batches of 8, 4 steps of two.
+TESTS(verbose) {
+  const Command command = on(2, ddp, "--verbose --samples 100 --batch-size 8 --accumulation-steps 2 --epochs 2");
+  test("solution.02.verbose", {.ranks = 2}, [=] {
+    expect_output(run(command), 0,
+                  {"^rank 0: epoch   0  batch size 8  steps 4$", "^rank 1: epoch   1  batch size 8  steps 4$"});
+  });
+}
+
 TESTS(equal) {
   const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size";
   for (int ranks : {2, 3, 4, 8}) {
