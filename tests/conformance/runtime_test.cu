@@ -457,19 +457,6 @@ TEST(Devices, AreToldApart) {
   cudaGetLastError();
 }
 
-TEST(Devices, HaveTheSameNamesInAllProcesses) {
-  if (!kCpu) GTEST_SKIP() << "each rank may be shown other devices";
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-  const Stream stream;
-  DeviceBuffer<cudaUUID_t> mine(1, Memory::data), all(job().world(), Memory::data);
-  mine.upload(&properties.uuid, stream);
-  NCCL_CHECK(ncclAllGather(mine.data(), all.data(), mine.bytes(), ncclChar, job().comm(), stream));
-  for (const cudaUUID_t& theirs : all.download(stream)) {
-    EXPECT_EQ(std::memcmp(theirs.bytes, properties.uuid.bytes, sizeof theirs.bytes), 0);
-  }
-}
-
 TEST(Devices, KnowTheirPeers) {
   const int count = device_count();
   int value = -1;
@@ -520,6 +507,19 @@ TEST(Devices, OwnTheirEvents) {
 
 #ifdef WORKSHOP_BACKEND_CPU
 TEST(Devices, AreGivenAllHardwareQueuesBeforeTheFirstCall) { EXPECT_EQ(workshop::cpu::hardware_queues(), 32); }
+
+TEST(Devices, HaveTheSameNamesInAllProcesses) {
+  // With CUDA each rank may be shown other devices.
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  const Stream stream;
+  DeviceBuffer<cudaUUID_t> mine(1, Memory::data), all(job().world(), Memory::data);
+  mine.upload(&properties.uuid, stream);
+  NCCL_CHECK(ncclAllGather(mine.data(), all.data(), mine.bytes(), ncclChar, job().comm(), stream));
+  for (const cudaUUID_t& theirs : all.download(stream)) {
+    EXPECT_EQ(std::memcmp(theirs.bytes, properties.uuid.bytes, sizeof theirs.bytes), 0);
+  }
+}
 
 TEST(Devices, OwnTheirStreams) {
   int mine = -1;
