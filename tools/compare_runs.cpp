@@ -89,8 +89,8 @@ class Comparison {
   void blame(const std::string& id, bool certain);
   // The TODO of this program that can have spoiled what one of another chapter works on.
   std::string own_before(std::size_t position) const;
-  // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a rank
-  // may have zeros and one small value of a tensor whose other values are the other ranks'.
+  // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
+  // rank may have zeros and one small value of a tensor whose other values are the other ranks'.
   double scale(const ProbeKey& key) const;
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
   std::string differing(const Tensor& mine, const Tensor& expected, double scale);

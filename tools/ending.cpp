@@ -151,7 +151,8 @@ std::string Ending::headline(int world, bool behind_todo) const {
   if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
   if (status_ == kTimedOut)
-    return where + "did not finish" + on + ", and no rank waits for another: does a loop never end, or has the machine too much to do?";
+    return where + "did not finish" + on +
+           ", and no rank waits for another: does a loop never end, or has the machine too much to do?";
   if (!signal_.empty()) {
     return where + "crashed" + on + ": signal " + signal_ + of_rank +
            (signal_ == "SEGV" || signal_ == "BUS" ? ", an access outside of its memory." : ".");
