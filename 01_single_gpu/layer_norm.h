@@ -81,6 +81,8 @@ inline void norm_forward(const LayerNorm& l, const float* x, float* y, RowStatis
                          cudaStream_t stream) {
   launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
   probe("01.9", l.name, y, {rows, l.width}, stream);
+  probe("01.9", l.name + ": mean", kept.mean, {rows}, stream);
+  probe("01.9", l.name + ": rstd", kept.rstd, {rows}, stream);
 }
 
 // The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.

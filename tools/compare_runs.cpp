@@ -89,8 +89,11 @@ class Comparison {
   void blame(const std::string& id, bool certain);
   // The TODO of this program that can have spoiled what one of another chapter works on.
   std::string own_before(std::size_t position) const;
+  // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
+  // rank may have zeros and one small value of a tensor whose other values are the other ranks'.
+  double scale(const ProbeKey& key) const;
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
-  std::string differing(const Tensor& mine, const Tensor& expected);
+  std::string differing(const Tensor& mine, const Tensor& expected, double scale);
   std::string diagnosis(const ProbeKey& key) const;
   // The sentence of the known mistake that looks like this; empty where there is none.
   std::string known(const ProbeKey& key) const;
@@ -156,15 +159,28 @@ std::string Comparison::own_before(std::size_t position) const {
   return "";
 }
 
-std::string Comparison::differing(const Tensor& mine, const Tensor& expected) {
+double Comparison::scale(const ProbeKey& key) const {
+  double squares = 0, size = 0;
+  ProbeKey other = key;
+  for (other.rank = 0; other.rank < expected_.world; ++other.rank) {
+    const auto found = expected_probes_.find(other);
+    if (found == expected_probes_.end()) continue;
+    const Tensor& tensor = found->second->tensor;
+    squares += tensor.l2 * tensor.l2;
+    size += tensor.size();
+  }
+  return std::max(expected_probes_.at(key)->tensor.rms(), std::sqrt(squares / std::max(size, 1.0)));
+}
+
+std::string Comparison::differing(const Tensor& mine, const Tensor& expected, double scale) {
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) {
     return "  shape: yours " + bracketed(mine.shape) + ", expected " + bracketed(expected.shape) + "\n";
   }
-  const double rms = expected.integers ? 0 : expected.rms();
+  if (expected.integers) scale = 0;
   double worst = 0;
   std::size_t at = 0;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
-    const double error = relative_error(mine.values[i], expected.values[i], rms);
+    const double error = relative_error(mine.values[i], expected.values[i], scale);
     if (!(error > worst)) continue;
     worst = error;
     at = i;
@@ -178,8 +194,8 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected) {
            text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n";
   }
   // Of a large tensor the record holds the first values; the sums speak for the rest.
-  const double l2 = relative_error(mine.l2, expected.l2);
-  const double sum = relative_error(mine.sum, expected.sum, expected.l2 * std::sqrt(std::max(expected.size(), 1.0)));
+  const double l2 = relative_error(mine.l2, expected.l2, scale * std::sqrt(expected.size()));
+  const double sum = relative_error(mine.sum, expected.sum, scale * expected.size());
   largest_ = std::max({largest_, l2, sum});
   if (l2 <= tolerance_ && sum <= tolerance_) return "";
   return "  the first " + std::to_string(expected.values.size()) + " values agree, later ones do not: l2 norm yours " +
@@ -276,7 +292,7 @@ bool Comparison::probe_agrees(std::size_t position) {
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
     if (const std::string sentence = known(key); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
-    const std::string difference = differing(mine->second->tensor, expected);
+    const std::string difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty()) {
       if (todos_.contains(key.id)) right_.insert(key.id);
       return true;
@@ -364,7 +380,7 @@ bool Comparison::parameters_agree() {
       std::printf("The parameter '%s' is not in your record.\n", expected.name.c_str());
       return false;
     }
-    const std::string difference = differing(*found->second, expected);
+    const std::string difference = differing(*found->second, expected, expected.rms());
     if (difference.empty()) continue;
     const std::string sentence = diagnose({*found->second, expected});
     std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),

@@ -61,6 +61,15 @@ std::string zeros(const Symptom& s) {
   return "Every value is zero: is the result written to another buffer, multiplied by zero, or cleared afterwards?";
 }
 
+// Too far off for rounding, and too near for any other mistake.
+std::string nearly(const Symptom& s) {
+  if (!same(s.mine.values, s.expected.values)) return "";
+  if (static_cast<double>(s.expected.values.size()) != s.expected.size()) return "";  // the rest may be far off
+  if (s.expected_before != nullptr && same(s.mine.values, s.expected_before->values)) return "";  // stale, then
+  return "All values are nearly right, but off by more than rounding: is a small number, such as an epsilon, another "
+         "one or in another place, here or before?";
+}
+
 // Each rank still has its own part of what should have been combined.
 std::string not_combined(const Symptom& s) {
   if (s.world < 2 || static_cast<int>(s.mine_by_rank.size()) != s.world) return "";
@@ -97,19 +106,17 @@ std::string quantities(const Symptom& s, double factor) {
   }
   const double times = std::max(factor, 1 / factor);
   std::string found;
-  double number = 0;
   for (const bool root : {false, true}) {
+    std::string names, number;
     for (const auto& [name, value] : known) {
       const double size = root ? std::sqrt(value) : value;
-      if (value < 2 || std::abs(times - size) > kTolerance * size || found.find(name) != std::string::npos) continue;
-      found += (found.empty() ? "" : " and ") + name;
-      number = value;
+      if (value < 2 || std::abs(times - size) > kTolerance * size || names.find(name) != std::string::npos) continue;
+      names += (names.empty() ? "" : " and ") + name;
+      number = (root ? "√" : "") + text(value);
     }
-    if (!found.empty())
-      return (root ? " That is √" : " ") + text(number) + (root ? ", and " + text(number) : "") + " is " + found +
-             " here.";
+    if (!names.empty()) found += (found.empty() ? " " : ", ") + number + " is " + names;
   }
-  return "";
+  return found.empty() ? "" : found + " here.";
 }
 
 std::string constant_factor(const Symptom& s) {
@@ -127,6 +134,7 @@ std::string constant_factor(const Symptom& s) {
   if (s.world > 1 && is(1.0 / s.world)) {
     return "Every value is 1/" + ranks + " of what is expected: divided by the number of ranks once too often.";
   }
+  if (is(1)) return "";
   if (is(-1)) return "Every value has the wrong sign.";
   const std::string known = quantities(s, factor);
   if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
@@ -275,14 +283,19 @@ std::string how_many(const Symptom& s) {
   return std::to_string(wrong) + " of " + std::to_string(m.size()) + " values differ.";
 }
 
+// The matrix, or each of several one behind the other.
 std::string transposed(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
-  if (s.expected.shape.size() != 2 || static_cast<double>(e.size()) != s.expected.size()) return "";
-  const auto rows = static_cast<std::size_t>(s.expected.shape[0]), cols = static_cast<std::size_t>(s.expected.shape[1]);
+  const std::size_t axes = s.expected.shape.size();
+  if (axes < 2 || m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
+  const auto rows = static_cast<std::size_t>(s.expected.shape[axes - 2]);
+  const auto cols = static_cast<std::size_t>(s.expected.shape[axes - 1]);
   if (rows < 2 || cols < 2) return "";
   Values transpose;
-  for (std::size_t j = 0; j < cols; ++j) {
-    for (std::size_t i = 0; i < rows; ++i) transpose.push_back(e[i * cols + j]);
+  for (std::size_t matrix = 0; matrix < e.size(); matrix += rows * cols) {
+    for (std::size_t j = 0; j < cols; ++j) {
+      for (std::size_t i = 0; i < rows; ++i) transpose.push_back(e[matrix + i * cols + j]);
+    }
   }
   if (!same(m, transpose)) return "";
   return "This is the transpose of what is expected: row-major and column-major are mixed up, or a matrix product "
@@ -306,7 +319,8 @@ std::string reordered(const Symptom& s) {
   std::ranges::sort(m);
   std::ranges::sort(e);
   if (m.size() < 2 || !same(m, e)) return "";
-  return "These are the right values in another order: an offset, a chunk or the order of the ranks is wrong.";
+  return std::string("These are the right values in another order: an offset, ") +
+         (s.world > 1 ? "a chunk or the order of the ranks" : "a stride or an index") + " is wrong.";
 }
 
 }  // namespace
@@ -328,7 +342,7 @@ std::string bracketed(const std::vector<long>& list) {
 
 std::string diagnose(const Symptom& symptom) {
   if (symptom.expected.integers) return diagnose_integers(symptom);
-  for (const auto check : {not_a_number, zeros, not_combined, constant_factor, another_rank, stale, elsewhere,
+  for (const auto check : {not_a_number, zeros, nearly, not_combined, constant_factor, another_rank, stale, elsewhere,
                            transposed, only_a_part, reordered, shifted, kept_or_lost, same_in_every_row, wrong_part}) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;

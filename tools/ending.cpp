@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace workshop::tools {
 namespace {
@@ -94,6 +95,13 @@ std::string one_of(const std::vector<std::string>& ids, const std::string& prefe
   return ids[0];
 }
 
+// Of "order: … (rank 1)"; -1 where there is none.
+int rank_at_the_end(const std::string& line) {
+  int rank = -1;
+  const std::size_t at = line.rfind(" (rank ");
+  return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
+}
+
 }  // namespace
 
 Ending::Ending(int status, const std::string& output) : status_(status), sighting_(failure(status, output)) {
@@ -109,8 +117,11 @@ Ending::Ending(int status, const std::string& output) : status_(status), sightin
     }
     std::sscanf(line.c_str(), "rank %d: %n", &rank, &length);
     if (length > 0 && rank_ < 0 && !waits()) rank_ = rank;
-    if (line.starts_with("order: ") && order_.empty()) order_ = line;
-    if (line.starts_with("bounds: ") && bounds_.empty()) bounds_ = line;
+    for (const auto& [word, first] : {std::pair("order: ", &order_), {"bounds: ", &bounds_}}) {
+      if (!line.starts_with(word) || !first->empty()) continue;
+      *first = line;
+      if (rank_ < 0) rank_ = rank_at_the_end(line);
+    }
     if (line.starts_with("verdict: ")) verdict_.push_back(line);
     if (line.starts_with("rank ") && line.find(" waits in ") != std::string::npos) rank_lines_.push_back(line);
     lines_.push_back(line);
@@ -140,7 +151,8 @@ std::string Ending::headline(int world, bool behind_todo) const {
   if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
   if (status_ == kTimedOut)
-    return where + "did not finish" + on + ", and no rank waits for another: does a loop never end?";
+    return where + "did not finish" + on +
+           ", and no rank waits for another: does a loop never end, or has the machine too much to do?";
   if (!signal_.empty()) {
     return where + "crashed" + on + ": signal " + signal_ + of_rank +
            (signal_ == "SEGV" || signal_ == "BUS" ? ", an access outside of its memory." : ".");

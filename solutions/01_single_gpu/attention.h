@@ -104,7 +104,9 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
     probe("01.11", "probabilities", values.p, {samples, heads.count, T, T}, stream);
   } else {
     for (int h = 0; h < heads.count; ++h) {
-      launch(causal_softmax, count * keys, stream, Head(heads, values, h, first).p.data, scale, count, count, first, T);
+      float* p = Head(heads, values, h, first).p.data;
+      launch(causal_softmax, count * keys, stream, p, scale, count, count, first, T);
+      probe("01.11", "probabilities of a new position", p, {1, keys}, stream);
     }
   }
   AttentionValues looking = values;

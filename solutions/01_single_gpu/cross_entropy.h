@@ -56,6 +56,7 @@ class CrossEntropy : public Loss {
     float *losses = scratch, *log_sums = scratch + rows;
     launch(cross_entropy_forward, rows * vocabulary_, stream, losses, log_sums, output, targets, rows, vocabulary_);
     probe("01.15", "losses", losses, {rows}, stream);
+    probe("01.15", "log_sums", log_sums, {rows}, stream);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
     launch(cross_entropy_backward, rows * vocabulary_, stream, gradient, output, log_sums, targets, rows, vocabulary_,
            tokens);

@@ -156,6 +156,14 @@ TEST_F(CompareRuns, ToleranceIsRelativeToTheTensor) {
   verdict(1, {"TODO 02.2 is the first that differs"}, "--tolerance 1e-6");
 }
 
+TEST_F(CompareRuns, ToleranceIsRelativeToTheTensorOnAllRanks) {
+  expected.set_values("probe", 3, {0, 0, 1e-3, 0, 0, 0});
+  mine.set_values("probe", 3, {0, 0, 1e-3 + 2.4e-8, 0, 0, 0});
+  verdict(0, {});
+  mine.set_values("probe", 3, {0, 0, 1.1e-3, 0, 0, 0});
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
 TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
   Values wrong = kGradient;
   wrong[4] = 7;
@@ -210,6 +218,11 @@ TEST_F(CompareRuns, ConstantFactors) {
   verdict(1, {"half of what is expected"});
 }
 
+TEST_F(CompareRuns, NearlyRight) {
+  mine.scale_gradient(1.00003);
+  verdict(1, {"TODO 02.2", "All values are nearly right, but off by more than rounding"});
+}
+
 TEST_F(CompareRuns, EachRankKeepsItsOwn) {
   Values rest = kGradient;
   for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = 2 * kGradient[i] - kOther[i];
@@ -234,6 +247,9 @@ TEST_F(CompareRuns, ValuesOfTheStepBefore) {
 
 TEST_F(CompareRuns, Transpose) {
   mine.set_values("probe", 2, {1, 4, -2, 5, 3, 6});
+  verdict(1, {"the transpose of what is expected"});
+  expected.set_shape("probe", 2, {2, 2, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  mine.set_shape("probe", 2, {2, 2, 2}, {1, 3, 2, 4, 5, 7, 6, 8});
   verdict(1, {"the transpose of what is expected"});
 }
 
@@ -286,8 +302,11 @@ TEST_F(CompareRuns, FactorsOfTheRunsOptions) {
   for (Record* run : {&expected, &mine}) run->options = {{"micro-batches", 8}, {"width", 40}, {"heads", 4}};
   mine.scale_gradient(0.125);
   verdict(1, {"8 times smaller than what is expected. 8 is --micro-batches here."});
+  mine.scale_gradient(4);
+  for (Record* run : {&expected, &mine}) run->options["context"] = 16;
+  verdict(1, {"4 times what is expected. 4 is --heads, √16 is --context here."});
   mine.scale_gradient(std::sqrt(10));
-  verdict(1, {"3.16228 times what is expected. That is √10, and 10 is the features of a head here."});
+  verdict(1, {"3.16228 times what is expected. √10 is the features of a head here."});
 }
 
 TEST_F(CompareRuns, NumbersOfTheHost) {
@@ -480,6 +499,13 @@ TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
   ended(1, "rank 1: the layers are in no bucket: see TODO 02.1\n", {"TODO 02.1 (Broadcast.) is where"});
   ended(1, "bounds: recvbuff of ncclAllGather at 02_ddp/ddp.cu:3 has 48 floats, 16 too many (rank 1)\n",
         {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
+}
+
+// The other one was ended before it had come to anything.
+TEST_F(EndedRuns, TheRankThatGoesTooFarIsWhereToLook) {
+  std::erase_if(mine.lines, [](const Json& line) { return line["rank"] == 0; });
+  ended(1, "bounds: C of cublasSgemm at 01_single_gpu/blas.h:30 has 48 floats, 16 too many (rank 1)\n",
+        {"TODO 02.2 (Average the gradient.) is where your program goes beyond its memory"});
 }
 
 TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
