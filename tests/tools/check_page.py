@@ -102,7 +102,7 @@ def check_in_browser(report, folder):
     run = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile",
                           "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
                           "--virtual-time-budget=20000", "--window-size=1280,3000", "--dump-dom", f"file://{page}"],
-                         capture_output=True, text=True, timeout=100)
+                         capture_output=True, text=True, timeout=240)
     said = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
     assert not said, said
     drawn = re.search(r'<body[^>]*data-drawn="(\d+)"', run.stdout)
@@ -117,7 +117,8 @@ def check_in_browser(report, folder):
 
 def main():
     report, what = os.path.abspath(sys.argv[1]), sys.argv[2]
-    with tempfile.TemporaryDirectory(dir=os.getcwd()) as folder:  # which a browser in a sandbox can read
+    # Where a browser in a sandbox can read; its processes may still write while the folder is removed.
+    with tempfile.TemporaryDirectory(dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
         {"numbers": check_numbers, "browser": check_in_browser}[what](report, folder)
 
 
