@@ -172,7 +172,7 @@ def staleness_chart(run):
 
 
 def scaling_chart(rows):
-    figure = make_subplots(rows=1, cols=2, subplot_titles=("speed-up", "efficiency"))
+    figure = make_subplots(rows=1, cols=2)
     ranks = [row["ranks"] for row in rows]
     figure.add_scatter(x=ranks, y=[count / ranks[0] for count in ranks], name="ideal", row=1, col=1,
                        line=dict(color="#888888", dash="dot"))
@@ -181,9 +181,10 @@ def scaling_chart(rows):
     figure.add_bar(x=[str(count) for count in ranks], y=[row["efficiency"] for row in rows], name="efficiency", row=1,
                    col=2, marker_color=COLORS["compute"], text=[f"{100 * row['efficiency']:.0f} %" for row in rows],
                    textposition="auto")
-    figure.update_xaxes(title="ranks", row=1, col=1)
+    figure.update_xaxes(title="ranks", tickvals=ranks, row=1, col=1)
+    figure.update_yaxes(title="speed-up", rangemode="tozero", row=1, col=1)
     figure.update_xaxes(title="ranks", type="category", row=1, col=2)
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(title="efficiency", tickformat=".0%", rangemode="tozero", row=1, col=2)
     return figure
 
 

@@ -195,7 +195,8 @@ Headline headline(const RunReport& run) {
   const double lost = 1 - s.compute;
   const std::string who = run.shares.size() == 1 ? "The rank" : "Rank " + std::to_string(rank);
   if (lost < 0.1)
-    return {"All ranks compute " + percent(s.compute) + " of a step or more." + bubble(run),
+    return {(run.shares.size() == 1 ? "The rank computes for " : "Every rank computes for at least ") +
+                percent(s.compute) + " of a step." + bubble(run),
             "There is little to hide: what makes this faster is faster computing, or more ranks (./workshop scaling)."};
   const std::string idles = who + " does not compute for " + percent(lost) + " of a step: ";
   if (s.waiting >= std::max(s.communication, s.idle)) {
