@@ -49,7 +49,7 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
 
 // The share of the time of all communication that computation hides, from a timeline.
 void add_timeline(const std::string& path, Json& report) {
-  const workshop::tools::Communication of_run = workshop::tools::read_communication(path);
+  const workshop::tools::Communication of_run = workshop::tools::communication(workshop::tools::read_timeline(path));
   report["overlap_share"] = of_run.seconds > 0 ? 1 - of_run.exposed / of_run.seconds : 0;
 }
 

@@ -53,19 +53,22 @@ std::string variant(const Json& options) {
 void read_line(const Json& line, RunRecord& record) {
   const std::string type = line.at("type");
   if (type == "run") {
+    record.line = line.dump();
+    record.simulated = line.value("simulated", "");
     record.chapter = line.at("chapter");
     record.program = line.at("program");
     if (const auto options = line.find("options"); options != line.end()) {
       record.variant = variant(*options);
       for (const auto& [name, value] : options->items()) {
         if (value.is_number()) record.options[name] = value;
+        record.settings[name] = value.is_string() ? value.get<std::string>() : value.dump();
       }
     }
     record.world = line.at("world");
   } else if (type == "step") {
-    record.losses.push_back({line.at("step"), line.at("replica"), number(line.at("loss")),
-                             number(line.at("global_loss")),
-                             line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0});
+    record.losses.push_back(
+        {line.at("step"), line.at("replica"), number(line.at("loss")), number(line.at("global_loss")),
+         line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0, line.value("epoch", 0)});
   } else if (type == "probe") {
     record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(line)});
   } else if (type == "passed") {
@@ -157,6 +160,12 @@ RunRecord read_run_record(const std::string& path) {
   }
   if (last_type != "end") throw std::runtime_error(path + ": the record stops before its end");
   sort(record);
+  return record;
+}
+
+RunRecord read_run_line(const std::string& line) {
+  RunRecord record;
+  read_line(Json::parse(line), record);
   return record;
 }
 

@@ -34,6 +34,7 @@ struct StepLoss {
   int step, replica;
   double loss, global_loss;
   double gradient_norm = 0;  // of language models
+  int epoch = 0;
 };
 
 // What one rank did with one operation on one communicator.
@@ -53,9 +54,12 @@ struct RunRecord {
   std::string chapter, program;
   std::string variant;  // what tells runs of the program apart: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
   int world = 1;
-  std::map<std::string, double> options;  // those that are numbers
-  std::vector<Probe> probes;              // in order of step, then sequence, then rank
-  std::vector<StepLoss> losses;           // in order of step, then replica
+  std::string line;                             // of the run, which its timeline has too
+  std::string simulated;                        // the machine, where it is none of metal
+  std::map<std::string, double> options;        // those that are numbers
+  std::map<std::string, std::string> settings;  // all options, as texts
+  std::vector<Probe> probes;                    // in order of step, then sequence, then rank
+  std::vector<StepLoss> losses;                 // in order of step, then replica
   std::vector<Tensor> parameters;
   std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> what that rank has measured
   std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
@@ -73,6 +77,9 @@ struct RunRecord {
 
 // Throws std::runtime_error with one line "file:line: what is wrong", also for a record without its `end`.
 RunRecord read_run_record(const std::string& path);
+
+// What the first line of a record says.
+RunRecord read_run_line(const std::string& line);
 
 // What there is of a run that did not come to its end: the ranks' journals, one after the other, whose last lines may
 // be cut off.

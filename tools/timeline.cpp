@@ -2,78 +2,330 @@
 #include "tools/timeline.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
-#include <utility>
-#include <vector>
+#include <tuple>
+
+#include "common/run/text.h"
 
 namespace workshop::tools {
 namespace {
 
 using Json = nlohmann::json;
-using Spans = std::vector<std::pair<double, double>>;  // begin and end
+
+constexpr int kWarmUp = 3;  // steps that do not count where there are more: those that are probed
+
+Span::Kind kind_of(const std::string& name) {
+  if (name.starts_with("nccl")) return Span::communication;
+  for (const char* what : {"forward", "backward", "update", "loss"}) {
+    if (name.starts_with(what)) return Span::computation;
+  }
+  return Span::other;
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+// A call of NCCL, as one rank has made it.
+struct Call {
+  std::string operation, communicator, id;
+  int rank = 0, peer = -1;  // in the communicator; the peer of a message or the root
+  std::int64_t number = 0;
+  double bytes = 0;
+
+  // What the calls have in common that belong together: two for a message, one of each rank for a collective.
+  using Key = std::tuple<std::string, int, int, std::int64_t>;
+  Key key() const {
+    if (operation == "ncclSend") return {id, rank, peer, number};
+    if (operation == "ncclRecv") return {id, peer, rank, number};
+    return {id, -1, -1, number};
+  }
+};
+using Calls = std::vector<Call>;
+
+Calls read_calls(const Json& event) {
+  Calls calls;
+  if (!event.contains("args") || !event["args"].contains("calls")) return calls;
+  for (const Json& call : event["args"]["calls"]) {
+    calls.push_back({call.at("op"), call.at("communicator"), call.at("id"), call.at("rank"), call.value("peer", -1),
+                     call.at("number"), call.at("bytes")});
+  }
+  return calls;
+}
+
+std::string described(const Calls& calls) {
+  std::string text;
+  for (const Call& call : calls) {
+    std::string peer;
+    if (call.operation == "ncclSend") peer = " to " + std::to_string(call.peer);
+    if (call.operation == "ncclRecv") peer = " from " + std::to_string(call.peer);
+    text += (text.empty() ? "" : "; ") + formatted("%s: %.0f bytes%s on %s", call.operation.c_str(), call.bytes,
+                                                   peer.c_str(), call.communicator.c_str());
+  }
+  return text;
+}
+
+// Who began last of those that belong together: a call cannot get on before.
+void find_waits(std::vector<Span>& spans, const std::vector<Calls>& calls) {
+  struct Last {
+    double begin = 0;
+    int rank = -1;
+  };
+  std::map<Call::Key, Last> last;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    for (const Call& call : calls[i]) {
+      Last& so_far = last[call.key()];
+      if (so_far.rank < 0 || spans[i].begin > so_far.begin) so_far = {spans[i].begin, spans[i].rank};
+    }
+  }
+  const std::string unknown(16, '0');  // the id of communicators that nothing tells apart
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    Span& span = spans[i];
+    span.ready = span.begin;
+    for (const Call& call : calls[i]) {
+      const Last& other = last.at(call.key());
+      if (call.id == unknown || other.begin <= span.ready) continue;
+      span.ready = std::min(other.begin, span.end);
+      span.waits_for = other.rank;
+      span.waits_in = call.operation;
+      span.on = call.communicator;
+    }
+  }
+}
+
+void find_depths(std::vector<Span>& spans) {
+  constexpr double kRounding = 0.1;  // microseconds, of times that were floats
+  std::vector<double> ends;          // of the computations that the next span may lie in
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    Span& span = spans[i];
+    if (i > 0 && (span.rank != spans[i - 1].rank || span.stream != spans[i - 1].stream)) ends.clear();
+    const auto lies_in = [&](double end) { return span.begin < end - kRounding && span.end <= end + kRounding; };
+    while (!ends.empty() && !lies_in(ends.back())) ends.pop_back();
+    span.depth = static_cast<int>(ends.size());
+    if (span.kind == Span::computation) ends.push_back(span.end);
+  }
+}
+
+Span read_span(const Json& event) {
+  Span span;
+  span.name = event.at("name");
+  span.kind = kind_of(span.name);
+  span.rank = event.at("pid");
+  span.stream = event.at("tid");
+  span.begin = event.at("ts");
+  span.end = span.begin + event.at("dur").get<double>();
+  return span;
+}
+
+Timeline read(const Json& json) {
+  Timeline timeline;
+  if (json.contains("otherData") && json["otherData"].value("type", "") == "run")
+    timeline.run = json["otherData"].dump();
+  std::vector<std::pair<Span, Calls>> read;
+  std::map<int, std::optional<double>> begun;  // the step of each rank that has no end yet
+  for (const Json& event : json.at("traceEvents")) {
+    const std::string phase = event.at("ph"), name = event.at("name");
+    if (phase == "X") {
+      read.emplace_back(read_span(event), read_calls(event));
+    } else if (phase == "M" && name == "thread_name") {
+      timeline.streams[{event.at("pid"), event.at("tid")}] = event.at("args").at("name");
+    } else if (phase == "i") {
+      const int rank = event.at("pid");
+      const double at = event.at("ts");
+      if (begun[rank]) timeline.steps[rank].emplace_back(*begun[rank], at);
+      begun[rank] = event.contains("args") ? std::optional(at) : std::nullopt;
+    }
+  }
+  std::ranges::stable_sort(read, {}, [](const auto& one) {
+    return std::tuple(one.first.rank, one.first.stream, one.first.begin, -one.first.end);
+  });
+  std::vector<Calls> calls;
+  for (auto& [span, made] : read) {
+    span.calls = described(made);
+    timeline.ranks.insert(span.rank);
+    timeline.spans.push_back(std::move(span));
+    calls.push_back(std::move(made));
+  }
+  find_waits(timeline.spans, calls);
+  find_depths(timeline.spans);
+  return timeline;
+}
+
+}  // namespace
+
+Timeline read_timeline(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  try {
+    return read(Json::parse(file));
+  } catch (const Json::exception& error) {
+    throw std::runtime_error(path + ": no timeline: " + error.what());
+  }
+}
+
+// ---- intervals -----------------------------------------------------------------------------------------------------
+
+namespace {
 
 // The same time without overlaps, in order.
-Spans merged(Spans spans) {
-  std::ranges::sort(spans);
-  Spans result;
-  for (const auto& [begin, end] : spans) {
+Intervals merged(Intervals intervals) {
+  std::ranges::sort(intervals);
+  Intervals result;
+  for (const auto& [begin, end] : intervals) {
     if (!result.empty() && begin <= result.back().second) {
       result.back().second = std::max(result.back().second, end);
-    } else {
+    } else if (end > begin) {
       result.emplace_back(begin, end);
     }
   }
   return result;
 }
 
-double length(const Spans& spans) {
+Intervals without(const Intervals& a, const Intervals& b) {
+  Intervals result;
+  auto next = b.begin();
+  for (auto [begin, end] : a) {
+    while (next != b.end() && next->second <= begin) ++next;
+    for (auto cut = next; cut != b.end() && cut->first < end; ++cut) {
+      if (cut->first > begin) result.emplace_back(begin, cut->first);
+      begin = std::max(begin, cut->second);
+    }
+    if (end > begin) result.emplace_back(begin, end);
+  }
+  return result;
+}
+
+Intervals both(Intervals a, const Intervals& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return merged(std::move(a));
+}
+
+double length(const Intervals& intervals) {
   double sum = 0;
-  for (const auto& [begin, end] : spans) sum += end - begin;
+  for (const auto& [begin, end] : intervals) sum += end - begin;
   return sum;
 }
 
-double length_of_both(const Spans& a, const Spans& b) {
-  Spans all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return length(a) + length(b) - length(merged(all));
+// How much of them lies in each of these parts.
+std::vector<double> lengths(const Intervals& intervals, const Intervals& parts) {
+  std::vector<double> result;
+  auto next = intervals.begin();
+  for (const auto& [begin, end] : parts) {
+    while (next != intervals.end() && next->second <= begin) ++next;
+    double sum = 0;
+    for (auto one = next; one != intervals.end() && one->first < end; ++one)
+      sum += std::min(one->second, end) - std::max(one->first, begin);
+    result.push_back(sum);
+  }
+  return result;
 }
 
-bool is_computation(const std::string& name) {
-  return name.starts_with("forward") || name.starts_with("backward") || name.starts_with("update");
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
 }
 
 }  // namespace
 
-Communication read_communication(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  struct Rank {
-    Spans communication, computation;
+// ---- how the time was spent ----------------------------------------------------------------------------------------
+
+// A stream does one thing at a time: a call of NCCL inside of a computation is none.
+Activity activity(const Timeline& timeline, int rank, int stream) {
+  struct Stream {
+    Intervals computation, communication;
   };
-  std::map<int, Rank> ranks;
-  const Json timeline = Json::parse(file);
-  for (const Json& event : timeline.at("traceEvents")) {
-    if (event.at("ph") != "X") continue;  // a name, not a span
-    const std::string name = event.at("name");
-    const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
-    Rank& rank = ranks[event.at("pid")];
-    if (is_computation(name)) rank.computation.emplace_back(begin, end);
-    if (name.starts_with("nccl")) rank.communication.emplace_back(begin, end);
+  std::map<int, Stream> streams;
+  Activity all;
+  for (const Span& span : timeline.spans) {
+    if (span.rank != rank || (stream >= 0 && span.stream != stream)) continue;
+    if (span.kind == Span::computation) streams[span.stream].computation.emplace_back(span.begin, span.end);
+    if (span.kind != Span::communication) continue;
+    streams[span.stream].communication.emplace_back(span.begin, span.end);
+    all.waiting.emplace_back(span.begin, span.ready);
+    all.transfer.emplace_back(span.ready, span.end);
   }
+  for (auto& [number, work] : streams) {
+    const Intervals alone = without(merged(std::move(work.computation)), merged(std::move(work.communication)));
+    all.computation.insert(all.computation.end(), alone.begin(), alone.end());
+  }
+  return {merged(std::move(all.computation)), merged(std::move(all.waiting)), merged(std::move(all.transfer))};
+}
+
+std::vector<Shares> shares(const Activity& activity, const Intervals& parts) {
+  const Intervals transfer = without(activity.transfer, activity.computation);
+  const std::vector<double> compute = lengths(activity.computation, parts), communication = lengths(transfer, parts),
+                            waiting = lengths(without(activity.waiting, both(activity.computation, transfer)), parts);
+  std::vector<Shares> result;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const double all = parts[i].second - parts[i].first;
+    if (!(all > 0)) continue;
+    Shares part{compute[i] / all, communication[i] / all, waiting[i] / all};
+    part.idle = std::max(0.0, 1 - part.compute - part.communication - part.waiting);
+    result.push_back(part);
+  }
+  return result;
+}
+
+Intervals counted_steps(const Timeline& timeline, int rank) {
+  if (const auto found = timeline.steps.find(rank); found != timeline.steps.end()) {
+    const Intervals& steps = found->second;
+    return steps.size() > kWarmUp ? Intervals(steps.begin() + kWarmUp, steps.end()) : steps;
+  }
+  const Activity of_rank = activity(timeline, rank);
+  const Intervals all = both(both(of_rank.computation, of_rank.waiting), of_rank.transfer);
+  return all.empty() ? all : Intervals{{all.front().first, all.back().second}};
+}
+
+Shares typical_shares(const std::vector<Shares>& steps) {
+  if (steps.empty()) return {};
+  const auto median_of = [&](double Shares::*kind) {
+    std::vector<double> values;
+    for (const Shares& step : steps) values.push_back(step.*kind);
+    return median(std::move(values));
+  };
+  Shares typical{median_of(&Shares::compute), median_of(&Shares::communication), median_of(&Shares::waiting)};
+  const double rest = 1 - typical.compute, others = typical.communication + typical.waiting;
+  if (others > rest) {  // medians need not add up
+    typical.communication *= rest / others;
+    typical.waiting *= rest / others;
+  }
+  typical.idle = std::max(0.0, rest - typical.communication - typical.waiting);
+  return typical;
+}
+
+std::vector<Wait> waits(const Timeline& timeline, int rank) {
+  const Intervals steps = counted_steps(timeline, rank);
+  const Activity of_rank = activity(timeline, rank);
+  const Intervals busy = both(of_rank.computation, of_rank.transfer);
+  std::map<std::tuple<int, std::string, std::string>, Intervals> by_cause;
+  for (const Span& span : timeline.spans) {
+    if (span.rank == rank && span.waits_for >= 0)
+      by_cause[{span.waits_for, span.waits_in, span.on}].emplace_back(span.begin, span.ready);
+  }
+  std::vector<Wait> waits;
+  for (auto& [cause, intervals] : by_cause) {
+    double sum = 0;
+    for (const double one : lengths(without(merged(std::move(intervals)), busy), steps)) sum += one;
+    waits.push_back({std::get<0>(cause), std::get<1>(cause), std::get<2>(cause), sum / length(steps)});
+  }
+  std::ranges::sort(waits, std::ranges::greater(), &Wait::share);
+  return waits;
+}
+
+Communication communication(const Timeline& timeline) {
+  const auto ranks = static_cast<double>(timeline.ranks.size());
   Communication mean;
-  for (auto& [number, rank] : ranks) {
-    const Spans computation = merged(rank.computation);
-    if (computation.empty()) continue;
-    const double first = computation.front().first;  // what comes before is no step
-    std::erase_if(rank.communication, [first](const auto& span) { return span.first < first; });
-    const Spans communication = merged(rank.communication);
-    const double seconds = length(communication) / 1e6 / static_cast<double>(ranks.size());
-    const double hidden = length_of_both(communication, computation) / 1e6 / static_cast<double>(ranks.size());
-    mean.seconds += seconds;
-    mean.exposed += seconds - hidden;
+  for (const int rank : timeline.ranks) {
+    const Activity of_rank = activity(timeline, rank);
+    if (of_rank.computation.empty()) continue;
+    Intervals calls = both(of_rank.waiting, of_rank.transfer);
+    const double first = of_rank.computation.front().first;  // what comes before is no step
+    std::erase_if(calls, [first](const auto& call) { return call.first < first; });
+    mean.seconds += length(calls) / 1e6 / ranks;
+    mean.exposed += length(without(calls, of_rank.computation)) / 1e6 / ranks;
   }
   return mean;
 }

@@ -1,18 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the timelines that programs write with --timeline.
+// Reads the timelines that programs write with --timeline, and says how the ranks have spent their time.
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace workshop::tools {
+
+// ---- what a timeline has -------------------------------------------------------------------------------------------
+
+// All times are microseconds since the clocks began.
+struct Span {
+  enum Kind { computation, communication, other };  // other: a name for what lies in it, such as "average gradients"
+  Kind kind = other;
+  std::string name;
+  int rank = 0, stream = 0;
+  double begin = 0, end = 0;
+  int depth = 0;  // computations of its stream that it lies in
+  // Of communication:
+  double ready = 0;          // when the last of the ranks that it takes has begun its own part
+  int waits_for = -1;        // which rank that is; -1 where it is this one, or not known
+  std::string waits_in, on;  // "ncclRecv", on the communicator "gradients": the call that waits for it
+  std::string calls;         // "ncclRecv: 4096 bytes from 1 on gradients", with ranks of the communicator
+};
+
+struct Timeline {
+  std::string run;          // the line of the run in its record; empty where it is not known
+  std::vector<Span> spans;  // by rank, stream and begin; a span comes before those in it
+  std::map<int, std::vector<std::pair<double, double>>> steps;  // of each rank: begin and end
+  std::map<std::pair<int, int>, std::string> streams;           // (rank, stream) -> its name
+  std::set<int> ranks;
+};
+
+// Throws std::runtime_error where the file is no timeline: one line that says why.
+Timeline read_timeline(const std::string& path);
+
+// ---- how the time was spent ----------------------------------------------------------------------------------------
+
+using Intervals = std::vector<std::pair<double, double>>;  // begin and end; in order, without overlaps
+
+// What a rank did, on whatever stream; a moment may be in several of them.
+struct Activity {
+  Intervals computation;
+  Intervals waiting;   // in a call of NCCL that another rank has not begun
+  Intervals transfer;  // in a call that all of its ranks have begun
+};
+// On one of its streams or, with -1, on all.
+Activity activity(const Timeline& timeline, int rank, int stream = -1);
+
+// A part of the time, each moment of which is the first of these that it can be; idle is the rest.
+struct Shares {
+  double compute = 0, communication = 0, waiting = 0, idle = 0;
+};
+std::vector<Shares> shares(const Activity& activity, const Intervals& parts);
+// The steps of a rank that count: not the first ones, in which NCCL connects the ranks. Without steps, all of its time
+// as one.
+Intervals counted_steps(const Timeline& timeline, int rank);
+// The median over the steps. They add up to 1.
+Shares typical_shares(const std::vector<Shares>& steps);
+
+// What a rank waits for while it does nothing else.
+struct Wait {
+  int rank;  // that comes last
+  std::string operation, communicator;
+  double share;  // of the time
+};
+// In the steps that count, the longest first.
+std::vector<Wait> waits(const Timeline& timeline, int rank);
 
 // Seconds of a whole run, on average over its ranks, once they have begun to compute.
 struct Communication {
   double seconds = 0;  // in which a rank communicates
   double exposed = 0;  // and does not compute meanwhile
 };
-
-// Throws std::exception where the file is no timeline.
-Communication read_communication(const std::string& path);
+Communication communication(const Timeline& timeline);
 
 }  // namespace workshop::tools

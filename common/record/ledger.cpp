@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ledger: how often the program makes each NCCL call, and with how much data.
-#include <array>
 #include <map>
 #include <string>
 #include <string_view>
@@ -21,8 +20,6 @@ struct Calls {
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> places = {};  // file:line -> calls, bytes
 };
 
-constexpr std::array kBytes = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclInt8 … ncclFloat8e5m2
-
 class Ledger : public CallObserver {
  public:
   void enqueued(std::span<const NcclCall> group, ncclResult_t status) override {
@@ -31,7 +28,7 @@ class Ledger : public CallObserver {
       Calls& calls = calls_[{call.communicator, call.operation, call.site}];
       ++calls.calls;
       calls.elements += call.count;
-      calls.bytes += call.count * kBytes.at(call.type);
+      calls.bytes += call.bytes();
     }
   }
 

@@ -65,6 +65,7 @@ float* LossLog::next(cudaStream_t stream) {
   Impl& log = *impl_;
   const int step = log.first_step + log.count;
   recorder().step = step;
+  mark_step(step, stream);
   if (log.count == 0) count_host(-1);
   if (log.count == 0 || step == kProbedSteps) {
     CUDA_CHECK(cudaEventRecord(log.start, stream));
@@ -85,6 +86,7 @@ bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_ste
 void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   Impl& log = *impl_;
   count_host(+1);
+  mark_step(-1, stream);
   note_memory_on_device();
   CUDA_CHECK(cudaEventRecord(log.stop, stream));
   const std::vector<float> losses = log.losses.download(stream);

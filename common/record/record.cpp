@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -75,17 +76,21 @@ void start_recording(const Options& options, const Ranks& ranks) {
     check_writable("--timeline", r.timeline_path);
   }
   const std::size_t slash = options.program().find('/');
-  r.run_line = Json{{"type", "run"},
-                    {"chapter", options.program().substr(0, slash)},
-                    {"program", options.program().substr(slash + 1)},
+  Json run{{"type", "run"},
+           {"chapter", options.program().substr(0, slash)},
+           {"program", options.program().substr(slash + 1)},
 #ifdef WORKSHOP_BACKEND_CPU
-                    {"backend", "cpu"},
+           {"backend", "cpu"},
 #else
-                    {"backend", "cuda"},
+           {"backend", "cuda"},
 #endif
-                    {"world", ranks.world},
-                    {"options", Json::parse(options.json())}}
-                   .dump();
+           {"world", ranks.world},
+           {"options", Json::parse(options.json())}};
+#ifdef WORKSHOP_BACKEND_CPU
+  const char* machine = std::getenv("WORKSHOP_SIMULATE");
+  if (machine != nullptr && *machine != '\0') run["simulated"] = machine;
+#endif
+  r.run_line = run.dump();
 }
 
 void record_line(const Json& json) {
@@ -190,7 +195,9 @@ void write_record(ncclComm_t comm) {
   if (!r.timeline_path.empty()) {
     std::string events = gather_on_rank_0(timeline_json(rank), comm);
     if (!events.empty()) events.erase(events.size() - 2);  // the comma and line end of the last one
-    if (rank == 0) write_file(r.timeline_path, "{\"traceEvents\": [\n" + events + "\n]}\n");
+    if (rank == 0) {
+      write_file(r.timeline_path, "{\"otherData\": " + r.run_line + ",\n\"traceEvents\": [\n" + events + "\n]}\n");
+    }
   }
 }
 

@@ -69,9 +69,11 @@ void note_memory_on_device();
 void start_ledger();
 void record_ledger(int rank);
 
-// The same for the timeline. start_clock() is collective over `comm`, and starts its clock on all ranks at about the
+// The same for the timeline. Marks of one stream say where its optimizer steps begin, and with `step` -1 that the last one
+// ends: each, as an event, an instant of the timeline. start_clock() is collective over `comm`, and starts its clock on all ranks at about the
 // same time. The events of this rank are in Chrome's trace format, each with a comma behind it.
 void start_timeline();
+void mark_step(int step, cudaStream_t stream);
 void start_clock(ncclComm_t comm);
 std::string timeline_json(int rank);
 

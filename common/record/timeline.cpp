@@ -7,43 +7,66 @@
 
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/device.h"
 #include "common/record.h"
 #include "common/record/recorder.h"
 #include "common/run/nccl_calls.h"
+#include "common/run/text.h"
 
 namespace workshop {
 namespace {
 
+// What the other ranks' calls that belong to it are found by: communicators have the same id on all of their ranks.
+struct Call {
+  const char* operation;
+  const Communicator* communicator;
+  std::int64_t number;
+  int peer;
+  std::size_t bytes;
+};
+
 struct Span {
   std::string name;
   cudaStream_t stream;
+  std::vector<Call> calls = {};  // of NCCL
   Event begin{cudaEventDefault}, end{cudaEventDefault};
+};
+
+struct Mark {
+  int step;  // that begins; -1 where the last one ends
+  cudaStream_t stream;
+  Event at{cudaEventDefault};
 };
 
 class Timeline : public CallObserver {
  public:
   // A group is one span on each stream that it uses.
   void enqueue_begins(std::span<const NcclCall> group) override {
-    std::map<cudaStream_t, std::string> names;
+    struct Named {
+      std::string name;
+      std::vector<Call> calls;
+    };
+    std::map<cudaStream_t, Named> streams;
     for (const NcclCall& call : group) {
       if (!call.on_record) continue;
-      std::string& name = names[call.stream];
+      auto& [name, calls] = streams[call.stream];
       if (name.find(call.operation) == std::string::npos)
         name += (name.empty() ? "" : " + ") + std::string(call.operation);
+      calls.push_back({call.operation, call.communicator, call.number, call.peer, call.bytes()});
     }
-    for (const auto& [stream, name] : names) begun_.push_back(begin(name, stream));
+    for (auto& [stream, named] : streams) begun_.push_back(begin(named.name, stream, std::move(named.calls)));
   }
   void enqueued(std::span<const NcclCall>, ncclResult_t) override {
     for (int span : begun_) end(span);
     begun_.clear();
   }
 
-  int begin(const std::string& name, cudaStream_t stream) {
+  int begin(const std::string& name, cudaStream_t stream, std::vector<Call> calls = {}) {
     streams.try_emplace(stream, static_cast<int>(streams.size()));
-    spans.push_back({name, stream});
+    spans.push_back({name, stream, std::move(calls)});
     CUDA_CHECK(cudaEventRecord(spans.back().begin, stream));
     return static_cast<int>(spans.size()) - 1;
   }
@@ -52,6 +75,7 @@ class Timeline : public CallObserver {
   bool enabled = false;
   std::optional<Event> start;  // made once the device is chosen: an event belongs to the device that is current then
   std::vector<Span> spans;
+  std::vector<Mark> marks;
   std::map<cudaStream_t, int> streams;  // numbered in the order they are first seen
 
  private:
@@ -82,6 +106,49 @@ void start_clock(ncclComm_t comm) {
   stream.synchronize();
 }
 
+void mark_step(int step, cudaStream_t stream) {
+  if (!timeline().enabled) return;
+  timeline().streams.try_emplace(stream, static_cast<int>(timeline().streams.size()));
+  CUDA_CHECK(cudaEventRecord(timeline().marks.emplace_back(Mark{step, stream}).at, stream));
+}
+
+namespace {
+
+Json json_of(const Call& call) {
+  const Communicator& communicator = *call.communicator;
+  Json json{{"op", call.operation},
+            {"communicator", communicator.name},
+            {"id", formatted("%016llx", static_cast<unsigned long long>(communicator.id))},
+            {"rank", communicator.rank},
+            {"number", call.number},
+            {"bytes", call.bytes}};
+  if (call.peer >= 0) json["peer"] = call.peer;
+  return json;
+}
+
+// Microseconds since the clock began. CUDA tells them as a float, which has no room for those of a whole run: never
+// asked for more than from some event of the last second.
+class Clock {
+ public:
+  explicit Clock(const Event& start) : reference_(&start) {}
+  double operator()(const Event& event) {
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, *reference_, event));
+    const double at = at_ + milliseconds * 1e3;
+    if (milliseconds > 1000) {
+      reference_ = &event;
+      at_ = at;
+    }
+    return at;
+  }
+
+ private:
+  const Event* reference_;
+  double at_ = 0;
+};
+
+}  // namespace
+
 std::string timeline_json(int rank) {
   std::string events;
   const auto add = [&](const Json& event) { events += event.dump() + ",\n"; };
@@ -91,16 +158,27 @@ std::string timeline_json(int rank) {
   name("process_name", 0, "rank " + std::to_string(rank));
   for (const auto& [handle, stream] : timeline().streams)
     name("thread_name", stream, "stream " + std::to_string(stream));
+  Clock clock(*timeline().start);
   for (const Span& span : timeline().spans) {
-    float begin = 0, duration = 0;  // milliseconds
-    CUDA_CHECK(cudaEventElapsedTime(&begin, *timeline().start, span.begin));
-    CUDA_CHECK(cudaEventElapsedTime(&duration, span.begin, span.end));
-    add({{"name", span.name},
-         {"ph", "X"},
-         {"pid", rank},
-         {"tid", timeline().streams[span.stream]},
-         {"ts", begin * 1e3},
-         {"dur", duration * 1e3}});
+    Json event{{"name", span.name},
+               {"ph", "X"},
+               {"pid", rank},
+               {"tid", timeline().streams[span.stream]},
+               {"ts", clock(span.begin)},
+               {"dur", Clock(span.begin)(span.end)}};
+    for (const Call& call : span.calls) event["args"]["calls"].push_back(json_of(call));
+    add(event);
+  }
+  clock = Clock(*timeline().start);
+  for (const Mark& mark : timeline().marks) {
+    Json event{{"name", mark.step < 0 ? "end of the epoch" : "step " + std::to_string(mark.step)},
+               {"ph", "i"},
+               {"s", "t"},
+               {"pid", rank},
+               {"tid", timeline().streams[mark.stream]},
+               {"ts", clock(mark.at)}};
+    if (mark.step >= 0) event["args"]["step"] = mark.step;
+    add(event);
   }
   return events;
 }

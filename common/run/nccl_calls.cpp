@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/run/nccl_calls.h"
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <string_view>
@@ -88,6 +89,11 @@ ncclResult_t observed(const char* operation, std::size_t count, ncclDataType_t t
 Communicators& communicators() {
   static Communicators& communicators = *new Communicators;  // never destroyed: the watchdog may outlive static objects
   return communicators;
+}
+
+std::size_t NcclCall::bytes() const {
+  static constexpr std::array kBytes = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclInt8 … ncclFloat8e5m2
+  return count * kBytes.at(type);
 }
 
 void after_group(std::function<void()> action) {

@@ -46,6 +46,8 @@ struct NcclCall {
   std::int64_t number = 0;               // collectives of a communicator are numbered, and messages of a pair of ranks
   bool on_record = false;                // with data, and the program's own
   std::int64_t watched = -1;             // its place in the watchdog's log
+
+  std::size_t bytes() const;  // of `count` elements; of calls with data
 };
 
 // Who is told of the calls.

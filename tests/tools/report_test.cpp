@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/run/text.h"
+#include "tests/tools/run_tool.h"
+
+namespace {
+
+using nlohmann::json;
+using workshop::formatted;
+
+const std::string kRun =
+    R"({"type":"run","chapter":"03_model_parallel","program":"model_parallel","world":2,"options":{"epochs":1}})";
+
+std::string span(const std::string& name, int rank, int stream, double begin, double end,
+                 const std::string& call = "") {
+  return formatted(R"({"name":"%s","ph":"X","pid":%d,"tid":%d,"ts":%g,"dur":%g%s})", name.c_str(), rank, stream, begin,
+                   end - begin, call.empty() ? "" : (",\"args\":{\"calls\":[" + call + "]}").c_str());
+}
+std::string call(const std::string& op, int rank, int peer, int number) {
+  return formatted(R"({"op":"%s","communicator":"world","id":"00000000000000ab","rank":%d,"peer":%d,"number":%d,)"
+                   R"("bytes":64})",
+                   op.c_str(), rank, peer, number);
+}
+std::string step(int rank, int step, double at) {
+  return formatted(R"({"name":"step","ph":"i","s":"t","pid":%d,"tid":0,"ts":%g,"args":{"step":%d}})", rank, at, step);
+}
+std::string end(int rank, double at) {
+  return formatted(R"({"name":"end of the epoch","ph":"i","s":"t","pid":%d,"tid":0,"ts":%g})", rank, at);
+}
+
+std::string timeline(const std::vector<std::string>& events, const std::string& run = kRun) {
+  std::string text = "{\"otherData\": " + run + ",\n\"traceEvents\": [";
+  for (std::size_t i = 0; i < events.size(); ++i) text += (i == 0 ? "\n" : ",\n") + events[i];
+  return text + "\n]}\n";
+}
+
+// One step of 1,000 microseconds. Rank 1 receives from the start on what rank 0 sends when it has computed for 300;
+// rank 0 then waits for what rank 1 sends back at 800. A message takes 50.
+std::string two_stages() {
+  return timeline({step(0, 0, 0), end(0, 1000), step(1, 0, 0), end(1, 1000),  //
+                   span("forward 0", 0, 0, 0, 300), span("ncclSend", 0, 0, 300, 350, call("ncclSend", 0, 1, 1)),
+                   span("idle", 0, 0, 350, 850), span("ncclRecv", 0, 0, 350, 850, call("ncclRecv", 0, 1, 1)),
+                   span("backward 0", 0, 0, 850, 950),  //
+                   span("ncclRecv", 1, 0, 0, 350, call("ncclRecv", 1, 0, 1)), span("forward 1", 1, 0, 350, 500),
+                   span("backward 1", 1, 0, 500, 800), span("ncclSend", 1, 0, 800, 850, call("ncclSend", 1, 0, 1))});
+}
+
+std::string record() {
+  const std::string peak = R"({"parameters":1048576,"gradients":1048576,"data":99999})";
+  return kRun + "\n" + R"({"type":"step","replica":0,"step":0,"epoch":0,"loss":1.5,"global_loss":1.5})" + "\n" +
+         R"({"type":"value","rank":0,"name":"validation loss of epoch 0","value":1.25})" + "\n" +
+         R"({"type":"collective","rank":0,"op":"ncclSend","communicator":"world","ranks":2,"calls":1,"elements":16,)" +
+         R"("bytes":64})" + "\n" + R"({"type":"memory","rank":0,"peak":)" + peak + R"(,"current":)" + peak + "}\n" +
+         R"({"type":"end","status":"complete","steps":1,"seconds_per_step":0.001})" + "\n";
+}
+
+json report(const std::string& files) {
+  const ToolResult result = run_tool("report --json " + files);
+  EXPECT_EQ(result.status, 0) << result.output;
+  return json::parse(result.output);
+}
+
+void expect_shares(const json& shares, double compute, double communication, double waiting, double idle) {
+  EXPECT_DOUBLE_EQ(shares.at("compute"), compute);
+  EXPECT_DOUBLE_EQ(shares.at("communication"), communication);
+  EXPECT_DOUBLE_EQ(shares.at("waiting"), waiting);
+  EXPECT_NEAR(shares.at("idle"), idle, 1e-12);
+}
+
+TEST(Report, WhatTheRanksWaitFor) {
+  const TemporaryFolder folder;
+  const json run = report(folder.write("t.json", two_stages()) + " " + folder.write("r.jsonl", record()))["runs"].at(0);
+  expect_shares(run["shares"].at(0), 0.4, 0.1, 0.45, 0.05);
+  expect_shares(run["shares"].at(1), 0.45, 0.1, 0.3, 0.15);
+  EXPECT_EQ(run["headline"], "Rank 0 does not compute for 60 % of a step: for 45 % it waits for rank 1's gradients.");
+  EXPECT_EQ(run["advice"], "Chapter 04 fills this time with other parts of the batch: micro-batches.");
+  EXPECT_EQ(run["training"], json::parse("[[0, 1.5]]"));
+  EXPECT_EQ(run["validation"], json::parse("[[0, 1.25]]"));
+  EXPECT_EQ(run["memory"][0]["peak"]["gradients"], 1048576);
+  EXPECT_EQ(run["ledger"][0]["sent"], 64);
+  EXPECT_EQ(run["timeline"]["lane"].size(), 9);
+}
+
+TEST(Report, InCharacters) {
+  const TemporaryFolder folder;
+  const ToolResult result = run_tool("report " + folder.write("t.json", two_stages()));
+  EXPECT_EQ(result.status, 0);
+  EXPECT_NE(
+      result.output.find("   1   45.0 %         10.0 %   30.0 % 15.0 %   ##################====~~~~~~~~~~~~......"),
+      std::string::npos)
+      << result.output;
+}
+
+// As in tensor parallelism, where a layer has its all-reduce in its own forward pass.
+TEST(Report, AnAllReduceInAForwardPassIsNoComputation) {
+  const TemporaryFolder folder;
+  const json run = report(folder.write("t.json", timeline({step(0, 0, 0), end(0, 100), span("forward 0", 0, 0, 0, 100),
+                                                           span("ncclAllReduce", 0, 0, 25, 75)})))["runs"]
+                       .at(0);
+  expect_shares(run["shares"].at(0), 0.5, 0.5, 0, 0);
+}
+
+TEST(Report, RunsAreToldApartAndCompared) {
+  const TemporaryFolder folder;
+  const std::string gpipe =
+      R"({"type":"run","chapter":"04_pipeline","program":"pipeline","world":4,"options":{"schedule":"gpipe",)"
+      R"("micro-batches":8,"chunks":1}})";
+  std::string other = gpipe;
+  other.replace(other.find("gpipe"), 5, "1f1b");
+  const std::vector<std::string> events{step(0, 0, 0), end(0, 100), span("forward 0", 0, 0, 0, 100)};
+  const json all =
+      report(folder.write("a", timeline(events, gpipe)) + " " + folder.write("b", timeline(events, other)));
+  EXPECT_EQ(all["runs"][0]["title"], "04_pipeline pipeline gpipe, 4 ranks");
+  EXPECT_EQ(all["runs"][1]["title"], "04_pipeline pipeline 1f1b, 4 ranks");
+  // Chapter 04's chart: the last stage begins in slot 3, and all are done after 22.
+  const json& schedule = all["runs"][1]["schedule"];
+  EXPECT_EQ(schedule.size(), 4 * 16);
+  EXPECT_NE(std::ranges::find(schedule, json::parse("[3, 3, true, 0, 0]")), schedule.end());
+  EXPECT_NE(std::ranges::find(schedule, json::parse("[0, 21, false, 7, 0]")), schedule.end());
+}
+
+TEST(Report, ErrorsAreOneLine) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(run_tool("report").output, "report: expects records and timelines, the files of --record and --timeline\n");
+  EXPECT_EQ(run_tool("report /no/a").output, "report: cannot read /no/a\n");
+  const auto refused = [&](const std::string& content) {
+    const ToolResult result = run_tool("report " + folder.write("bad", content));
+    EXPECT_EQ(result.status, 2) << content;
+    EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+    EXPECT_TRUE(result.output.starts_with("report: ")) << result.output;
+  };
+  refused("");
+  refused("loss 1.5\n");
+  refused(kRun + "\n");
+  refused(R"({"traceEvents": [{"ph": "X"}]})");
+  refused(R"({"traceEvents": [)");
+  refused(R"({"otherData": {"type": "run"}, "traceEvents": []})");
+}
+
+}  // namespace

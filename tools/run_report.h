@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What there is to say of a run, from its record and its timeline.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/run_record.h"
+#include "tools/schedule_chart.h"
+#include "tools/timeline.h"
+
+namespace workshop::tools {
+
+struct RunReport {
+  std::string title;  // "02_ddp ddp, 2 ranks"
+  RunRecord record;   // of a timeline alone only what its first line says
+  std::optional<Timeline> timeline;
+  std::map<int, Shares> shares;    // of a typical step of each rank
+  double seconds_per_step = 0;     // 0 where it is not known
+  std::pair<double, double> view;  // a typical step of the first rank, in the timeline's microseconds
+  std::vector<Slot> schedule;      // of a pipeline
+
+  int seen_rank() const;  // the one with the most time lost; -1 without a timeline
+};
+
+// Records and timelines in any order: each timeline goes with the record of its run. Throws std::runtime_error with one
+// line for a file that is neither, and where there is none.
+std::vector<RunReport> read_runs(const std::vector<std::string>& files);
+
+// The mean loss of all replicas, step by step, and the validation losses by the step that they come after.
+using Curve = std::vector<std::pair<int, double>>;
+Curve training_curve(const RunRecord& run);
+Curve validation_curve(const RunRecord& run);
+
+// What the picture means, and which chapter deals with it.
+struct Headline {
+  std::string text, advice;
+};
+Headline headline(const RunReport& run);
+
+}  // namespace workshop::tools
