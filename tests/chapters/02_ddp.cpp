@@ -99,7 +99,7 @@ double all_reduce_seconds(int ranks, double bytes, double seconds_per_byte) {
 
 // The README's formulas, with forward and backward times from a run on one rank.
 TESTS(cost) {
-  const std::string options = "--layers 512,512,512,512 --batch-size 64 --samples 4096 --max-steps 6";
+  const std::string options = "--layers 512,512,512,512 --batch-size 64 --samples 2048 --max-steps 3";
   const auto add = [=](const std::string& name, const Path& program, const std::string& more, double bandwidth,
                        const std::function<double(int ranks, double alone)>& expected) {
     for (const int ranks : {2, 4, 8}) {

@@ -10,7 +10,7 @@ namespace {
 
 const Path server = solution("02_ddp/parameter_server");
 const Path ddp = solution("02_ddp/ddp");
-const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01 --max-steps 20";
+const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01 --max-steps 12";
 
 // Who made each update, and how stale its gradient was.
 struct Update {

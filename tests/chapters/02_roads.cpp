@@ -47,10 +47,9 @@ constexpr double kBound = 1e-6;
 void as_in_turn(const std::string& name, int ranks, const Path& program, const std::string& technique,
                 const std::string& options) {
   test(name, {.ranks = ranks}, [=] {
-    const std::string results_alone = "WORKSHOP_PROBES=0";
     const Command simulated = on(1, in_turn, "--technique", technique, "--replicas", ranks, "--log-every 0", options);
-    const auto expected = learned_by_each(record(simulated.in(results_alone), "expected.jsonl"));
-    const Run run = record(on(ranks, program, "--log-every 0", options).in(results_alone));
+    const auto expected = learned_by_each(record(simulated, "expected.jsonl"));
+    const Run run = record(on(ranks, program, "--log-every 0", options));
     const auto found = learned_by_each(run);
     EXPECT_TRUE(std::ranges::count_if(expected, [&](const auto& value) { return found.contains(value.first); }) ==
                     std::ssize(expected) &&
@@ -178,6 +177,8 @@ TESTS(local_sgd) {
 
 // ---- compressed gradients ------------------------------------------------------------------------------------------
 
+const std::string with_probes = "WORKSHOP_PROBES=1";
+
 // The tensor of a probe on a rank in a step; of those of one name the number-th.
 const tools::Tensor& probed(const Run& run, const std::string& name, int rank, int step, int number = 0) {
   for (const tools::Probe& probe : run.record.probes) {
@@ -219,7 +220,8 @@ TESTS(compressed) {
   // sums of the test itself less than 16 roundings a rank of the largest value that comes.
   for (const std::string kind : {"topk", "randomk", "int8", "sign"}) {
     const int ranks = 3;
-    const Command run = on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind);
+    const Command run =
+        on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind).in(with_probes);
     test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
       for (int step = 0; step < 3; ++step) {
         const tools::Tensor& mean = probed(run, "mean of what was sent", 0, step);
@@ -246,8 +248,8 @@ TESTS(compressed) {
   // Eight bits round a value by half a scale at most, each rank's and then the mean.
   test("solution.02.int8_bound", {.ranks = 3}, [] {
     const std::string once = "--max-steps 1 --layers 30,20,5";
-    const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once), "exact.jsonl");
-    const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback"));
+    const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once).in(with_probes), "exact.jsonl");
+    const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback").in(with_probes));
     const tools::Tensor& expected = probed(exact, "bucket after its all-reduce", 0, 0);
     const tools::Tensor& found = probed(run, "mean of what was sent", 0, 0);
     double scale = 0, scale_of_mean = 0, largest = 0;

@@ -146,9 +146,9 @@ TESTS(bubble) {
                          idle / (chunks * micro_batches + idle), 0.03);
          });
   };
-  for (int stages : {2, 4, 8}) {
-    for (int micro_batches : {4, 8, 16}) add("1f1b", stages, micro_batches);
-  }
+  add("1f1b", 2, 16);
+  add("1f1b", 4, 8);
+  add("1f1b", 8, 4);
   add("gpipe", 4, 8);
   add("interleaved", 4, 8, 2);
   add("interleaved", 2, 4, 3, "--chunks 3");

@@ -65,7 +65,8 @@ function(workshop_check chapter program)
       math(EXPR number "${number} + 1")
     endwhile()
     workshop_test(exercise.${name} LABELS exercise TIMEOUT ${timeout}
-                  COMMAND ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
+                  COMMAND ${CMAKE_SOURCE_DIR}/tests/exercises/judge_exercise
+                          ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
                   COMMAND ${check_solution} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}>
                           -- ${arg_OPTIONS})
@@ -129,28 +130,10 @@ function(workshop_wrong_filling chapter program mistake)
   endforeach()
 endfunction()
 
-# workshop_unfilled(02_ddp ddp [RANKS 1 2 4] [OPTIONS …]): the exercise as handed out ends at once with the text of its
-# first TODO. tests/exercises/CMakeLists.txt calls it for the programs that a chapter's tests do not mention.
-function(workshop_unfilled chapter program)
-  cmake_parse_arguments(arg "" "" "RANKS;OPTIONS" ${ARGN})
-  if(NOT arg_RANKS)
-    set(arg_RANKS 1 2 4)
-  endif()
-  set(folder ${CMAKE_BINARY_DIR}/unfilled)
-  _workshop_generated_program(unfilled_${chapter}_${program} ${folder}/${chapter}/${program}.cu
-                              ${CMAKE_SOURCE_DIR}/solutions)
-  foreach(ranks ${arg_RANKS})
-    workshop_test(unfilled.${chapter}.${program}.${ranks}ranks LABELS solution MOST_RANKS ${ranks}
-                  COMMAND ${CMAKE_SOURCE_DIR}/tests/exercises/check_unfilled ${ranks} ${folder}/${chapter}
-                          $<TARGET_FILE:unfilled_${chapter}_${program}> ${arg_OPTIONS})
-  endforeach()
-endfunction()
-
 # workshop_exercises(02_ddp): all of that, as tests/exercises/02_ddp.txt says. In it,
 #
 #   program ddp                             is what the lines below are about;
 #   check 2 4 slow kernels -- OPTION...     workshop_check() on 2 and on 4 ranks, with a slow run;
-#   unfilled 2 4 -- OPTION...               workshop_unfilled();
 #   run 2 slow kernels within 15 -- OPTION… how the wrong fillings below are run, each within 15 s instead of 60: only as
 #                                           some `check` runs too, or else nothing would show that ./workshop check
 #                                           finds them;
@@ -188,7 +171,7 @@ function(workshop_exercises chapter)
     string(REGEX REPLACE " -- .*" "" words "${line}")
     separate_arguments(words)
     list(GET words 0 what)
-    cmake_parse_arguments(arg "" "program;within" "check;unfilled;run;slow" ${words})
+    cmake_parse_arguments(arg "" "program;within" "check;run;slow" ${words})
     if(what STREQUAL "program")
       set(program ${arg_program})
     elseif(what STREQUAL "check")
@@ -196,8 +179,6 @@ function(workshop_exercises chapter)
       foreach(ranks ${arg_check})
         list(APPEND checks "${program} ${ranks} ${given}")
       endforeach()
-    elseif(what STREQUAL "unfilled")
-      workshop_unfilled(${chapter} ${program} RANKS ${arg_unfilled} OPTIONS ${options})
     elseif(what STREQUAL "run")
       set(run RANKS ${arg_run} TIMEOUT ${arg_within} SLOW ${arg_slow} OPTIONS ${options})
       foreach(ranks ${arg_run})
@@ -233,7 +214,6 @@ function(workshop_exercises chapter)
   get_property(checks GLOBAL PROPERTY WORKSHOP_CHECKS_${chapter})
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/checks/${chapter} CONTENT "${checks}")
 
-  _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/unfilled)
   list(REMOVE_DUPLICATES snippets)
   list(REMOVE_DUPLICATES wrong)
   _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings FILLINGS ${snippets})
