@@ -75,6 +75,7 @@ class Compressor {
     todo("02.18");
     // END TODO 02.18
     probe("02.18", "values picked by each rank", picked, {ranks, k}, stream_);
+    probe("02.18", "place of each value picked", places, {ranks, k}, stream_);
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
     // TODO 02.19: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
     //   A launch of add_at(values, picked, places, factor, k) of compression.h for each rank: two ranks may have picked
@@ -122,7 +123,7 @@ class Compressor {
       launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
     }
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
-    // TODO 02.26: Send part r of codes[ranks, bytes] to rank r; received[r] gets its code of this rank's part.
+    // TODO 02.26: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
     //   An all-to-all of `bytes` bytes, of type ncclUint8: one group with a send and a receive for each rank, also this
     //   one.
     todo("02.26");

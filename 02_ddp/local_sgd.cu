@@ -18,7 +18,7 @@ __global__ void outer_step(float* values, float* start, float* momentum, float l
   for (int i : grid_stride(n)) {
     // TODO 02.15: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
     //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
-    //   + d and start -= lr·(d + factor·m). The replicas go on from there.
+    //   + d and start -= lr·(d + factor·m). Values go on from the new start.
     todo("02.15");
     // END TODO 02.15
   }

@@ -21,10 +21,12 @@ namespace workshop {
 // todo("02.1") stands where a participant has to write something, in a kernel too. It prints the TODO's number, its
 // text and its place, once a job, and ends every rank with status 77.
 
-// Records `shape` floats as they are at this point of `stream`, in device or pinned host memory, under the number of
+// Records `shape` numbers as they are at this point of `stream`, in device or pinned host memory, under the number of
 // the TODO that has just written them. It does not wait: the copy is one more operation of the stream. Only the first
 // kProbedSteps steps are probed.
 void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
+           cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void probe(const char* todo, const std::string& name, const int* tensor, std::initializer_list<int> shape,
            cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 inline constexpr int kProbedSteps = 3;
 

@@ -32,7 +32,7 @@ constexpr std::size_t kArenaBytes = 8 << 20;  // for probes: more than the tests
 // A probe whose copy may still be on its way.
 struct PendingProbe {
   Json line;
-  float* values;  // in the arena
+  float* values;  // in the arena; ints where the line says so
   std::size_t count;
   Event copied;
 };
@@ -105,7 +105,11 @@ cudaError_t collect_probes() {
     const cudaError_t status = cudaEventQuery(probe.copied);
     if (status == cudaErrorNotReady) cudaGetLastError();  // it was an answer
     if (status != cudaSuccess) return status;
-    add_values(probe.line, probe.values, probe.count);
+    if (probe.line.contains("integers")) {
+      add_values(probe.line, reinterpret_cast<const int*>(probe.values), probe.count);
+    } else {
+      add_values(probe.line, probe.values, probe.count);
+    }
     record_line(probe.line);
     Journal::get().write(probe.line);
   }
@@ -153,11 +157,12 @@ void note_passed(Json line) {
 }
 
 // The copy of a probe, behind what is on its stream.
-void enqueue_probe(Json line, const float* tensor, cudaStream_t stream, const CallSite& site) {
+void enqueue_probe(Json line, const void* tensor, cudaStream_t stream, const CallSite& site) {
   const std::lock_guard lock(probes().mutex);
   PendingProbe pending{std::move(line), nullptr, 1, Event()};
   for (const auto& extent : pending.line["shape"]) pending.count *= extent.get<std::size_t>();
   const std::size_t bytes = pending.count * sizeof(float);
+  static_assert(sizeof(int) == sizeof(float));
   if (bytes > 0) {
     pending.values = probes().arena.take(pending.count);
     const InCall in_call(site);
@@ -174,6 +179,18 @@ const CallSite& site_of_probe(const char* todo, const char* file, int line) {
   const auto [entry, is_new] = sites.try_emplace({file, line}, CallSite{"", file, line});
   if (is_new) entry->second.text = (new std::string("the probe of TODO " + std::string(todo)))->c_str();
   return entry->second;
+}
+
+void probe_on_device(const char* todo, const std::string& name, const void* tensor, bool integers,
+                     std::initializer_list<int> shape, cudaStream_t stream, const char* file, int source_line) {
+  std::optional<Json> line = begin_probe(todo, name);
+  if (!line) return;
+  note_passed(*line);
+  (*line)["shape"] = shape;
+  if (integers) (*line)["integers"] = true;
+  const CallSite& site = site_of_probe(todo, file, source_line);
+  // The calls of an open group begin at its end: only then there is something to copy.
+  after_group([line = *line, tensor, stream, &site] { enqueue_probe(line, tensor, stream, site); });
 }
 
 }  // namespace
@@ -220,13 +237,12 @@ void todo_on_host(const char* id, const char* file, int line) {
 
 void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
            cudaStream_t stream, const char* file, int source_line) {
-  std::optional<Json> line = begin_probe(todo, name);
-  if (!line) return;
-  note_passed(*line);
-  (*line)["shape"] = shape;
-  const CallSite& site = site_of_probe(todo, file, source_line);
-  // The calls of an open group begin at its end: only then there is something to copy.
-  after_group([line = *line, tensor, stream, &site] { enqueue_probe(line, tensor, stream, site); });
+  probe_on_device(todo, name, tensor, /*integers=*/false, shape, stream, file, source_line);
+}
+
+void probe(const char* todo, const std::string& name, const int* tensor, std::initializer_list<int> shape,
+           cudaStream_t stream, const char* file, int source_line) {
+  probe_on_device(todo, name, tensor, /*integers=*/true, shape, stream, file, source_line);
 }
 
 namespace {
