@@ -15,8 +15,6 @@ class Job {
  public:
   explicit Job(const Options& options);
   ~Job();
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
 
   int rank() const { return ranks_.rank; }
   int world() const { return ranks_.world; }

@@ -40,8 +40,6 @@ class Training {
  public:
   Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data, cudaStream_t stream);
   ~Training();
-  Training(const Training&) = delete;
-  Training& operator=(const Training&) = delete;
 
   // ---- what checkpoints keep: all of it before the first epoch ----
   void add(const std::vector<TensorPart>& parts);

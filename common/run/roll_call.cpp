@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -110,11 +109,9 @@ std::string started(const Roll& roll, const Ranks& ranks) {
   if (ranks.local_world == ranks.world) {
     return list_of_ranks(roll.absent) + (roll.absent.size() == 1 ? " has" : " have") + " not started";
   }
-  std::array<char, 256> node{};
-  gethostname(node.data(), node.size() - 1);
   const bool all = static_cast<int>(roll.started.size()) >= ranks.local_world;
   return (all ? "all" : std::to_string(roll.started.size()) + " of") + " the " + std::to_string(ranks.local_world) +
-         " ranks of " + node.data() + " have started, " + list_of_ranks(roll.started) +
+         " ranks of " + node_name() + " have started, " + list_of_ranks(roll.started) +
          (all ? "; ranks of other nodes are missing" : "");
 }
 
