@@ -163,6 +163,11 @@ RunRecord read_run_record(const std::string& path) {
   return record;
 }
 
+double option(const RunRecord& run, const std::string& name, double otherwise) {
+  const auto found = run.options.find(name);
+  return found == run.options.end() ? otherwise : found->second;
+}
+
 RunRecord read_run_line(const std::string& line) {
   RunRecord record;
   read_line(Json::parse(line), record);

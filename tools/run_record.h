@@ -75,6 +75,9 @@ struct RunRecord {
   double seconds_per_step = 0;
 };
 
+// One of its options that are numbers.
+double option(const RunRecord& run, const std::string& name, double otherwise);
+
 // Throws std::runtime_error with one line "file:line: what is wrong", also for a record without its `end`.
 RunRecord read_run_record(const std::string& path);
 

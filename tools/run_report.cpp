@@ -19,11 +19,6 @@ bool is_record(const std::string& path) {
   return line.find("\"otherData\"") == std::string::npos && line.find("\"traceEvents\"") == std::string::npos;
 }
 
-int option(const RunRecord& run, const std::string& name) {
-  const auto found = run.options.find(name);
-  return found == run.options.end() ? 0 : static_cast<int>(found->second);
-}
-
 std::string ranks(int n) { return formatted("%d rank%s", n, n == 1 ? "" : "s"); }
 
 std::string first_title(const RunReport& run) {
@@ -73,8 +68,9 @@ void complete(RunReport& run) {
       run.seconds_per_step = (run.view.second - run.view.first) / 1e6;
   }
   if (run.record.chapter == "04_pipeline") {
-    run.schedule = schedule_chart(run.record.settings["schedule"], run.record.world,
-                                  option(run.record, "micro-batches"), option(run.record, "chunks"));
+    const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
+    run.schedule =
+        schedule_chart(run.record.settings["schedule"], run.record.world, number("micro-batches"), number("chunks"));
   }
   run.title = first_title(run);
 }

@@ -7,11 +7,6 @@
 namespace workshop::tools {
 namespace {
 
-double option(const RunRecord& run, const std::string& name, double otherwise) {
-  const auto found = run.options.find(name);
-  return found == run.options.end() ? otherwise : found->second;
-}
-
 double samples_per_step(const RunRecord& run) {
   std::set<int> replicas;
   for (const StepLoss& loss : run.losses) replicas.insert(loss.replica);
