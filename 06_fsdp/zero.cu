@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp.cu with what its ranks all hold sharded across them (ZeRO: Rajbhandari et al., SC 2020): the optimizer's state,
-// then the gradients, then the parameters. The loop is the same, the model, in zero_model.h, keeps less.
+// ddp.cu with what all its ranks hold sharded across them (ZeRO: Rajbhandari et al., SC 2020), by zero_model.h.
 #include "01_single_gpu/models.h"
 #include "02_ddp/replicas.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "units.h"
 #include "zero_model.h"
 
 using namespace workshop;

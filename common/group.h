@@ -4,8 +4,8 @@
 
 #include <nccl.h>
 
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/device.h"
@@ -18,12 +18,6 @@ class Group {
   Group() = default;  // this rank alone, without a communicator
   // All ranks of a communicator that is held elsewhere.
   explicit Group(ncclComm_t comm);
-  ~Group();
-  Group(Group&& other) noexcept { swap(other); }
-  Group& operator=(Group&& other) noexcept {
-    swap(other);
-    return *this;
-  }
 
   // The ranks of this group that give the same color become one group, in the order of their keys. Collective: every
   // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group. A
@@ -33,25 +27,16 @@ class Group {
   // Every rank's value, in the order of the ranks: preparation and no part of the training. Collective, and waits.
   template <typename T>
   std::vector<T> gather(const T& mine) const {
-    return gather_values(mine, comm_, Stream());
+    return gather_values(mine, comm(), Stream());
   }
 
-  ncclComm_t comm() const { return comm_; }
+  ncclComm_t comm() const { return comm_.get(); }
   int rank() const { return rank_; }                            // of this process in the group
   int size() const { return size_; }                            // ranks of the group
   const std::vector<int>& members() const { return members_; }  // their ranks in the job, in their order in the group
 
  private:
-  void swap(Group& other) noexcept {
-    std::swap(comm_, other.comm_);
-    std::swap(owned_, other.owned_);
-    std::swap(rank_, other.rank_);
-    std::swap(size_, other.size_);
-    std::swap(members_, other.members_);
-  }
-
-  ncclComm_t comm_ = nullptr;
-  bool owned_ = false;
+  std::shared_ptr<ncclComm> comm_;  // of split(): destroyed with the last group that shares it
   int rank_ = 0, size_ = 1;
   std::vector<int> members_ = {0};
 };

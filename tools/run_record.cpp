@@ -2,12 +2,16 @@
 #include "tools/run_record.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <exception>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
+#include <string_view>
+#include <system_error>
 
 namespace workshop::tools {
 namespace {
@@ -19,13 +23,49 @@ double number(const Json& value) {
   return value.is_string() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-Tensor read_tensor(const Json& line) {
-  Tensor tensor{line.at("name"), line.at("shape"), {}, number(line.at("l2")), number(line.at("sum"))};
-  tensor.integers = line.value("integers", false);
-  for (const Json& value : line.at("values")) {
-    tensor.values.push_back(number(value));
-    tensor.unwritten += value == "unwritten" ? 1 : 0;
+// A line of a record, with its array "values" beside it: nearly all of a record are these floats, and from_chars()
+// reads them several times as fast as a parser of JSON does.
+struct Line {
+  explicit Line(std::string text) {
+    constexpr std::string_view key = "\"values\":[";  // in a string the quotes would be escaped
+    if (const std::size_t found = text.find(key); found != std::string::npos) {
+      const std::size_t first = found + key.size();
+      text.erase(first, read_values(std::string_view(text).substr(first)));
+    }
+    json = Json::parse(text);
   }
+  const Json& at(const char* name) const { return json.at(name); }
+
+  Json json;
+  std::vector<double> values;
+  int unwritten = 0;
+
+ private:
+  // Returns how many characters lie before the closing bracket.
+  std::size_t read_values(std::string_view text) {
+    const char *at = text.data(), *const end = text.data() + text.size();
+    while (at != end && *at != ']') {
+      if (!values.empty() && *at++ != ',') throw std::runtime_error("a value is followed by what is no comma");
+      if (at != end && *at == '"') {
+        const char* close = std::find(at + 1, end, '"');
+        unwritten += std::string_view(at + 1, close) == "unwritten" ? 1 : 0;
+        values.push_back(std::numeric_limits<double>::quiet_NaN());
+        at = close == end ? end : close + 1;
+      } else {
+        const auto [next, error] = std::from_chars(at, end, values.emplace_back());
+        if (error != std::errc()) throw std::runtime_error("a value is no number");
+        at = next;
+      }
+    }
+    return at - text.data();
+  }
+};
+
+Tensor read_tensor(const Line& line) {
+  Tensor tensor{line.at("name"), line.at("shape"), line.values, number(line.at("l2")), number(line.at("sum"))};
+  tensor.integers = line.json.value("integers", false);
+  tensor.unwritten = line.unwritten;
+  line.at("values");  // throws where there are none
   if (static_cast<double>(tensor.values.size()) > tensor.size()) throw std::runtime_error("more values than the shape");
   return tensor;
 }
@@ -50,7 +90,8 @@ std::string variant(const Json& options) {
   return text;
 }
 
-void read_line(const Json& line, RunRecord& record) {
+void read_line(const Line& read, RunRecord& record) {
+  const Json& line = read.json;
   const std::string type = line.at("type");
   if (type == "run") {
     record.line = line.dump();
@@ -70,12 +111,12 @@ void read_line(const Json& line, RunRecord& record) {
         {line.at("step"), line.at("replica"), number(line.at("loss")), number(line.at("global_loss")),
          line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0, line.value("epoch", 0)});
   } else if (type == "probe") {
-    record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(line)});
+    record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(read)});
   } else if (type == "passed") {
     record.passed[line.at("rank")] = {
         line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), {line.at("name"), {}, {}}};
   } else if (type == "parameter") {
-    record.parameters.push_back(read_tensor(line));
+    record.parameters.push_back(read_tensor(read));
   } else if (type == "collective") {
     record.collectives.push_back({line.at("rank"), line.at("op"), line.at("communicator"), line.at("ranks"),
                                   line.at("calls"), line.at("elements"), line.at("bytes"),
@@ -150,7 +191,7 @@ RunRecord read_run_record(const std::string& path) {
   while (std::getline(file, text)) {
     ++number;
     try {
-      const Json line = Json::parse(text);
+      const Line line(text);
       read_line(line, record);
       last_type = line.at("type");
     } catch (const std::exception& error) {
@@ -170,7 +211,7 @@ double option(const RunRecord& run, const std::string& name, double otherwise) {
 
 RunRecord read_run_line(const std::string& line) {
   RunRecord record;
-  read_line(Json::parse(line), record);
+  read_line(Line(line), record);
   return record;
 }
 
@@ -178,8 +219,13 @@ RunRecord read_journals(const std::string& path) {
   std::ifstream file = open(path);
   RunRecord record;
   for (std::string text; std::getline(file, text);) {
-    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!line.is_discarded()) read_line(line, record);
+    std::optional<Line> line;
+    try {
+      line.emplace(text);
+    } catch (const std::exception&) {
+      continue;  // cut off
+    }
+    read_line(*line, record);
   }
   sort(record);
   return record;

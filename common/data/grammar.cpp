@@ -50,11 +50,14 @@ class Grammar::Builder {
     live_[0] = 0;
     for (const Option& option : nodes_[0].options) require_nothing(live(option.first));
 
+    states_.reserve(1 << 17);
     state(0, Memory(slots_.size(), 0));
     for (std::size_t from = 0; from < places_.size(); ++from) {
+      grammar_.first_arcs_.push_back(static_cast<int>(grammar_.arcs_.size()));
       const auto [place, memory] = places_[from];
-      grammar_.arcs_.push_back(arcs(place, memory));
+      add_arcs(place, memory);
     }
+    grammar_.first_arcs_.push_back(static_cast<int>(grammar_.arcs_.size()));
   }
 
  private:
@@ -145,14 +148,23 @@ class Grammar::Builder {
     return word->second;
   }
 
-  std::vector<Arc> arcs(int place, const Memory& memory) {
-    std::vector<Arc> arcs;
+  const std::vector<int>& words(const std::string& cell) {
+    const auto [words, is_new] = cells_.try_emplace(cell);
+    if (is_new) {
+      for (const std::string& text : split(cell, '/')) words->second.push_back(word(text));
+    }
+    return words->second;
+  }
+
+  void add_arcs(int place, const Memory& memory) {
+    std::vector<Arc>& arcs = grammar_.arcs_;
+    const std::size_t first = arcs.size();
     std::vector<std::uint64_t> shares;  // an arc's weight is to be divided by this
     const auto say = [&](const Item& item, int weight) {
       const auto say_one_of = [&](const std::string& cell, const Memory& then, std::size_t rows) {
-        const auto words = split(cell, '/');
-        for (const std::string& text : words) {
-          arcs.push_back({word(text), state(item.next, then), static_cast<std::uint64_t>(weight), 0});
+        const std::vector<int>& words = this->words(cell);
+        for (int word : words) {
+          arcs.push_back({word, state(item.next, then), static_cast<std::uint64_t>(weight), 0});
           shares.push_back(rows * words.size());
         }
       };
@@ -174,9 +186,9 @@ class Grammar::Builder {
 
     std::uint64_t common = 1, sum = 0;
     for (std::uint64_t share : shares) common = std::lcm(common, share);
-    for (std::size_t i = 0; i < arcs.size(); ++i) sum += arcs[i].weight *= common / shares[i];
-    for (Arc& arc : arcs) arc.probability = static_cast<double>(arc.weight) / static_cast<double>(sum);
-    return arcs;
+    const std::span<Arc> added = std::span(arcs).subspan(first);
+    for (std::size_t i = 0; i < added.size(); ++i) sum += added[i].weight *= common / shares[i];
+    for (Arc& arc : added) arc.probability = static_cast<double>(arc.weight) / static_cast<double>(sum);
   }
 
   Grammar& grammar_;
@@ -186,6 +198,7 @@ class Grammar::Builder {
   std::vector<Slots> live_;                     // by place
   std::vector<std::pair<int, Memory>> places_;  // by state
   std::unordered_map<std::string, int> states_, word_numbers_;
+  std::unordered_map<std::string, std::vector<int>> cells_;  // their words
 };
 
 Grammar::Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules) {
@@ -202,7 +215,7 @@ std::vector<double> Grammar::time_in_states() const {
     for (int state = 0; state < states(); ++state) {
       if (now[state] == 0) continue;
       visits[state] += now[state];
-      for (const Arc& arc : arcs_[state]) {
+      for (const Arc& arc : arcs(state)) {
         if (arc.to == 0) continue;
         then[arc.to] += now[state] * arc.probability;
         any = true;
@@ -221,10 +234,10 @@ std::vector<std::int32_t> Grammar::write(std::size_t count, std::mt19937_64& ran
   text.reserve(count);
   for (int state = 0; text.size() < count;) {
     std::uint64_t sum = 0;
-    for (const Arc& arc : arcs_[state]) sum += arc.weight;
+    for (const Arc& arc : arcs(state)) sum += arc.weight;
     // The remainder favors small numbers by less than sum / 2^64.
-    std::uint64_t drawn = arcs_[state].size() == 1 ? 0 : random() % sum;
-    auto arc = arcs_[state].begin();
+    std::uint64_t drawn = arcs(state).size() == 1 ? 0 : random() % sum;
+    auto arc = arcs(state).begin();
     for (; drawn >= arc->weight; ++arc) drawn -= arc->weight;
     text.push_back(arc->word);
     state = arc->to;
@@ -233,11 +246,17 @@ std::vector<std::int32_t> Grammar::write(std::size_t count, std::mt19937_64& ran
 }
 
 Reader::Reader(const Grammar& grammar, const std::vector<std::string>& vocabulary)
-    : grammar_(&grammar), first_(vocabulary.size()), weights_(grammar.states()) {
+    : grammar_(&grammar), saying_(vocabulary.size()), first_(vocabulary.size()), weights_(grammar.states()) {
   for (const std::string& word : grammar.words()) {
     tokens_.push_back(std::max(0, find_index(vocabulary, [&](const std::string& entry) { return entry == word; })));
   }
-  for (int state = 0; state < grammar.states(); ++state) stationary_.emplace_back(state, grammar.stationary()[state]);
+  for (int state = 0; state < grammar.states(); ++state) {
+    stationary_.emplace_back(state, grammar.stationary()[state]);
+    for (const Grammar::Arc& arc : grammar.arcs(state)) {
+      Belief& saying = saying_[tokens_[arc.word]];
+      if (saying.empty() || saying.back().first != state) saying.push_back(stationary_.back());
+    }
+  }
   first_probability_ = next();
 }
 
@@ -255,7 +274,7 @@ double Reader::read(std::int32_t token) {
   double probability = 0;
   if (belief_ == nullptr) {
     Belief& belief = first_[token];
-    if (belief.empty()) follow(stationary_, token, belief);
+    if (belief.empty()) follow(saying_[token], token, belief);
     probability = first_probability_[token];
     belief_ = &belief;
   } else {

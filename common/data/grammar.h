@@ -47,8 +47,10 @@ class Grammar {
   // rows are forgotten. Throws std::logic_error where a rule may say a row that has not been drawn.
   Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules);
 
-  int states() const { return static_cast<int>(arcs_.size()); }
-  std::span<const Arc> arcs(int state) const { return arcs_[state]; }
+  int states() const { return static_cast<int>(first_arcs_.size()) - 1; }
+  std::span<const Arc> arcs(int state) const {
+    return {arcs_.data() + first_arcs_[state], arcs_.data() + first_arcs_[state + 1]};
+  }
   const std::vector<std::string>& words() const { return words_; }
   // The share of its time that the machine spends in each state: [states()], sums to 1.
   const std::vector<double>& stationary() const { return stationary_; }
@@ -61,7 +63,8 @@ class Grammar {
   class Builder;
   std::vector<double> time_in_states() const;
 
-  std::vector<std::vector<Arc>> arcs_;
+  std::vector<Arc> arcs_;        // those of state 0, of state 1, …
+  std::vector<int> first_arcs_;  // where those of each state begin, and where the last end
   std::vector<std::string> words_;
   std::vector<double> stationary_;
 };
@@ -92,6 +95,7 @@ class Reader {
   const Grammar* grammar_;
   std::vector<std::int32_t> tokens_;  // of each of the grammar's words
   Belief stationary_;
+  std::vector<Belief> saying_;             // of it, the states that may say each token
   std::vector<Belief> first_;              // after this token alone; filled when first needed
   std::vector<double> first_probability_;  // of each token
   std::array<Belief, 2> beliefs_;

@@ -8,24 +8,20 @@
 
 namespace workshop {
 
-Group::Group(ncclComm_t comm) : comm_(comm) {
+Group::Group(ncclComm_t comm) : comm_(comm, [](ncclComm_t) {}) {
   NCCL_CHECK(ncclCommUserRank(comm, &rank_));
   NCCL_CHECK(ncclCommCount(comm, &size_));
   members_.resize(size_);
   std::iota(members_.begin(), members_.end(), 0);
 }
 
-Group::~Group() {
-  if (owned_) ncclCommDestroy(comm_);
-}
-
 Group Group::split(int color, int key, const std::string& name) const {
   ncclComm_t comm = nullptr;
-  NCCL_CHECK(ncclCommSplit(comm_, color, key, &comm, nullptr));
+  NCCL_CHECK(ncclCommSplit(this->comm(), color, key, &comm, nullptr));
   if (comm == nullptr) return {};
   name_communicator(comm, name);
   Group group(comm);
-  group.owned_ = true;
+  group.comm_.reset(comm, ncclCommDestroy);
   group.members_ = group.gather(members_[rank_]);
   return group;
 }

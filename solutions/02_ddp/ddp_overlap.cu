@@ -35,8 +35,7 @@ int main(int argc, char** argv) {
   OverlappedAverage average(model, bucket_mb * (1 << 20), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  // All replicas are alike: rank 0 saves for all, and all load.
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  training.add_all(parts_of(model), model.values(), optimizer.state());  // alike on all ranks: rank 0 saves
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

@@ -6,7 +6,6 @@
 #include "common/job.h"
 #include "common/training.h"
 #include "fully_sharded.h"
-#include "passes.h"
 #include "shard_groups.h"
 #include "units.h"
 
