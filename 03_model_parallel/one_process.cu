@@ -159,7 +159,8 @@ class LossOfLast {
   DeviceBuffer<float> loss_;
 };
 
-// The first part's stream, on which Training works, goes on when all parts have come this far; its device is current.
+// The first part's stream, on which Training works and saves checkpoints, goes on when all parts have come this far;
+// its device is current.
 void join(Parts& parts) {
   for (const auto& part : parts) {
     CUDA_CHECK(cudaEventRecord(part->done, part->stream));
@@ -210,7 +211,7 @@ int main(int argc, char** argv) {
   probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
 
   Parts parts = place_parts(network, bounds, options, job.own_devices());
-  join(parts);
+  CUDA_CHECK(cudaSetDevice(parts[0]->device));
   LossOfLast loss(parts, options, network.data());
 
   Training training(options, job, {}, network.data(), parts[0]->stream);
@@ -220,9 +221,9 @@ int main(int argc, char** argv) {
   }
 
   const auto add_loss = [&](const Batch& batch, float* sum) {
+    const OnDevice on_device(parts[0]->device);  // again, afterwards
     forward(parts, batch);
     loss.add(batch, training.evaluated(), sum);
-    join(parts);
   };
   while (training.next_epoch()) {
     while (training.next_step()) {
