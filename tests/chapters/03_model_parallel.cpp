@@ -185,7 +185,8 @@ TESTS(one_process_memory) {
 }
 
 // On a machine whose kernels and links take time, and the rest none: from the first forward pass of a step to the end
-// of its backward pass, no two devices are at work at the same time, and no copy overlaps with anything.
+// of its backward pass, no two devices are at work at the same time, and no copy overlaps with anything, but that of
+// the loss, four bytes, which goes back to the first device while the last one is at work.
 TESTS(one_process_timeline) {
   test("solution.03.one_process.timeline", {.cpu_only = "simulates a machine"}, [] {
     succeed(on(1, one_process, "--layers 64,64,64,64,64 --activation relu --max-steps 12 --devices 3",
@@ -193,19 +194,22 @@ TESTS(one_process_timeline) {
                 .in("WORKSHOP_SIMULATE=compute=1G,link=20us+1G/s"));
     std::vector<Span> busy;
     int copies = 0;
-    for (const Span& span : read_timeline("timeline.json").at(0)) {
+    const auto timeline = read_timeline("timeline.json");
+    for (const Span& span : timeline.at(0)) {
       const bool copy = span.name == "cudaMemcpyPeerAsync";
       // Each part makes its update when its own backward pass is done, while those below still compute.
       if (!copy && span.name != "loss" && !span.name.starts_with("forward") && !span.name.starts_with("backward"))
         continue;
-      copies += copy && span.duration > 0.02;
+      copies += copy;
+      if (copy && span.stream == 0 && span.duration < 0.0201) continue;  // 20 us and 4 bytes
       busy.push_back(span);
     }
     EXPECT_EQ(copies, 12 * (2 * 2 + 3));
+    EXPECT_GT(busy.size(), 12u * (2 * 2 + 2 + 4 + 4));
     std::ranges::sort(busy, {}, &Span::begin);
     for (std::size_t i = 1; i < busy.size(); ++i) {
       const Span &before = busy[i - 1], &span = busy[i];
-      // The spans of the outer ranges are in microseconds to a hundredth.
+      // CUDA and its stand-in tell milliseconds as floats, of which those of a second have four digits left.
       EXPECT_LE(before.end(), span.begin + 1e-4) << before.name << " at " << before.begin << " and " << span.name;
     }
   });
@@ -213,7 +217,7 @@ TESTS(one_process_timeline) {
 
 TESTS(one_process_bad) {
   refusals("solution.03.one_process.bad.", on(1, one_process), R"(
-    devices.1 | --devices 0            | --devices is '0'; expected a whole number of at least 1
+    devices.1 | --devices 0            | --devices is '0'; expected a whole number from 1 to 1024
     layers.1  | --devices 3            | --layers is '6,4,2', 2 layers for 3 devices; expected a layer a device or more
   )");
   refusals("solution.03.one_process.bad.", on(2, one_process),
