@@ -151,6 +151,11 @@ TESTS(one_process_ledger) {
            on(1, one_process, "--layers 12,10,8,6,4 --samples", samples, "--epochs", epochs, "--devices", devices),
            expected);
   }
+  // The norm goes from device to device and back, a float each time.
+  ledger("solution.03.one_process.ledger.norm",
+         on(1, one_process, "--layers 12,8,6,4 --clip-norm 0.1 --devices 3 --samples", samples),
+         {{0, "cudaMemcpyPeerAsync", batches * (2 * 2 + 3 + 2 * 2),
+           4 * (samples * (2 * (8 + 6) + 4) + 2 * batches + 2 * 2 * batches)}});
 }
 
 // Each device has an account of its own: what the ranks of model_parallel hold, and on the last device the targets of a
