@@ -68,7 +68,7 @@ inline Network make_gpt(const Options& options) {
   const int vocabulary = static_cast<int>(network.vocabulary.size());
   require_sizes(options, vocabulary);
   network.operations = gpt_operations(o, vocabulary);
-  const auto room = std::make_shared<std::vector<DeviceBuffer<float>>>();
+  const auto room = std::make_shared<SharedActivations::element_type>();
   network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
   for (int i = 0; i < o.blocks; ++i) {
     std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed);

@@ -27,7 +27,7 @@ inline Network make_parallel_gpt(const Options& options, const Group& group, Sid
   if (vocabulary < ranks) usage_error("the vocabulary has %d words; expected one a rank, %d", vocabulary, ranks);
 
   const auto cut = std::make_shared<TensorParallel>(group, side, sequence_parallel);
-  const auto room = std::make_shared<std::vector<DeviceBuffer<float>>>();
+  const auto room = std::make_shared<SharedActivations::element_type>();
   const Words own = words_of(sharded("head.weight", {vocabulary, o.width}, Split::rows, group));
   for (int i = 0; i < network.depth(); ++i) {
     std::shared_ptr<Layer>& layer = network.layers[i];

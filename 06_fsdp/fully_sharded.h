@@ -23,9 +23,14 @@
 
 namespace workshop {
 
+// When the gather of a pass is enqueued: before the work of the pass before it, between that and its reduction, or when
+// its own work begins. PyTorch's BACKWARD_PRE, BACKWARD_POST and None.
+enum class Prefetch { pre, post, none };
+
 struct FsdpOptions {
   bool reshard_after_forward = true;  // free a unit after its forward pass; else after its backward pass
-  bool prefetch = true;               // gather the next unit while one is worked on, into a second buffer
+  bool prefetch = true;               // gather the next unit of the forward pass while one is worked on
+  Prefetch backward = Prefetch::pre;  // the same for the backward pass
   bool cpu_offload = false;           // keep the shards and the optimizer on the host
 };
 
@@ -50,11 +55,29 @@ class FullyShardedModel {
     for (const Unit& unit : units_) {
       const std::size_t padded = unit.sharding.padded();
       largest = std::max(largest, padded);
-      if (!fsdp.reshard_after_forward) gathered_.emplace_back(padded, Memory::buckets);
+      if (!fsdp.reshard_after_forward) kept_.emplace_back(padded, Memory::buckets);
     }
-    const std::size_t alive = fsdp.prefetch ? 2 : 1;
-    while (gradients_.size() < alive) gradients_.emplace_back(largest, Memory::buckets);
-    while (fsdp.reshard_after_forward && gathered_.size() < alive) gathered_.emplace_back(largest, Memory::buckets);
+    const int forward = fsdp.reshard_after_forward ? forward_values() : 0;
+    const int backward = backward_values() + gradients();
+    while (static_cast<int>(buffers_.size()) < std::max(forward, backward))
+      buffers_.emplace_back(largest, Memory::buckets);
+  }
+
+  // Gives every rank its shards of rank 0's initial values, unit by unit, whatever the others have drawn: here numbers
+  // of their own, where a program would have loaded a checkpoint on rank 0 alone. Collective over `ranks`, all of the
+  // job. Waits for the stream.
+  void initialize_from_rank_0(std::uint64_t seed, const Group& ranks) {
+    for (int u = 0; u < units(); ++u) {
+      const Sharding& sharding = units_[u].sharding;
+      std::vector<float> values = units_[u].model.initial_values(seed + ranks.rank());
+      values.resize(sharding.padded());
+      float* whole = full_values(u);
+      CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(float), cudaMemcpyDefault, compute_));
+      NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), ncclFloat, 0, ranks.comm(), compute_));
+      const float* shard = whole + groups_.shard.rank() * sharding.shard;
+      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard, sharding.shard * sizeof(float), cudaMemcpyDefault, compute_));
+      CUDA_CHECK(cudaStreamSynchronize(compute_));
+    }
   }
 
   // Every rank draws the initial values of the whole model and keeps its shards of them. Waits for the stream.
@@ -102,6 +125,7 @@ class FullyShardedModel {
                             u > 0 ? units_[u - 1].model.output_gradient() : nullptr);
       }
       end(k, full_gradient(k), unit.model.count());
+      if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
       reduce(k, first, last);
     }
   }
@@ -157,12 +181,27 @@ class FullyShardedModel {
   float* value_shard(int u) const { return values_.data() + layout_.offsets[u]; }
   float* grad_shard(int u) const { return grads_.data() + layout_.offsets[u]; }
 
+  // Nothing comes before the first pass; and between the last forward and the first backward pass is no reduction.
+  Prefetch prefetch(int k) const {
+    if (k == 0 || k >= 2 * units()) return Prefetch::none;
+    if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
+    return k == units() && fsdp_.backward == Prefetch::post ? Prefetch::none : fsdp_.backward;
+  }
+
+  // Whole units that are alive at a time, parameters and gradients. A unit that is gathered between the work before it
+  // and the reduction takes the place of the parameters, but not of the gradients. The forward pass has no gradients,
+  // so it takes a buffer of theirs for its second unit.
+  int forward_values() const { return fsdp_.prefetch || fsdp_.backward == Prefetch::pre ? 2 : 1; }
+  int backward_values() const { return !fsdp_.reshard_after_forward ? 0 : fsdp_.backward == Prefetch::pre ? 2 : 1; }
+  int gradients() const { return fsdp_.backward == Prefetch::none ? 1 : 2; }
+
   // The buffers of pass k for all parameters of its unit and for all their gradients. A unit that is not freed after
   // its forward pass has a buffer of its own; else the passes take turns.
   float* full_values(int k) const {
-    return gathered_[fsdp_.reshard_after_forward ? k % gathered_.size() : passes_[k].unit].data();
+    if (!fsdp_.reshard_after_forward) return kept_[passes_[k].unit].data();
+    return buffers_[k % (k < units() ? forward_values() : backward_values())].data();
   }
-  float* full_gradient(int k) const { return gradients_[k % gradients_.size()].data(); }
+  float* full_gradient(int k) const { return buffers_[backward_values() + k % gradients()].data(); }
 
   // Copies this rank's shard of the unit to its place among the whole, if it is on the host.
   const float* into_place(int u, float* whole, cudaStream_t stream) {
@@ -194,8 +233,8 @@ class FullyShardedModel {
   // Call before the work of pass k is enqueued. The order of the calls is that of the communication stream: to
   // prefetch is to enqueue the gather of the next pass before the work of this one, and so before what waits for that.
   Unit& begin(int k) {
-    if (k == 0 || !fsdp_.prefetch) fetch(k);
-    if (fsdp_.prefetch && k + 1 < static_cast<int>(passes_.size())) fetch(k + 1);
+    if (prefetch(k) == Prefetch::none) fetch(k);
+    if (prefetch(k + 1) == Prefetch::pre) fetch(k + 1);
     // TODO 06.14: Let the compute stream wait for what was fetched for pass k: for the event fetched_[k % 2].
     //   The event is recorded already, by fetch(): to wait for it is all (docs/calls.md). Why is one event not enough
     //   for all passes?
@@ -259,7 +298,7 @@ class FullyShardedModel {
   FloatBuffer values_, grads_;  // this rank's shards
   Optimizer optimizer_;
   Clipping clipping_;
-  std::vector<DeviceBuffer<float>> gathered_, gradients_;  // of whole units
+  std::vector<DeviceBuffer<float>> kept_, buffers_;  // of whole units
   Event fetched_[2], worked_, reduced_, updated_;
 };
 

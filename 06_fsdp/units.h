@@ -46,12 +46,16 @@ struct Unit {
   Activations activations;
 };
 
-// The network in units of `layers` layers; the last one has those that are left.
-inline std::deque<Unit> make_units(const Network& network, int layers, int batch_size, int ranks, cudaStream_t stream) {
+// The network in units that take layer after layer until they have `layers` of them and at least `parameters`
+// parameters; the last one has those that are left.
+inline std::deque<Unit> make_units(const Network& network, int layers, int batch_size, int ranks, cudaStream_t stream,
+                                   int parameters = 0) {
   std::deque<Unit> units;
-  for (int first = 0; first < network.depth(); first += layers) {
-    units.emplace_back(network, LayerRange{first, std::min(first + layers, network.depth())}, batch_size, ranks,
-                       stream);
+  const std::vector<std::int64_t> counts = network.counts();
+  for (int first = 0, end = 0; first < network.depth(); first = end) {
+    for (std::int64_t sum = 0; end < network.depth() && (end < first + layers || sum < parameters); ++end)
+      sum += counts[end];
+    units.emplace_back(network, LayerRange{first, end}, batch_size, ranks, stream);
   }
   return units;
 }

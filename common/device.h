@@ -29,13 +29,32 @@ struct MemoryUse {
   std::size_t peak = 0;     // bytes
 };
 
-// Use of one kind by this rank. Peaks of several kinds may lie at different times.
+// Use of one kind by this rank on the current device. Peaks of several kinds may lie at different times.
 MemoryUse memory_use(Memory kind);
 
 // Called by the buffers; `bytes` is negative for a release.
-void account_memory(Memory kind, std::ptrdiff_t bytes);
+void account_memory(Memory kind, int device, std::ptrdiff_t bytes);
 
-// An array of `count` elements, in the memory that its kind stands for.
+inline int current_device() {
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  return device;
+}
+
+// Makes a device the current one as long as it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : before_(current_device()) { CUDA_CHECK(cudaSetDevice(device)); }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_;
+};
+
+// An array of `count` elements, in the memory that its kind stands for: that of the device that is current, or the
+// host's.
 template <typename T>
 class Buffer {
  public:
@@ -44,6 +63,7 @@ class Buffer {
          [[maybe_unused]] int line = __builtin_LINE())
       : count_(count), kind_(kind) {
     if (count_ == 0) return;
+    device_ = current_device();
     if (kind_ == Memory::host) {
       CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes()));
     } else {
@@ -52,7 +72,7 @@ class Buffer {
 #ifdef WORKSHOP_BACKEND_CPU
     cpu::allocated_at(data_, file, line);
 #endif
-    account_memory(kind_, static_cast<std::ptrdiff_t>(bytes()));
+    account_memory(kind_, device_, static_cast<std::ptrdiff_t>(bytes()));
   }
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -65,7 +85,7 @@ class Buffer {
     static constexpr CallSite sites[] = {{"cudaFree", __FILE__, __LINE__}, {"cudaFreeHost", __FILE__, __LINE__}};
     const InCall in_call(sites[host]);
     host ? cudaFreeHost(data_) : cudaFree(data_);
-    account_memory(kind_, -static_cast<std::ptrdiff_t>(bytes()));
+    account_memory(kind_, device_, -static_cast<std::ptrdiff_t>(bytes()));
   }
 
   T* data() const { return data_; }
@@ -77,11 +97,13 @@ class Buffer {
     std::swap(data_, other.data_);
     std::swap(count_, other.count_);
     std::swap(kind_, other.kind_);
+    std::swap(device_, other.device_);
   }
 
   T* data_ = nullptr;
   std::size_t count_ = 0;
   Memory kind_ = Memory::data;
+  int device_ = 0;
 };
 
 // An array on the device. Its content is undefined until written (NaN on the cpu backend).

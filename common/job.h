@@ -20,12 +20,15 @@ class Job {
   int world() const { return ranks_.world; }
   const Ranks& ranks() const { return ranks_; }
   int devices() const { return devices_; }  // that this node has for the job: as many as ranks, or some stay idle
-  const Group& group() const { return group_; }  // all ranks
+  int own_devices() const { return own_devices_; }  // of them: Options::devices, or as many as there are; else one
+  const Group& group() const { return group_; }     // all ranks
   ncclComm_t comm() const { return group_.comm(); }
 
  private:
+  void set_device(const Options& options);
+
   Ranks ranks_;
-  int devices_ = 0;
+  int device_ = 0, devices_ = 0, own_devices_ = 1;
   Group group_;
 };
 

@@ -40,7 +40,7 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
   const auto run = [=] { kernel(args...); };
   if (cpu::may_launch(on.stream)) {
     if (cpu::checks_order()) {
-      cpu::order_call({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
+      cpu::order_kernel({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
     }
     if (elements < cpu::kSharedElements) {
       cpu::enqueue_kernel(on.stream, elements, run);

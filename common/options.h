@@ -48,6 +48,7 @@ class Options {
   int epochs = 1;
   int max_steps = 0;           // stop after so many optimizer steps; 0: no limit
   int accumulation_steps = 1;  // batches of a step: in programs that call with_accumulation()
+  int devices = 0;             // that the process uses, in a program that takes several; else a rank has one
   int validation_samples = 0;  // not trained on: in programs that call with_validation()
   bool shuffle = true;
   std::uint64_t seed = 12345;    // of the data set

@@ -90,6 +90,22 @@ std::string variant(const Json& options) {
   return text;
 }
 
+// A rank's own device is the first of its lines.
+void read_memory(const Json& line, RunRecord& record) {
+  const int rank = line.at("rank");
+  const std::map<std::string, double> peaks = line.at("peak");
+  const auto device = line.value("device", std::map<std::string, double>());
+  record.peak_memory[rank] = std::max(record.peak_memory[rank], model_bytes(line.at("peak")));
+  if (!record.peaks.contains(rank)) {
+    record.peaks[rank] = peaks;
+    record.device[rank] = device;
+  } else {
+    const std::pair key(rank, static_cast<int>(device.at("number")));
+    record.other_peaks[key] = peaks;
+    record.other_devices[key] = device;
+  }
+}
+
 void read_line(const Line& read, RunRecord& record) {
   const Json& line = read.json;
   const std::string type = line.at("type");
@@ -122,9 +138,7 @@ void read_line(const Line& read, RunRecord& record) {
                                   line.at("calls"), line.at("elements"), line.at("bytes"),
                                   line.value("places", std::map<std::string, std::pair<double, double>>())});
   } else if (type == "memory") {
-    record.peaks[line.at("rank")] = line.at("peak").get<std::map<std::string, double>>();
-    record.peak_memory[line.at("rank")] = model_bytes(line.at("peak"));
-    record.device[line.at("rank")] = line.value("device", std::map<std::string, double>());
+    read_memory(line, record);
   } else if (type == "host") {
     for (const char* what : {"allocations", "synchronizations", "devices"}) {
       if (line.contains(what)) record.host[line.at("rank")][what] = line.at(what);
@@ -163,7 +177,7 @@ double bytes_sent(const Collective& c) {
   if (c.op == "ncclReduceScatter" || c.op == "ncclAllGather" || c.op == "ncclAlltoAll") return c.bytes * (ranks - 1);
   if (c.op == "ncclBroadcast" || c.op == "ncclBcast" || c.op == "ncclReduce") return c.bytes * (ranks - 1) / ranks;
   if (c.op == "ncclGather" || c.op == "ncclScatter") return c.bytes * (ranks - 1) / ranks;
-  if (c.op == "ncclSend") return c.bytes;
+  if (c.op == "ncclSend" || c.op == "cudaMemcpyPeerAsync") return c.bytes;
   if (c.op == "ncclRecv") return 0;  // counted where it is sent
   throw std::runtime_error("no formula for what " + c.op + " sends");
 }

@@ -65,9 +65,12 @@ struct RunRecord {
   std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
   std::vector<Collective> collectives;
   std::map<int, std::map<std::string, double>> peaks;  // rank -> kind -> bytes
-  std::map<int, double> peak_memory;                   // rank -> bytes: the peaks of all kinds but the data set, summed
-  std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device
-  std::map<int, std::map<std::string, double>> host;    // rank -> allocations, synchronizations, devices (cpu backend)
+  std::map<int, double> peak_memory;  // rank -> bytes: the peaks of all kinds but the data set, summed, on
+                                      // the device of its that holds the most
+  std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device, its number
+  // The same two of the other devices that a rank uses: (rank, number of the device).
+  std::map<std::pair<int, int>, std::map<std::string, double>> other_peaks, other_devices;
+  std::map<int, std::map<std::string, double>> host;  // rank -> allocations, synchronizations, devices (cpu backend)
   std::map<int, Probe> passed;  // rank -> the last probe that it came to, without its values; of a journal
   bool complete = false;        // the run has come to its end
   std::string todo;             // the TODO that ended the run, if one did

@@ -11,6 +11,7 @@
 #include "common/cpu/openblas.h"
 #include "common/cpu/order.h"
 #include "common/cpu/ranges.h"
+#include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
 
 using workshop::cpu::enqueue_kernel;
@@ -155,16 +156,23 @@ Argument operand(const char* name, cublasOperation_t op, int rows, int columns, 
   return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
 }
 
-void check_arguments(const char* call, cudaStream_t stream, std::initializer_list<Argument> arguments) {
-  for (const Argument& a : arguments) {
-    if (a.rows > 0 && a.columns > 0) workshop::cpu::check_bounds(call, {{a.between()}});
+// False where the handle's stream is none of the current device, on which no kernel can be launched there.
+bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<Argument> arguments) {
+  if (!workshop::cpu::may_launch(stream)) {
+    cudaGetLastError();  // the call's own status tells
+    return false;
   }
-  if (!workshop::cpu::checks_order()) return;
+  const int device = workshop::cpu::device_of(stream);
+  for (const Argument& a : arguments) {
+    if (a.rows > 0 && a.columns > 0) workshop::cpu::check_bounds(call, {{a.between()}}, device);
+  }
+  if (!workshop::cpu::checks_order()) return true;
   std::vector<Range> ranges;
   for (const Argument& a : arguments) {
     for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
   }
   workshop::cpu::order_call({stream, workshop::cpu::call_site(call), ranges});
+  return true;
 }
 
 // Element i of a BLAS vector of n elements: with a negative increment it starts from the end.
@@ -190,6 +198,8 @@ const char* cublasGetStatusName(cublasStatus_t status) {
       return "CUBLAS_STATUS_NOT_INITIALIZED";
     case CUBLAS_STATUS_INVALID_VALUE:
       return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
   }
   return "unknown status";
 }
@@ -202,6 +212,8 @@ const char* cublasGetStatusString(cublasStatus_t status) {
       return "the library was not initialized";
     case CUBLAS_STATUS_INVALID_VALUE:
       return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "the function failed to launch on the GPU";
   }
   return "unknown status";
 }
@@ -261,10 +273,11 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
-  check_arguments(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle->stream,
-                  {operand("A", transa, m, k, A, lda, strideA, batchCount),
-                   operand("B", transb, k, n, B, ldb, strideB, batchCount),
-                   {"C", C, m, n, ldc, true, strideC, batchCount}});
+  if (!check_arguments(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle->stream,
+                       {operand("A", transa, m, k, A, lda, strideA, batchCount),
+                        operand("B", transb, k, n, B, ldb, strideB, batchCount),
+                        {"C", C, m, n, ldc, true, strideC, batchCount}}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   const Gemm gemm = {
       cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},
       {B, ldb, strideB}, {C, ldc, strideC}, batchCount};
@@ -283,10 +296,11 @@ cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cubl
   }
   if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale_a(handle, alpha), scale_b(handle, beta);
-  check_arguments("cublasSgeam", handle->stream,
-                  {operand("A", transa, scale_a.is_zero() ? 0 : m, n, A, lda),
-                   operand("B", transb, scale_b.is_zero() ? 0 : m, n, B, ldb),
-                   {"C", C, m, n, ldc, true}});
+  if (!check_arguments("cublasSgeam", handle->stream,
+                       {operand("A", transa, scale_a.is_zero() ? 0 : m, n, A, lda),
+                        operand("B", transb, scale_b.is_zero() ? 0 : m, n, B, ldb),
+                        {"C", C, m, n, ldc, true}}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   enqueue_kernel(handle->stream, 3.0 * m * n, [=] {
     // Element (i, j) of op(X), or 0 where its factor is 0 and X is not to be read.
     const auto term = [](float scale, cublasOperation_t op, const float* x, int ld, int i, int j) {
@@ -312,9 +326,10 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
   }
   const Scalar scale(handle, alpha), old_scale(handle, beta);
   const bool as_is = trans == CUBLAS_OP_N;
-  check_arguments("cublasSgemv", handle->stream,
-                  {operand("A", CUBLAS_OP_N, m, n, A, lda), vector_argument("x", x, as_is ? n : m, incx, false),
-                   vector_argument("y", y, as_is ? m : n, incy, true)});
+  if (!check_arguments("cublasSgemv", handle->stream,
+                       {operand("A", CUBLAS_OP_N, m, n, A, lda), vector_argument("x", x, as_is ? n : m, incx, false),
+                        vector_argument("y", y, as_is ? m : n, incy, true)}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   enqueue_kernel(handle->stream, 2.0 * m * n, [=] {
     const int count = trans == CUBLAS_OP_N ? m : n;
     float kept = old_scale.value();
@@ -331,18 +346,20 @@ cublasStatus_t cublasSdot(cublasHandle_t handle, int n, const float* x, int incx
                           float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  check_arguments("cublasSdot", handle->stream,
-                  {vector_argument("x", x, n, incx, false),
-                   vector_argument("y", y, n, incy, false),
-                   {"result", result, 1, 1, 1, true}});
+  if (!check_arguments("cublasSdot", handle->stream,
+                       {vector_argument("x", x, n, incx, false),
+                        vector_argument("y", y, n, incy, false),
+                        {"result", result, 1, 1, 1, true}}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   return enqueue_result(handle, n, [=] { *result = n <= 0 ? 0 : openblas().sdot(n, x, incx, y, incy); });
 }
 
 cublasStatus_t cublasSnrm2(cublasHandle_t handle, int n, const float* x, int incx, float* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  check_arguments("cublasSnrm2", handle->stream,
-                  {vector_argument("x", x, n, std::max(0, incx), false), {"result", result, 1, 1, 1, true}});
+  if (!check_arguments("cublasSnrm2", handle->stream,
+                       {vector_argument("x", x, n, std::max(0, incx), false), {"result", result, 1, 1, 1, true}}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   return enqueue_result(handle, n, [=] { *result = n <= 0 || incx <= 0 ? 0 : openblas().snrm2(n, x, incx); });
 }
 
@@ -352,8 +369,9 @@ cublasStatus_t cublasSaxpy(cublasHandle_t handle, int n, const float* alpha, con
   if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale(handle, alpha);
-  check_arguments("cublasSaxpy", handle->stream,
-                  {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
+  if (!check_arguments("cublasSaxpy", handle->stream,
+                       {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   enqueue_kernel(handle->stream, 2.0 * n, [=] { openblas().saxpy(n, scale.value(), x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -363,7 +381,8 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
   if (alpha == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (n <= 0 || incx <= 0) return CUBLAS_STATUS_SUCCESS;
   const Scalar scale(handle, alpha);
-  check_arguments("cublasSscal", handle->stream, {vector_argument("x", x, n, incx, true)});
+  if (!check_arguments("cublasSscal", handle->stream, {vector_argument("x", x, n, incx, true)}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   // Not cblas_sscal: by 0 it makes a 0 of a NaN, where cuBLAS multiplies.
   enqueue_kernel(handle->stream, n, [=] {
     const float factor = scale.value();
@@ -375,8 +394,9 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
 cublasStatus_t cublasScopy(cublasHandle_t handle, int n, const float* x, int incx, float* y, int incy) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (n <= 0) return CUBLAS_STATUS_SUCCESS;
-  check_arguments("cublasScopy", handle->stream,
-                  {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)});
+  if (!check_arguments("cublasScopy", handle->stream,
+                       {vector_argument("x", x, n, incx, false), vector_argument("y", y, n, incy, true)}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   enqueue_kernel(handle->stream, n, [=] { openblas().scopy(n, x, incx, y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }

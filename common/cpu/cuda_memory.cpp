@@ -16,6 +16,7 @@
 #include "common/cpu/order.h"
 #include "common/cpu/ranges.h"
 #include "common/cpu/runtime.h"
+#include "common/cpu/simulation.h"
 #include "common/cpu/stream.h"
 #include "common/run/place.h"
 
@@ -35,24 +36,25 @@ workshop::CallSite allocation_site() {
 // The blocks of one kind of memory.
 class Heap {
  public:
-  explicit Heap(std::size_t capacity) : capacity_(capacity) {}
+  // `capacity` bytes of each device, or of the host.
+  Heap(std::size_t capacity, bool on_host) : capacity_(capacity), on_host_(on_host) {}
 
   cudaError_t allocate(void** pointer, std::size_t bytes) {
     if (in_host_function) return cudaErrorNotPermitted;
     if (pointer == nullptr) return cudaErrorInvalidValue;
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
-    use_current_device();
+    const int device = use_current_device();
     count_allocation();
     const std::lock_guard lock(mutex_);
-    if (bytes > capacity_ - used_) return cudaErrorMemoryAllocation;
+    if (bytes > capacity_ - used_[device]) return cudaErrorMemoryAllocation;
     const std::size_t with_guards = kGuardBytes + rounded(bytes) + kGuardBytes;
     void* raw = std::aligned_alloc(kAlignment, with_guards);
     if (raw == nullptr) return cudaErrorMemoryAllocation;
     std::memset(raw, kPoison, with_guards);
     auto* block = static_cast<std::byte*>(raw) + kGuardBytes;
-    blocks_[block] = {block, bytes, allocation_site()};
-    used_ += bytes;
+    blocks_[block] = {block, bytes, allocation_site(), device, on_host_};
+    used_[device] += bytes;
     *pointer = block;
     return cudaSuccess;
   }
@@ -86,7 +88,7 @@ class Heap {
     const Block& block = found->second;
     check_guards(block);
     std::memset(pointer, kPoison, block.bytes);
-    used_ -= block.bytes;
+    used_[block.device] -= block.bytes;
     blocks_.erase(found);
     ++released_blocks();
     std::free(static_cast<std::byte*>(pointer) - kGuardBytes);
@@ -97,9 +99,9 @@ class Heap {
     for (const auto& [begin, block] : blocks_) check_guards(block);
   }
 
-  std::size_t free_bytes() {
+  std::size_t free_bytes(int device) {
     const std::lock_guard lock(mutex_);
-    return capacity_ - used_;
+    return capacity_ - used_[device];
   }
 
  private:
@@ -127,18 +129,19 @@ class Heap {
 
   std::mutex mutex_;
   std::size_t capacity_;
-  std::size_t used_ = 0;
+  bool on_host_;
+  std::map<int, std::size_t> used_;  // by device
   std::map<const std::byte*, Block> blocks_;
 };
 
 // Never destroyed, so that destructors of static objects may still free their buffers.
 Heap& device_heap() {
-  static Heap& heap = *new Heap(device_memory());
+  static Heap& heap = *new Heap(device_memory(), /*on_host=*/false);
   return heap;
 }
 
 Heap& pinned_heap() {
-  static Heap& heap = *new Heap(std::numeric_limits<std::size_t>::max());
+  static Heap& heap = *new Heap(std::numeric_limits<std::size_t>::max(), /*on_host=*/true);
   return heap;
 }
 
@@ -167,7 +170,7 @@ cudaError_t memset_async(const char* call, void* pointer, int value, std::size_t
   if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
   if (bytes == 0) return cudaSuccess;
   if (pointer == nullptr) return cudaErrorInvalidValue;
-  check_call(call, stream, {{"the destination", pointer, bytes, true}});
+  check_call(call, stream, {{"the destination", pointer, bytes, true}}, device_of(stream));
   enqueue_kernel(stream, /*operations=*/0, [=] { std::memset(pointer, value, bytes); });
   return cudaSuccess;
 }
@@ -217,7 +220,7 @@ cudaError_t cudaFreeHost(void* pointer) { return result(release(pinned_heap(), p
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   if (free == nullptr || total == nullptr) return result(cudaErrorInvalidValue);
-  *free = device_heap().free_bytes();
+  *free = device_heap().free_bytes(current_device);
   *total = device_memory();
   return cudaSuccess;
 }
@@ -236,6 +239,39 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   return result(copy_async("cudaMemcpyAsync", to, from, bytes, kind, stream));
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                cudaStream_t stream) {
+  if (!is_device(to_device) || !is_device(from_device)) return result(cudaErrorInvalidDevice);
+  if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
+  if (bytes == 0) return cudaSuccess;
+  if (to == nullptr || from == nullptr) return result(cudaErrorInvalidValue);
+  const char* call = "cudaMemcpyPeerAsync";
+  const Range source = {"the source", from, bytes, false}, destination = {"the destination", to, bytes, true};
+  check_bounds(call, {&source, 1}, from_device);
+  check_bounds(call, {&destination, 1}, to_device);
+  check_call(call, stream, {source, destination});
+  const bool over_link = simulates() && to_device != from_device;
+  enqueue(stream, [=] {
+    std::memmove(to, from, bytes);
+    if (over_link) simulate_copy(bytes);
+  });
+  return cudaSuccess;
+}
+
+// Memory that CUDA does not know is no error.
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  if (attributes == nullptr) return result(cudaErrorInvalidValue);
+  const std::optional<Block> block = find_block(pointer);
+  if (!block) {
+    *attributes = {cudaMemoryTypeUnregistered, cudaInvalidDeviceId, nullptr, nullptr};
+    return cudaSuccess;
+  }
+  void* address = const_cast<void*>(pointer);
+  *attributes = {block->on_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice, block->device, address,
+                 block->on_host ? address : nullptr};
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {

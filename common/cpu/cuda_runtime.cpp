@@ -42,7 +42,6 @@ const ErrorText* find_error(cudaError_t error) {
   return found == std::end(kErrors) ? nullptr : found;
 }
 
-constexpr int kMaxDevices = 1024;
 std::atomic<bool> used[kMaxDevices];  // devices on which the process has created something
 
 // Any rank of a job on one node finds a device of its own, as it would on a machine that has enough of them.
@@ -60,8 +59,6 @@ int device_count() {
   }();
   return count;
 }
-
-bool is_device(int device) { return device >= 0 && device < device_count(); }
 
 // The same in all processes of a node, and no other device's: a hash of the host's name (FNV-1a), and the number.
 cudaUUID_t uuid_of(int device) {
@@ -102,6 +99,8 @@ std::size_t default_memory() {
 }
 
 }  // namespace
+
+bool is_device(int device) { return device >= 0 && device < device_count(); }
 
 int use_current_device() {
   used[current_device].store(true, std::memory_order_relaxed);

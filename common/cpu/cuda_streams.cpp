@@ -28,13 +28,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Each device has a legacy default stream.
-int device_of(cudaStream_t stream) { return stream == nullptr ? current_device : stream->device.load(); }
-
 bool finished(cudaStream_t stream) {
   if (stream != nullptr) return stream->idle();
-  const auto all = every_stream();  // the last one is the legacy default stream, which waits for the blocking ones
-  return std::all_of(all.begin(), all.end(), [&](auto* s) { return (s != all.back() && !s->blocking) || s->idle(); });
+  const auto all = streams_of(current_device);  // of which the legacy default stream waits for the blocking ones
+  return std::all_of(all.begin(), all.end(), [](auto* s) { return !(s->legacy || s->blocking) || s->idle(); });
 }
 
 struct Events {
@@ -100,6 +97,8 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
 
 namespace workshop::cpu {
 
+int device_of(cudaStream_t stream) { return stream == nullptr ? current_device : stream->device.load(); }
+
 cudaError_t check(cudaStream_t stream) {
   if (in_host_function) return cudaErrorNotPermitted;
   return usable(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
@@ -111,13 +110,13 @@ void synchronize(cudaStream_t stream) {
   order_host_waits(stream);
 }
 
-void synchronize_device() {
+void synchronize_device(int device) {
   std::vector<Position> positions;
-  for (CUstream_st* stream : every_stream()) {
+  for (CUstream_st* stream : streams_of(device)) {
     if (!stream->idle() || (simulates() && stream->pushed() > 0)) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
-  order_host_waits_for_all();
+  order_host_waits_for_device(device);
 }
 
 bool may_launch(cudaStream_t stream) {
@@ -131,7 +130,7 @@ bool may_launch(cudaStream_t stream) {
 cudaError_t cudaDeviceSynchronize() {
   if (in_host_function) return result(cudaErrorNotPermitted);
   count_synchronization();
-  synchronize_device();
+  synchronize_device(current_device);
   check_guards();
   return cudaSuccess;
 }

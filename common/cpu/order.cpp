@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
 #include "common/run/place.h"
 
@@ -71,8 +72,10 @@ struct Wait {
 };
 
 struct Lane {
-  std::string name = "the default stream";
-  bool blocking = false;  // ordered with the legacy default stream
+  std::string name;
+  int device = 0;
+  bool legacy = false;    // the legacy default stream of its device
+  bool blocking = false;  // ordered with that one
   Clock clock = {};
   // The program's last record and wait on it, for what is said about a mistake.
   Mark recorded = {};
@@ -109,8 +112,10 @@ class Checker {
     } else {
       lanes_.emplace_back();
     }
-    lanes_[index] = {
-        .name = "stream " + std::to_string(++streams_), .blocking = blocking, .clock = lanes_[index].clock};
+    lanes_[index] = {.name = "stream " + std::to_string(++streams_),
+                     .device = device_of(stream),
+                     .blocking = blocking,
+                     .clock = lanes_[index].clock};
     lane_of_[stream] = index;
   }
 
@@ -148,10 +153,13 @@ class Checker {
     if (recorded != events_.end() && !ignored(call_site("cudaEventSynchronize"))) host_.join(recorded->second.clock);
   }
 
-  void host_waits_for_all() {
-    for (const Lane& lane : lanes_) host_.join(lane.clock);
-    elsewhere_.clear();
-    for (auto& [begin, accesses] : accesses_) accesses.clear();
+  void host_waits_for_device(int device) {
+    for (const Lane& lane : lanes_) {
+      if (device == kAllDevices || lane.device == device) host_.join(lane.clock);
+    }
+    const auto over = [&](const Access& access) { return host_.covers(access.time); };
+    std::erase_if(elsewhere_, over);
+    for (auto& [begin, accesses] : accesses_) std::erase_if(accesses, over);
   }
 
   void forget(const Block& block) { accesses_.erase(block.begin); }
@@ -165,20 +173,25 @@ class Checker {
   }
 
  private:
-  std::size_t lane_of(cudaStream_t stream) const {
+  std::size_t lane_of(cudaStream_t stream) {
+    if (stream == nullptr) return legacy_lane(current_device);
     const auto lane = lane_of_.find(stream);
-    return lane != lane_of_.end() ? lane->second : 0;
+    return lane != lane_of_.end() ? lane->second : legacy_lane(device_of(stream));
+  }
+
+  std::size_t legacy_lane(int device) {
+    const auto [lane, is_new] = legacy_.try_emplace(device, lanes_.size());
+    if (is_new) lanes_.push_back({.name = "the default stream", .device = device, .legacy = true});
+    return lane->second;
   }
 
   // The clock of a lane once it has all that comes before its next operation.
   const Clock& reach(std::size_t index) {
     Lane& lane = lanes_[index];
     lane.clock.join(host_);
-    if (lane.blocking) lane.clock.join(lanes_[0].clock);
-    if (index == 0) {
-      for (const Lane& other : lanes_) {
-        if (other.blocking) lane.clock.join(other.clock);
-      }
+    for (const Lane& other : lanes_) {
+      const bool ordered = (lane.blocking && other.legacy) || (lane.legacy && other.blocking);
+      if (ordered && other.device == lane.device) lane.clock.join(other.clock);
     }
     return lane.clock;
   }
@@ -262,8 +275,9 @@ class Checker {
   }
 
   Clock host_;
-  std::vector<Lane> lanes_{1};     // first that of the legacy default stream
-  std::vector<std::size_t> free_;  // lanes of streams that were destroyed
+  std::vector<Lane> lanes_;
+  std::map<int, std::size_t> legacy_;  // lanes of the legacy default streams, by device
+  std::vector<std::size_t> free_;      // lanes of streams that were destroyed
   std::unordered_map<cudaStream_t, std::size_t> lane_of_;
   std::unordered_map<cudaEvent_t, Mark> events_;
   std::unordered_map<const void*, Clock> communicators_;      // of the last operation of each
@@ -306,6 +320,17 @@ bool on_main_thread() { return std::this_thread::get_id() == main_thread; }
 void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
   with_checker([&](Checker& c) { c.order(calls, communicator); });
 }
+void order_kernel(const OrderedCall& call) {
+  for (const Range& range : call.ranges) {
+    const std::optional<Block> block = range.begin == nullptr ? std::nullopt : find_block(range.begin);
+    const int device = device_of(call.stream);
+    if (!block || block->is_on(device)) continue;
+    end_with_mistake("bounds: the kernel at " + place(&call.site) + " works on device " + std::to_string(device) +
+                     " and gets memory of device " + std::to_string(block->device) +
+                     ": a device reads and writes its own memory only");
+  }
+  order_call(call);
+}
 void order_stream_created(cudaStream_t stream, bool blocking) {
   with_checker([&](Checker& c) { c.stream_created(stream, blocking); });
 }
@@ -327,8 +352,8 @@ void order_host_waits(cudaStream_t stream) {
 void order_host_waits(cudaEvent_t event) {
   with_checker([&](Checker& c) { c.host_waits(event); });
 }
-void order_host_waits_for_all() {
-  with_checker([&](Checker& c) { c.host_waits_for_all(); });
+void order_host_waits_for_device(int device) {
+  with_checker([&](Checker& c) { c.host_waits_for_device(device); });
 }
 void order_forget(const Block& block) {
   with_checker([&](Checker& c) { c.forget(block); });

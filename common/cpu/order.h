@@ -35,6 +35,8 @@ struct OrderedCall {
 // one. Ends the program if they use what an operation before them uses with no order between the two.
 void order_calls(std::span<const OrderedCall> calls, const void* communicator = nullptr);
 inline void order_call(const OrderedCall& call) { order_calls({&call, 1}); }
+// The launch of a kernel, which uses memory of its own device only.
+void order_kernel(const OrderedCall& call);
 
 // What passes order on. Each does nothing unless checks_order().
 void order_stream_created(cudaStream_t stream, bool blocking);
@@ -44,7 +46,7 @@ void order_event_recorded(cudaEvent_t event, cudaStream_t stream);
 void order_stream_waits(cudaStream_t stream, cudaEvent_t event);
 void order_host_waits(cudaStream_t stream);
 void order_host_waits(cudaEvent_t event);
-void order_host_waits_for_all();
+void order_host_waits_for_device(int device);  // or for all of them
 // An answer that work is done counts for the thread of main(): others look after the program, and are none of it.
 bool on_main_thread();
 

@@ -51,27 +51,35 @@ std::string at_place(const CallSite& site) { return site.line == 0 ? "" : " at "
 struct KnownBlock {
   std::uintptr_t begin = 1, end = 0;
   std::uint64_t releases = 0;
+  int device = 0;  // kAnyDevice for memory of the host
 };
 thread_local std::array<KnownBlock, 64> known_blocks;
 
 KnownBlock& known_block(std::uintptr_t begin) { return known_blocks[(begin >> 4 ^ begin >> 10) % known_blocks.size()]; }
 
-void check_bounds(const char* call, const Range& range) {
+void check_bounds(const char* call, const Range& range, int device) {
   if (range.count == 0 || range.bytes == 0) return;
   KnownBlock& known = known_block(address(range.begin));
   const std::uint64_t releases = released_blocks().load(std::memory_order_acquire);
   if (known.releases == releases && known.begin <= address(range.begin) &&
-      address(range.begin) + range.extent() <= known.end) {
+      address(range.begin) + range.extent() <= known.end &&
+      (device == kAnyDevice || known.device == kAnyDevice || known.device == device)) {
     return;
   }
   if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
   const std::optional<Block> block = find_block(range.begin);
   if (!block) return;
+  if (device != kAnyDevice && !block->is_on(device)) {
+    out_of_bounds(call, range,
+                  "is memory of device " + std::to_string(block->device) + at_place(block->site) +
+                      ", but the call works on device " + std::to_string(device) +
+                      ": a device reads and writes its own memory only");
+  }
   const std::size_t extent = range.extent();
   const std::uintptr_t begin = address(range.begin), first = address(block->begin), end = first + block->bytes;
   const bool early = begin < first;
   if (!early && begin + extent <= end) {
-    known = {first, end, releases};
+    known = {first, end, releases, block->on_host ? kAnyDevice : block->device};
     return;
   }
   const std::size_t beyond = early ? first - begin : std::min(begin + extent - end, extent);
@@ -117,12 +125,12 @@ CallSite call_site(const char* call) {
   return site != nullptr ? *site : CallSite{call, "", 0};
 }
 
-void check_bounds(const char* call, std::span<const Range> ranges) {
-  for (const Range& range : ranges) check_bounds(call, range);
+void check_bounds(const char* call, std::span<const Range> ranges, int device) {
+  for (const Range& range : ranges) check_bounds(call, range, device);
 }
 
-void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges) {
-  for (const Range& range : ranges) check_bounds(call, range);
+void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges, int device) {
+  for (const Range& range : ranges) check_bounds(call, range, device);
   if (checks_order()) order_call({stream, call_site(call), ranges});
 }
 

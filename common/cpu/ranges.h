@@ -41,6 +41,10 @@ struct Block {
   const std::byte* begin;
   std::size_t bytes;
   CallSite site;
+  int device;  // that was current
+  bool on_host;
+
+  bool is_on(int other) const { return on_host || device == other; }
 };
 
 // The bytes on both sides of a block that belong to no block.
@@ -58,10 +62,12 @@ std::atomic<std::uint64_t>& released_blocks();
 // The call that the program is in; `call` where its place is not known.
 CallSite call_site(const char* call);
 
-// Ends the program if a range is NULL or leaves its block. Host memory that CUDA has not allocated is not judged.
-void check_bounds(const char* call, std::span<const Range> ranges);
+// Ends the program if a range is NULL, leaves its block, or lies on another device than this one. Host memory that CUDA
+// has not allocated is not judged.
+inline constexpr int kAnyDevice = -1;
+void check_bounds(const char* call, std::span<const Range> ranges, int device = kAnyDevice);
 
 // Checks the bounds and, where asked for, the order of a call that is about to be enqueued.
-void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges);
+void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges, int device = kAnyDevice);
 
 }  // namespace workshop::cpu

@@ -9,6 +9,7 @@
 
 namespace workshop::cpu {
 
+inline constexpr int kAllDevices = -1;
 inline thread_local int current_device = 0;
 inline thread_local bool in_host_function = false;  // of cudaLaunchHostFunc, which must not call CUDA
 inline thread_local cudaError_t last_error = cudaSuccess;
@@ -21,8 +22,14 @@ inline cudaError_t result(cudaError_t error) {
 // Creating something opens a context on the current device.
 int use_current_device();
 
-// Of the process: WORKSHOP_DEVICE_MEMORY bytes for whichever device it uses.
+inline constexpr int kMaxDevices = 1024;
+bool is_device(int device);
+
+// Of each device that the process uses: WORKSHOP_DEVICE_MEMORY bytes.
 std::size_t device_memory();
+
+// The device of a stream; each device has a legacy default stream.
+int device_of(cudaStream_t stream);
 
 // Adds one to counters().allocations.
 void count_allocation();
@@ -32,6 +39,7 @@ void check_guards();
 
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);
-void synchronize_device();
+// Waits for all streams of a device, or of all of them.
+void synchronize_device(int device = kAllDevices);
 
 }  // namespace workshop::cpu

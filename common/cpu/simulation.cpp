@@ -10,6 +10,8 @@
 #include <mutex>
 #include <sstream>
 
+#include "common/cpu/runtime.h"
+
 namespace workshop::cpu {
 namespace {
 
@@ -88,9 +90,9 @@ class Resource {
 };
 
 // Never destroyed: the streams' threads run until the process ends.
-Resource& device() {
-  static Resource& instance = *new Resource;
-  return instance;
+Resource& device(int number) {
+  static auto* devices = new Resource[kMaxDevices];
+  return devices[number];
 }
 
 Resource& link(Direction direction, bool between) {
@@ -153,8 +155,13 @@ Moment moment() { return now_simulated; }
 
 void wait_until(Moment end) { now_simulated = std::max(now_simulated, end); }
 
-void simulate_kernel(double operations) {
-  now_simulated = device().use(now_simulated, operations * simulated_machine()->seconds_per_operation);
+void simulate_kernel(double operations, int number) {
+  now_simulated = device(number).use(now_simulated, operations * simulated_machine()->seconds_per_operation);
+}
+
+void simulate_copy(std::size_t bytes) {
+  const Duration time = message_time(bytes, simulated_machine()->link);
+  now_simulated = later(use_link(Direction::out, /*between=*/false, now_simulated, time.transfer), time.latency);
 }
 
 Moment use_link(Direction direction, bool between, Moment earliest, double seconds) {

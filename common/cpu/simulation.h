@@ -64,8 +64,9 @@ Moment moment();
 // Something that the thread has waited for ended then.
 void wait_until(Moment end);
 
-// Takes the time of a kernel on the device.
-void simulate_kernel(double operations);
+// Takes the time of a kernel on a device, or of a copy from one device of the process to another.
+void simulate_kernel(double operations, int device);
+void simulate_copy(std::size_t bytes);
 
 // Takes `seconds` of the link in a direction, from `earliest` on; returns the end.
 enum class Direction { out, in };

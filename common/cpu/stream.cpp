@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/cpu/cores.h"
+#include "common/cpu/runtime.h"
 #include "common/cpu/simulation.h"
 
 namespace workshop::cpu {
@@ -19,42 +20,49 @@ std::atomic<int> blocked_hosts = 0;  // threads that wait for room in a queue
 // All streams of the process. Like everything that a worker may touch it is never destroyed: workers run until the
 // process ends, also while the destructors of static objects run.
 struct Streams {
-  std::mutex mutex;  // held while a blocking stream or the legacy default stream takes a new operation
+  std::mutex mutex;  // held while a blocking stream or a legacy default stream takes a new operation
   std::vector<CUstream_st*> all;
-  CUstream_st* legacy = nullptr;
+  std::atomic<CUstream_st*> legacy[kMaxDevices] = {};  // made where it is first used
 };
 
 Streams& streams() {
-  static Streams& instance = *[] {
-    auto* streams = new Streams;
-    streams->legacy = new CUstream_st(/*blocking=*/false, /*device=*/0);
-    return streams;
-  }();
+  static Streams& instance = *new Streams;
   return instance;
 }
 
-CUstream_st* resolve(cudaStream_t stream) { return stream == nullptr ? streams().legacy : stream; }
+CUstream_st* legacy_of_current_device() {
+  Streams& all = streams();
+  std::atomic<CUstream_st*>& legacy = all.legacy[current_device];
+  if (CUstream_st* made = legacy.load(); made != nullptr) return made;
+  const std::lock_guard lock(all.mutex);
+  if (legacy.load() == nullptr) legacy = new CUstream_st(/*blocking=*/false, current_device, /*legacy=*/true);
+  return legacy.load();
+}
+
+CUstream_st* resolve(cudaStream_t stream) { return stream == nullptr ? legacy_of_current_device() : stream; }
 
 void push_wait(CUstream_st* stream, const Position& position) {
   const auto task = [position] { wait_for(position); };
   stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task);
 }
 
-// Work on the legacy default stream comes after all earlier work of the blocking streams …
-void join_blocking_streams(Streams& streams) {
+// Work on a device's legacy default stream comes after all earlier work of its blocking streams …
+void join_blocking_streams(Streams& streams, CUstream_st* legacy) {
   for (CUstream_st* stream : streams.all) {
     const std::uint64_t pushed = stream->pushed();
-    if (!stream->blocking || stream->joined == pushed) continue;
-    push_wait(streams.legacy, {stream, pushed - 1});
+    if (!stream->blocking || stream->device != legacy->device || stream->joined == pushed) continue;
+    push_wait(legacy, {stream, pushed - 1});
     stream->joined = pushed;
   }
 }
 
 // … and work on a blocking stream after all earlier work of the legacy default stream.
 void join_legacy_stream(Streams& streams, CUstream_st* stream) {
-  const std::uint64_t pushed = streams.legacy->pushed();
+  CUstream_st* legacy = streams.legacy[stream->device].load();
+  if (legacy == nullptr) return;
+  const std::uint64_t pushed = legacy->pushed();
   if (stream->joined_legacy == pushed) return;
-  push_wait(stream, {streams.legacy, pushed - 1});
+  push_wait(stream, {legacy, pushed - 1});
   stream->joined_legacy = pushed;
 }
 
@@ -93,12 +101,12 @@ Uninterruptible::~Uninterruptible() {
 Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t bytes) {
   Streams& all = streams();
   CUstream_st* stream = resolve(handle);
-  if (stream != all.legacy && !stream->blocking.load(std::memory_order_relaxed)) {
+  if (!stream->legacy && !stream->blocking.load(std::memory_order_relaxed)) {
     return {stream, stream->push(run, task, bytes)};
   }
   const std::lock_guard lock(all.mutex);
-  if (stream == all.legacy) {
-    join_blocking_streams(all);
+  if (stream->legacy) {
+    join_blocking_streams(all, stream);
   } else {
     join_legacy_stream(all, stream);
   }
@@ -108,7 +116,7 @@ Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t byt
 Position mark(cudaStream_t handle) {
   CUstream_st* stream = resolve(handle);
   const std::uint64_t pushed = stream->pushed();
-  if (stream != streams().legacy && !stream->blocking && pushed > 0) return {stream, pushed - 1};
+  if (!stream->legacy && !stream->blocking && pushed > 0) return {stream, pushed - 1};
   return enqueue(handle, [] {});  // behind the work of the streams that this one waits for
 }
 
@@ -147,7 +155,10 @@ void bad_environment(const char* name, const char* value, const char* expected) 
 void enqueue_kernel(cudaStream_t stream, double operations, Run run, const void* task, std::size_t bytes) {
   if (slow().kernels) enqueue_delay(stream, 1);
   Position position = enqueue(stream, run, task, bytes);
-  if (simulates()) position = enqueue(stream, [operations] { simulate_kernel(operations); });
+  if (simulates()) {
+    const int device = device_of(stream);
+    position = enqueue(stream, [=] { simulate_kernel(operations, device); });
+  }
   if (launch_blocking()) wait_for(position);
 }
 
@@ -168,20 +179,22 @@ CUstream_st* acquire_stream(bool blocking, int device) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   for (CUstream_st* stream : all.all) {
-    if (stream->live || !stream->idle()) continue;
+    if (stream->live || !stream->idle() || stream->device != device) continue;
     stream->blocking = blocking;
-    stream->device = device;
     stream->live = true;
     return stream;
   }
   return all.all.emplace_back(new CUstream_st(blocking, device));
 }
 
-std::vector<CUstream_st*> every_stream() {
+std::vector<CUstream_st*> streams_of(int device) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   std::vector<CUstream_st*> result = all.all;
-  result.push_back(all.legacy);
+  for (const auto& legacy : all.legacy) {
+    if (legacy != nullptr) result.push_back(legacy);
+  }
+  if (device != kAllDevices) std::erase_if(result, [=](CUstream_st* stream) { return stream->device != device; });
   return result;
 }
 
@@ -189,7 +202,9 @@ std::vector<CUstream_st*> every_stream() {
 
 using namespace workshop::cpu;
 
-CUstream_st::CUstream_st(bool blocking, int device) : blocking(blocking), device(device) { start_worker(0); }
+CUstream_st::CUstream_st(bool blocking, int device, bool legacy) : blocking(blocking), device(device), legacy(legacy) {
+  start_worker(0);
+}
 
 std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   const std::lock_guard lock(producer_);

@@ -75,8 +75,8 @@ void enqueue_wait(cudaStream_t stream, const Position& position);
 // A stream of `device` for the program, new or used before.
 CUstream_st* acquire_stream(bool blocking, int device);
 
-// All streams that ever were, and the legacy default stream.
-std::vector<CUstream_st*> every_stream();
+// All streams of a device that ever were, with its legacy default stream, or those of all devices.
+std::vector<CUstream_st*> streams_of(int device);
 
 // False for a stream that was destroyed. The legacy default stream is always there.
 bool usable(cudaStream_t stream);
@@ -110,7 +110,7 @@ struct CUstream_st {
  public:
   using Moment = std::chrono::steady_clock::time_point;
 
-  CUstream_st(bool blocking, int device);
+  CUstream_st(bool blocking, int device, bool legacy = false);
 
   std::uint64_t push(workshop::cpu::Run run, const void* task, std::size_t bytes);
   std::uint64_t pushed() const { return tail_.load(); }
@@ -128,8 +128,9 @@ struct CUstream_st {
   std::atomic<bool> live = true;
   std::atomic<bool> blocking;  // ordered with the legacy default stream
   std::atomic<int> device;     // that was current when the program created it
-  // Guarded by the mutex of all streams: how many operations of this stream the legacy default stream waits for
-  // already, and how many of the legacy default stream this one waits for.
+  const bool legacy;           // the legacy default stream of its device
+  // Guarded by the mutex of all streams: how many operations of this stream the legacy default stream of its device
+  // waits for already, and how many of that one this one waits for.
   std::uint64_t joined = 0;
   std::uint64_t joined_legacy = 0;
 

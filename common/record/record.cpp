@@ -26,16 +26,25 @@
 namespace workshop {
 namespace {
 
-MemoryUse memory[kMemoryKinds.size()];
-std::size_t accounted = 0, on_device = 0;  // bytes, at the end of the epoch in which the device has held the most
+// What this rank holds on a device.
+struct DeviceMemory {
+  MemoryUse use[kMemoryKinds.size()];
+  std::size_t accounted = 0, in_use = 0;  // bytes, at the end of the epoch in which the device has held the most
+};
+// By device. Never destroyed: the buffers of static objects are freed at the very end.
+std::map<int, DeviceMemory>& memory() {
+  static auto& memory = *new std::map<int, DeviceMemory>;
+  return memory;
+}
 
-Json memory_line(int rank) {
+Json memory_line(int rank, int number) {
+  const DeviceMemory& held = memory()[number];
   Json peak, current;
   for (std::size_t kind = 0; kind < kMemoryKinds.size(); ++kind) {
-    peak[kMemoryKinds[kind]] = memory[kind].peak;
-    current[kMemoryKinds[kind]] = memory[kind].current;
+    peak[kMemoryKinds[kind]] = held.use[kind].peak;
+    current[kMemoryKinds[kind]] = held.use[kind].current;
   }
-  const Json device{{"accounted", accounted}, {"in_use", on_device}};
+  const Json device{{"number", number}, {"accounted", held.accounted}, {"in_use", held.in_use}};
   return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}, {"device", device}};
 }
 
@@ -151,23 +160,26 @@ void record_parameter(int replica, const std::string& name, const float* device,
   record_line(line);
 }
 
-MemoryUse memory_use(Memory kind) { return memory[static_cast<int>(kind)]; }
+MemoryUse memory_use(Memory kind) { return memory()[current_device()].use[static_cast<int>(kind)]; }
 
-void account_memory(Memory kind, std::ptrdiff_t bytes) {
-  MemoryUse& use = memory[static_cast<int>(kind)];
+void account_memory(Memory kind, int device, std::ptrdiff_t bytes) {
+  MemoryUse& use = memory()[device].use[static_cast<int>(kind)];
   use.current += static_cast<std::size_t>(bytes);
   use.peak = std::max(use.peak, use.current);
 }
 
 void note_memory_on_device() {
   if (recorder().record_path.empty()) return;
-  std::size_t free = 0, total = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  if (total - free <= on_device) return;
-  on_device = total - free;
-  accounted = 0;
-  for (const MemoryUse& use : memory) accounted += use.current;
-  accounted -= memory_use(Memory::host).current;
+  for (auto& [number, held] : memory()) {
+    const OnDevice on_device(number);
+    std::size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    if (total - free <= held.in_use) continue;
+    held.in_use = total - free;
+    held.accounted = 0;
+    for (const MemoryUse& use : held.use) held.accounted += use.current;
+    held.accounted -= memory_use(Memory::host).current;
+  }
 }
 
 void write_record(ncclComm_t comm) {
@@ -177,7 +189,11 @@ void write_record(ncclComm_t comm) {
     finish_probes(std::chrono::minutes(1));
     note_memory_on_device();
     record_ledger(rank);
-    record_line(memory_line(rank));
+    const int own = current_device();
+    record_line(memory_line(rank, own));
+    for (const auto& held : memory()) {
+      if (held.first != own) record_line(memory_line(rank, held.first));
+    }
 #ifdef WORKSHOP_BACKEND_CPU
     record_line(Json{{"type", "host"},
                      {"rank", rank},

@@ -61,17 +61,21 @@ void write_record(ncclComm_t comm);
 // Adds one JSON line to the record of this rank.
 void record_line(const Json& json);
 
-// Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the device is asked too. What other processes
-// hold there counts as well.
+// Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the devices are asked too. What other
+// processes hold there counts as well.
 void note_memory_on_device();
 
 // From here on NCCL calls are counted; record_ledger() adds a line for each operation and communicator.
 void start_ledger();
 void record_ledger(int rank);
 
-// The same for the timeline. Marks of one stream say where its optimizer steps begin, and with `step` -1 that the last one
-// ends: each, as an event, an instant of the timeline. start_clock() is collective over `comm`, and starts its clock on all ranks at about the
-// same time. The events of this rank are in Chrome's trace format, each with a comma behind it.
+// A copy from one device of this process to another, which the ledger counts too (common/record/copies.cpp).
+void count_copy(int from, int to, std::size_t bytes);
+
+// The same for the timeline. Marks of one stream say where its optimizer steps begin, and with `step` -1 that the last
+// one ends: each, as an event, an instant of the timeline. start_clock() is collective over `comm`, and starts its
+// clock on all ranks at about the same time. The events of this rank are in Chrome's trace format, each with a comma
+// behind it.
 void start_timeline();
 void mark_step(int step, cudaStream_t stream);
 void start_clock(ncclComm_t comm);

@@ -28,6 +28,7 @@ struct Call {
   std::size_t bytes;
 };
 
+// Events are made on the device of their stream, which is current where these are.
 struct Span {
   std::string name;
   cudaStream_t stream;
@@ -39,6 +40,17 @@ struct Mark {
   int step;  // that begins; -1 where the last one ends
   cudaStream_t stream;
   Event at{cudaEventDefault};
+};
+
+struct StreamInfo {
+  int number;  // in the order in which they are first seen
+  int device;  // that was current then
+};
+
+// Of one more device of the process: the moment `beginning` of its own is the moment `known` of the first one, as far
+// as one device can tell another. CUDA tells no time between events of two devices.
+struct DeviceClock {
+  Event known{cudaEventDefault}, beginning{cudaEventDefault};
 };
 
 class Timeline : public CallObserver {
@@ -65,20 +77,43 @@ class Timeline : public CallObserver {
   }
 
   int begin(const std::string& name, cudaStream_t stream, std::vector<Call> calls = {}) {
-    streams.try_emplace(stream, static_cast<int>(streams.size()));
+    const OnDevice on_device(device_of(stream));
     spans.push_back({name, stream, std::move(calls)});
     CUDA_CHECK(cudaEventRecord(spans.back().begin, stream));
     return static_cast<int>(spans.size()) - 1;
   }
   void end(int span) { CUDA_CHECK(cudaEventRecord(spans[span].end, spans[span].stream)); }
 
+  // The device of a stream, whose clock is started where it has none.
+  int device_of(cudaStream_t stream) {
+    const int device = streams.try_emplace(stream, StreamInfo{static_cast<int>(streams.size()), current_device()})
+                           .first->second.device;
+    if (device != first_device && !clocks.contains(device)) start_clock_of(device);
+    return device;
+  }
+
   bool enabled = false;
+  int first_device = 0;
   std::optional<Event> start;  // made once the device is chosen: an event belongs to the device that is current then
+  std::map<int, DeviceClock> clocks;  // of the other devices
   std::vector<Span> spans;
   std::vector<Mark> marks;
-  std::map<cudaStream_t, int> streams;  // numbered in the order they are first seen
+  std::map<cudaStream_t, StreamInfo> streams;
 
  private:
+  void start_clock_of(int device) {
+    const OnDevice on_first(first_device);
+    const Stream there;
+    Event known(cudaEventDefault);
+    CUDA_CHECK(cudaEventRecord(known, there));
+    const OnDevice on_this(device);
+    const Stream here;
+    DeviceClock clock{std::move(known), Event(cudaEventDefault)};
+    CUDA_CHECK(cudaStreamWaitEvent(here, clock.known));
+    CUDA_CHECK(cudaEventRecord(clock.beginning, here));
+    clocks.emplace(device, std::move(clock));
+  }
+
   std::vector<int> begun_;  // spans of the calls that are being enqueued
 };
 
@@ -102,13 +137,14 @@ void start_clock(ncclComm_t comm) {
   Stream stream;
   DeviceBuffer<float> one(1, Memory::data);
   NCCL_CHECK(ncclAllReduce(one.data(), one.data(), 1, ncclFloat, ncclSum, comm, stream));
+  timeline().first_device = current_device();
   CUDA_CHECK(cudaEventRecord(timeline().start.emplace(cudaEventDefault), stream));
   stream.synchronize();
 }
 
 void mark_step(int step, cudaStream_t stream) {
   if (!timeline().enabled) return;
-  timeline().streams.try_emplace(stream, static_cast<int>(timeline().streams.size()));
+  const OnDevice on_device(timeline().device_of(stream));
   CUDA_CHECK(cudaEventRecord(timeline().marks.emplace_back(Mark{step, stream}).at, stream));
 }
 
@@ -130,7 +166,7 @@ Json json_of(const Call& call) {
 // asked for more than from some event of the last second.
 class Clock {
  public:
-  explicit Clock(const Event& start) : reference_(&start) {}
+  explicit Clock(const Event& start, double at = 0) : reference_(&start), at_(at) {}
   double operator()(const Event& event) {
     float milliseconds = 0;
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, *reference_, event));
@@ -144,8 +180,18 @@ class Clock {
 
  private:
   const Event* reference_;
-  double at_ = 0;
+  double at_;
 };
+
+// One for each device.
+std::map<int, Clock> start_clocks() {
+  std::map<int, Clock> clocks = {{timeline().first_device, Clock(*timeline().start)}};
+  for (const auto& [device, clock] : timeline().clocks) {
+    CUDA_CHECK(cudaEventSynchronize(clock.beginning));
+    clocks.emplace(device, Clock(clock.beginning, Clock(*timeline().start)(clock.known)));
+  }
+  return clocks;
+}
 
 }  // namespace
 
@@ -155,28 +201,31 @@ std::string timeline_json(int rank) {
   const auto name = [&](const char* what, int stream, const std::string& name) {
     add({{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", stream}, {"args", {{"name", name}}}});
   };
+  const auto of_device = [](const StreamInfo& stream) {
+    return timeline().clocks.empty() ? "" : " of device " + std::to_string(stream.device);
+  };
   name("process_name", 0, "rank " + std::to_string(rank));
   for (const auto& [handle, stream] : timeline().streams)
-    name("thread_name", stream, "stream " + std::to_string(stream));
-  Clock clock(*timeline().start);
+    name("thread_name", stream.number, "stream " + std::to_string(stream.number) + of_device(stream));
+  std::map<int, Clock> clocks = start_clocks();
   for (const Span& span : timeline().spans) {
     Json event{{"name", span.name},
                {"ph", "X"},
                {"pid", rank},
-               {"tid", timeline().streams[span.stream]},
-               {"ts", clock(span.begin)},
+               {"tid", timeline().streams[span.stream].number},
+               {"ts", clocks.at(timeline().streams[span.stream].device)(span.begin)},
                {"dur", Clock(span.begin)(span.end)}};
     for (const Call& call : span.calls) event["args"]["calls"].push_back(json_of(call));
     add(event);
   }
-  clock = Clock(*timeline().start);
+  clocks = start_clocks();
   for (const Mark& mark : timeline().marks) {
     Json event{{"name", mark.step < 0 ? "end of the epoch" : "step " + std::to_string(mark.step)},
                {"ph", "i"},
                {"s", "t"},
                {"pid", rank},
-               {"tid", timeline().streams[mark.stream]},
-               {"ts", clock(mark.at)}};
+               {"tid", timeline().streams[mark.stream].number},
+               {"ts", clocks.at(timeline().streams[mark.stream].device)(mark.at)}};
     if (mark.step >= 0) event["args"]["step"] = mark.step;
     add(event);
   }

@@ -246,14 +246,24 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
   return {ranks.local_rank % visible, true};
 }
 
+int devices_of_process(const Environment& env, int wanted, int visible) {
+  if (wanted <= visible) return wanted;
+  if (number(env, "WORKSHOP_SHARE_GPU", 0, 1).value_or(1) == 0) {
+    refuse("--devices is '%d' on a node with %d GPU%s, and WORKSHOP_SHARE_GPU=0 forbids sharing", wanted, visible,
+           visible == 1 ? "" : "s");
+  }
+  return visible;
+}
+
 int devices_of_node(const Environment& env, const Ranks& ranks, int visible) {
   // A rank on its own is shown all of them. Of several, Slurm may show each its own only, as with --gpus-per-task.
   const bool own = ranks.launcher == kSlurm.launcher && ranks.local_world > 1;
   return own ? std::max(visible, number(env, "SLURM_GPUS_ON_NODE", 0).value_or(0)) : visible;
 }
 
-std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node) {
-  const int used = ranks.local_world, idle = devices - used;
+std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node,
+                         int of_process) {
+  const int used = of_process > 0 ? of_process : ranks.local_world, idle = devices - used;
   if (idle <= 0) return "";
   const bool in_slurm = env("SLURM_JOB_ID") != nullptr;
   const std::string all = std::to_string(devices);
@@ -267,6 +277,11 @@ std::string idle_devices(const Environment& env, const Ranks& ranks, int devices
   }
   std::string fewer = in_slurm ? "--gpus-per-node=" + std::to_string(used) : "CUDA_VISIBLE_DEVICES=0";
   for (int i = 1; !in_slurm && i < used; ++i) fewer += "," + std::to_string(i);
+  if (of_process > 0) {
+    return formatted(
+        "%s has %d GPUs for this job, and --devices is %d: %d stay%s idle; use all (--devices %d) or take %d (%s)",
+        node.c_str(), devices, used, idle, idle == 1 ? "s" : "", devices, used, fewer.c_str());
+  }
   return formatted(
       "%s has %d GPUs for this job and %d rank%s: %d stay%s idle; start a rank for each (%s) or take %d (%s)",
       node.c_str(), devices, used, used == 1 ? "" : "s", idle, idle == 1 ? "s" : "", start.c_str(), used,

@@ -54,7 +54,13 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
 int devices_of_node(const Environment& env, const Ranks& ranks, int visible);
 
 // What is to be said where `node` has more of them than ranks: how many stay idle, and what to do. Else "".
-std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node);
+// `of_process` is how many a process uses that takes several, by its option --devices; 0 for a rank, which has one.
+std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node,
+                         int of_process = 0);
+
+// Of a process that is to use several devices: how many it gets of those that it is shown. Where these are fewer, its
+// parts share them.
+int devices_of_process(const Environment& env, int wanted, int visible);
 
 // The variables that let NCCL have several ranks on one GPU.
 std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks);

@@ -77,22 +77,36 @@ bool devices_are_counted() {
 #endif
 }
 
-// Chooses this rank's device, and says where others of the node stay idle. Returns how many the node has for the job.
-int set_device(const Ranks& ranks) {
+}  // namespace
+
+// Chooses this rank's device, and says where others of the node stay idle.
+void Job::set_device(const Options& options) {
   int visible = 0;
   const cudaError_t status = cudaGetDeviceCount(&visible);
   if (status != cudaErrorNoDevice) CUDA_CHECK(status);
   const DeviceChoice choice =
-      from_environment([&](const Environment& env) { return choose_device(env, ranks, visible); });
-  CUDA_CHECK(cudaSetDevice(choice.device));
-  if (choice.shared) let_ranks_share_gpus(ranks, visible);
-  if (!devices_are_counted()) return std::min(ranks.local_world, visible);
-  const int devices = from_environment([&](const Environment& env) { return devices_of_node(env, ranks, visible); });
+      from_environment([&](const Environment& env) { return choose_device(env, ranks_, visible); });
+  device_ = choice.device;
+  CUDA_CHECK(cudaSetDevice(device_));
+  if (choice.shared) let_ranks_share_gpus(ranks_, visible);
+  if (options.devices > 0) {
+    own_devices_ =
+        from_environment([&](const Environment& env) { return devices_of_process(env, options.devices, visible); });
+    if (own_devices_ < options.devices) {
+      print0("note: %d parts share %d GPU%s: the results are right, memory and times mean nothing\n", options.devices,
+             visible, visible == 1 ? "" : "s");
+    }
+  }
+  devices_ = std::min(ranks_.local_world, visible);
+  if (!devices_are_counted()) return;
+  devices_ = from_environment([&](const Environment& env) { return devices_of_node(env, ranks_, visible); });
   const std::string idle =
-      idle_devices(process_environment, ranks, devices, ranks.local_world == ranks.world ? "this node" : node_name());
-  if (ranks.local_rank == 0 && !idle.empty()) std::fprintf(stderr, "warning: %s\n", idle.c_str());
-  return devices;
+      idle_devices(process_environment, ranks_, devices_,
+                   ranks_.local_world == ranks_.world ? "this node" : node_name(), options.devices);
+  if (ranks_.local_rank == 0 && !idle.empty()) std::fprintf(stderr, "warning: %s\n", idle.c_str());
 }
+
+namespace {
 
 // ---- meeting the other ranks ---------------------------------------------------------------------------------------
 
@@ -188,7 +202,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
 #endif
   if (with_mpi) start_mpi(ranks_);
 #endif
-  devices_ = set_device(ranks_);
+  set_device(options);
   if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
   group_ = Group(make_world(ranks_, with_mpi));
@@ -201,6 +215,7 @@ Job::~Job() {
   if (const std::string place = open_group(); !place.empty()) {
     fail(kFailed, "ncclGroupStart() at %s has no ncclGroupEnd(): none of the calls after it has begun", place.c_str());
   }
+  CUDA_CHECK(cudaSetDevice(device_));
   CUDA_CHECK(cudaDeviceSynchronize());
   report_failed_communicators();
   write_record(comm());

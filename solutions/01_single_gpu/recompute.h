@@ -3,6 +3,7 @@
 // begins with the layer's forward pass once more.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,8 +12,8 @@
 
 namespace workshop {
 
-// What one layer at a time leaves: room that all recomputed layers of a kind share.
-using SharedActivations = std::shared_ptr<std::vector<DeviceBuffer<float>>>;
+// What one layer at a time leaves: room that all recomputed layers of a kind share, on each device that has some.
+using SharedActivations = std::shared_ptr<std::map<int, std::vector<DeviceBuffer<float>>>>;
 
 class Recomputed : public Layer {
  public:
@@ -29,8 +30,10 @@ class Recomputed : public Layer {
 
   void allocate(int max_samples, cudaStream_t stream) override {
     layer_->allocate(max_samples, stream);
-    if (!room_->empty()) return;
-    for (int size : layer_->saved()) room_->emplace_back(max_samples * size, Memory::activations);
+    device_ = current_device();
+    std::vector<DeviceBuffer<float>>& room = (*room_)[device_];
+    if (!room.empty()) return;
+    for (int size : layer_->saved()) room.emplace_back(max_samples * size, Memory::activations);
   }
   void bind(float* values, float* grads) override {
     layer_->bind(values, grads);
@@ -61,7 +64,7 @@ class Recomputed : public Layer {
  private:
   // The shared room, lent to this layer as long as this lives.
   struct Lent {
-    Lent(const Recomputed& layer, const Saved& like) : room(*layer.room_) {
+    Lent(const Recomputed& layer, const Saved& like) : room((*layer.room_)[layer.device_]) {
       saved.x = like.x;
       saved.batch = like.batch;
       saved.buffers.swap(room);
@@ -76,6 +79,7 @@ class Recomputed : public Layer {
 
   std::shared_ptr<Layer> layer_;
   SharedActivations room_;
+  int device_ = 0;
   Saved cache_;
 };
 

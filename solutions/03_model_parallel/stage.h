@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/clip.h"
@@ -14,9 +15,15 @@
 
 namespace workshop {
 
+// What the probes call a stage, and the TODOs that have brought it its input and the gradient of its output.
+struct StageProbes {
+  std::string name = "the stage";
+  const char *input = "03.3", *gradient = "03.4";
+};
+
 // The layers of one rank, with what they need beyond a model on one GPU: room for what arrives and for what goes back.
 struct Stage {
-  Stage(const Network& network, LayerRange layers, const Options& options, cudaStream_t stream)
+  Stage(const Network& network, LayerRange layers, const Options& options, cudaStream_t stream, StageProbes probes = {})
       : model(network, options.batch_size, stream, layers),
         in(model.input_size()),
         out(model.output_size()),
@@ -26,13 +33,14 @@ struct Stage {
         received(layers.first > 0 ? options.batch_size * in : 0, Memory::activations),
         input_gradient(received.size(), Memory::activations),
         clock(stream, /*warm_up=*/kProbedSteps),
-        stream(stream) {
+        stream(stream),
+        probes(std::move(probes)) {
     model.initialize(options.model_seed);
   }
 
   // The output of these layers, [rows, out], for the samples of `batch`, of which they see x[rows, in].
   const float* forward(const void* x, int rows) {
-    probe("03.3", "input of the stage", static_cast<const float*>(x), {rows, in}, stream);
+    probe(probes.input, "input of " + probes.name, static_cast<const float*>(x), {rows, in}, stream);
     const float* output = nullptr;
     clock.compute([&] { output = model.forward(batch.with_x(x), activations); });
     return output;
@@ -49,18 +57,24 @@ struct Stage {
   // The gradients of the parameters from model.output_gradient() and, unless dx is null, that of the input in
   // dx[rows, in].
   void backward(int rows, float* dx) {
-    probe("03.4", "gradient of the stage's output", model.output_gradient(), {rows, out}, stream);
+    probe(probes.gradient, "gradient of " + probes.name + "'s output", model.output_gradient(), {rows, out}, stream);
     clock.compute([&] { model.backward(activations, /*accumulate=*/false, {}, dx); });
   }
 
   // All stages together clip by the norm of the whole model's gradient, where that is asked for.
   void update(Training& training, const Group& stages) {
     float* norm = training.losses().gradient_norm();
-    clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
+    add_squares(norm);
     clipping.finish(norm, stages);
+    step(norm, training.lr_factor());
+  }
+  void add_squares(float* norm) {
+    clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
+  }
+  void step(const float* norm, double lr_factor) {
     clock.compute([&] {
       clipping.clip(model.grads(), model.count(), norm);
-      optimizer.step(model.values(), model.grads(), training.lr_factor());
+      optimizer.step(model.values(), model.grads(), lr_factor);
     });
   }
 
@@ -74,13 +88,14 @@ struct Stage {
   DeviceBuffer<float> input_gradient;  // what goes back to that rank, likewise
   IdleClock clock;
   cudaStream_t stream;
+  StageProbes probes;
 };
 
-// Ends the program unless every rank can have a layer.
-inline void require_layers(const Options& options, const Network& network, int ranks) {
-  if (network.depth() >= ranks) return;
-  usage_error(layers_of(options, network) + " for " + std::to_string(ranks) +
-              " ranks; expected a layer a rank or more");
+// Ends the program unless every rank, or whatever `one` is, can have a layer.
+inline void require_layers(const Options& options, const Network& network, int count, const std::string& one = "rank") {
+  if (network.depth() >= count) return;
+  usage_error(layers_of(options, network) + " for " + std::to_string(count) + " " + one + "s; expected a layer a " +
+              one + " or more");
 }
 
 // Prints and records which rank has which layers and how long it idled. That stays out of the ledger.

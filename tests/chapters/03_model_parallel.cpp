@@ -10,6 +10,7 @@ namespace {
 
 const Path mlp = solution("01_single_gpu/mlp");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
+const Path one_process = solution("03_model_parallel/one_process");
 
 // The same options, and so the same batches, on one GPU and on several ranks.
 void equals_mlp(const std::string& name, int ranks, const std::string& options,
@@ -107,6 +108,141 @@ TESTS(idle) {
       }
     });
   }
+}
+
+// ---- one process with several devices ------------------------------------------------------------------------------
+
+TESTS(one_process_equal) {
+  const std::string options = "--samples 500 --epochs 2 --log-every 0 --validation-samples 60";
+  const std::string deep = " --layers 16,24,9,24,17,8,8,12,3 --activation ";
+  for (int devices : {1, 2, 3}) {
+    for (const char* optimizer : {"sgd --weight-decay 0.1", "adamw"}) {
+      for (const char* activation : {"relu", "gelu"}) {
+        const std::string all = text(options, deep, activation, " --optimizer ", optimizer);
+        same_training(
+            text("solution.03.one_process.", activation, ".", std::string(optimizer).substr(0, 3), ".", devices),
+            kSameBits, on(1, mlp, all), on(1, one_process, all, "--devices", devices));
+      }
+    }
+  }
+  const std::string gradients =
+      "--layers 16,24,9,24,17,8,8,12,3 --activation gelu --lr 1e9 --max-steps 1 --log-every 0";
+  same_training("solution.03.one_process.gradients", kSameBits, on(1, mlp, gradients),
+                on(1, one_process, gradients, "--devices 3 --partition parameters"));
+  // The sum of the squares is rounded as that of as many ranks.
+  const std::string clipped = "--layers 16,24,9,24,17,8,8,12,3 --clip-norm 0.1 --log-every 0";
+  same_training("solution.03.one_process.clip_norm", 1e-6, on(3, model_parallel, clipped),
+                on(1, one_process, clipped, "--devices 3"));
+}
+
+// What is copied: activations and gradients over each boundary, the targets, the loss there and back.
+TESTS(one_process_ledger) {
+  const int samples = 100, batches = 4, epochs = 2;
+  for (const std::vector<int>& boundaries : {std::vector<int>{}, {8}, {8, 6}, {10, 8, 6}}) {
+    const int devices = static_cast<int>(boundaries.size()) + 1, crossed = devices - 1;
+    int width = 0;
+    for (int of_boundary : boundaries) width += of_boundary;
+    std::vector<Traffic> expected;
+    if (devices > 1) {
+      expected = {{0, "cudaMemcpyPeerAsync", epochs * batches * (2 * crossed + 3),
+                   4 * epochs * (samples * (2 * width + 4) + 2 * batches)}};
+    }
+    ledger(text("solution.03.one_process.ledger.", devices),
+           on(1, one_process, "--layers 12,10,8,6,4 --samples", samples, "--epochs", epochs, "--devices", devices),
+           expected);
+  }
+  // The norm goes from device to device and back, a float each time.
+  ledger("solution.03.one_process.ledger.norm",
+         on(1, one_process, "--layers 12,8,6,4 --clip-norm 0.1 --devices 3 --samples", samples),
+         {{0, "cudaMemcpyPeerAsync", batches * (2 * 2 + 3 + 2 * 2),
+           4 * (samples * (2 * (8 + 6) + 4) + 2 * batches + 2 * 2 * batches)}});
+}
+
+// Each device has an account of its own: what the ranks of model_parallel hold, and on the last device the targets of a
+// batch and the loss.
+TESTS(one_process_memory) {
+  const std::string options = "--layers 12,10,8,6,4 --activation gelu --optimizer adamw --epochs 2";
+  test("solution.03.one_process.memory", on(1, one_process, options, "--devices 3"), [=](const Run& run) {
+    const long parameters[] = {13 * 10 + 11 * 8, 9 * 6, 7 * 4};
+    const long columns[] = {2 * 10 + 2 * 8 + 2 * 10, 2 * 6 + 2 * 6 + 2 * 8, 4 + 2 * 4 + 2 * 6};
+    ASSERT_EQ(run.record.other_peaks.size(), 2u);
+    for (int device : {0, 1, 2}) {
+      const auto& peaks = device == 0 ? run.record.peaks.at(0) : run.record.other_peaks.at({0, device});
+      EXPECT_EQ(peaks.at("parameters"), 4 * parameters[device]) << device;
+      EXPECT_EQ(peaks.at("gradients"), 4 * parameters[device]) << device;
+      EXPECT_EQ(peaks.at("optimizer"), 8 * parameters[device]) << device;
+      EXPECT_EQ(peaks.at("activations"), 4 * 32 * columns[device]) << device;
+      if (kCuda) continue;
+      const auto& held = device == 0 ? run.record.device.at(0) : run.record.other_devices.at({0, device});
+      EXPECT_EQ(held.at("in_use"), held.at("accounted")) << device;
+    }
+    if (kCuda) return;
+    const std::map<std::string, double> host = {{"allocations", 0}, {"synchronizations", 0}, {"devices", 3}};
+    EXPECT_EQ(run.record.host.at(0), host);
+  });
+  // A model that one device of 12 MB cannot hold.
+  const std::string large =
+      "--layers 512,512,512,512,512,512,512,512,512 --batch-size 64 --samples 128 --log-every 0 --devices";
+  test("solution.03.one_process.limit", {.cpu_only = "WORKSHOP_DEVICE_MEMORY is a setting of the cpu backend"}, [=] {
+    expect_output(run(on(1, one_process, large, 1).in("WORKSHOP_DEVICE_MEMORY=12M")), 1, {"out of memory"});
+    succeed(on(1, one_process, large, 2).in("WORKSHOP_DEVICE_MEMORY=12M"));
+  });
+}
+
+// On a machine whose kernels and links take time, and the rest none: from the first forward pass of a step to the end
+// of its backward pass, no two devices are at work at the same time, and no copy overlaps with anything, but that of
+// the loss, four bytes, which goes back to the first device while the last one is at work.
+TESTS(one_process_timeline) {
+  test("solution.03.one_process.timeline", {.cpu_only = "simulates a machine"}, [] {
+    succeed(on(1, one_process, "--layers 64,64,64,64,64 --activation relu --max-steps 12 --devices 3",
+               "--timeline timeline.json")
+                .in("WORKSHOP_SIMULATE=compute=1G,link=20us+1G/s"));
+    std::vector<Span> busy;
+    int copies = 0;
+    const auto timeline = read_timeline("timeline.json");
+    for (const Span& span : timeline.at(0)) {
+      const bool copy = span.name == "cudaMemcpyPeerAsync";
+      // Each part makes its update when its own backward pass is done, while those below still compute.
+      if (!copy && span.name != "loss" && !span.name.starts_with("forward") && !span.name.starts_with("backward"))
+        continue;
+      copies += copy;
+      if (copy && span.stream == 0 && span.duration < 0.0201) continue;  // 20 us and 4 bytes
+      busy.push_back(span);
+    }
+    EXPECT_EQ(copies, 12 * (2 * 2 + 3));
+    EXPECT_GT(busy.size(), 12u * (2 * 2 + 2 + 4 + 4));
+    std::ranges::sort(busy, {}, &Span::begin);
+    for (std::size_t i = 1; i < busy.size(); ++i) {
+      const Span &before = busy[i - 1], &span = busy[i];
+      // CUDA and its stand-in tell milliseconds as floats, of which those of a second have four digits left.
+      EXPECT_LE(before.end(), span.begin + 1e-4) << before.name << " at " << before.begin << " and " << span.name;
+    }
+  });
+}
+
+TESTS(one_process_bad) {
+  refusals("solution.03.one_process.bad.", on(1, one_process), R"(
+    devices.1 | --devices 0            | --devices is '0'; expected a whole number from 1 to 1024
+    layers.1  | --devices 3            | --layers is '6,4,2', 2 layers for 3 devices; expected a layer a device or more
+  )");
+  refusals("solution.03.one_process.bad.", on(2, one_process),
+           "ranks.2 | | one_process is one process for all devices; it was started on 2 ranks");
+  const Command on_one_gpu =
+      on(1, one_process, "--layers 6,6,6,4 --max-steps 3 --devices 3").in("WORKSHOP_DEVICE_COUNT=1");
+  const std::string cpu_only = "WORKSHOP_DEVICE_COUNT is a setting of the cpu backend";
+  refused("solution.03.one_process.bad.forbidden",
+          "--devices is '3' on a node with 1 GPU, and WORKSHOP_SHARE_GPU=0 forbids",
+          on_one_gpu.in("WORKSHOP_SHARE_GPU=0"), {.cpu_only = cpu_only});
+  test("solution.03.one_process.shared", {.cpu_only = cpu_only}, [=] {
+    expect_output(run(on_one_gpu), 0,
+                  {"^note: 3 parts share 1 GPU: the results are right, memory and times mean nothing"});
+  });
+  test("solution.03.one_process.idle", {.cpu_only = cpu_only}, [=] {
+    const Command two = on(1, one_process, "--max-steps 3");
+    expect_output(run(two.in("WORKSHOP_DEVICE_COUNT=3")), 0, {"^warning: this node has 3 GPUs .* 1 stays idle"});
+    const Run all = run(two.in("WORKSHOP_DEVICE_COUNT=2"));
+    EXPECT_EQ(all.output.find("warning"), std::string::npos) << all.output;
+  });
 }
 
 TESTS(bad) {

@@ -74,6 +74,7 @@ TESTS(resume) {
   add("ddp_accumulation", 2, ddp, "--batch-size 4 --accumulation-steps 4");
   add("ddp_overlap", 2, overlap, "--batch-size 16");
   add("model_parallel", 2, stages, "--batch-size 32");
+  add("one_process", 1, solution("03_model_parallel/one_process"), "--batch-size 32 --devices 2");
   add("pipeline", 2, pipeline, "--batch-size 32 --schedule interleaved" + pairs);
   add("tensor_parallel", 4, tensor, "--shuffle --batch-size 32" + pairs);
   add("tensor_parallel_gather", 2, gather, "--batch-size 32");

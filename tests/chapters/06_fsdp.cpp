@@ -43,6 +43,17 @@ TESTS(equal) {
   equals_ddp("no_reshard", "adamw", {2, 3}, "--no-reshard-after-forward");
   equals_ddp("no_prefetch", "adamw", {2}, "--no-prefetch");
   equals_ddp("no_overlap", "adamw", {3}, "--no-reshard-after-forward --no-prefetch");
+  for (const char* backward : {"pre", "post", "none"}) {
+    const std::string option = text("--backward-prefetch ", backward);
+    equals_ddp(text("backward_", backward), "adamw", {2, 3}, option);
+    equals_ddp(text("backward_", backward, ".kept"), "sgd", {2}, option + " --no-reshard-after-forward");
+    equals_ddp(text("backward_", backward, ".alone"), "sgd", {2}, option + " --no-prefetch --unit-layers 2");
+    equals_ddp(text("backward_", backward, ".everything"), "adamw", {4}, option + " --cpu-offload --hybrid 2",
+               "--accumulation-steps 3");
+  }
+  equals_ddp("units_by_size", "adamw", {2, 3}, "--min-unit-parameters 200");
+  equals_ddp("from_rank_0", "adamw", {2, 3}, "--sync-module-states");
+  equals_ddp("from_rank_0.hybrid", "adamw", {4}, "--sync-module-states --hybrid 2 --cpu-offload");
   equals_ddp("hybrid2", "adamw", {4, 8}, "--hybrid 2");
   equals_ddp("hybrid1", "adamw", {3}, "--hybrid 1");
   equals_ddp("offload", "adamw", {1, 2, 3}, "--cpu-offload");
@@ -89,6 +100,9 @@ struct Mode {
   std::vector<int> widths;
   int unit_layers = 1, hybrid = 0, batches = 1;  // hybrid: ranks of a shard group, 0 for all
   bool no_reshard = false, no_prefetch = false, offload = false;
+  std::string backward = "";  // --backward-prefetch, where it is given
+  long min_parameters = 0;
+  bool from_rank_0 = false;
 };
 
 // The layers cut into units, and these into shards.
@@ -98,10 +112,10 @@ struct Units {
 Units cut(const Mode& mode, int shards) {
   Units units;
   const int layers = static_cast<int>(mode.widths.size()) - 1;
-  for (int first = 0; first < layers; first += mode.unit_layers) {
+  for (int first = 0, end = 0; first < layers; first = end) {
     long values = 0;
-    for (int i = first; i < std::min(layers, first + mode.unit_layers); ++i)
-      values += (mode.widths[i] + 1) * mode.widths[i + 1];
+    for (; end < layers && (end < first + mode.unit_layers || values < mode.min_parameters); ++end)
+      values += (mode.widths[end] + 1) * mode.widths[end + 1];
     const long part = (values + shards - 1) / shards;
     ++units.count;
     units.shard += part;
@@ -116,19 +130,25 @@ void expect_mode(const Mode& mode) {
   const Units units = cut(mode, shards);
   std::string widths;
   for (int width : mode.widths) widths += text(widths.empty() ? "" : ",", width);
-  const Command command = on(mode.ranks, fsdp, "--layers", widths, "--optimizer adamw --max-steps 4 --unit-layers",
-                             mode.unit_layers, mode.hybrid > 0 ? text("--hybrid ", mode.hybrid) : "",
-                             "--accumulation-steps", mode.batches, mode.no_reshard ? "--no-reshard-after-forward" : "",
-                             mode.no_prefetch ? "--no-prefetch" : "", mode.offload ? "--cpu-offload" : "");
+  const Command command =
+      on(mode.ranks, fsdp, "--layers", widths, "--optimizer adamw --max-steps 4 --unit-layers", mode.unit_layers,
+         mode.hybrid > 0 ? text("--hybrid ", mode.hybrid) : "", "--accumulation-steps", mode.batches,
+         mode.no_reshard ? "--no-reshard-after-forward" : "", mode.no_prefetch ? "--no-prefetch" : "",
+         mode.offload ? "--cpu-offload" : "", mode.backward.empty() ? "" : "--backward-prefetch " + mode.backward,
+         "--min-unit-parameters", mode.min_parameters, mode.from_rank_0 ? "--sync-module-states" : "");
   // Gathered once or twice a batch, reduced once a batch; over the replicas, once a step. All counts are those of
   // shards. And the losses of four steps.
   const long uses = 4 * mode.batches, gathers = mode.no_reshard ? uses : 2 * uses, sums = shards == mode.ranks ? 0 : 4;
-  const std::vector<Traffic> ledger = {{kAll, "ncclReduceScatter", uses * units.count, uses * 4 * units.shard},
-                                       {kAll, "ncclAllGather", gathers * units.count, gathers * 4 * units.shard},
-                                       {kAll, "ncclAllReduce", sums * units.count + 1, sums * 4 * units.shard + 4 * 4}};
-  // At most so many gathered units and gradients of units at a time.
-  const long alive = mode.no_prefetch ? 1 : 2;
-  const long buckets = mode.no_reshard ? 4 * (units.padded + alive * units.largest) : 4 * 2 * alive * units.largest;
+  std::vector<Traffic> ledger = {{kAll, "ncclReduceScatter", uses * units.count, uses * 4 * units.shard},
+                                 {kAll, "ncclAllGather", gathers * units.count, gathers * 4 * units.shard},
+                                 {kAll, "ncclAllReduce", sums * units.count + 1, sums * 4 * units.shard + 4 * 4}};
+  if (mode.from_rank_0) ledger.push_back({kAll, "ncclBroadcast", units.count, 4 * units.padded});
+  // At most so many gathered units and gradients of units at a time. The forward pass needs no more than the backward
+  // pass, which has both.
+  const std::string backward = !mode.backward.empty() ? mode.backward : mode.no_prefetch ? "none" : "pre";
+  const long gathered = backward == "pre" ? 2 : 1, gradients = backward == "none" ? 1 : 2;
+  const long buckets =
+      4 * (mode.no_reshard ? units.padded + gradients * units.largest : (gathered + gradients) * units.largest);
   const long kept = 4 * units.shard, here = mode.offload ? 0 : 1;
   const Bytes memory = {{"parameters", here * kept},
                         {"gradients", here * kept},
@@ -151,6 +171,17 @@ TESTS(steps) {
   expect_mode({.name = "units_of_three", .ranks = 2, .widths = uneven, .unit_layers = 3});
   expect_mode({.name = "no_reshard", .ranks = 3, .widths = uneven, .no_reshard = true});
   expect_mode({.name = "no_prefetch", .ranks = 3, .widths = uneven, .no_prefetch = true});
+  for (const char* backward : {"pre", "post", "none"}) {
+    const std::string name = text("backward_", backward);
+    expect_mode({.name = name, .ranks = 3, .widths = uneven, .backward = backward});
+    expect_mode({.name = name + ".kept", .ranks = 2, .widths = uneven, .no_reshard = true, .backward = backward});
+    expect_mode({.name = name + ".alone", .ranks = 2, .widths = uneven, .no_prefetch = true, .backward = backward});
+  }
+  // Units of 232 and 167 values, and of 349 and 50.
+  expect_mode({.name = "units_by_size", .ranks = 3, .widths = uneven, .min_parameters = 200});
+  expect_mode({.name = "units_by_size.more", .ranks = 2, .widths = uneven, .unit_layers = 2, .min_parameters = 233});
+  expect_mode({.name = "from_rank_0", .ranks = 3, .widths = uneven, .from_rank_0 = true});
+  expect_mode({.name = "from_rank_0.hybrid", .ranks = 4, .widths = uneven, .hybrid = 2, .from_rank_0 = true});
   expect_mode({.name = "hybrid", .ranks = 4, .widths = uneven, .hybrid = 2, .batches = 2});
   expect_mode({.name = "replicas_only", .ranks = 3, .widths = uneven, .hybrid = 1});
   expect_mode({.name = "offload", .ranks = 3, .widths = uneven, .batches = 2, .offload = true});
@@ -268,12 +299,38 @@ TESTS(schedule) {
   }
 }
 
+// On a machine where a gather and a reduction of a unit take 1 ms each, and a backward pass 2 ms, but that of the first
+// unit, which has no gradient of its input to compute, 1 ms. The time from the first backward pass to the end of the
+// last reduction: with `pre` 5·2 + 1 + 1 ms, for gathers and all other reductions run beside the passes; with `post` 5
+// ms more, the gathers; with `none` all one after the other, 10 more.
+TESTS(backward_prefetch) {
+  for (const auto& [mode, expected] : {std::pair{"pre", 12.0}, {"post", 17.0}, {"none", 22.0}}) {
+    test(text("solution.06.fsdp.backward_prefetch.", mode), {.ranks = 2, .cpu_only = "simulates a machine"}, [=] {
+      // A unit of 128·129 parameters, and 64 rows: 2·64·128² operations forward, twice that backward. Half a unit is
+      // sent.
+      const double forward = 2 * 64 * 128 * 128 * 1e3, bytes = 2 * 128 * 129 * 1e3;
+      const Command command = on(2, fsdp, "--layers 128,128,128,128,128,128,128 --batch-size 64 --max-steps 4",
+                                 "--timeline timeline.json --backward-prefetch", mode);
+      succeed(command.in(text("WORKSHOP_SIMULATE=compute=", forward, ",link=0s+", bytes, "/s")));
+      const auto timeline = read_timeline("timeline.json");
+      for (const auto& [rank, spans] : timeline) {
+        const Step step = steps_of(spans).back();
+        const double time = step.reductions.back().end() - step.backwards.front().begin;
+        // Kernels other than the products take less than a hundredth.
+        EXPECT_NEAR(time, expected, 0.01 * expected) << "rank " << rank;
+      }
+    });
+  }
+}
+
 TESTS(bad) {
   refusals("solution.06.fsdp.bad.", on(4, fsdp), R"(
     hybrid0.#      | --hybrid 0             | --hybrid is '0'; expected a whole number of at least 1
     hybrid3.#      | --hybrid 3             | --hybrid is '3'; expected a number that divides the # rank
     units.#        | --unit-layers 0        | --unit-layers is '0'; expected a whole number of at least 1
     accumulation.# | --accumulation-steps 0 | --accumulation-steps is '0'; expected
+    backward.#     | --backward-prefetch yes | --backward-prefetch is 'yes'; expected pre, post, none
+    parameters.#   | --min-unit-parameters -1 | --min-unit-parameters is '-1'; expected a whole number of at least 0
     unknown.#      | --stage 3              | --stage
   )");
 }

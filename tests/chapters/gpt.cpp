@@ -36,6 +36,8 @@ TESTS(gpt_everywhere) {
               {"model_parallel", "03_model_parallel/model_parallel", 2, 1, ""},
               {"model_parallel", "03_model_parallel/model_parallel", 3, 1, "--recompute blocks"},
               {"model_parallel", "03_model_parallel/model_parallel", 4, 1, "--partition uniform"},
+              {"one_process", "03_model_parallel/one_process", 1, 1, "--devices 1"},
+              {"one_process.devices", "03_model_parallel/one_process", 1, 1, "--devices 3 --recompute blocks"},
               {"gpipe", "04_pipeline/pipeline", 2, 1, "--schedule gpipe"},
               {"gpipe.blocks", "04_pipeline/pipeline", 3, 1, "--schedule gpipe --recompute blocks"},
               {"1f1b", "04_pipeline/pipeline", 4, 1, "--micro-batches 6"},

@@ -505,7 +505,166 @@ TEST(Devices, OwnTheirEvents) {
   cudaGetLastError();
 }
 
+TEST(Peers, OfOneDeviceAreCopiedBetween) {
+  int mine = -1;
+  CUDA_CHECK(cudaGetDevice(&mine));
+  const Stream stream;
+  auto x = floats(4, 3.0f), y = floats(4);
+  EXPECT_EQ(cudaMemcpyPeerAsync(y.data(), mine, x.data(), mine, y.bytes(), stream), cudaSuccess);
+  finish(stream);
+  EXPECT_EQ(first(y), 3);
+  EXPECT_EQ(cudaMemcpyPeerAsync(y.data(), mine, x.data(), mine, 0, stream), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyPeerAsync(y.data(), mine, x.data(), device_count(), y.bytes(), stream), cudaErrorInvalidDevice);
+  cudaGetLastError();
+}
+
+TEST(Pointers, TellTheirDevice) {
+  int mine = -1, local = 0;
+  CUDA_CHECK(cudaGetDevice(&mine));
+  const DeviceBuffer<float> x(8, Memory::data);
+  const HostBuffer<float> pinned(8);
+  cudaPointerAttributes attributes{};
+  EXPECT_EQ(cudaPointerGetAttributes(&attributes, x.data() + 3), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  EXPECT_EQ(attributes.device, mine);
+  EXPECT_EQ(attributes.devicePointer, x.data() + 3);
+  EXPECT_EQ(cudaPointerGetAttributes(&attributes, pinned.data()), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_EQ(attributes.hostPointer, pinned.data());
+  EXPECT_EQ(cudaPointerGetAttributes(&attributes, &local), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+  EXPECT_EQ(cudaPointerGetAttributes(nullptr, x.data()), cudaErrorInvalidValue);
+  cudaGetLastError();
+}
+
+// This rank's device and another one, which is current first.
+class TwoDevices : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_count() < 2) GTEST_SKIP() << "needs two devices";
+    CUDA_CHECK(cudaGetDevice(&mine_));
+    other_ = (mine_ + 1) % device_count();
+    CUDA_CHECK(cudaSetDevice(other_));
+  }
+  void TearDown() override {
+    if (mine_ >= 0) CUDA_CHECK(cudaSetDevice(mine_));
+  }
+  int mine_ = -1, other_ = -1;
+};
+
+TEST_F(TwoDevices, AreOrderedByEvents) {
+  const Stream there;
+  auto x = floats(1);
+  const Event ready;
+  const workshop::OnDevice on_mine(mine_);
+  const Stream here;
+  auto y = floats(1);
+  Gate gate(there);
+  {
+    const workshop::OnDevice on_other(other_);
+    launch(fill, 1, there, x.data(), 5.0f, 1);
+  }
+  CUDA_CHECK(cudaEventRecord(ready, there));  // whichever device is current
+  CUDA_CHECK(cudaStreamWaitEvent(here, ready));
+  CUDA_CHECK(cudaMemcpyPeerAsync(y.data(), mine_, x.data(), other_, sizeof(float), here));
+  EXPECT_FALSE(within(kNever, [&] { return finished(here); }));
+  gate.open();
+  finish(here);
+  EXPECT_EQ(first(y), 5);
+}
+
+TEST_F(TwoDevices, CopyOnStreamsOfEither) {
+  const Stream there;
+  auto x = floats(1, 2.0f);
+  const workshop::OnDevice on_mine(mine_);
+  auto y = floats(1);
+  EXPECT_EQ(cudaMemcpyPeerAsync(y.data(), mine_, x.data(), other_, sizeof(float), there), cudaSuccess);
+  finish(there);
+  EXPECT_EQ(first(y), 2);
+  EXPECT_EQ(cudaMemcpyAsync(x.data(), y.data(), 0, cudaMemcpyDefault, there), cudaSuccess);
+}
+
+TEST_F(TwoDevices, AreSynchronizedOneAtATime) {
+  const Stream there;
+  const workshop::OnDevice on_mine(mine_);
+  Gate gate(there);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_FALSE(finished(there));
+  gate.open();
+  finish(there);
+}
+
+TEST_F(TwoDevices, HaveDefaultStreamsOfTheirOwn) {
+  const BlockingStream there;
+  auto x = floats(1);
+  Gate gate(nullptr);
+  launch(add, 1, there, x.data(), 1.0f, 1);  // behind the gate
+  {
+    const workshop::OnDevice on_mine(mine_);
+    const BlockingStream here;
+    auto y = floats(1);
+    CUDA_CHECK(cudaMemsetAsync(y.data(), 0, sizeof(float), nullptr));
+    launch(add, 1, here, y.data(), 1.0f, 1);
+    finish(nullptr);
+    finish(here);
+    EXPECT_FALSE(finished(there));
+  }
+  gate.open();
+  finish(there);
+}
+
+TEST_F(TwoDevices, TellNoTimeBetweenThem) {
+  const Stream there;
+  const Event one(cudaEventDefault);
+  CUDA_CHECK(cudaEventRecord(one, there));
+  finish(there);
+  const workshop::OnDevice on_mine(mine_);
+  const Stream here;
+  const Event two(cudaEventDefault);
+  CUDA_CHECK(cudaEventRecord(two, here));
+  finish(here);
+  float milliseconds = 0;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, one, two), cudaErrorInvalidResourceHandle);
+  cudaGetLastError();
+}
+
 #ifdef WORKSHOP_BACKEND_CPU
+TEST_F(TwoDevices, HaveMemoryOfTheirOwn) {
+  std::size_t total = 0, before = 0, after = 0, mine_before = 0, mine_after = 0;
+  CUDA_CHECK(cudaMemGetInfo(&before, &total));
+  {
+    const workshop::OnDevice on_mine(mine_);
+    CUDA_CHECK(cudaMemGetInfo(&mine_before, &total));
+  }
+  const auto used = workshop::memory_use(Memory::buckets).current;
+  const DeviceBuffer<unsigned char> x(4096, Memory::buckets);
+  CUDA_CHECK(cudaMemGetInfo(&after, &total));
+  EXPECT_EQ(after, before - 4096);
+  EXPECT_EQ(workshop::memory_use(Memory::buckets).current, used + 4096);
+  const workshop::OnDevice on_mine(mine_);
+  CUDA_CHECK(cudaMemGetInfo(&mine_after, &total));
+  EXPECT_EQ(mine_after, mine_before);
+  EXPECT_EQ(workshop::memory_use(Memory::buckets).current, 0u);
+}
+
+// With cuBLAS the launch of its kernel fails.
+TEST_F(TwoDevices, DoNotShareACublasHandle) {
+  const Stream there;
+  cublasHandle_t handle = nullptr;
+  CUBLAS_CHECK(cublasCreate(&handle));
+  CUBLAS_CHECK(cublasSetStream(handle, there));
+  auto x = floats(4);
+  const float two = 2;
+  EXPECT_EQ(cublasSscal(handle, 4, &two, x.data(), 1), CUBLAS_STATUS_SUCCESS);
+  {
+    const workshop::OnDevice on_mine(mine_);
+    EXPECT_EQ(cublasSscal(handle, 4, &two, x.data(), 1), CUBLAS_STATUS_EXECUTION_FAILED);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  finish(there);
+  cublasDestroy(handle);
+}
+
 TEST(Devices, AreGivenAllHardwareQueuesBeforeTheFirstCall) { EXPECT_EQ(workshop::cpu::hardware_queues(), 32); }
 
 TEST(Devices, HaveTheSameNamesInAllProcesses) {

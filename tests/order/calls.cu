@@ -54,6 +54,20 @@ struct Case {
   }
 };
 
+// The next device, which is current as long as this lives, with a stream and some memory.
+struct OnTheOther {
+  int before = current_device(), device = before + 1;
+  OnDevice on_device{device};
+  Stream stream{"other"};
+  Event event;
+  DeviceBuffer<float> memory{kFloats, Memory::data};
+
+  void fetch(float* to, cudaStream_t on) const {
+    CUDA_CHECK(cudaMemcpyPeerAsync(to, before, memory.data(), device, kBytes, on));
+  }
+  DeviceBuffer<float> take() { return std::move(memory); }
+};
+
 const std::map<std::string, std::function<void(Case&)>> kCases = {
     // ---- order: nothing is said ----
     {"event",
@@ -128,7 +142,29 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        t.read(t.second, t.a.data());
      }},
 
+    {"between_devices",
+     [](Case& t) {
+       OnTheOther other;
+       t.write(other.stream, other.memory.data());
+       CUDA_CHECK(cudaEventRecord(other.event, other.stream));
+       CUDA_CHECK(cudaStreamWaitEvent(t.first, other.event));
+       other.fetch(t.a.data(), t.first);
+     }},
+
     // ---- order: a mistake ----
+    {"between_devices_forgotten",
+     [](Case& t) {
+       OnTheOther other;
+       t.write(other.stream, other.memory.data());
+       other.fetch(t.a.data(), t.first);
+     }},
+    {"between_default_streams",  // each device has its own
+     [](Case& t) {
+       OnTheOther other;
+       CUDA_CHECK(cudaMemsetAsync(other.memory.data(), 0, kBytes, nullptr));
+       CUDA_CHECK(cudaSetDevice(other.before));
+       other.fetch(t.a.data(), nullptr);
+     }},
     {"forgotten",
      [](Case& t) {
        t.write(t.first, t.a.data());
@@ -185,6 +221,21 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        CUBLAS_CHECK(
            cublasSgeam(t.blas, CUBLAS_OP_T, CUBLAS_OP_N, 8, 4, &one, t.a.data(), 4, &zero, nullptr, 8, t.c.data(), 8));
        CUDA_CHECK(cudaDeviceSynchronize());
+     }},
+    {"other_device_copied",
+     [](Case& t) {
+       const OnTheOther other;
+       CUDA_CHECK(cudaMemcpyPeerAsync(t.a.data(), other.device, other.memory.data(), other.before, kBytes, t.first));
+     }},
+    {"other_device_kernel",
+     [](Case& t) {
+       OnTheOther other;
+       t.write(other.stream, t.a.data());
+     }},
+    {"other_device_product",
+     [](Case& t) {
+       DeviceBuffer<float> there = OnTheOther().take();
+       t.product(4, 4, 4, there.data(), t.b.data(), t.c.data(), 4);
      }},
     {"memset", [](Case& t) { t.clear(t.first, t.a.data() + 1); }},
     {"copy_from", [](Case& t) { t.read(t.first, t.a.data() + 8); }},

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rank discovery from the environments that launchers leave, the meeting point, and the choice of a device.
-#include "common/run/environment.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>
 #include <map>
 #include <stdexcept>
+
+#include "common/run/environment.h"
 
 namespace workshop {
 namespace {
@@ -292,6 +292,22 @@ TEST(Device, IdleOnesAreSaidOfAllRecordedEnvironments) {
   EXPECT_EQ(idle({}, 2),
             "node1 has 2 GPUs for this job and 1 rank: 1 stays idle; start a rank for each (mpirun -n 2 or torchrun "
             "--nproc-per-node 2) or take 1 (CUDA_VISIBLE_DEVICES=0)");
+}
+
+// A process that takes several devices is asked for more of them, not for more ranks.
+TEST(Device, IdleOnesOfAProcessWithSeveral) {
+  const Ranks alone = discover({});
+  EXPECT_EQ(idle_devices(environment({}), alone, 4, "node1", 2),
+            "node1 has 4 GPUs for this job, and --devices is 2: 2 stay idle; use all (--devices 4) or take 2 "
+            "(CUDA_VISIBLE_DEVICES=0,1)");
+  EXPECT_EQ(idle_devices(environment({}), alone, 2, "node1", 2), "");
+  EXPECT_EQ(idle_devices(environment({}), alone, 2, "node1", 3), "");
+  EXPECT_EQ(devices_of_process(environment({}), 2, 4), 2);
+  EXPECT_EQ(devices_of_process(environment({}), 3, 2), 2);
+  EXPECT_EQ(refusal_of([&] {
+              devices_of_process(environment({{"WORKSHOP_SHARE_GPU", "0"}}), 3, 1);
+            }),
+            "--devices is '3' on a node with 1 GPU, and WORKSHOP_SHARE_GPU=0 forbids sharing");
 }
 
 // What CUDA_VISIBLE_DEVICES names is what CUDA shows.
