@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "common/checkpoint/checkpoints.h"
+#include "common/data/host_loader.h"
 #include "common/run/text.h"
 #include "common/run/throughput.h"
 
@@ -15,9 +16,9 @@ namespace workshop {
 
 namespace {
 
-// The samples on the device, and what the rest of a run needs to know of them.
+// The samples, and what the rest of a run needs to know of them.
 struct Data {
-  DataLoader loader;
+  std::unique_ptr<Loader> loader;
   Generator generator;  // for the order of the samples
   Draws draws;
   int samples, held_out, tested;
@@ -26,7 +27,7 @@ struct Data {
 Data load(const Options& options, const DataSource& source, cudaStream_t stream) {
   if (source.text != nullptr) {
     TokenDataset& text = *source.text;
-    Data data{{text, options.batch_size, stream},
+    Data data{std::make_unique<DataLoader>(text, options.batch_size, stream),
               Generator(options.seed),
               Draws::order,
               text.trained_on,
@@ -35,8 +36,17 @@ Data load(const Options& options, const DataSource& source, cudaStream_t stream)
     std::vector<std::int32_t>().swap(text.tokens);
     return data;
   }
+  if (source.images != nullptr) {
+    const ImageDataset& images = *source.images;
+    return {std::make_unique<HostLoader>(source.images, options.batch_size, options.images.workers, stream),
+            Generator(options.seed),
+            Draws::order,
+            images.trained_on + images.held_out,
+            images.held_out,
+            images.tested};
+  }
   const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
-  return {{dataset, options.batch_size, stream},
+  return {std::make_unique<DataLoader>(dataset, options.batch_size, stream),
           dataset.generator,
           Draws::two_seeds,
           options.samples,
@@ -76,7 +86,8 @@ struct Training::State {
         data(load(options, source, stream)),
         trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
         random(trained_on, options.shuffle, data.generator, data.draws),
-        distributed(trained_on, place.replicas, place.replica, options.shuffle, text != nullptr ? options.seed : 0),
+        distributed(trained_on, place.replicas, place.replica, options.shuffle,
+                    data.draws == Draws::order ? options.seed : 0),
         losses(options, data.samples, place.reports ? place.replica : -1, place.replicas, stream),
         checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
 
@@ -106,7 +117,7 @@ struct Training::State {
   std::shared_ptr<const TokenDataset> text;
   double operations, best_test_loss;
   Data data;
-  DataLoader& loader = data.loader;
+  Loader& loader = *data.loader;
   int trained_on;
   RandomSampler random;
   DistributedSampler distributed;

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host loader: the same batches for any number of workers, ahead of the device, and never too early or too late.
+#include "common/data/host_loader.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+namespace workshop {
+namespace {
+
+using Indices = std::vector<int>;
+
+std::shared_ptr<const ImageDataset> images(int count) {
+  return std::make_shared<ImageDataset>(
+      ImageDataset{.trained_on = count, .size = 32, .records = draw_images(1, count, 10)});
+}
+
+Indices range(int first, int last) {
+  Indices indices(last - first);
+  std::iota(indices.begin(), indices.end(), first);
+  return indices;
+}
+
+class HostLoaderTest : public testing::TestWithParam<int> {
+ protected:
+  template <typename T>
+  std::vector<T> download(const void* device, int count) {
+    std::vector<T> host(count);
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    stream_.synchronize();
+    return host;
+  }
+  void expect_batch(const Batch& batch, const Indices& samples) {
+    const ImageTransform transform(images_->size);
+    std::vector<float> x(samples.size() * 3 * 32 * 32);
+    std::vector<std::int32_t> y;
+    for (int sample : samples) {
+      transform(images_->pixels(sample), x.data() + y.size() * 3 * 32 * 32);
+      y.push_back(images_->label(sample));
+    }
+    ASSERT_EQ(batch.samples, static_cast<int>(samples.size()));
+    EXPECT_EQ(batch.x_bytes, 3 * 32 * 32 * sizeof(float));
+    EXPECT_EQ(batch.y_bytes, sizeof(std::int32_t));
+    EXPECT_EQ(download<float>(batch.x, static_cast<int>(x.size())), x);
+    EXPECT_EQ(download<std::int32_t>(batch.y, batch.samples), y);
+  }
+
+  std::shared_ptr<const ImageDataset> images_ = images(50);
+  Stream stream_;
+  HostLoader loader_{images_, 4, GetParam(), stream_};
+};
+
+TEST_P(HostLoaderTest, MakesTheBatchesOfAnEpoch) {
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    loader_.start_epoch(range(0, 50));
+    ASSERT_EQ(loader_.steps(), 13);
+    for (int step = 0; step < 12; ++step) expect_batch(loader_.batch(step), range(4 * step, 4 * step + 4));
+    expect_batch(loader_.batch(12), {48, 49});
+  }
+}
+
+TEST_P(HostLoaderTest, GivesTheSameBatchAgain) {
+  loader_.start_epoch({9, 0, 5, 5, 2, 1});
+  expect_batch(loader_.batch(0), {9, 0, 5, 5});
+  expect_batch(loader_.batch(0), {9, 0, 5, 5});
+  expect_batch(loader_.batch(1), {2, 1});
+}
+
+TEST_P(HostLoaderTest, GoesOnFromAnyStep) {
+  loader_.start_epoch(range(0, 50));
+  expect_batch(loader_.batch(7), range(28, 32));
+  expect_batch(loader_.batch(8), range(32, 36));
+  expect_batch(loader_.batch(2), range(8, 12));
+  expect_batch(loader_.batch(3), range(12, 16));
+}
+
+TEST_P(HostLoaderTest, LeavesAnEpochAtAnyStep) {
+  for (int steps = 0; steps < 9; ++steps) {
+    loader_.start_epoch(range(10 - steps, 50));
+    for (int step = 0; step < steps; ++step) {
+      expect_batch(loader_.batch(step), range(10 - steps + 4 * step, 14 - steps + 4 * step));
+    }
+  }
+}
+
+TEST_P(HostLoaderTest, RefusesMoreIndicesThanSamples) {
+  EXPECT_THROW(loader_.start_epoch(Indices(51, 0)), std::invalid_argument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, HostLoaderTest, testing::Values(0, 1, 2, 5));
+
+}  // namespace
+}  // namespace workshop
