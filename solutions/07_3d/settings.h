@@ -63,7 +63,9 @@ inline void complete(Settings& s, const Options& options) {
   s.pipeline.require_divisor(options.batch_size);
   const bool gpt = options.model == ModelKind::gpt, mlp = options.model == ModelKind::mlp;
   const bool pairs = s.mesh.tensor > 1 && mlp;
-  if (!gpt && !mlp && s.mesh.tensor > 1) usage_error(is("--tp", s.mesh.tensor) + "; expected 1 with --model alexnet");
+  if (!gpt && !mlp && s.mesh.tensor > 1) {
+    usage_error("--tp is '%d'; expected 1 with --model alexnet", s.mesh.tensor);
+  }
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = gpt ? gpt_depth(options) : make_network(options).depth(), there = pairs ? layers / 2 : layers;
