@@ -60,7 +60,7 @@ TESTS(alexnet_everywhere) {
               {"zero_2", "06_fsdp/zero", 2, 2, "--stage 2"},
               {"zero_3", "06_fsdp/zero", 3, 3, "--stage 3"},
               {"fsdp", "06_fsdp/fsdp", 2, 2, "--unit-layers 3"},
-              {"train_3d", "07_3d/train_3d", 4, 2, "--pp 2 --dp 2 --zero 1"}};
+              {"train_3d", "07_3d/train_3d", 4, 2, "--pp 2 --dp 2 --zero 1 --micro-batches 3"}};
   for (const auto& run : runs) {
     same_training("solution.alexnet." + run.name, kBound, on(1, mlp, options, 12),
                   on(run.ranks, solution(run.program), options, 12 / run.replicas, run.options));
