@@ -192,10 +192,10 @@ struct Network {
 
 // "--layers is '6,4,2', 2 layers": how a line begins that says what is wrong with their number.
 inline std::string layers_of(const Options& options, const Network& network) {
-  const std::string option = options.model == ModelKind::gpt
-                                 ? "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes "
-                                 : "--layers is '" + options.layers_text() + "', ";
-  return option + std::to_string(network.depth()) + " layers";
+  const std::string layers = std::to_string(network.depth()) + " layers";
+  if (options.model == ModelKind::alexnet) return "--model is 'alexnet', " + layers;
+  if (options.model == ModelKind::mlp) return "--layers is '" + options.layers_text() + "', " + layers;
+  return "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes " + layers;
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
