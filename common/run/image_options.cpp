@@ -23,8 +23,10 @@ void Options::add_image_options() {
                   "FOLDER", "a folder to read");
   add("--classes", images.classes, "kinds of images to tell apart", 2, 256);
   add("--image-size", images.size, "pixels a side of the images that the model sees", 32, 1024);
+  add("--shrink", images.shrink, "by what the channels and widths of AlexNet's layers are divided: 1, 2, 4, … 64", 1,
+      64);
   add("--workers", images.workers, "threads that prepare batches; 0: the program's own", 0, 64);
-  impl_->only_for("alexnet", {"--images", "--classes", "--image-size", "--workers"});
+  impl_->only_for("alexnet", {"--images", "--classes", "--image-size", "--shrink", "--workers"});
 
   for (const auto& [option, text] : kAlexnetDefaults) impl_->show_default(option, "alexnet", text);
   impl_->show_default("--dropout", "alexnet", "0.5");
@@ -35,6 +37,9 @@ void Options::add_image_options() {
 void Options::use_alexnet() {
   if (!images.folder.empty() && impl_->given("--samples")) {
     usage_error("--samples is for images of the workshop's own alone; those of --images are trained on all");
+  }
+  if (64 % images.shrink != 0) {
+    usage_error("--shrink is '%d'; expected 1, 2, 4, 8, 16, 32 or 64, which divide all widths", images.shrink);
   }
   // The course's program makes so many steps, however many epochs that takes: an epoch has one step at least.
   if (!impl_->given("--epochs")) {

@@ -35,6 +35,8 @@ class ConvolutionLayer : public Layer {
                    WindowRoom room)
       : ConvolutionLayer(name, in, map_of(in, windows, channels), windows, pooling, std::move(room)) {}
 
+  // Floats of a sample's windows, which are more than any other values of a sample here.
+  int windows_size() const { return convolution_.windows_size(); }
   // The maps that come out, for the next layer.
   const Map& map() const { return pools_ ? max_pool_.out : convolution_.out; }
 
@@ -206,15 +208,6 @@ inline int first_stride(int image_size) {
   return 1;
 }
 
-// Ends the program where a position in an array would be no int.
-inline void require_sizes(const Options& options, const Network& network, int largest_windows) {
-  require_product({{"--batch-size", options.batch_size}, {"the windows of a layer", largest_windows}});
-  for (const auto& layer : network.layers) {
-    require_product(
-        {{"--batch-size", options.batch_size}, {"the values of a layer", std::max(layer->in, layer->widest())}});
-  }
-}
-
 inline Network make_alexnet(const Options& options) {
   const ImageOptions& o = options.images;
   struct Shape {
@@ -229,12 +222,15 @@ inline Network make_alexnet(const Options& options) {
                           {8, 256, {3, 1, 1}, {}},
                           {10, 256, {3, 1, 1}, {true, kCells}}};
   Network network;
+  network.images = std::make_shared<ImageDataset>(images_of(options));
   const auto room = std::make_shared<DeviceBuffer<float>>();
   Map map = {3, o.size, o.size, /*channels_last=*/false};
   for (const Shape& s : shapes) {
     const auto layer = std::make_shared<ConvolutionLayer>("features." + std::to_string(s.place), map,
                                                           s.channels / o.shrink, s.windows, s.pooling, room);
     network.layers.push_back(layer);
+    require_product(
+        {{"--batch-size", options.batch_size}, {"the windows of layer " + layer->name, layer->windows_size()}});
     map = layer->map();
   }
   const int hidden = 4096 / o.shrink;
