@@ -230,11 +230,17 @@ bool Training::next_step() {
 }
 
 void Training::report_throughput() {
-  const State& state = *state_;
+  State& state = *state_;
   const double seconds = state.losses.seconds_per_step();
-  if (state.text == nullptr || !(seconds > 0)) return;
+  if (!(state.text != nullptr || state.images) || !(seconds > 0)) return;
   const Options& options = state.options;
   const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  if (state.images) {
+    const double waited = state.loader.seconds_waited();
+    print0("%.1f images/s; in all, the device has waited %.3f s for them\n", samples / seconds, waited);
+    record_value("seconds that the device has waited for data", waited);
+    return;
+  }
   const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
   print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
 }
