@@ -156,6 +156,14 @@ class Loss {
   // output to gradient[samples, out]. `scratch` is one float on the device.
   virtual void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
                    float* gradient, float* scratch) const = 0;
+  // Adds the number of samples with the right answer, over `samples_of_step`, to *correct: of a model that chooses one
+  // of several answers.
+  virtual void add_correct([[maybe_unused]] const Blas& blas, [[maybe_unused]] const float* output,
+                           [[maybe_unused]] const void* y, [[maybe_unused]] int samples,
+                           [[maybe_unused]] int samples_of_step, [[maybe_unused]] float* correct,
+                           [[maybe_unused]] float* scratch) const {
+    fail(kFailed, "this model knows no right answers");
+  }
 };
 
 // All layers of a model, as every rank knows them, with no memory on the device yet.
@@ -327,6 +335,10 @@ class Model {
   void loss(const Activations& activations, const void* y, int samples_of_step, float* loss) {
     network_.loss->add(blas_, activations.output, y, activations.samples, samples_of_step, loss, output_gradient(),
                        scratch_.data());
+    if (float* correct = activations.layers.back().batch.correct; correct != nullptr) {
+      network_.loss->add_correct(blas_, activations.output, y, activations.samples, samples_of_step, correct,
+                                 scratch_.data());
+    }
   }
 
   // The gradients of all parameters from output_gradient(), from the last layer down to the first, and that of x in

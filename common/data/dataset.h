@@ -102,6 +102,8 @@ class Loader {
   virtual void start_epoch(const std::vector<int>& indices) = 0;
   // Valid until the next one is asked for.
   virtual Batch batch(int step) = 0;
+  // For how long the device has waited for batches.
+  virtual double seconds_waited() { return 0; }
 
   int steps() const { return (count_ + batch_size_ - 1) / batch_size_; }  // batches in this epoch
   // Samples in the batches [first, last) together.

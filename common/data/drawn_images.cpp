@@ -82,4 +82,7 @@ ImageRecords draw_images(std::uint64_t seed, int count, int classes) {
   return records;
 }
 
+DrawnImages::DrawnImages(std::uint64_t seed, int samples, int classes)
+    : training(draw_images(seed, samples, classes)), test(draw_images(~seed, std::max(10, samples / 5), classes)) {}
+
 }  // namespace workshop

@@ -51,7 +51,6 @@ void HostLoader::start_epoch(const std::vector<int>& indices) {
 // Waits for the stream, and until no worker is busy and none goes on.
 void HostLoader::drain() {
   CUDA_CHECK(cudaStreamSynchronize(stream_));
-  for (Wait& wait : waits_) finish(wait);
   std::unique_lock lock(mutex_);
   end_ = 0;
   done_.wait(lock, [&] { return busy_ == 0; });
@@ -153,6 +152,12 @@ void HostLoader::work() {
     if (stop_) return;
     prepare_one(lock);
   }
+}
+
+double HostLoader::seconds_waited() {
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+  for (Wait& wait : waits_) finish(wait);
+  return milliseconds_waited_ / 1e3;
 }
 
 // The stream has come to the end of the stretch.

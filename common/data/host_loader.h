@@ -43,9 +43,9 @@ class HostLoader : public Loader {
   // In order: any other step than the one after the last has to be prepared first.
   Batch batch(int step) override;
 
-  // How long the stream has had nothing to do since the loader was made, because a batch was asked for and not there.
-  // That of the first batch of an epoch does not count. As far as it was known at the last start_epoch().
-  double seconds_waited() const { return milliseconds_waited_ / 1e3; }
+  // How long the stream has had nothing to do since the loader was made because a batch was asked for and not there,
+  // but for the first of each epoch. Waits for the stream.
+  double seconds_waited() override;
 
  private:
   static constexpr int kSlots = 3;

@@ -4,7 +4,7 @@
 //
 // torchvision.datasets.CIFAR10 gives images of PIL's, and so PIL resizes them (Pillow, src/libImaging/Resample.c):
 // bilinear with antialiasing, first each row, then each column, and after each of the two the values are rounded to
-// bytes. A tensor would be resized in floats: that differs by up to 1/255 before the normalization.
+// bytes. A tensor would be resized in floats, which differs by up to 0.008.
 #pragma once
 
 #include <array>

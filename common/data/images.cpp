@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/data/images.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "common/check.h"
 #include "common/files.h"
@@ -65,8 +65,9 @@ ImageDataset images_of(const Options& options) try {
   ImageDataset images{.classes = o.classes, .size = o.size};
   ImageRecords test;
   if (o.folder.empty()) {
-    images.records = draw_images(options.seed, options.samples, o.classes);
-    test = draw_images(~options.seed, std::max(10, options.samples / 5), o.classes);
+    DrawnImages drawn(options.seed, options.samples, o.classes);
+    images.records = std::move(drawn.training);
+    test = std::move(drawn.test);
   } else {
     images.records = read_training_images(o.folder, o.classes);
     test = read_test_images(o.folder, o.classes);

@@ -28,6 +28,12 @@ ImageRecords read_test_images(const std::string& folder, int classes);
 // which makes ten classes, or the first `classes` of them. Image i has label i % classes.
 ImageRecords draw_images(std::uint64_t seed, int count, int classes);
 
+// The workshop's own images: so many for training, and a fifth as many, 10 at least, for the test.
+struct DrawnImages {
+  DrawnImages(std::uint64_t seed, int samples, int classes);
+  ImageRecords training, test;
+};
+
 // The images of a training: first those that are trained on, then those held out for validation, then those of the
 // test.
 struct ImageDataset {

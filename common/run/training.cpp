@@ -81,6 +81,7 @@ struct Training::State {
         comm(job.comm()),
         stream(stream),
         text(source.text),
+        images(source.images != nullptr),
         operations(source.operations),
         best_test_loss(source.best_test_loss),
         data(load(options, source, stream)),
@@ -115,6 +116,7 @@ struct Training::State {
   ncclComm_t comm;
   cudaStream_t stream;
   std::shared_ptr<const TokenDataset> text;
+  bool images;
   double operations, best_test_loss;
   Data data;
   Loader& loader = *data.loader;
@@ -228,11 +230,17 @@ bool Training::next_step() {
 }
 
 void Training::report_throughput() {
-  const State& state = *state_;
+  State& state = *state_;
   const double seconds = state.losses.seconds_per_step();
-  if (state.text == nullptr || !(seconds > 0)) return;
+  if (!(state.text != nullptr || state.images) || !(seconds > 0)) return;
   const Options& options = state.options;
   const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  if (state.images) {
+    const double waited = state.loader.seconds_waited();
+    print0("%.1f images/s; in all, the device has waited %.3f s for them\n", samples / seconds, waited);
+    record_value("seconds that the device has waited for data", waited);
+    return;
+  }
   const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
   print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
 }
@@ -246,10 +254,12 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
   end_epoch();  // whose losses are printed first
-  const std::string name = state.over ? "test loss" : "validation loss";
+  const std::string of = state.over ? "test" : "validation", name = of + " loss";
   const Range range(name, state.stream);
-  DeviceBuffer<float> device_loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
+  const bool classifies = state.images;
+  const DeviceBuffer<float> results(classifies ? 2 : 1, Memory::data);  // the loss, the share of right answers
+  float* correct = classifies ? results.data() + 1 : nullptr;
+  CUDA_CHECK(cudaMemsetAsync(results.data(), 0, results.bytes(), state.stream));
   std::vector<int> places = samples;
   if (state.text != nullptr) {
     std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
@@ -259,21 +269,29 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
   const int most = (evaluated() + state.place.replicas - 1) / state.place.replicas;
   const int batches = (most + state.options.batch_size - 1) / state.options.batch_size;
   for (int i = 0; i < std::max(batches, state.loader.steps()); ++i) {
-    add_loss(i < state.loader.steps() ? state.loader.batch(i) : Batch{}, device_loss.data());
+    Batch batch = i < state.loader.steps() ? state.loader.batch(i) : Batch{};
+    batch.correct = correct;
+    add_loss(batch, results.data());
   }
-  sum(device_loss.data());
-  const double loss = device_loss.download(state.stream)[0];
+  sum(results.data());
+  if (classifies) sum(correct);
+  const std::vector<float> host_results = results.download(state.stream);
+  const double loss = host_results[0];
 
   const bool better = !state.over && loss < state.best_loss;
   if (better) state.best_loss = loss;
   const std::string epoch = state.over ? "" : formatted("epoch %3d  ", state.epoch);
-  print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, perplexity(loss, state.text != nullptr).c_str(),
-         better ? ", the best so far" : "");
+  const std::string also =
+      classifies ? formatted(", accuracy %.2f %%", 100 * host_results[1]) : perplexity(loss, state.text != nullptr);
+  print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, also.c_str(), better ? ", the best so far" : "");
   if (state.over && state.best_test_loss > 0) {
     print0("the best possible perplexity is %.2f\n", std::exp(state.best_test_loss));
   }
-  const std::string value = name + (state.over ? "" : " of epoch " + std::to_string(state.epoch));
-  if (process_ranks().rank == 0) record_value(value, loss);
+  const std::string when = state.over ? "" : " of epoch " + std::to_string(state.epoch);
+  if (process_ranks().rank == 0) {
+    record_value(name + when, loss);
+    if (classifies) record_value(of + " accuracy" + when, host_results[1]);
+  }
   if (better) state.checkpoints.save("best-");
 }
 

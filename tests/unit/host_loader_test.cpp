@@ -4,13 +4,21 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 #include <vector>
+
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
 
 namespace workshop {
 namespace {
 
+using namespace std::chrono_literals;
 using Indices = std::vector<int>;
 
 std::shared_ptr<const ImageDataset> images(int count) {
@@ -90,7 +98,81 @@ TEST_P(HostLoaderTest, RefusesMoreIndicesThanSamples) {
   EXPECT_THROW(loader_.start_epoch(Indices(51, 0)), std::invalid_argument);
 }
 
+#ifdef WORKSHOP_BACKEND_CPU
+TEST_P(HostLoaderTest, NeitherAllocatesNorWaitsForTheDeviceInAStep) {
+  loader_.start_epoch(range(0, 50));
+  const auto before = cpu::counters();
+  for (int step = 0; step < loader_.steps(); ++step) loader_.batch(step);
+  EXPECT_EQ(cpu::counters().allocations, before.allocations);
+  EXPECT_EQ(cpu::counters().synchronizations, before.synchronizations);
+}
+#endif
+
 INSTANTIATE_TEST_SUITE_P(Workers, HostLoaderTest, testing::Values(0, 1, 2, 5));
+
+// Has the stream be busy until the flag is set.
+void occupy(cudaStream_t stream, std::atomic<bool>& done) {
+  CUDA_CHECK(cudaLaunchHostFunc(
+      stream,
+      [](void* flag) {
+        for (auto* set = static_cast<std::atomic<bool>*>(flag); !*set;) std::this_thread::sleep_for(1ms);
+      },
+      &done));
+}
+
+// Has the stream be busy for so long.
+template <int milliseconds>
+void occupy(cudaStream_t stream) {
+  CUDA_CHECK(cudaLaunchHostFunc(
+      stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }, nullptr));
+}
+
+TEST(HostLoader, PreparesAndCopiesAheadOfADeviceThatIsBusy) {
+  const Stream stream;
+  HostLoader loader(images(40), 4, 2, stream);
+  std::atomic<bool> done = false, in_time = false;
+  std::thread rescue([&] {
+    for (int i = 0; i < 2000 && !in_time; ++i) std::this_thread::sleep_for(10ms);
+    done = true;
+  });
+  loader.start_epoch(range(0, 40));
+  loader.batch(0);
+  occupy(stream, done);  // step 0
+  // Three batches are on the device or may be copied there, two more are in pinned memory as soon as those are copied.
+  for (int step = 1; step <= 5; ++step) loader.batch(step);
+  EXPECT_FALSE(done);
+  in_time = true;
+  rescue.join();
+  for (int step = 6; step < 10; ++step) loader.batch(step);
+}
+
+TEST(HostLoader, KeepsADeviceBusyThatTakesLonger) {
+  const Stream stream;
+  HostLoader loader(images(200), 8, 2, stream);
+  loader.start_epoch(range(0, 200));
+  for (int step = 0; step < 25; ++step) {
+    loader.batch(step);
+    occupy<20>(stream);
+  }
+  EXPECT_LE(loader.seconds_waited(), 0.02 * 25 * 0.02);
+}
+
+TEST(HostLoader, SaysHowLongTheDeviceHasWaited) {
+  const Stream stream;
+  const auto large =
+      std::make_shared<ImageDataset>(ImageDataset{.trained_on = 64, .size = 224, .records = draw_images(1, 64, 10)});
+  HostLoader loader(large, 16, 0, stream);  // prepared while nothing else is done
+  loader.start_epoch(range(0, 64));
+  const auto start = std::chrono::steady_clock::now();
+  loader.batch(0);
+  const auto first = std::chrono::steady_clock::now();
+  for (int step = 1; step < 4; ++step) loader.batch(step);
+  stream.synchronize();
+  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start,
+                                      others = std::chrono::steady_clock::now() - first;
+  EXPECT_GE(loader.seconds_waited(), 0.5 * others.count());
+  EXPECT_LE(loader.seconds_waited(), all.count());
+}
 
 }  // namespace
 }  // namespace workshop
