@@ -15,11 +15,13 @@ HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_siz
       sample_(3 * images_->size * images_->size),
       stream_(stream) {
   const std::size_t samples = batch_size_, floats = samples * sample_;
+  for (Slot& slot : slots_) {  // what does not fit on the device must not fill the host first
+    slot.device_x = DeviceBuffer<float>(floats, Memory::data);
+    slot.device_y = DeviceBuffer<std::int32_t>(samples, Memory::data);
+  }
   for (Slot& slot : slots_) {
     slot.x = HostBuffer<float>(floats);
     slot.y = HostBuffer<std::int32_t>(samples);
-    slot.device_x = DeviceBuffer<float>(floats, Memory::data);
-    slot.device_y = DeviceBuffer<std::int32_t>(samples, Memory::data);
   }
   indices_.reserve(images_->samples());
   for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });

@@ -50,6 +50,7 @@ void Options::use_alexnet() {
   impl_->set_default("--dropout", "0.5");
   require_product(
       {{"--batch-size", batch_size}, {"3", 3}, {"--image-size", images.size}, {"--image-size", images.size}});
+  require_product({{"--samples", samples}, {"the bytes of an image", 3073}});
 }
 
 }  // namespace workshop

@@ -118,6 +118,7 @@ TESTS(images_bad) {
   refusals("solution.images.bad.", on(2, solution("02_ddp/ddp"), model), R"(
     samples.#    | --images somewhere --samples 8 | --samples is for images of the workshop's own alone
     validation.# | --validation-samples 5000      | --validation-samples is '5000'; expected fewer than the 4096 of --samples
+    most.#       | --samples 1000000              | --samples times the bytes of an image is more than 2147483647; expected less
     size.#       | --image-size 31                | --image-size is '31'; expected a whole number from 32 to 1024
     classes.#    | --classes 1                    | --classes is '1'; expected a whole number from 2 to 256
     workers.#    | --workers 65                   | --workers is '65'; expected a whole number from 0 to 64

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What torchvision makes of an image, as the course's program has it do: writes images.json.
+"""What torchvision makes of an image, as the course's program has it do: writes transform.json.
 
 The image is one of PIL's, as torchvision.datasets.CIFAR10 gives them, with bytes from a formula. Of each result, all
 values' sum and every `stride`-th value are kept.
@@ -48,7 +48,7 @@ def main() -> None:
                 "values": [round(v, 7) for v in values[::stride].tolist()],
             }
         )
-    path = pathlib.Path(__file__).with_name("images.json")
+    path = pathlib.Path(__file__).with_name("transform.json")
     path.write_text(json.dumps(golden).replace('{"size"', '\n{"size"') + "\n")
 
 
