@@ -170,12 +170,13 @@ class Loss {
 struct Network {
   std::vector<std::shared_ptr<Layer>> layers;
   std::shared_ptr<const Loss> loss;
-  std::shared_ptr<TokenDataset> text = nullptr;  // that it is trained on, if any
-  std::vector<std::string> vocabulary = {};      // of the text
-  double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
-  double operations = 0;                         // of the matrix products for a token, forward and backward
+  std::shared_ptr<TokenDataset> text = nullptr;          // that it is trained on, if any
+  std::vector<std::string> vocabulary = {};              // of the text
+  double best_test_loss = 0;                             // that any model can reach on it; 0: unknown
+  double operations = 0;                                 // of the matrix products for a token, forward and backward
+  std::shared_ptr<const ImageDataset> images = nullptr;  // that it is trained on, if any
 
-  DataSource data() const { return {input_size(), output_size(), text, operations, best_test_loss}; }
+  DataSource data() const { return {input_size(), output_size(), text, operations, best_test_loss, images}; }
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise
@@ -192,10 +193,10 @@ struct Network {
 
 // "--layers is '6,4,2', 2 layers": how a line begins that says what is wrong with their number.
 inline std::string layers_of(const Options& options, const Network& network) {
-  const std::string option = options.model == ModelKind::gpt
-                                 ? "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes "
-                                 : "--layers is '" + options.layers_text() + "', ";
-  return option + std::to_string(network.depth()) + " layers";
+  const std::string layers = std::to_string(network.depth()) + " layers";
+  if (options.model == ModelKind::alexnet) return "--model is 'alexnet', " + layers;
+  if (options.model == ModelKind::mlp) return "--layers is '" + options.layers_text() + "', " + layers;
+  return "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes " + layers;
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
