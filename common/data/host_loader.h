@@ -29,7 +29,7 @@ namespace workshop {
 //   copies              | copy 0    | copy 1    | copy 2    | copy 3: waits for the end of step 0 …
 //   compute                         | step 0    | step 1    | step 2 …
 //
-// Workers make no calls of CUDA's. The host waits in batch() where they have not prepared it yet, but for nothing else.
+// Workers make no calls of CUDA's. In batch() the host waits where they have not prepared it yet, and for nothing else.
 class HostLoader : public Loader {
  public:
   // `workers`: threads; 0: batch() prepares its images itself. `stream`: where the batches are used.
@@ -92,7 +92,8 @@ class HostLoader : public Loader {
   int copied_ = 0;       // batches whose copies are enqueued
   int handed_out_ = -1;  // the batch that is in use, if any
 
-  // By batch. When one is used again, the work of its batch is done: that of the batch before the last that was copied.
+  // By batch. When one is used again, the stream is past it: no batch is prepared before that of two rounds of the
+  // slots earlier has been used.
   std::array<Wait, 3 * kSlots> waits_;
   double milliseconds_waited_ = 0;
 

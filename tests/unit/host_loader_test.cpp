@@ -146,32 +146,45 @@ TEST(HostLoader, PreparesAndCopiesAheadOfADeviceThatIsBusy) {
   for (int step = 6; step < 10; ++step) loader.batch(step);
 }
 
+// A machine that has other things to do may leave no core to a worker, or stop the program, for longer than a step
+// takes: what is measured must come out as expected in one of several attempts.
+template <typename Attempt>
+void expect_in_some(Attempt attempt) {
+  for (int i = 0; i < 20; ++i) {
+    if (attempt()) return;
+  }
+  ADD_FAILURE() << "in none of 20 attempts";
+}
+
 TEST(HostLoader, KeepsADeviceBusyThatTakesLonger) {
   const Stream stream;
-  HostLoader loader(images(200), 8, 2, stream);
-  loader.start_epoch(range(0, 200));
-  for (int step = 0; step < 25; ++step) {
-    loader.batch(step);
-    occupy<20>(stream);
-  }
-  EXPECT_LE(loader.seconds_waited(), 0.02 * 25 * 0.02);
+  const auto eighty = images(80);
+  expect_in_some([&] {
+    HostLoader loader(eighty, 8, 2, stream);
+    loader.start_epoch(range(0, 80));
+    for (int step = 0; step < 10; ++step) {
+      loader.batch(step);
+      occupy<20>(stream);
+    }
+    return loader.seconds_waited() <= 0.01 * 10 * 0.02;
+  });
 }
 
 TEST(HostLoader, SaysHowLongTheDeviceHasWaited) {
   const Stream stream;
   const auto large =
       std::make_shared<ImageDataset>(ImageDataset{.trained_on = 64, .size = 224, .records = draw_images(1, 64, 10)});
-  HostLoader loader(large, 16, 0, stream);  // prepared while nothing else is done
-  loader.start_epoch(range(0, 64));
-  const auto start = std::chrono::steady_clock::now();
-  loader.batch(0);
-  const auto first = std::chrono::steady_clock::now();
-  for (int step = 1; step < 4; ++step) loader.batch(step);
-  stream.synchronize();
-  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start,
-                                      others = std::chrono::steady_clock::now() - first;
-  EXPECT_GE(loader.seconds_waited(), 0.5 * others.count());
-  EXPECT_LE(loader.seconds_waited(), all.count());
+  expect_in_some([&] {
+    HostLoader loader(large, 16, 0, stream);  // prepares while nothing else is done
+    loader.start_epoch(range(0, 64));
+    loader.batch(0);
+    const auto first = std::chrono::steady_clock::now();
+    for (int step = 1; step < 4; ++step) loader.batch(step);
+    stream.synchronize();
+    const std::chrono::duration<double> others = std::chrono::steady_clock::now() - first;
+    const double waited = loader.seconds_waited();
+    return waited >= 0.8 * others.count() && waited <= others.count();
+  });
 }
 
 }  // namespace
