@@ -38,6 +38,19 @@ __global__ void cross_entropy_backward(float* gradient, const float* logits, con
   }
 }
 
+// correct[rows] = 1 where the target has the largest of the logits, the first of several such, else 0. One row an
+// iteration.
+__global__ void mark_correct(float* correct, const float* logits, const std::int32_t* targets, int rows,
+                             int vocabulary) {
+  for (int row : grid_stride(rows)) {
+    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
+    const int target = targets[row];
+    int smaller = 0;
+    for (int j = 0; j < vocabulary; ++j) smaller += z[j] < z[target] || (z[j] == z[target] && j > target);
+    correct[row] = smaller == vocabulary - 1 ? 1.0f : 0.0f;
+  }
+}
+
 // The mean over all tokens, with `context` targets a sample.
 class CrossEntropy : public Loss {
  public:
@@ -58,6 +71,14 @@ class CrossEntropy : public Loss {
     launch(cross_entropy_backward, rows * vocabulary_, stream, gradient, output, log_sums, targets, rows, vocabulary_,
            tokens);
     probe("01.16", "gradient of the logits", gradient, {rows, vocabulary_}, stream);
+  }
+
+  void add_correct(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step,
+                   float* correct, float* scratch) const override {
+    const auto* targets = static_cast<const std::int32_t*>(y);
+    const int rows = samples * context_, tokens = samples_of_step * context_;
+    launch(mark_correct, rows, blas.stream(), scratch, output, targets, rows, vocabulary_);
+    launch(add_sum, 1, blas.stream(), correct, scratch, 1.0f / static_cast<float>(tokens), rows);
   }
 
  private:

@@ -156,18 +156,27 @@ class Loss {
   // output to gradient[samples, out]. `scratch` is one float on the device.
   virtual void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
                    float* gradient, float* scratch) const = 0;
+  // Adds the number of samples with the right answer, over `samples_of_step`, to *correct: of a model that chooses one
+  // of several answers.
+  virtual void add_correct([[maybe_unused]] const Blas& blas, [[maybe_unused]] const float* output,
+                           [[maybe_unused]] const void* y, [[maybe_unused]] int samples,
+                           [[maybe_unused]] int samples_of_step, [[maybe_unused]] float* correct,
+                           [[maybe_unused]] float* scratch) const {
+    fail(kFailed, "this model knows no right answers");
+  }
 };
 
 // All layers of a model, as every rank knows them, with no memory on the device yet.
 struct Network {
   std::vector<std::shared_ptr<Layer>> layers;
   std::shared_ptr<const Loss> loss;
-  std::shared_ptr<TokenDataset> text = nullptr;  // that it is trained on, if any
-  std::vector<std::string> vocabulary = {};      // of the text
-  double best_test_loss = 0;                     // that any model can reach on it; 0: unknown
-  double operations = 0;                         // of the matrix products for a token, forward and backward
+  std::shared_ptr<TokenDataset> text = nullptr;          // that it is trained on, if any
+  std::vector<std::string> vocabulary = {};              // of the text
+  double best_test_loss = 0;                             // that any model can reach on it; 0: unknown
+  double operations = 0;                                 // of the matrix products for a token, forward and backward
+  std::shared_ptr<const ImageDataset> images = nullptr;  // that it is trained on, if any
 
-  DataSource data() const { return {input_size(), output_size(), text, operations, best_test_loss}; }
+  DataSource data() const { return {input_size(), output_size(), text, operations, best_test_loss, images}; }
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // likewise
@@ -184,10 +193,10 @@ struct Network {
 
 // "--layers is '6,4,2', 2 layers": how a line begins that says what is wrong with their number.
 inline std::string layers_of(const Options& options, const Network& network) {
-  const std::string option = options.model == ModelKind::gpt
-                                 ? "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes "
-                                 : "--layers is '" + options.layers_text() + "', ";
-  return option + std::to_string(network.depth()) + " layers";
+  const std::string layers = std::to_string(network.depth()) + " layers";
+  if (options.model == ModelKind::alexnet) return "--model is 'alexnet', " + layers;
+  if (options.model == ModelKind::mlp) return "--layers is '" + options.layers_text() + "', " + layers;
+  return "--blocks is '" + std::to_string(options.gpt.blocks) + "', which makes " + layers;
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
@@ -327,6 +336,10 @@ class Model {
   void loss(const Activations& activations, const void* y, int samples_of_step, float* loss) {
     network_.loss->add(blas_, activations.output, y, activations.samples, samples_of_step, loss, output_gradient(),
                        scratch_.data());
+    if (float* correct = activations.layers.back().batch.correct; correct != nullptr) {
+      network_.loss->add_correct(blas_, activations.output, y, activations.samples, samples_of_step, correct,
+                                 scratch_.data());
+    }
   }
 
   // The gradients of all parameters from output_gradient(), from the last layer down to the first, and that of x in

@@ -18,21 +18,26 @@ namespace workshop {
 enum class Partition {
   uniform,     // as equal numbers of layers as possible
   parameters,  // the largest number of parameters of a part as small as possible
+  time,        // the largest time of a part as small as possible, that its layers take forward and backward
 };
 
-// The layers of an MLP differ less than the blocks of a language model from its embedding and its head.
+// The layers of an MLP differ less than the blocks of a language model from its embedding and its head, and than the
+// layers of AlexNet, which the course balances by their parameters.
 inline Partition default_partition(const Options& options) {
-  return options.model == ModelKind::gpt ? Partition::parameters : Partition::uniform;
+  return options.model == ModelKind::mlp ? Partition::uniform : Partition::parameters;
 }
 
 // The option --partition, where "" is the default.
 inline void add_partition(Options& options, std::string& partition, const std::string& parts) {
   options.add("--partition", partition,
-              "what the " + parts + " get equal shares of: layers or parameters; default: uniform, gpt: parameters",
-              {"uniform", "parameters"});
+              "what the " + parts +
+                  " get equal shares of: layers, parameters, or the time that a measurement at the start finds; "
+                  "default: parameters, mlp: uniform",
+              {"uniform", "parameters", "time"});
 }
 inline Partition partition_of(const std::string& partition, const Options& options) {
   if (partition.empty()) return default_partition(options);
+  if (partition == "time") return Partition::time;
   return partition == "uniform" ? Partition::uniform : Partition::parameters;
 }
 
@@ -52,7 +57,7 @@ inline std::vector<int> uniform_bounds(int layers, int parts) {
 
 // Fills the parts one after the other, each with as many layers as it may have. If even that leaves layers over, so
 // that the last bound is too small, no parts of at most `limit` parameters exist. `counts` are the parameters of each
-// layer.
+// layer, or what else is to be balanced.
 inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int parts, std::int64_t limit) {
   const int layers = static_cast<int>(counts.size());
   std::vector<int> bounds = {0};
@@ -83,7 +88,8 @@ inline std::vector<int> balanced_bounds(const std::vector<std::int64_t>& counts,
 }
 
 // Bounds of the parts: part p has the layers [bounds[p], bounds[p + 1]); parts + 1 numbers from 0 to the number of
-// layers. `counts` are the parameters of each layer. Every part has a layer: 1 <= parts <= layers is required.
+// layers. `counts` are the parameters of each layer, or its time. Every part has a layer: 1 <= parts <= layers is
+// required.
 inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts, int parts, Partition how) {
   const int layers = static_cast<int>(counts.size());
   const std::vector<int> bounds =

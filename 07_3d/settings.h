@@ -61,14 +61,21 @@ inline void complete(Settings& s, const Options& options) {
   const int stages = s.mesh.pipeline;
   s.pipeline.complete(stages, "--pp");
   s.pipeline.require_divisor(options.batch_size);
-  const bool gpt = options.model == ModelKind::gpt, pairs = s.mesh.tensor > 1 && !gpt;
+  const bool gpt = options.model == ModelKind::gpt, mlp = options.model == ModelKind::mlp;
+  const bool pairs = s.mesh.tensor > 1 && mlp;
+  if (!gpt && !mlp && s.mesh.tensor > 1) {
+    usage_error("--tp is '%d'; expected 1 with --model alexnet", s.mesh.tensor);
+  }
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = gpt ? gpt_depth(options) : make_network(options).depth(), there = pairs ? layers / 2 : layers;
   if (there < s.parts()) {
     const std::string what = pairs ? "pairs of layers" : "layers";
     usage_error("--pp is '" + std::to_string(stages) + "', for stages of " + std::to_string(s.pipeline.chunks) +
-                " out of " + std::to_string(there) + " " + what + (gpt ? " that --blocks makes" : " in --layers") +
+                " out of " + std::to_string(there) + " " + what +
+                (gpt   ? " that --blocks makes"
+                 : mlp ? " in --layers"
+                       : " of AlexNet") +
                 "; expected at least " + std::to_string(s.parts()) + " " + what);
   }
 }

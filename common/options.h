@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "common/run/gpt_options.h"
+#include "common/run/image_options.h"
 
 namespace workshop {
 
-enum class ModelKind { mlp, gpt };
+enum class ModelKind { mlp, gpt, alexnet };
 enum class Activation { none, relu, gelu };  // gelu is the exact one, with erf
 enum class OptimizerKind { sgd, adamw };
 
@@ -59,6 +60,7 @@ class Options {
   std::string timeline;          // file to write the timeline to, if any
   ModelKind model = ModelKind::mlp;
   GptOptions gpt;         // of the language model: in programs that call with_gpt() or with_models()
+  ImageOptions images;    // of the image classifier: in programs that call with_models()
   StepOptions step_size;  // likewise, for every model
 
   // Where checkpoints go and come from: in programs that call with_checkpoints().
@@ -79,8 +81,8 @@ class Options {
   bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
 
   // Has the program train the language model and let it write, or the model that --model names. Adds the options of the
-  // language model, whose defaults apply where it is trained, and those of the step size. `recompute`: what
-  // --recompute may be. Call before parse().
+  // models, whose defaults apply where they are trained, and those of the step size. `recompute`: what --recompute may
+  // be. Call before parse().
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 
@@ -108,7 +110,10 @@ class Options {
  private:
   struct Impl;
   void add_gpt_options(const std::vector<std::string>& recompute);
+  void add_image_options();
   void use_model();
+  void use_gpt();
+  void use_alexnet();
   std::string program_;
   Sampling sampling_;
   bool validates_ = false;

@@ -85,13 +85,14 @@ class Training {
   LossLog& losses();
   ncclComm_t comm() const;  // of all ranks of the job
 
-  // ---- evaluation: validation after each epoch and, of a text, a test after the last one ----
+  // ---- evaluation: validation after each epoch and, of a text or images, a test after the last one ----
   int evaluated() const;        // samples of the one that is due: none where there is nothing to evaluate on
   int first_evaluated() const;  // the first of them; the ones before it are for other purposes
   using AddLoss = std::function<void(const Batch&, float*)>;
   // Calls add_loss(batch, loss) for the batches of `samples`, as often on all replicas, with an empty batch where one
   // has no more, to add each one's share of the mean over all evaluated() samples to *loss, and then sum(loss), to put
   // the ranks' shares together: on the device, both. Prints and records the result, and saves the best state so far.
+  // Of images the share of right answers, too: it is added up at Batch::correct, and there sum() is called once more.
   // Call after each epoch, and after the last one once more for the test. Collective.
   void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
   // For programs whose ranks all go through the same samples: the sum is that over `ranks`.

@@ -153,7 +153,7 @@ Progress Checkpoints::resume(LossLog& losses) {
   return progress;
 }
 
-void Checkpoints::step_done(int epoch, int batches, const DataLoader& loader) {
+void Checkpoints::step_done(int epoch, int batches, const Loader& loader) {
   const bool epoch_done = batches >= loader.steps();
   const int every = state_->options.save_every;
   ++state_->step;

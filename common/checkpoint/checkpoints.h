@@ -67,7 +67,7 @@ class Checkpoints {
 
   // Call after every optimizer step, with the batches of the epoch that are done by now. Saves if --save-every asks for
   // it.
-  void step_done(int epoch, int batches, const DataLoader& loader);
+  void step_done(int epoch, int batches, const Loader& loader);
   // Saves the end of the training, unless that is done.
   void finish();
   // Saves the state under a name of its own and removes older ones of this name: "best-".

@@ -98,9 +98,9 @@ std::vector<int> DistributedSampler::indices() const {
 }
 
 DataLoader::DataLoader(int samples, int in, int out, int batch_size, cudaStream_t stream)
-    : in_(in),
+    : Loader(std::min(batch_size, samples)),
+      in_(in),
       out_(out),
-      batch_size_(std::min(batch_size, samples)),
       stream_(stream),
       x_(elements(batch_size_, in), Memory::data),
       y_(elements(batch_size_, out), Memory::data),
@@ -140,8 +140,6 @@ void DataLoader::start_epoch(const std::vector<int>& indices) {
       cudaMemcpyAsync(indices_.data(), indices.data(), indices.size() * sizeof(int), cudaMemcpyHostToDevice, stream_));
   CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
-
-int DataLoader::steps() const { return (count_ + batch_size_ - 1) / batch_size_; }
 
 Batch DataLoader::batch(int step) {
   const int first = step * batch_size_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/data.h"
+#include "common/data/images.h"
 #include "common/data/text.h"
 #include "common/device.h"
 #include "common/random.h"
@@ -38,12 +39,13 @@ struct TokenDataset {
   int place(int sample) const { return sample + (sample >= trained_on) + (sample >= trained_on + held_out); }
 };
 
-// What a model is trained on: random tensors with so many floats a sample, or a text.
+// What a model is trained on: random tensors with so many floats a sample, a text, or images.
 struct DataSource {
   int in, out;
   std::shared_ptr<TokenDataset> text = nullptr;  // whose tokens are gone once they are on the device
   double operations = 0;                         // of the model's matrix products for a token of the text, a step's
   double best_test_loss = 0;                     // that any model can reach on the text; 0: unknown
+  std::shared_ptr<const ImageDataset> images = nullptr;
 };
 
 // What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from
@@ -91,31 +93,47 @@ class DistributedSampler {
   int epoch_ = 0;
 };
 
-// Keeps the data set on the device and gathers batches of it there, in the order of the epoch's indices: a batch is
-// valid until the next one is enqueued. Nothing in batch() waits or allocates. The last batch of an epoch may have
-// fewer rows (DataLoader's drop_last=False).
-class DataLoader {
+// Makes batches of a data set, in the order of the epoch's indices. The last batch of an epoch may have fewer samples
+// (DataLoader's drop_last=False).
+class Loader {
+ public:
+  virtual ~Loader() = default;
+  // Indices of the samples of the coming epoch, in order.
+  virtual void start_epoch(const std::vector<int>& indices) = 0;
+  // Valid until the next one is asked for.
+  virtual Batch batch(int step) = 0;
+  // For how long the device has waited for batches.
+  virtual double seconds_waited() { return 0; }
+
+  int steps() const { return (count_ + batch_size_ - 1) / batch_size_; }  // batches in this epoch
+  // Samples in the batches [first, last) together.
+  int samples(int first, int last) const { return std::min(count_, last * batch_size_) - first * batch_size_; }
+
+ protected:
+  explicit Loader(int batch_size) : batch_size_(batch_size) {}
+  const int batch_size_;
+  int count_ = 0;  // samples in this epoch
+};
+
+// Keeps the data set on the device and gathers batches of it there. Nothing in batch() waits or allocates.
+class DataLoader : public Loader {
  public:
   DataLoader(const RandomTensorDataset& dataset, int batch_size, cudaStream_t stream);
   DataLoader(const TokenDataset& dataset, int batch_size, cudaStream_t stream);
-  // Indices of the samples of the coming epoch, in order: at most dataset.samples. Waits for the stream.
-  void start_epoch(const std::vector<int>& indices);
-  int steps() const;  // batches in this epoch
-  // Samples in the batches [first, last) together.
-  int samples(int first, int last) const { return std::min(count_, last * batch_size_) - first * batch_size_; }
-  Batch batch(int step);
+  // At most dataset.samples indices. Waits for the stream.
+  void start_epoch(const std::vector<int>& indices) override;
+  Batch batch(int step) override;
 
  private:
   using Word = std::uint32_t;  // a float or a token, which is all the same here
   DataLoader(int samples, int in, int out, int batch_size, cudaStream_t stream);
 
-  int in_, out_, batch_size_;
+  int in_, out_;
   cudaStream_t stream_;
   DeviceBuffer<Word> data_;
   const Word *inputs_ = nullptr, *targets_ = nullptr;  // in data_: sample i's from i * in and i * out on
   DeviceBuffer<Word> x_, y_;
   DeviceBuffer<int> indices_;
-  int count_ = 0;
 };
 
 }  // namespace workshop

@@ -40,18 +40,7 @@ void Options::with_gpt() {
   for (const GptDefault& value : kGptDefaults) impl_->app.get_option(value.option)->default_str(either(value));
 }
 
-void Options::with_models(const std::vector<std::string>& recompute) {
-  impl_->train("--model", model, "what is trained: an MLP, or a language model", {"mlp", "gpt"});
-  add_gpt_options(recompute);
-  for (const GptDefault& value : kGptDefaults) {
-    CLI::Option* option = impl_->app.get_option(value.option);
-    const std::string otherwise = option->get_default_str();
-    option->default_str((otherwise.empty() ? "" : otherwise + "; ") + "gpt: " + either(value));
-  }
-}
-
 void Options::add_gpt_options(const std::vector<std::string>& recompute) {
-  const std::size_t before = impl_->app.get_options().size();
   const std::string folder = "folder with train.txt, valid.txt and test.txt";
   impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
   add("--words", gpt.words, "words of the stories to train on, which are the text where --text names none", 1,
@@ -66,40 +55,21 @@ void Options::add_gpt_options(const std::vector<std::string>& recompute) {
                             "a number of at least 0 and less than 1", probability, 1);
   add("--peak-tflops", gpt.peak_tflops, "of a rank's device, for the share of it that is used; default: measured", 0.0);
   impl_->app.get_option("--peak-tflops")->default_str("");
-  const std::vector<CLI::Option*> all = impl_->app.get_options();
-  impl_->of_gpt.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
+  impl_->only_for(
+      "gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks", "--peak-tflops"});
+  impl_->only_for("gpt or alexnet", {"--dropout"});
 
   add("--recompute", gpt.recompute, "what the backward pass computes again instead of keeping it", recompute);
   add("--warmup-steps", step_size.warmup_steps, "steps in which the learning rate rises to --lr", 0);
   add("--lr-schedule", step_size.lr_schedule, "after that: cosine goes down to a tenth", {"constant", "cosine"});
   impl_->add_number<double>("--clip-norm", step_size.clip_norm, "largest norm of the gradient; 0: any",
                             "a number of at least 0", at_least_0, kMostDouble);
+  for (const GptDefault& value : kGptDefaults) impl_->show_default(value.option, "gpt", either(value));
 }
 
-// Ends the program on options of the model that is not trained; leaves them out of the record, and uses the defaults
-// of the one that is.
-void Options::use_model() {
-  const auto given = [](const CLI::Option* option) { return option->count() > 0; };
-  const bool is_gpt = model == ModelKind::gpt;
-  std::vector<CLI::Option*> others = impl_->of_gpt;
-  if (is_gpt) {
-    others.clear();
-    for (const char* name : {"--layers", "--activation", "--samples", "--validation-samples"}) {
-      if (CLI::Option* option = impl_->app.get_option_no_throw(name)) others.push_back(option);
-    }
-  }
-  for (const CLI::Option* option : others) {
-    const std::string name = option->get_name();
-    if (given(option)) usage_error("%s is for --model %s alone", name.c_str(), is_gpt ? "mlp" : "gpt");
-    impl_->left_out.push_back(name.substr(2));
-  }
-  if (!is_gpt && gpt.recompute == "blocks") usage_error("--recompute is 'blocks'; expected another: an MLP has none");
-  if (!is_gpt) return;
+void Options::use_gpt() {
   for (const GptDefault& value : kGptDefaults) {
-    CLI::Option* option = impl_->app.get_option(value.option);
-    if (given(option)) continue;
-    option->add_result(gpt.text.empty() ? value.on_stories : value.text);
-    option->run_callback();
+    impl_->set_default(value.option, gpt.text.empty() ? value.on_stories : value.text);
   }
   if (gpt.width % gpt.heads != 0) {
     usage_error("--width is '%d'; expected a multiple of the %d of --heads", gpt.width, gpt.heads);

@@ -33,6 +33,9 @@ void require_sizes(const Options& options) {
                    {"the wider of the first and the last of --layers", std::max(layers.front(), layers.back())}});
 }
 
+// As --model names them, in the order of ModelKind.
+const std::vector<std::string> kModels = {"mlp", "gpt", "alexnet"};
+
 // What nothing catches, first of all memory that is not there, ends the job with one line.
 [[noreturn]] void report_uncaught() {
   try {
@@ -126,6 +129,32 @@ void Options::with_validation() {
   add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
 }
 
+void Options::with_models(const std::vector<std::string>& recompute) {
+  impl_->train("--model", model, "what is trained: an MLP, a language model, or AlexNet", kModels);
+  impl_->only_for("mlp", {"--layers", "--activation"});
+  impl_->only_for("mlp or alexnet", {"--samples"});
+  add_gpt_options(recompute);
+  add_image_options();
+}
+
+// Ends the program on options of other models than the one that is trained; leaves them out of the record, and uses the
+// defaults of the one that is.
+void Options::use_model() {
+  const std::string& name = kModels[static_cast<std::size_t>(model)];
+  impl_->only_for("mlp or alexnet", {"--validation-samples"});
+  for (const auto& [option, models] : impl_->of_models) {
+    if ((" " + models + " ").find(" " + name + " ") != std::string::npos) continue;
+    if (option->count() > 0) usage_error("%s is for --model %s alone", option->get_name().c_str(), models.c_str());
+    impl_->left_out.push_back(option->get_name().substr(2));
+  }
+  if (model != ModelKind::gpt && gpt.recompute == "blocks") {
+    usage_error("--recompute is 'blocks'; expected another: %s has none",
+                model == ModelKind::mlp ? "an MLP" : "AlexNet");
+  }
+  if (model == ModelKind::gpt) use_gpt();
+  if (model == ModelKind::alexnet) use_alexnet();
+}
+
 void Options::without_training() {
   for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
   impl_->training.clear();
@@ -137,6 +166,7 @@ void Options::without(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     CLI::Option* option = impl_->app.get_option(name);
     std::erase(impl_->training, option);
+    std::erase_if(impl_->of_models, [=](const auto& of) { return of.first == option; });
     if (impl_->model_seed == option) impl_->model_seed = nullptr;
     impl_->app.remove_option(option);
     impl_->left_out.push_back(name.substr(2));
@@ -193,7 +223,7 @@ void Options::parse(int argc, char** argv) {
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
-  if (validation_samples >= samples) {
+  if (images.folder.empty() && validation_samples >= samples) {
     usage_error("--validation-samples is '" + std::to_string(validation_samples) + "'; expected fewer than the " +
                 std::to_string(samples) + " of --samples");
   }

@@ -50,8 +50,33 @@ struct Options::Impl {
   CLI::Option* model_seed = nullptr;
   std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
   std::vector<CLI::Option*> training;
-  std::vector<CLI::Option*> of_gpt;   // options that only the language model has
+  std::vector<std::pair<CLI::Option*, std::string>> of_models;  // options that only these have: "gpt or alexnet"
   std::vector<std::string> left_out;  // names of options that this program, or its model, does without
+
+  // From now on these options are those of some models alone.
+  void only_for(const std::string& models, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      if (CLI::Option* option = app.get_option_no_throw(name)) of_models.emplace_back(option, models);
+    }
+  }
+  // Has --help show a model's own default of an option beside the others.
+  void show_default(const std::string& name, const std::string& of_model, const std::string& text) {
+    CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr) return;
+    const std::string otherwise = option->get_default_str();
+    option->default_str((otherwise.empty() ? "" : otherwise + "; ") + of_model + ": " + text);
+  }
+  // What an option is where nobody gives it: another default than that of its declaration.
+  void set_default(const std::string& name, const std::string& text) {
+    CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr || option->count() > 0) return;
+    option->add_result(text);
+    option->run_callback();
+  }
+  bool given(const std::string& name) const {
+    const CLI::Option* option = app.get_option_no_throw(name);
+    return option != nullptr && option->count() > 0;
+  }
 
   // Texts are checked here and not by CLI11's conversions, which take 010 for 8 and do not say what they would accept.
   CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, const Read& read) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "common/checkpoint/checkpoints.h"
+#include "common/data/host_loader.h"
 #include "common/run/text.h"
 #include "common/run/throughput.h"
 
@@ -15,9 +16,9 @@ namespace workshop {
 
 namespace {
 
-// The samples on the device, and what the rest of a run needs to know of them.
+// The samples, and what the rest of a run needs to know of them.
 struct Data {
-  DataLoader loader;
+  std::unique_ptr<Loader> loader;
   Generator generator;  // for the order of the samples
   Draws draws;
   int samples, held_out, tested;
@@ -26,7 +27,7 @@ struct Data {
 Data load(const Options& options, const DataSource& source, cudaStream_t stream) {
   if (source.text != nullptr) {
     TokenDataset& text = *source.text;
-    Data data{{text, options.batch_size, stream},
+    Data data{std::make_unique<DataLoader>(text, options.batch_size, stream),
               Generator(options.seed),
               Draws::order,
               text.trained_on,
@@ -35,8 +36,17 @@ Data load(const Options& options, const DataSource& source, cudaStream_t stream)
     std::vector<std::int32_t>().swap(text.tokens);
     return data;
   }
+  if (source.images != nullptr) {
+    const ImageDataset& images = *source.images;
+    return {std::make_unique<HostLoader>(source.images, options.batch_size, options.images.workers, stream),
+            Generator(options.seed),
+            Draws::order,
+            images.trained_on + images.held_out,
+            images.held_out,
+            images.tested};
+  }
   const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
-  return {{dataset, options.batch_size, stream},
+  return {std::make_unique<DataLoader>(dataset, options.batch_size, stream),
           dataset.generator,
           Draws::two_seeds,
           options.samples,
@@ -71,12 +81,14 @@ struct Training::State {
         comm(job.comm()),
         stream(stream),
         text(source.text),
+        images(source.images != nullptr),
         operations(source.operations),
         best_test_loss(source.best_test_loss),
         data(load(options, source, stream)),
         trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
         random(trained_on, options.shuffle, data.generator, data.draws),
-        distributed(trained_on, place.replicas, place.replica, options.shuffle, text != nullptr ? options.seed : 0),
+        distributed(trained_on, place.replicas, place.replica, options.shuffle,
+                    data.draws == Draws::order ? options.seed : 0),
         losses(options, data.samples, place.reports ? place.replica : -1, place.replicas, stream),
         checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
 
@@ -104,9 +116,10 @@ struct Training::State {
   ncclComm_t comm;
   cudaStream_t stream;
   std::shared_ptr<const TokenDataset> text;
+  bool images;
   double operations, best_test_loss;
   Data data;
-  DataLoader& loader = data.loader;
+  Loader& loader = *data.loader;
   int trained_on;
   RandomSampler random;
   DistributedSampler distributed;
@@ -217,11 +230,17 @@ bool Training::next_step() {
 }
 
 void Training::report_throughput() {
-  const State& state = *state_;
+  State& state = *state_;
   const double seconds = state.losses.seconds_per_step();
-  if (state.text == nullptr || !(seconds > 0)) return;
+  if (!(state.text != nullptr || state.images) || !(seconds > 0)) return;
   const Options& options = state.options;
   const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  if (state.images) {
+    const double waited = state.loader.seconds_waited();
+    print0("%.1f images/s; in all, the device has waited %.3f s for them\n", samples / seconds, waited);
+    record_value("seconds that the device has waited for data", waited);
+    return;
+  }
   const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
   print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
 }
@@ -235,10 +254,12 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
   end_epoch();  // whose losses are printed first
-  const std::string name = state.over ? "test loss" : "validation loss";
+  const std::string of = state.over ? "test" : "validation", name = of + " loss";
   const Range range(name, state.stream);
-  DeviceBuffer<float> device_loss(1, Memory::data);
-  CUDA_CHECK(cudaMemsetAsync(device_loss.data(), 0, device_loss.bytes(), state.stream));
+  const bool classifies = state.images;
+  const DeviceBuffer<float> results(classifies ? 2 : 1, Memory::data);  // the loss, the share of right answers
+  float* correct = classifies ? results.data() + 1 : nullptr;
+  CUDA_CHECK(cudaMemsetAsync(results.data(), 0, results.bytes(), state.stream));
   std::vector<int> places = samples;
   if (state.text != nullptr) {
     std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
@@ -248,21 +269,29 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
   const int most = (evaluated() + state.place.replicas - 1) / state.place.replicas;
   const int batches = (most + state.options.batch_size - 1) / state.options.batch_size;
   for (int i = 0; i < std::max(batches, state.loader.steps()); ++i) {
-    add_loss(i < state.loader.steps() ? state.loader.batch(i) : Batch{}, device_loss.data());
+    Batch batch = i < state.loader.steps() ? state.loader.batch(i) : Batch{};
+    batch.correct = correct;
+    add_loss(batch, results.data());
   }
-  sum(device_loss.data());
-  const double loss = device_loss.download(state.stream)[0];
+  sum(results.data());
+  if (classifies) sum(correct);
+  const std::vector<float> host_results = results.download(state.stream);
+  const double loss = host_results[0];
 
   const bool better = !state.over && loss < state.best_loss;
   if (better) state.best_loss = loss;
   const std::string epoch = state.over ? "" : formatted("epoch %3d  ", state.epoch);
-  print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, perplexity(loss, state.text != nullptr).c_str(),
-         better ? ", the best so far" : "");
+  const std::string also =
+      classifies ? formatted(", accuracy %.2f %%", 100 * host_results[1]) : perplexity(loss, state.text != nullptr);
+  print0("%s%s %.6f%s%s\n", epoch.c_str(), name.c_str(), loss, also.c_str(), better ? ", the best so far" : "");
   if (state.over && state.best_test_loss > 0) {
     print0("the best possible perplexity is %.2f\n", std::exp(state.best_test_loss));
   }
-  const std::string value = name + (state.over ? "" : " of epoch " + std::to_string(state.epoch));
-  if (process_ranks().rank == 0) record_value(value, loss);
+  const std::string when = state.over ? "" : " of epoch " + std::to_string(state.epoch);
+  if (process_ranks().rank == 0) {
+    record_value(name + when, loss);
+    if (classifies) record_value(of + " accuracy" + when, host_results[1]);
+  }
   if (better) state.checkpoints.save("best-");
 }
 

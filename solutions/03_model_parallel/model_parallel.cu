@@ -4,6 +4,7 @@
 #include "01_single_gpu/models.h"
 #include "common/job.h"
 #include "common/training.h"
+#include "layer_times.h"
 #include "losses.h"
 #include "partition.h"
 #include "stage.h"
@@ -60,11 +61,14 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   require_layers(options, network, process_ranks().world);
   Job job(options);
+  const Stream stream;
   const Partition how = partition_of(partition, options);
-  const std::vector<int> bounds = partition_layers(network.counts(), job.world(), how);
+  const std::vector<int> bounds = partition_layers(
+      how == Partition::time ? nanoseconds(layer_times(make_network(options), options.batch_size, job.group(), stream))
+                             : network.counts(),
+      job.world(), how);
   probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
 
-  const Stream stream;
   const int rank = job.rank(), last = job.world() - 1;
   Stage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 

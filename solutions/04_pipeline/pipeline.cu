@@ -8,6 +8,7 @@
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "03_model_parallel/idle_clock.h"
+#include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/losses.h"
 #include "03_model_parallel/partition.h"
 #include "common/job.h"
@@ -79,6 +80,18 @@ void train(const Options& options, const Network& network, const Schedule& sched
   for (const Chunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 
+// Which layers each part has.
+std::vector<int> bounds_of(const Settings& settings, const Options& options, const Network& network,
+                           const Schedule& schedule, const Group& ranks, cudaStream_t stream) {
+  const Partition how = partition_of(settings.partition, options);
+  const std::vector<std::int64_t> counts = network.counts();
+  if (how != Partition::time) return partition_layers(counts, schedule.parts(), how);
+  const int samples = options.batch_size / schedule.micro_batches;
+  const std::vector<LayerTime> times = layer_times(make_network(settings, options), samples, ranks, stream);
+  report(schedule, counts, times);
+  return partition_layers(nanoseconds(times), schedule.parts(), how);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -99,8 +112,7 @@ int main(int argc, char** argv) {
   Job job(options);
   const Schedule schedule = make_schedule(settings);
   const Stream stream;
-  const std::vector<int> bounds =
-      partition_layers(network.counts(), schedule.parts(), partition_of(settings.partition, options));
+  const std::vector<int> bounds = bounds_of(settings, options, network, schedule, job.group(), stream);
   Stage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages", stream);
   const bool simulated = settings.milliseconds > 0;
   IdleClock clock(stream, simulated ? 1 : kProbedSteps);

@@ -3,9 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "03_model_parallel/idle_clock.h"
+#include "03_model_parallel/layer_times.h"
+#include "03_model_parallel/partition.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "stage.h"
@@ -35,6 +40,44 @@ inline void print_schedule(const Schedule& s) {
       slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
   for (int stage = 0; stage < s.stages; ++stage) {
     print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s.lists[stage]));
+  }
+}
+
+// Milliseconds of a step with these bounds of the parts, one a stage, without messages and update: the slowest stage
+// works on one micro-batch after the other, and the first of them comes, and the last goes, through all others.
+inline double expected_step(const std::vector<LayerTime>& times, const std::vector<int>& bounds, int micro_batches) {
+  double all = 0, slowest = 0;
+  for (std::size_t part = 0; part + 1 < bounds.size(); ++part) {
+    double time = 0;
+    for (int layer = bounds[part]; layer < bounds[part + 1]; ++layer) time += times[layer].both();
+    all += time;
+    slowest = std::max(slowest, time);
+  }
+  return all + (micro_batches - 1) * slowest;
+}
+
+// Prints and records the time of each layer, and what to expect of each way to cut them.
+inline void report(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
+                   const std::vector<LayerTime>& times) {
+  print0("layer  parameters  forward    backward\n");
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    print0("%5zu  %10lld  %7.3f ms  %7.3f ms\n", i, static_cast<long long>(parameters[i]), times[i].forward,
+           times[i].backward);
+  }
+  const std::pair<const char*, Partition> partitions[] = {
+      {"uniform", Partition::uniform}, {"parameters", Partition::parameters}, {"time", Partition::time}};
+  for (const auto& [name, how] : partitions) {
+    const std::vector<int> bounds =
+        partition_layers(how == Partition::time ? nanoseconds(times) : parameters, schedule.parts(), how);
+    print0("%-10s ", name);
+    for (std::size_t part = 0; part + 1 < bounds.size(); ++part) print0("  %d-%d", bounds[part], bounds[part + 1] - 1);
+    if (schedule.chunks > 1) {
+      print0("\n");
+      continue;
+    }
+    const double expected = expected_step(times, bounds, schedule.micro_batches);
+    record_value(std::string("expected step, ") + name, expected);
+    print0(":  a step of %.3f ms\n", expected);
   }
 }
 

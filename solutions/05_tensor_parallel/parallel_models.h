@@ -48,6 +48,9 @@ inline Network make_parallel_gpt(const Options& options, const Group& group, Sid
 inline Network make_parallel_network(const Options& options, const Group& group, SideStream* side = nullptr,
                                      bool sequence_parallel = false) {
   if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, side, sequence_parallel);
+  if (options.model == ModelKind::alexnet) {
+    usage_error("--model is 'alexnet'; expected mlp or gpt, whose layers tensor parallelism knows how to cut");
+  }
   if (sequence_parallel) usage_error("--sequence-parallel is for --model gpt alone");
   return make_parallel_mlp(options.layers, options.activation, group, side);
 }

@@ -309,10 +309,10 @@ TESTS(gpt_cube) {
 
 TESTS(gpt_bad) {
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp"), "--model gpt"), R"(
-    model.#      | --model alexnet      | --model is 'alexnet'; expected mlp, gpt
+    model.#      | --model resnet       | --model is 'resnet'; expected mlp, gpt, alexnet
     layers.#     | --layers 6,4,2       | --layers is for --model mlp alone
-    samples.#    | --samples 8          | --samples is for --model mlp alone
-    validation.# | --validation-samples=8 | --validation-samples is for --model mlp alone
+    samples.#    | --samples 8          | --samples is for --model mlp or alexnet alone
+    validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet alone
     heads.#      | --heads 3            | --width is '64'; expected a multiple of the 3 of --heads
     dropout.#    | --dropout 1          | --dropout is '1'; expected
   )");

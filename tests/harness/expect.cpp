@@ -108,8 +108,9 @@ void same_training(const std::string& name, double bound, const Command& expecte
 Golden golden(const std::string& path) {
   const Path file = source(path);
   std::ifstream in(file.path);
-  const Json options = Json::parse(in).at("options");
-  Golden golden{file, options.value("program", ""), "", options.value("world", 1)};
+  const Json json = Json::parse(in), &options = json.at("options");
+  Golden golden{file, options.value("program", ""), "", options.value("world", 1),
+                json.at("ranks")[0].contains("grads")};
   for (const std::string word : options.at("command")) {
     golden.options += (word.starts_with("tests/golden/") ? source(word).path : word) + " ";
   }
@@ -117,8 +118,9 @@ Golden golden(const std::string& path) {
 }
 
 void golden_test(const std::string& name, const Golden& golden, const Command& command, const Where& where) {
+  const Command probed = golden.gradients ? command.in("WORKSHOP_PROBES=1") : command;
   test(
-      name, {.ranks = command.ranks}, [=] { expect_golden(record(command), golden.file); }, where);
+      name, {.ranks = command.ranks}, [=] { expect_golden(record(probed), golden.file); }, where);
 }
 
 // The error of a loss is relative to the expected loss. That of a parameter is relative to the expected value or to the
@@ -163,22 +165,44 @@ void expect_golden(const Run& run, const Path& path) {
     for (std::size_t i = 0; i < losses.size(); ++i) expect_value(text("validation loss of epoch ", i), losses[i]);
     expect_value("test loss", ranks[0].at("test"));
   }
+  // Sums, and the first values.
+  const auto expect_tensor = [&](const std::string& name, const Json& values, const Tensor& found) {
+    const double size = found.size(), rms = values.at("l2").get<double>() / std::sqrt(size);
+    expect_close("root mean square of " + name, rms, found.l2 / std::sqrt(size));
+    expect_close("mean of " + name, values.at("sum").get<double>() / size, found.sum / size, rms);
+    const Json& first = values.at("first");
+    for (std::size_t i = 0; i < first.size(); ++i)
+      expect_close(text(name, "[", i, "]"), first[i], found.values.at(i), rms);
+  };
+  if (ranks[0].contains("grads")) {
+    for (const auto& [name, values] : ranks[0].at("grads").items()) {
+      // Each backward of the first step adds its own: the last one has all.
+      const tools::Probe* last = nullptr;
+      for (const tools::Probe& probe : run.record.probes) {
+        if (probe.tensor.name == name + ".grad" && probe.step == 0) last = &probe;
+      }
+      if (last == nullptr) fail(report(run, "the gradient of " + name, "none"));
+      expect_tensor("the gradient of " + name, values, last->tensor);
+    }
+  }
   const Json& parameters = ranks[0].at("params");
   expect_count("parameters", parameters.size(), run.record.parameters.size());
   for (const auto& [name, values] : parameters.items()) {
     const auto found = std::ranges::find(run.record.parameters, name, &Tensor::name);
     if (found == run.record.parameters.end()) fail(report(run, "a parameter " + name, "none"));
-    if (values.is_object()) {  // of a language model: sums, and the first values
+    if (values.is_object() && !name.ends_with("in_proj_bias")) {
+      expect_tensor("parameter " + name + " after the last step", values, *found);
+      continue;
+    }
+    if (values.is_object()) {  // of a language model
       const double size = found->size(), rms = values.at("l2").get<double>() / std::sqrt(size);
       // The biases of the keys, the middle third, add the same to all scores of a row, which a softmax does not feel:
       // their gradient is zero but for rounding, and that AdamW scales up to steps of some size.
-      const bool with_keys = name.ends_with("in_proj_bias");
       expect_close("root mean square of " + name, rms, found->l2 / std::sqrt(size));
-      if (!with_keys) expect_close("mean of " + name, values.at("sum").get<double>() / size, found->sum / size, rms);
       const Json& first = values.at("first");
       for (std::size_t i = 0; i < first.size(); ++i) {
         const double place = static_cast<double>(i) / size;
-        if (with_keys && place >= 1.0 / 3 && place < 2.0 / 3) continue;
+        if (place >= 1.0 / 3 && place < 2.0 / 3) continue;
         expect_close(text("parameter ", name, "[", i, "] after the last step"), first[i], found->values.at(i), rms);
       }
       continue;

@@ -22,12 +22,13 @@ void expect_same_training(const Run& expected, const Run& found, double bound, b
 void same_training(const std::string& name, double bound, const Command& expected, const Command& found,
                    Properties properties = {}, const Where& where = Where::current());
 
-// Losses and parameters of a file that PyTorch wrote, to a relative 10⁻⁵.
+// Losses, parameters and, if it has them, gradients of a file that PyTorch wrote, to a relative 10⁻⁵.
 void expect_golden(const Run& run, const Path& file);
 struct Golden {
   Path file;
   std::string program, options;
   int ranks;
+  bool gradients;  // of the first step: probes have them
 };
 Golden golden(const std::string& path);  // "tests/golden/ddp2_default.json"
 void golden_test(const std::string& name, const Golden& golden, const Command& command,

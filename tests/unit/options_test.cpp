@@ -116,6 +116,64 @@ TEST(Options, AChaptersOwn) {
   EXPECT_TRUE(recompute);
 }
 
+struct ParsedWithModels : Options {
+  explicit ParsedWithModels(const std::vector<std::string>& words) : Options("02_ddp/ddp", "test") {
+    with_models();
+    workshop::parse(*this, words);
+  }
+};
+
+TEST(Options, DefaultsOfAlexnetAreTheCourses) {
+  const ParsedWithModels options({"--model", "alexnet"});
+  EXPECT_EQ(options.model, ModelKind::alexnet);
+  EXPECT_EQ(options.images.size, 224);
+  EXPECT_EQ(options.images.classes, 10);
+  EXPECT_EQ(options.images.workers, 2);
+  EXPECT_EQ(options.optimizer, OptimizerKind::adamw);
+  EXPECT_EQ(options.lr, 0.001);
+  EXPECT_EQ(options.weight_decay, 0);
+  EXPECT_EQ(options.gpt.dropout, 0.5);
+  EXPECT_EQ(options.samples, 4096);
+  EXPECT_EQ(options.seed, 1138);
+  EXPECT_EQ(options.model_seed, 1138);
+  const auto json = nlohmann::json::parse(options.json());
+  EXPECT_EQ(json["image-size"], 224);
+  for (const char* others : {"layers", "activation", "context", "words"}) EXPECT_FALSE(json.contains(others)) << others;
+  const ParsedWithModels given(
+      {"--model", "alexnet", "--optimizer", "sgd", "--lr", "1", "--seed", "2", "--dropout", "0"});
+  EXPECT_EQ(given.optimizer, OptimizerKind::sgd);
+  EXPECT_EQ(given.lr, 1);
+  EXPECT_EQ(given.seed, 2);
+  EXPECT_EQ(given.gpt.dropout, 0);
+}
+
+TEST(Options, AlexnetMakesTheCoursesStepsUnlessEpochsAreGiven) {
+  const auto parsed = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"--model", "alexnet"});
+    const ParsedWithModels options(words);
+    return std::pair(options.max_steps, options.epochs);
+  };
+  EXPECT_EQ(parsed({}), std::pair(100, 100));  // an epoch has a step at least
+  EXPECT_EQ(parsed({"--max-steps", "7"}), std::pair(7, 7));
+  EXPECT_EQ(parsed({"--epochs", "3"}), std::pair(0, 3));
+  EXPECT_EQ(parsed({"--epochs", "3", "--max-steps", "7"}), std::pair(7, 3));
+  EXPECT_EQ(parsed({"--max-steps", "0"}), std::pair(0, 1));
+}
+
+TEST(Options, OfAModelAreForItAlone) {
+  const auto expect_refusal = [](const std::vector<std::string>& words, const char* message) {
+    EXPECT_EXIT(static_cast<void>(ParsedWithModels{words}), testing::ExitedWithCode(2), message);
+  };
+  expect_refusal({"--model", "alexnet", "--layers", "6,2"}, "^error: --layers is for --model mlp alone\n$");
+  expect_refusal({"--model", "gpt", "--samples", "6"}, "^error: --samples is for --model mlp or alexnet alone\n$");
+  expect_refusal({"--dropout", "0.1"}, "^error: --dropout is for --model gpt or alexnet alone\n$");
+  expect_refusal({"--images", "here"}, "^error: --images is for --model alexnet alone\n$");
+  expect_refusal({"--model", "alexnet", "--image-size", "1024", "--batch-size", "700"},
+                 "^error: --batch-size times 3 times --image-size times --image-size is more than 2147483647");
+  expect_refusal({"--model", "alexnet", "--images", "here", "--samples", "9"},
+                 "^error: --samples is for images of the workshop's own alone");
+}
+
 TEST(Options, AProductMustBeAnInt) {
   const std::int64_t large = 1 << 30;
   require_product({{"--a", 2147483647}});

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// A convolution by hand: a linear layer that sees the image through windows. All windows are laid out as rows of a
+// matrix (im2col; Chellapilla et al., 2006), and the rest is linear.h.
+//
+// Maps are channels last, [samples, height, width, channels]: what a linear layer makes of the windows' rows, one row a
+// window, is the next layer's map as it is. Weights are [channels out, channels in, k, k], as nn.Conv2d keeps them, so
+// that a row has channel after channel of its window.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "linear.h"
+
+namespace workshop {
+
+// The shape of a sample.
+struct Map {
+  int channels, height, width;
+  bool channels_last = true;  // false: [channels, height, width], as images come
+
+  __host__ __device__ int pixels() const { return height * width; }
+  __host__ __device__ int size() const { return channels * pixels(); }
+  // Where a value of the sample lies.
+  __host__ __device__ int at(int channel, int y, int x) const {
+    const int pixel = y * width + x;
+    return channels_last ? pixel * channels + channel : channel * pixels() + pixel;
+  }
+};
+
+// Places in a row, [first, last).
+struct Places {
+  int first, last;
+};
+
+// Windows of `size` by `size` pixels, one at every `stride`-th place of a map that `padding` pixels of zeros surround.
+struct Windows {
+  int size, stride, padding;
+
+  // Of a side that is so long.
+  __host__ __device__ int count(int length) const { return (length + 2 * padding - size) / stride + 1; }
+  // The first pixel of a window, which may lie in the padding: there its place is negative.
+  __host__ __device__ int begin(int window) const { return window * stride - padding; }
+  // Which of `count` windows have this pixel.
+  __host__ __device__ Places with(int pixel, int count) const {
+    const int first = (pixel + padding - size + stride) / stride, last = (pixel + padding) / stride + 1;
+    return {first > 0 ? first : 0, last < count ? last : count};
+  }
+};
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// rows[samples · windows, channels · k · k] from maps[samples, in.size()]. `out` has a pixel for each window. An
+// iteration is a channel of a window.
+__global__ void gather_windows(float* rows, const float* maps, Map in, Map out, Windows w, int samples) {
+  for (int i : grid_stride(samples * out.pixels() * in.channels)) {
+    const int channel = i % in.channels, window = i / in.channels;
+    const int sample = window / out.pixels(), place = window % out.pixels();
+    const int top = w.begin(place / out.width), left = w.begin(place % out.width);
+    const float* map = maps + sample * in.size();
+    float* row = rows + i * w.size * w.size;
+    for (int down = 0; down < w.size; ++down) {
+      for (int right = 0; right < w.size; ++right) {
+        const int y = top + down, x = left + right;
+        float value = 0;
+        // TODO 01.19: Set `value` to that of the map at row y and column x.
+        //   map[in.at(channel, y, x)] is it, if the map has it. Its rows are 0 to in.height - 1, its columns 0 to
+        //   in.width - 1; around them are zeros.
+        todo("01.19");
+        // END TODO 01.19
+        row[down * w.size + right] = value;
+      }
+    }
+  }
+}
+
+// The gradient of a map, dx, from that of its windows, drows: a value went to all windows that have it. Each iteration
+// adds up for a value of its own, so nothing is written by two threads, and the order of a sum is always the same.
+__global__ void add_windows(float* dx, const float* drows, Map in, Map out, Windows w, int samples) {
+  for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
+    const int pixel = i / in.channels, sample = pixel / in.pixels();
+    const int y = pixel % in.pixels() / in.width, x = pixel % in.width;
+    const Places rows = w.with(y, out.height), columns = w.with(x, out.width);
+    float sum = 0;
+    for (int row = rows.first; row < rows.last; ++row) {
+      for (int column = columns.first; column < columns.last; ++column) {
+        const int window = (sample * out.height + row) * out.width + column;
+        const float* gradient = drows + (window * in.channels + channel) * w.size * w.size;  // [k, k]
+        // TODO 01.20: Add to `sum` the gradient of this value in this window: which of the k · k places has it there?
+        //   The window's first row is w.begin(row), its first column w.begin(column).
+        todo("01.20");
+        // END TODO 01.20
+      }
+    }
+    dx[i] = sum;
+  });
+}
+
+// ---- one layer -----------------------------------------------------------------------------------------------------
+
+// y = the convolution of x, a map of in.size() floats a sample, [samples, out.size()].
+struct Convolution {
+  Linear linear;  // of a window
+  Map in, out;
+  Windows windows;
+
+  int row() const { return in.channels * windows.size * windows.size; }  // floats of a window
+  int windows_size() const { return out.pixels() * row(); }              // of all windows of a sample
+};
+
+// The rows of all windows to rows[samples, windows_size()].
+inline void windows_of(const Convolution& c, const float* x, float* rows, int samples, cudaStream_t stream) {
+  launch(gather_windows, samples * c.windows_size(), stream, rows, x, c.in, c.out, c.windows, samples);
+  probe("01.19", c.linear.name + ": windows", rows, {samples * c.out.pixels(), c.row()}, stream);
+}
+
+// `rows` is room for the windows.
+inline void convolution_forward(const Blas& blas, const Convolution& c, const float* x, float* y, float* rows,
+                                int samples) {
+  windows_of(c, x, rows, samples, blas.stream());
+  linear_forward(blas, c.linear, rows, y, samples * c.out.pixels());
+}
+
+// As linear_backward(). The windows are gathered once more instead of kept: they take several times the room of the
+// map. Then their gradient takes their place.
+inline void convolution_backward(const Blas& blas, const Convolution& c, const float* x, const float* dy, float* dx,
+                                 float* rows, const float* ones, int samples, float accumulate) {
+  const int count = samples * c.out.pixels();
+  windows_of(c, x, rows, samples, blas.stream());
+  linear_backward_parameters(blas, c.linear, rows, dy, ones, count, accumulate);
+  if (dx == nullptr) return;
+  linear_backward_input(blas, c.linear, dy, rows, count);
+  launch(add_windows, samples * c.windows_size(), blas.stream(), dx, rows, c.in, c.out, c.windows, samples);
+  probe("01.20", c.linear.name + ": gradient of the map", dx, {samples * c.in.pixels(), c.in.channels}, blas.stream());
+}
+
+}  // namespace workshop

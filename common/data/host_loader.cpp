@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/data/host_loader.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace workshop {
+
+HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream)
+    : Loader(std::min(batch_size, images->samples())),
+      images_(std::move(images)),
+      transform_(images_->size),
+      sample_(3 * images_->size * images_->size),
+      stream_(stream) {
+  const std::size_t samples = batch_size_, floats = samples * sample_;
+  for (Slot& slot : slots_) {  // what does not fit on the device must not fill the host first
+    slot.device_x = DeviceBuffer<float>(floats, Memory::data);
+    slot.device_y = DeviceBuffer<std::int32_t>(samples, Memory::data);
+  }
+  for (Slot& slot : slots_) {
+    slot.x = HostBuffer<float>(floats);
+    slot.y = HostBuffer<std::int32_t>(samples);
+  }
+  indices_.reserve(images_->samples());
+  for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
+}
+
+HostLoader::~HostLoader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+  cudaStreamSynchronize(copies_);  // its host functions use this object
+  cudaStreamSynchronize(stream_);
+}
+
+void HostLoader::start_epoch(const std::vector<int>& indices) {
+  if (indices.size() > static_cast<std::size_t>(images_->samples())) {
+    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples of a data set of " +
+                                std::to_string(images_->samples()));
+  }
+  drain();
+  indices_ = indices;
+  count_ = static_cast<int>(indices.size());
+  handed_out_ = -1;
+  restart(0);
+}
+
+// Waits for the stream, and until no worker is busy and none goes on.
+void HostLoader::drain() {
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+  std::unique_lock lock(mutex_);
+  end_ = 0;
+  done_.wait(lock, [&] { return busy_ == 0; });
+}
+
+// Has the epoch's batches prepared from this step on. What was prepared and not copied is dropped.
+void HostLoader::restart(int step) {
+  const std::lock_guard lock(mutex_);
+  for (Slot& slot : slots_) slot.prepared = 0;
+  base_ = copied_ - step;
+  next_ = {copied_, 0};
+  end_ = base_ + steps();
+  work_.notify_all();
+}
+
+Batch HostLoader::batch(int step) {
+  const bool first = handed_out_ < 0;
+  if (first || step != handed_out_ - base_) {
+    // All that uses the batch before is enqueued by now.
+    if (!first) CUDA_CHECK(cudaEventRecord(slot(handed_out_).used, stream_));
+    if (step != (first ? 0 : handed_out_ - base_ + 1)) {
+      drain();
+      restart(step);
+    }
+    handed_out_ = base_ + step;
+    Wait& wait = waits_[handed_out_ % waits_.size()];
+    finish(wait);
+    CUDA_CHECK(cudaEventRecord(wait.from, stream_));
+    copy_prepared();
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, slot(handed_out_).copied));
+    CUDA_CHECK(cudaEventRecord(wait.to, stream_));
+    wait.under_way = !first;
+  }
+  const Slot& of = slot(handed_out_);
+  return {of.device_x.data(), of.device_y.data(), batch_samples(handed_out_), sample_ * sizeof(float),
+          sizeof(std::int32_t)};
+}
+
+// Enqueues the copies of the batch that is handed out, and of those after it that are prepared, as far as there are
+// slots on the device whose batch is used by nothing that is yet to be enqueued.
+void HostLoader::copy_prepared() {
+  std::unique_lock lock(mutex_);
+  while (copied_ < std::min(end_, handed_out_ + kSlots)) {
+    Slot& of = slot(copied_);
+    if (copied_ == handed_out_) wait_until_prepared(copied_, lock);
+    if (!is_prepared(copied_)) return;
+    of.prepared = 0;
+    lock.unlock();
+    const int samples = batch_samples(copied_++);
+    CUDA_CHECK(cudaStreamWaitEvent(copies_, of.used));
+    const auto copy = [&](void* to, const void* from, std::size_t bytes) {
+      CUDA_CHECK(cudaMemcpyAsync(to, from, samples * bytes, cudaMemcpyHostToDevice, copies_));
+    };
+    copy(of.device_x.data(), of.x.data(), sample_ * sizeof(float));
+    copy(of.device_y.data(), of.y.data(), sizeof(std::int32_t));
+    CUDA_CHECK(cudaEventRecord(of.copied, copies_));
+    CUDA_CHECK(cudaLaunchHostFunc(
+        copies_, [](void* loader) { static_cast<HostLoader*>(loader)->free_slot(); }, this));
+    lock.lock();
+  }
+}
+
+void HostLoader::free_slot() {
+  const std::lock_guard lock(mutex_);
+  ++freed_;
+  work_.notify_all();
+  done_.notify_all();
+}
+
+void HostLoader::wait_until_prepared(int batch, std::unique_lock<std::mutex>& lock) {
+  while (!is_prepared(batch)) {
+    if (workers_.empty() && has_work()) {
+      prepare_one(lock);
+    } else {
+      done_.wait(lock);
+    }
+  }
+}
+
+// Prepares the next image, with the lock released meanwhile.
+void HostLoader::prepare_one(std::unique_lock<std::mutex>& lock) {
+  const auto [batch, image] = next_;
+  next_ = image + 1 < batch_samples(batch) ? Place{batch, image + 1} : Place{batch + 1, 0};
+  const int sample = indices_[(batch - base_) * batch_size_ + image];
+  Slot& to = slot(batch);
+  ++busy_;
+  lock.unlock();
+  transform_(images_->pixels(sample), to.x.data() + image * sample_);
+  to.y.data()[image] = images_->label(sample);
+  lock.lock();
+  --busy_;
+  ++to.prepared;
+  if (busy_ == 0 || is_prepared(batch)) done_.notify_all();
+}
+
+void HostLoader::work() {
+  for (std::unique_lock lock(mutex_);;) {
+    work_.wait(lock, [&] { return stop_ || has_work(); });
+    if (stop_) return;
+    prepare_one(lock);
+  }
+}
+
+double HostLoader::seconds_waited() {
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+  for (Wait& wait : waits_) finish(wait);
+  return milliseconds_waited_ / 1e3;
+}
+
+// The stream has come to the end of the stretch.
+void HostLoader::finish(Wait& wait) {
+  if (!std::exchange(wait.under_way, false)) return;
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, wait.from, wait.to));
+  milliseconds_waited_ += milliseconds;
+}
+
+}  // namespace workshop

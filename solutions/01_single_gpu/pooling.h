@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pooling: the largest value of each window, and averages over a grid, as nn.MaxPool2d and nn.AdaptiveAvgPool2d
+// compute them. Maps are channels last (convolution.h).
+#pragma once
+
+#include <string>
+
+#include "convolution.h"
+
+namespace workshop {
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// y[samples, out.size()] from x[samples, in.size()], and the pixel of the map that each value is from. Windows without
+// padding.
+__global__ void max_pool_forward(float* y, int* from, const float* x, Map in, Map out, Windows w, int samples) {
+  for_each_element(samples * out.pixels(), out.channels, [=](int i, int channel) {
+    const int place = i / out.channels, sample = place / out.pixels();
+    const int top = w.begin(place % out.pixels() / out.width), left = w.begin(place % out.width);
+    const float* map = x + sample * in.size();
+    int largest = top * in.width + left;  // the pixel
+    for (int row = top; row < top + w.size; ++row) {
+      for (int column = left; column < left + w.size; ++column) {
+        const int pixel = row * in.width + column;
+        // TODO 01.21: Is this pixel the largest so far? Set `largest` to it.
+        //   map[pixel * in.channels + channel] is its value. Of several that are as large as each other PyTorch takes
+        //   the first in this order.
+        if (map[pixel * in.channels + channel] > map[largest * in.channels + channel]) largest = pixel;
+        // END TODO 01.21
+      }
+    }
+    from[i] = largest;
+    y[i] = map[largest * in.channels + channel];
+  });
+}
+
+// dx[samples, in.size()] from dy[samples, out.size()]. Windows overlap, so a value may be the largest of several.
+__global__ void max_pool_backward(float* dx, const float* dy, const int* from, Map in, Map out, Windows w,
+                                  int samples) {
+  for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
+    const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
+    const Places rows = w.with(pixel / in.width, out.height), columns = w.with(pixel % in.width, out.width);
+    float sum = 0;
+    for (int row = rows.first; row < rows.last; ++row) {
+      for (int column = columns.first; column < columns.last; ++column) {
+        const int window = sample * out.size() + out.at(channel, row, column);
+        // TODO 01.22: Add the gradient of this window to `sum`, if it is this pixel that its value is from.
+        //   from[window] is that pixel, dy[window] the gradient.
+        if (from[window] == pixel) sum += dy[window];
+        // END TODO 01.22
+      }
+    }
+    dx[i] = sum;
+  });
+}
+
+// The pixels of cell number `cell` of `cells`, on a side that is `length` long. Cells overlap where the side cannot be
+// divided evenly, and are the same pixel where there are more cells than pixels.
+__host__ __device__ inline Places pixels_of(int cell, int cells, int length) {
+  return {cell * length / cells, ((cell + 1) * length + cells - 1) / cells};
+}
+
+// y[samples, channels, cells, cells], as the linear layers behind it have their inputs, from x[samples, in.size()].
+__global__ void average_pool_forward(float* y, const float* x, Map in, int cells, int samples) {
+  for (int i : grid_stride(samples * in.channels * cells * cells)) {
+    const int channel = i / (cells * cells) % in.channels, sample = i / (cells * cells) / in.channels;
+    const Places rows = pixels_of(i / cells % cells, cells, in.height);
+    const Places columns = pixels_of(i % cells, cells, in.width);
+    const float* map = x + sample * in.size();
+    float mean = 0;
+    // TODO 01.23: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
+    //   rows.first <= row < rows.last, and columns likewise. Cells need not be of the same size.
+    for (int row = rows.first; row < rows.last; ++row) {
+      for (int column = columns.first; column < columns.last; ++column) mean += map[in.at(channel, row, column)];
+    }
+    mean /= static_cast<float>((rows.last - rows.first) * (columns.last - columns.first));
+    // END TODO 01.23
+    y[i] = mean;
+  }
+}
+
+// dx[samples, in.size()] from dy: a value gets its share of the gradient of each cell that has it.
+__global__ void average_pool_backward(float* dx, const float* dy, Map in, int cells, int samples) {
+  for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
+    const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
+    const int y = pixel / in.width, x = pixel % in.width;
+    const float* gradient = dy + (sample * in.channels + channel) * cells * cells;
+    float sum = 0;
+    for (int row = 0; row < cells; ++row) {
+      const Places rows = pixels_of(row, cells, in.height);
+      if (y < rows.first || y >= rows.last) continue;
+      for (int column = 0; column < cells; ++column) {
+        const Places columns = pixels_of(column, cells, in.width);
+        if (x < columns.first || x >= columns.last) continue;
+        const int count = (rows.last - rows.first) * (columns.last - columns.first);
+        sum += gradient[row * cells + column] / static_cast<float>(count);
+      }
+    }
+    dx[i] = sum;
+  });
+}
+
+// ---- with their probes ---------------------------------------------------------------------------------------------
+
+// From maps `in` to maps `out`.
+struct MaxPool {
+  std::string name;
+  Map in, out;
+  Windows windows;
+};
+
+inline void max_pool(const MaxPool& p, const float* x, float* y, int* from, int samples, cudaStream_t stream) {
+  const int work = samples * p.out.size() * p.windows.size * p.windows.size;
+  launch(max_pool_forward, work, stream, y, from, x, p.in, p.out, p.windows, samples);
+  probe("01.21", p.name + ": pixels of the largest", from, {samples * p.out.pixels(), p.out.channels}, stream);
+}
+
+inline void max_pool_gradient(const MaxPool& p, const float* dy, const int* from, float* dx, int samples,
+                              cudaStream_t stream) {
+  launch(max_pool_backward, samples * p.in.size(), stream, dx, dy, from, p.in, p.out, p.windows, samples);
+  probe("01.22", p.name + ": gradient below the pooling", dx, {samples * p.in.pixels(), p.in.channels}, stream);
+}
+
+// From maps `in` to `cells` by `cells` averages of each channel.
+struct AveragePool {
+  std::string name;
+  Map in;
+  int cells;
+  int size() const { return in.channels * cells * cells; }
+};
+
+inline void average_pool(const AveragePool& p, const float* x, float* y, int samples, cudaStream_t stream) {
+  launch(average_pool_forward, samples * p.size(), stream, y, x, p.in, p.cells, samples);
+  probe("01.23", p.name + ": averages", y, {samples * p.in.channels, p.cells * p.cells}, stream);
+}
+
+inline void average_pool_gradient(const AveragePool& p, const float* dy, float* dx, int samples, cudaStream_t stream) {
+  launch(average_pool_backward, samples * p.in.size(), stream, dx, dy, p.in, p.cells, samples);
+}
+
+}  // namespace workshop

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// AlexNet, whose layers are unlike: PyTorch's numbers with every cut and schedule, what one process learns with every
+// strategy, what is sent and held, and what a step takes on a simulated machine.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path mlp = solution("01_single_gpu/mlp"), pipeline = solution("04_pipeline/pipeline"),
+           model_parallel = solution("03_model_parallel/model_parallel");
+
+TESTS(alexnet_golden) {
+  const auto add = [](const std::string& name, int ranks, const Path& program, const std::string& options) {
+    const Golden run = golden("tests/golden/alexnet_64.json");
+    golden_test("golden.alexnet_64." + name, run, on(ranks, program, run.options, options));
+  };
+  for (int ranks : {2, 4}) {
+    add(text("model_parallel.", ranks), ranks, model_parallel, "");
+    for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
+      add(text(schedule, ".", ranks), ranks, pipeline, "--schedule " + schedule);
+    }
+  }
+  add("uniform", 4, pipeline, "--partition uniform");
+  add("time", 2, pipeline, "--partition time");
+  add("recompute", 4, pipeline, "--recompute stages");
+  // golden.cpp has ddp itself.
+  const Golden two = golden("tests/golden/alexnet_ddp2.json");
+  golden_test("golden.alexnet_ddp2.fsdp", two, on(2, solution("06_fsdp/fsdp"), two.options));
+  for (int stage : {1, 2, 3}) {
+    golden_test(text("golden.alexnet_ddp2.zero_", stage), two,
+                on(2, solution("06_fsdp/zero"), two.options, "--stage", stage));
+  }
+}
+
+// Dropout, short batches and the mean over several: all learn what one process learns. 24 images of 1 to 49 windows are
+// up to 1,176 rows, and the sums of their gradients have another order: some hundred roundings of 6e-8, relative to
+// gradients below 1.
+TESTS(alexnet_everywhere) {
+  constexpr double kBound = 2e-5;
+  const std::string options =
+      "--model alexnet --image-size 64 --shrink 32 --no-shuffle --optimizer sgd --lr 0.2 --samples 66 --epochs 2 "
+      "--validation-samples 12 --log-every 0 --batch-size";
+  const struct {
+    std::string name, program;
+    int ranks, replicas;
+    std::string options;
+  } runs[] = {{"ddp", "02_ddp/ddp", 3, 3, ""},
+              {"ddp.accumulation", "02_ddp/ddp", 2, 4, "--accumulation-steps 2"},
+              {"ddp_overlap", "02_ddp/ddp_overlap", 2, 2, "--bucket-mb 0.01"},
+              {"model_parallel", "03_model_parallel/model_parallel", 3, 1, ""},
+              {"gpipe", "04_pipeline/pipeline", 3, 1, "--schedule gpipe --partition uniform"},
+              {"1f1b", "04_pipeline/pipeline", 2, 1, "--micro-batches 6"},
+              {"interleaved", "04_pipeline/pipeline", 2, 1, "--schedule interleaved --recompute stages"},
+              {"zero_1", "06_fsdp/zero", 2, 2, "--stage 1"},
+              {"zero_2", "06_fsdp/zero", 2, 2, "--stage 2"},
+              {"zero_3", "06_fsdp/zero", 3, 3, "--stage 3"},
+              {"fsdp", "06_fsdp/fsdp", 2, 2, "--unit-layers 3"},
+              {"train_3d", "07_3d/train_3d", 4, 2, "--pp 2 --dp 2 --zero 1 --micro-batches 3"}};
+  for (const auto& run : runs) {
+    same_training("solution.alexnet." + run.name, kBound, on(1, mlp, options, 12),
+                  on(run.ranks, solution(run.program), options, 12 / run.replicas, run.options));
+  }
+  same_training("solution.alexnet.accumulation", kBound, on(1, mlp, options, 12),
+                on(1, mlp, options, 4, "--accumulation-steps 3"));
+  refused("solution.alexnet.bad.tensor_parallel", "^error: --model is 'alexnet'; expected mlp or gpt",
+          on(2, solution("05_tensor_parallel/tensor_parallel"), options, 12));
+  refusals("solution.alexnet.bad.", on(4, solution("07_3d/train_3d"), options, 12), R"(
+    tp     | --tp 2 | --tp is '2'; expected 1 with --model alexnet
+  )");
+  refusals("solution.alexnet.bad.", on(4, pipeline, options, 12), R"(
+    layers | --schedule interleaved --chunks 4 --micro-batches 4 | --model is 'alexnet', 8 layers for 4 stages of 4; expected at least 16 layers
+    shrink | --shrink 3 | --shrink is '3'; expected 1, 2, 4, 8, 16, 32 or 64
+  )");
+}
+
+// ---- what is held and sent: the README's formulas ------------------------------------------------------------------
+
+// Of images of 64 pixels with all widths divided by 32, floats of a sample for each layer: parameters; what the forward
+// pass keeps; the windows; the largest gradient.
+struct Floats {
+  int parameters, saved, windows, widest;
+};
+constexpr int C1 = 2, C2 = 6, C3 = 12, C4 = 8, C5 = 8, H = 128;
+const Floats layers[] = {{C1 * (363 + 1), 225 * C1 + 2 * 49 * C1, 225 * 363, 225 * C1},
+                         {C2 * (25 * C1 + 1), 49 * C2 + 2 * 9 * C2, 49 * 25 * C1, 49 * C2},
+                         {C3 * (9 * C2 + 1), 9 * C3, 9 * 9 * C2, 9 * C3},
+                         {C4 * (9 * C3 + 1), 9 * C4, 9 * 9 * C3, 9 * C4},
+                         {C5 * (9 * C4 + 1), 9 * C5 + 2 * C5 + 36 * C5, 9 * 9 * C4, 36 * C5},
+                         {H * (36 * C5 + 1), H + 36 * C5, 0, H},
+                         {H * (H + 1), H + H, 0, H},
+                         {10 * (H + 1), 10, 0, 10}};
+
+Floats total(int first, int last) {
+  Floats all{0, 0, 0, 0};
+  for (int i = first; i < last; ++i) {
+    all.parameters += layers[i].parameters;
+    all.saved += layers[i].saved;
+    all.windows = std::max(all.windows, layers[i].windows);
+    all.widest = std::max(all.widest, layers[i].widest);
+  }
+  return all;
+}
+
+const std::string small = "--model alexnet --images " + source("tests/golden/images").path +
+                          " --image-size 64 --shrink 32 --batch-size 8 --epochs 1 --log-every 0";
+
+TESTS(alexnet_memory) {
+  const Floats all = total(0, 8);
+  step("solution.alexnet.memory", on(1, mlp, small),
+       {{"parameters", 4 * all.parameters},
+        {"gradients", 4 * all.parameters},
+        {"optimizer", 8 * all.parameters},
+        {"activations", 4 * 8 * (all.saved + all.windows + 2 * all.widest)}});
+  // Four micro-batches of 2 images, of which two are in flight on the first stage and one on the second, which has room
+  // for two inputs. The boundary is that of convolution 4.
+  for (const bool recompute : {false, true}) {
+    test(text("solution.alexnet.memory.pipeline", recompute ? ".recompute" : ""),
+         on(2, pipeline, small, "--partition uniform", recompute ? "--recompute stages" : ""), [=](const Run& run) {
+           expect_clean_steps(run);
+           for (int rank : {0, 1}) {
+             const Floats held = total(4 * rank, 4 * rank + 4);
+             const int in_flight = recompute || rank == 1 ? 1 : 2, inputs = rank == 1 ? 2 : 0;
+             expect_memory(run, rank,
+                           {{"parameters", 4 * held.parameters},
+                            {"activations",
+                             4 * 2 * (in_flight * held.saved + held.windows + 2 * held.widest + inputs * 9 * C4)}});
+           }
+         });
+  }
+}
+
+TESTS(alexnet_ledger) {
+  // 15 images in two steps of four micro-batches, and 3 images of the test in four, two of them with one and one with
+  // none. Up and down over one boundary, which is as wide as the map below it, or as a linear layer: of equal shares of
+  // the parameters the first has all up to the largest layer. Loss and accuracy of the test are each summed over the
+  // ranks.
+  const auto add = [](const std::string& partition, int width) {
+    ledger("solution.alexnet.ledger." + partition, on(2, pipeline, small, "--partition", partition),
+           {{0, "ncclSend", 8 + 4, 4 * (15 + 3) * width},
+            {1, "ncclRecv", 8 + 4, 4 * (15 + 3) * width},
+            {1, "ncclSend", 8 + 1, 4 * 15 * width + 4 * 2},
+            {0, "ncclRecv", 8 + 1, 4 * 15 * width + 4 * 2},
+            {kAll, "ncclAllReduce", 2, 8}});
+  };
+  add("uniform", 9 * C4);
+  add("parameters", H);
+}
+
+// ---- the time of a step --------------------------------------------------------------------------------------------
+
+// On a machine that takes the same time for an operation wherever it is, a step takes what the README predicts from the
+// times of the layers, to 5 %: what remains are the messages and the update of the last micro-batch's stage.
+TESTS(alexnet_partitions) {
+  const auto add = [](int ranks, const std::string& options) {
+    test(text("solution.alexnet.step_time.", ranks), {.ranks = ranks, .cpu_only = "only the cpu backend simulates"},
+         [=] {
+           const auto measured = [&](const std::string& partition) {
+             return record(on(ranks, pipeline, options, "--partition", partition)
+                               .in("WORKSHOP_SIMULATE=compute=100G,link=5us+10G/s"));
+           };
+           const Run timed = measured("time");
+           double best = 0;
+           for (const std::string partition : {"time", "parameters", "uniform"}) {
+             const double expected = timed.record.values.at({0, "expected step, " + partition});
+             const double found = 1e3 * (partition == "time" ? timed : measured(partition)).record.seconds_per_step;
+             if (partition == "time") best = found;
+             EXPECT_TRUE(std::fabs(found - expected) <= 0.05 * expected)
+                 << text(partition, ": a step of ", found, " ms, expected ", expected);
+             EXPECT_TRUE(found >= 0.99 * best)
+                 << text(partition, " is faster than time: ", found, " and ", best, " ms");
+           }
+         });
+  };
+  const std::string steps =
+      "--model alexnet --dropout 0 --optimizer sgd --samples 64 --max-steps 6 --log-every 0 --batch-size";
+  add(2, steps + " 16 --micro-batches 8 --image-size 224 --shrink 8");
+  add(4, steps + " 16 --micro-batches 16 --image-size 100 --shrink 4");
+}
+
+}  // namespace
+}  // namespace workshop::tests
