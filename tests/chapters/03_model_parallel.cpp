@@ -111,7 +111,7 @@ TESTS(idle) {
 
 TESTS(bad) {
   refusals("solution.03.bad.", on(4, model_parallel), R"(
-    partition.# | --layers 9,8,7,6,5 --partition even           | --partition is 'even'; expected uniform, parameters
+    partition.# | --layers 9,8,7,6,5 --partition even           | --partition is 'even'; expected uniform, parameters, time
     batch.#     | --layers 9,8,7,6,5 --batch-size 0             | --batch-size is '0'; expected a whole number of at least 1
     unknown.#   | --layers 9,8,7,6,5 --micro-batches 2          | --micro-batches
     ranks.4     | --layers 5,4,3,2 --partition parameters       | --layers is '5,4,3,2', 3 layers for 4 ranks; expected
