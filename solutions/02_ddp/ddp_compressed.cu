@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism that sends less: ddp_overlap.cu with every bucket of gradients compressed on its way. Read it beside
-// that: what differs is CompressedAverage, in place of OverlappedAverage. The compressors' kernels are in
-// compression.h.
+// that: what differs is CompressedAverage, in place of OverlappedAverage, from which it takes all but how a bucket is
+// averaged. The compressors' kernels are in compression.h.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -187,27 +186,19 @@ class Compressor {
   DeviceBuffer<float> scales_, of_pieces_;
 };
 
-class CompressedAverage {
+// The average of a bucket: all else is as in OverlappedAverage.
+class CompressedAverage : public OverlappedAverage {
  public:
   CompressedAverage(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
                     cudaStream_t compute)
-      : grads_(model.grads()),
-        total_(model.count()),
-        buckets_(make_buckets(model, bucket_bytes)),
-        ready_(buckets_.size()),
+      : OverlappedAverage(model, bucket_bytes, replicas, compute),
         left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
-        compute_(compute),
         compressor_(options, std::ranges::max(buckets_, {}, &Bucket::count).count, replicas, communication_) {
     if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), communication_));
   }
 
-  // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
-  void layer_ready(int i) {
-    const Bucket& bucket = buckets_[next_];
-    if (i != bucket.first_layer) return;
-    CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
-    CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
-    float* grads = grads_ + bucket.offset;
+ protected:
+  void average(const Bucket& bucket, float* grads) override {
     float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
     if (left_out != nullptr) {
       // TODO 02.16: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
@@ -218,32 +209,10 @@ class CompressedAverage {
     }
     compressor_.average(grads, left_out, bucket.count);
     if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
-    ++next_;
-  }
-
-  // The same, for Model::backward().
-  std::function<void(int)> ready() {
-    return [this](int i) { layer_ready(i); };
-  }
-
-  // Call before the update: the compute stream goes on when all buckets are averaged.
-  void finish() {
-    CUDA_CHECK(cudaEventRecord(done_, communication_));
-    CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
-    if (left_out_.size() > 0) probe("02.16", "mean of what was sent", grads_, {total_}, compute_);
-    next_ = 0;
   }
 
  private:
-  float* grads_;
-  int total_;
-  std::vector<Bucket> buckets_;
-  std::vector<Event> ready_;  // one per bucket
-  Event done_;
-  std::size_t next_ = 0;          // the bucket that the backward pass is filling
   DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
-  cudaStream_t compute_;
-  Stream communication_{"communication"};
   Compressor compressor_;
 };
 

@@ -224,7 +224,7 @@ TESTS(compressed) {
         on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind).in(with_probes);
     test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
       for (int step = 0; step < 3; ++step) {
-        const tools::Tensor& mean = probed(run, "mean of what was sent", 0, step);
+        const tools::Tensor& mean = probed(run, "gradients before the update", 0, step);
         double lost = 0;
         for (std::size_t i = 0; i < mean.values.size(); ++i) {
           double before = 0, after = ranks * mean.values[i], largest = std::fabs(after);
@@ -251,7 +251,7 @@ TESTS(compressed) {
     const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once).in(with_probes), "exact.jsonl");
     const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback").in(with_probes));
     const tools::Tensor& expected = probed(exact, "bucket after its all-reduce", 0, 0);
-    const tools::Tensor& found = probed(run, "mean of what was sent", 0, 0);
+    const tools::Tensor& found = probed(run, "gradients before the update", 0, 0);
     double scale = 0, scale_of_mean = 0, largest = 0;
     for (int rank = 0; rank < 3; ++rank) {
       scale += probed(run, "scale", rank, 0, 0).values[0] / 3;
