@@ -87,7 +87,8 @@ TESTS(replay) {
 }
 
 // However slow a rank is, no worker starts a step further ahead than the bound, and one does go that far. While a
-// worker computes, each of the K - 1 others makes at most 2S + 1 updates.
+// worker computes, each of the K - 1 others makes at most 2S + 1 updates. What comes first is decided by the clock, not
+// by a simulated machine: so kernels are slow.
 TESTS(staleness) {
   const int workers = 3;
   const Command slow =

@@ -67,10 +67,10 @@ TESTS(validation) {
                 on(2, solution("05_tensor_parallel/attention"), split));
 }
 
-// The second stream changes the order of nothing: on one rank more or less slow, not a bit.
+// The second stream changes the order of nothing: not a bit.
 TESTS(overlap) {
   const Command run = on(2, solution("05_tensor_parallel/tensor_parallel"), "--layers 6,8,4,8,3 --activation gelu");
-  same_training("solution.05.overlap", kSameBits, run, with(run, "--overlap").in("WORKSHOP_SLOW=kernels"));
+  same_training("solution.05.overlap", kSameBits, run, with(run, "--overlap"));
 }
 
 }  // namespace
