@@ -51,10 +51,10 @@ class Compressor {
   }
 
   // Makes values[n] the mean over the ranks of what they send of it. What this rank has not sent goes to left_out[n],
-  // unless that is null.
-  void average(float* values, float* left_out, int n) {
+  // unless that is null. Of each call, the number is another one.
+  void average(float* values, float* left_out, int n, int number) {
     if (options_.kind == "topk") return send_largest(values, left_out, n);
-    if (options_.kind == "randomk") return send_random(values, left_out, n);
+    if (options_.kind == "randomk") return send_random(values, left_out, n, number);
     if (options_.is_coded()) return send_codes(values, left_out, n);
     NCCL_CHECK(ncclAllReduce(values, values, n, ncclFloat, ncclAvg, comm_, stream_));
     if (left_out != nullptr) CUDA_CHECK(cudaMemsetAsync(left_out, 0, n * sizeof(float), stream_));
@@ -88,9 +88,9 @@ class Compressor {
   }
 
   // All ranks draw the same places: their values can be averaged on the way.
-  void send_random(float* values, float* left_out, int n) {
+  void send_random(float* values, float* left_out, int n, int number) {
     const int k = options_.kept(n);
-    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(++drawn_) << 32, k, n);
+    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
     launch(take_at, k, stream_, picked_.data(), values, places_.data(), left_out == nullptr, k, n);
     if (left_out != nullptr) keep_rest(left_out, values, places_.data(), k, n);
     NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, ncclFloat, ncclAvg, comm_, stream_));
@@ -178,7 +178,6 @@ class Compressor {
   const Group& replicas_;
   ncclComm_t comm_;
   cudaStream_t stream_;
-  int drawn_ = 0;
   LargestValues largest_;
   DeviceBuffer<float> picked_;  // [ranks, k]
   DeviceBuffer<int> places_;    // likewise
@@ -194,7 +193,14 @@ class CompressedAverage : public OverlappedAverage {
       : OverlappedAverage(model, bucket_bytes, replicas, compute),
         left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
         compressor_(options, std::ranges::max(buckets_, {}, &Bucket::count).count, replicas, communication_) {
-    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), communication_));
+    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
+  }
+
+  // What checkpoints keep of it: each rank has left out something else.
+  void add_to(Training& training, const Group& replicas) {
+    training.add(&steps_);
+    if (left_out_.size() == 0) return;
+    training.add(of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas.rank(), replicas.size()));
   }
 
  protected:
@@ -207,11 +213,14 @@ class CompressedAverage : public OverlappedAverage {
       // END TODO 02.16
       probe("02.16", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
-    compressor_.average(grads, left_out, bucket.count);
+    const int buckets = static_cast<int>(buckets_.size()), number = static_cast<int>(next_) + 1;
+    compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
+    if (number == buckets) ++steps_;
     if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 
  private:
+  int steps_ = 0;                 // made so far
   DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
   Compressor compressor_;
 };
@@ -228,6 +237,7 @@ int main(int argc, char** argv) {
   options.with_models();
   options.with_accumulation();
   options.with_validation();
+  options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
 
@@ -243,6 +253,9 @@ int main(int argc, char** argv) {
   CompressedAverage average(model, bucket_mb * (1 << 20), compression, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // All replicas are alike, but for what they have left out: rank 0 saves for all, and all load.
+  training.add_all(parts_of(model), model.values(), optimizer.state());
+  average.add_to(training, job.group());
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
