@@ -54,6 +54,7 @@ class OverlappedAverage {
         ready_(buckets_.size()),
         comm_(replicas.comm()),
         compute_(compute) {}
+  virtual ~OverlappedAverage() = default;
 
   // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
   void layer_ready(int i) {
@@ -66,11 +67,7 @@ class OverlappedAverage {
     todo("02.5");
     // END TODO 02.5
     probe("02.5", "bucket before its all-reduce", grads, {bucket.count}, communication_);
-    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
-    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
-    todo("02.6");
-    // END TODO 02.6
-    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
+    average(bucket, grads);
     ++next_;
   }
 
@@ -92,7 +89,16 @@ class OverlappedAverage {
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 
- private:
+ protected:
+  // Of a bucket, whose gradients are at `grads`: ddp_compressed.cu has another one.
+  virtual void average(const Bucket& bucket, float* grads) {
+    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
+    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
+    todo("02.6");
+    // END TODO 02.6
+    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
+  }
+
   float* grads_;
   int total_;
   std::vector<Bucket> buckets_;

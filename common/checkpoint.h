@@ -31,4 +31,7 @@ std::vector<TensorPart> range_of(const TensorPart& part, std::int64_t begin, std
 std::vector<TensorPart> range_of(const std::vector<TensorPart>& parts, std::int64_t begin, std::int64_t end,
                                  float* values);
 
+// Parts of which each of so many replicas has its own: their tensors have one dimension more, the replica.
+std::vector<TensorPart> of_replica(std::vector<TensorPart> parts, int replica, int replicas);
+
 }  // namespace workshop

@@ -50,6 +50,8 @@ class Training {
     add(parts);
     add(parts, values, state);
   }
+  // A count of the steps made so far, which goes on from those of the checkpoint.
+  void add(int* steps);
   // Loads what --resume asks for. next_epoch() does it, unless a program needs it earlier. Collective.
   void resume();
 

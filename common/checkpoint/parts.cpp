@@ -45,4 +45,12 @@ std::vector<TensorPart> range_of(const std::vector<TensorPart>& parts, std::int6
   return ranges;
 }
 
+std::vector<TensorPart> of_replica(std::vector<TensorPart> parts, int replica, int replicas) {
+  for (TensorPart& part : parts) {
+    part.first += replica * elements(part.shape);
+    part.shape.insert(part.shape.begin(), replicas);
+  }
+  return parts;
+}
+
 }  // namespace workshop

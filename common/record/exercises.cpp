@@ -175,10 +175,16 @@ void enqueue_probe(Json line, const void* tensor, cudaStream_t stream, const Cal
 
 // Never destroyed: the watchdog may look at it at any time.
 const CallSite& site_of_probe(const char* todo, const char* file, int line) {
-  static auto& sites = *new std::map<std::pair<const char*, int>, CallSite>;
-  const auto [entry, is_new] = sites.try_emplace({file, line}, CallSite{"", file, line});
-  if (is_new) entry->second.text = (new std::string("the probe of TODO " + std::string(todo)))->c_str();
-  return entry->second;
+  struct Site {
+    std::string text;
+    CallSite site;
+  };
+  static auto& sites = *new std::map<std::pair<const char*, int>, Site>;
+  const auto [entry, is_new] =
+      sites.try_emplace({file, line}, Site{"the probe of TODO " + std::string(todo), {"", file, line}});
+  auto& [text, site] = entry->second;
+  if (is_new) site.text = text.c_str();
+  return site;
 }
 
 void probe_on_device(const char* todo, const std::string& name, const void* tensor, bool integers,

@@ -125,7 +125,7 @@ struct Training::State {
   DistributedSampler distributed;
   LossLog losses;
   Checkpoints checkpoints;
-  std::vector<int*> optimizer_steps;
+  std::vector<int*> counts;  // of the steps made
   double best_loss = std::numeric_limits<double>::max();
   bool resumed = false, in_epoch = false, in_step = false, stopped = false, over = false;
   Progress start;
@@ -176,12 +176,14 @@ void Training::add(const std::vector<TensorPart>& parts) { state_->checkpoints.a
 
 void Training::add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state) {
   state_->checkpoints.add_adamw(parts, values, state.first_moment, state.second_moment);
-  state_->optimizer_steps.push_back(state.steps);
+  add(state.steps);
 }
+
+void Training::add(int* steps) { state_->counts.push_back(steps); }
 
 void Training::resume() {
   state_->start = state_->checkpoints.resume(state_->losses);
-  for (int* steps : state_->optimizer_steps) *steps = state_->start.step;
+  for (int* steps : state_->counts) *steps = state_->start.step;
   state_->epoch = state_->start.epoch - 1;
   state_->step = state_->start.step - 1;
   state_->resumed = true;

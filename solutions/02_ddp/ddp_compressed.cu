@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism that sends less: ddp_overlap.cu with every bucket of gradients compressed on its way. Read it beside
-// that: what differs is CompressedAverage, in place of OverlappedAverage. The compressors' kernels are in
-// compression.h.
+// that: what differs is CompressedAverage, in place of OverlappedAverage, from which it takes all but how a bucket is
+// averaged. The compressors' kernels are in compression.h.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -52,10 +51,10 @@ class Compressor {
   }
 
   // Makes values[n] the mean over the ranks of what they send of it. What this rank has not sent goes to left_out[n],
-  // unless that is null.
-  void average(float* values, float* left_out, int n) {
+  // unless that is null. Of each call, the number is another one.
+  void average(float* values, float* left_out, int n, int number) {
     if (options_.kind == "topk") return send_largest(values, left_out, n);
-    if (options_.kind == "randomk") return send_random(values, left_out, n);
+    if (options_.kind == "randomk") return send_random(values, left_out, n, number);
     if (options_.is_coded()) return send_codes(values, left_out, n);
     NCCL_CHECK(ncclAllReduce(values, values, n, ncclFloat, ncclAvg, comm_, stream_));
     if (left_out != nullptr) CUDA_CHECK(cudaMemsetAsync(left_out, 0, n * sizeof(float), stream_));
@@ -89,9 +88,9 @@ class Compressor {
   }
 
   // All ranks draw the same places: their values can be averaged on the way.
-  void send_random(float* values, float* left_out, int n) {
+  void send_random(float* values, float* left_out, int n, int number) {
     const int k = options_.kept(n);
-    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(++drawn_) << 32, k, n);
+    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
     launch(take_at, k, stream_, picked_.data(), values, places_.data(), left_out == nullptr, k, n);
     if (left_out != nullptr) keep_rest(left_out, values, places_.data(), k, n);
     NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, ncclFloat, ncclAvg, comm_, stream_));
@@ -179,7 +178,6 @@ class Compressor {
   const Group& replicas_;
   ncclComm_t comm_;
   cudaStream_t stream_;
-  int drawn_ = 0;
   LargestValues largest_;
   DeviceBuffer<float> picked_;  // [ranks, k]
   DeviceBuffer<int> places_;    // likewise
@@ -187,27 +185,26 @@ class Compressor {
   DeviceBuffer<float> scales_, of_pieces_;
 };
 
-class CompressedAverage {
+// The average of a bucket: all else is as in OverlappedAverage.
+class CompressedAverage : public OverlappedAverage {
  public:
   CompressedAverage(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
                     cudaStream_t compute)
-      : grads_(model.grads()),
-        total_(model.count()),
-        buckets_(make_buckets(model, bucket_bytes)),
-        ready_(buckets_.size()),
+      : OverlappedAverage(model, bucket_bytes, replicas, compute),
         left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
-        compute_(compute),
         compressor_(options, std::ranges::max(buckets_, {}, &Bucket::count).count, replicas, communication_) {
-    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), communication_));
+    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
   }
 
-  // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
-  void layer_ready(int i) {
-    const Bucket& bucket = buckets_[next_];
-    if (i != bucket.first_layer) return;
-    CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
-    CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
-    float* grads = grads_ + bucket.offset;
+  // What checkpoints keep of it: each rank has left out something else.
+  void add_to(Training& training, const Group& replicas) {
+    training.add(&steps_);
+    if (left_out_.size() == 0) return;
+    training.add(of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas.rank(), replicas.size()));
+  }
+
+ protected:
+  void average(const Bucket& bucket, float* grads) override {
     float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
     if (left_out != nullptr) {
       // TODO 02.16: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
@@ -216,34 +213,15 @@ class CompressedAverage {
       // END TODO 02.16
       probe("02.16", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
-    compressor_.average(grads, left_out, bucket.count);
+    const int buckets = static_cast<int>(buckets_.size()), number = static_cast<int>(next_) + 1;
+    compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
+    if (number == buckets) ++steps_;
     if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
-    ++next_;
-  }
-
-  // The same, for Model::backward().
-  std::function<void(int)> ready() {
-    return [this](int i) { layer_ready(i); };
-  }
-
-  // Call before the update: the compute stream goes on when all buckets are averaged.
-  void finish() {
-    CUDA_CHECK(cudaEventRecord(done_, communication_));
-    CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
-    if (left_out_.size() > 0) probe("02.16", "mean of what was sent", grads_, {total_}, compute_);
-    next_ = 0;
   }
 
  private:
-  float* grads_;
-  int total_;
-  std::vector<Bucket> buckets_;
-  std::vector<Event> ready_;  // one per bucket
-  Event done_;
-  std::size_t next_ = 0;          // the bucket that the backward pass is filling
+  int steps_ = 0;                 // made so far
   DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
-  cudaStream_t compute_;
-  Stream communication_{"communication"};
   Compressor compressor_;
 };
 
@@ -259,6 +237,7 @@ int main(int argc, char** argv) {
   options.with_models();
   options.with_accumulation();
   options.with_validation();
+  options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
 
@@ -274,6 +253,9 @@ int main(int argc, char** argv) {
   CompressedAverage average(model, bucket_mb * (1 << 20), compression, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // All replicas are alike, but for what they have left out: rank 0 saves for all, and all load.
+  training.add_all(parts_of(model), model.values(), optimizer.state());
+  average.add_to(training, job.group());
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

@@ -86,6 +86,8 @@ class NeighborAverage {
     ++steps_;
   }
 
+  int* steps() { return &steps_; }  // made so far
+
   // Says how far the replicas are apart after so many steps. Between two of them. Collective, and waits.
   void report_distance() const {
     const double far = distance();
@@ -129,6 +131,7 @@ int main(int argc, char** argv) {
   options.with_models();
   options.with_accumulation();
   options.with_validation();
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   Job job(options);
 
@@ -143,6 +146,9 @@ int main(int argc, char** argv) {
   NeighborAverage average(model, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // No replica is like another: all are saved.
+  training.add_all(of_replica(parts_of(model), job.rank(), job.world()), model.values(), optimizer.state());
+  training.add(average.steps());
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

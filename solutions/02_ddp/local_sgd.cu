@@ -3,6 +3,8 @@
 // place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, seen as one large step, where
 // Nesterov's momentum takes it (DiLoCo: Douillard et al., 2023). Read it beside ddp.cu: what differs is Rounds, in
 // place of the average of gradients.
+#include <vector>
+
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
@@ -46,11 +48,20 @@ class Rounds {
 
   // Call after each update.
   void step_done() {
-    if (++done_ == steps_) end();
+    if (++made_ % steps_ == 0) end();
   }
   // Call after the last step: the last round may be shorter.
   void finish() {
-    if (done_ > 0) end();
+    if (made_ % steps_ > 0) end();
+  }
+
+  // What checkpoints keep of them; all ranks have it alike.
+  void add_to(Training& training) {
+    training.add(&made_);
+    if (outer_.is_the_mean()) return;
+    const std::vector<int> shape{model_.count()};
+    training.add(
+        {whole_tensor("outer.start", shape, start_.data()), whole_tensor("outer.momentum", shape, momentum_.data())});
   }
 
  private:
@@ -69,10 +80,9 @@ class Rounds {
              static_cast<float>(outer_.momentum), count);
       probe("02.15", "parameters after the outer step", values, {count}, stream_);
     }
-    done_ = 0;
   }
 
-  int steps_, done_ = 0;  // of the round
+  int steps_, made_ = 0;  // of a round; in all
   OuterStep outer_;
   const Model& model_;
   const Group& replicas_;
@@ -91,6 +101,7 @@ int main(int argc, char** argv) {
   options.with_models();
   options.with_accumulation();
   options.with_validation();
+  options.with_checkpoints("sharded");
   options.parse(argc, argv);
   Job job(options);
 
@@ -105,6 +116,9 @@ int main(int argc, char** argv) {
   Rounds rounds(sync_every, outer, model, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // Within a round no replica is like another: all are saved.
+  training.add_all(of_replica(parts_of(model), job.rank(), job.world()), model.values(), optimizer.state());
+  rounds.add_to(training);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

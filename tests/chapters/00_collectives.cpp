@@ -122,8 +122,8 @@ void expect_fit(const Run& run, const std::string& path, std::size_t sizes, doub
 }
 
 // 4, 16, 64, 256 and 1,024 KiB, each 3 times to warm up and twice on the clock. The program holds the times that it
-// measures against those that the host waits. Slow collectives make both long beside the time that a busy machine takes
-// to wake a host.
+// measures against those that the host waits, by the clock and on no simulated machine. Slow collectives make both long
+// beside the time that a busy machine takes to wake a host.
 TESTS(bandwidth) {
   const auto add = [](const std::string& op, int ranks, double bus_factor) {
     const int calls = (3 + 2) * 5, bytes = (3 + 2) * (4 + 16 + 64 + 256 + 1024) * 1024;

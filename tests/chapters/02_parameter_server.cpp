@@ -2,6 +2,7 @@
 // Chapter 02: the parameter server. What is asynchronous can be repeated: from a record of who made which update.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "tests/harness/expect.h"
 
@@ -86,7 +87,8 @@ TESTS(replay) {
 }
 
 // However slow a rank is, no worker starts a step further ahead than the bound, and one does go that far. While a
-// worker computes, each of the K - 1 others makes at most 2S + 1 updates.
+// worker computes, each of the K - 1 others makes at most 2S + 1 updates. What comes first is decided by the clock, not
+// by a simulated machine: so kernels are slow.
 TESTS(staleness) {
   const int workers = 3;
   const Command slow =
@@ -180,6 +182,89 @@ TESTS(bad) {
     refuses(with(on(2, server), "--replay turns.jsonl"), "turns.jsonl: update 1 is by no worker of this run");
     record(on(3, ddp), "ddp.jsonl");
     refuses(with(command, "--replay ddp.jsonl"), "^error: --replay: ddp.jsonl: no record of updates; expected");
+  });
+}
+
+// ---- what it gains, on a simulated machine -------------------------------------------------------------------------
+
+// Writes the record of the order in which gradients arrive at a server whose updates take no time, of workers whose
+// steps take so many units, of which none starts one more than `bound` updates ahead of the slowest.
+void write_order(const std::string& file, const std::vector<int>& step_of, long bound, int updates) {
+  struct State {
+    long made = 0, due = -1, version = 0;  // due: when the step under way ends; -1: it waits
+  };
+  std::vector<State> workers(step_of.size());
+  std::ofstream out(file);
+  long now = 0;
+  for (int update = 0, starts = 0; update < updates; ++update) {
+    const long slowest = std::ranges::min(workers, {}, &State::made).made;
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      State& worker = workers[w];
+      if (worker.due >= 0 || starts == updates || worker.made - slowest > bound) continue;
+      worker = {worker.made, now + step_of[w], update};
+      ++starts;
+    }
+    State* first = nullptr;
+    for (State& worker : workers) {
+      if (worker.due >= 0 && (first == nullptr || worker.due < first->due)) first = &worker;
+    }
+    now = first->due;
+    const auto value = [&](const std::string& name, long is) {
+      out << text(R"({"type":"value","rank":0,"name":")", name, " of update ", update, R"(","value":)", is, "}\n");
+    };
+    value("worker", first - workers.data() + 1);
+    value("staleness", update - first->version);
+    first->due = -1;
+    ++first->made;
+  }
+}
+
+// The README's batches a second of K workers, one of them F times slower: K/(F t), where all wait for it, and
+// (K - 1)/t + 1/(F t), where none does. Time does not depend on this machine: it is simulated, and what comes first is
+// replayed.
+TESTS(straggler) {
+  constexpr int kWorkers = 3, kSlowness = 10;
+  constexpr int kUpdates = 8 * 21;  // in the time in which the slow worker makes 8 and each of the others 80
+  const std::string machine = "WORKSHOP_SIMULATE=compute=1G,link=10us+1G/s";
+  const std::string training = text("--layers 64,64,16 --log-every 0 --samples ", 32 * kUpdates);
+  const auto seconds = [=](const Command& command) { return record(command).record.seconds_per_step; };
+  const auto of_server = [=](int workers, const std::string& options) {
+    return seconds(on(workers + 1, server, training, options).in(machine));
+  };
+  const auto add = [=](const std::string& name, std::function<void(double fast, double slow, double rest)> check) {
+    test("solution.02.straggler." + name, {.ranks = kWorkers + 1, .cpu_only = "only the cpu backend simulates"}, [=] {
+      const double fast = of_server(1, "");                                 // t
+      const double slow = of_server(1, text("--straggler 1:", kSlowness));  // F t
+      // What of a step is not the worker's own computing, and may so wait for the same of others: the update, and
+      // messages of the server's.
+      const double rest = fast - (slow - fast) / (kSlowness - 1);
+      EXPECT_GT(rest, 0);
+      check(fast, slow, rest);
+    });
+  };
+  const auto within = [](double found, double least, double most) {
+    EXPECT_TRUE(least <= found && found <= most) << text(found, " s a batch, expected ", least, " to ", most);
+  };
+  // A batch takes as long as the formula says or, if each step waits for the rest of all others' steps, this much
+  // longer.
+  for (const long bound : {0L, 2L, 1L << 30}) {
+    const std::string name = bound < 1 << 30 ? text("bound_", bound) : "no_bound";
+    add(name, [=](double fast, double slow, double rest) {
+      write_order("order.jsonl", {kSlowness, 1, 1}, bound, kUpdates);
+      const double found =
+          of_server(kWorkers, text("--straggler 1:", kSlowness, " --replay order.jsonl --staleness ", bound));
+      const auto formula = [=](double wait) {
+        const double all = kWorkers / (slow + wait), none = (kWorkers - 1) / (fast + wait) + 1 / (slow + wait);
+        return 1 / (bound < 1 << 30 ? all : none);
+      };
+      // The first three updates are not timed, and need not take a mean time.
+      within(found, formula(0) * (1 - 3.0 / kUpdates), formula((kWorkers - 1) * rest) * (1 + 3.0 / kUpdates));
+    });
+  }
+  add("ddp", [=](double, double slow, double) {
+    const double found =
+        seconds(on(kWorkers, ddp, training).in("WORKSHOP_SIMULATE=compute=100M,link=10us+1G/s")) / kWorkers;
+    within(found, 0.95 * slow / kWorkers, 1.05 * slow / kWorkers);
   });
 }
 

@@ -45,9 +45,10 @@ constexpr double kBound = 1e-6;
 
 // On `ranks` ranks each replica sees the losses, and the first one learns the parameters, of the simulation.
 void as_in_turn(const std::string& name, int ranks, const Path& program, const std::string& technique,
-                const std::string& options) {
+                const std::string& options, const Path& simulation = in_turn) {
   test(name, {.ranks = ranks}, [=] {
-    const Command simulated = on(1, in_turn, "--technique", technique, "--replicas", ranks, "--log-every 0", options);
+    const Command simulated =
+        on(1, simulation, "--technique", technique, "--replicas", ranks, "--log-every 0", options);
     const auto expected = learned_by_each(record(simulated, "expected.jsonl"));
     const Run run = record(on(ranks, program, "--log-every 0", options));
     const auto found = learned_by_each(run);
@@ -71,6 +72,10 @@ TESTS(as_in_one_process) {
   as_in_turn("solution.02.decentralized.own_values", 5, decentralized, "ring",
              network + " --own-initial-values --accumulation-steps 2");
   as_in_turn("solution.02.decentralized.average", 5, decentralized, "ring", network + " --average-at-end");
+  // The model of tests/chapters/toy_model.
+  const Path toy{WORKSHOP_BUILD "/toy_model/decentralized"}, toy_in_turn{WORKSHOP_BUILD "/toy_model/replicas_in_turn"};
+  as_in_turn("solution.toy.decentralized", 4, toy, "ring", "--layers 7,7 --samples 480 --epochs 2 --batch-size 24",
+             toy_in_turn);
   // AdamW steps by the mean's own moments, with weight decay of the mean.
   as_in_turn("solution.02.decentralized.adamw", 3, decentralized, "ring", network + " --optimizer adamw --lr 0.001");
 }
@@ -135,7 +140,6 @@ TESTS(decentralized) {
   overlaps("solution.02.decentralized_overlaps",
            on(3, decentralized, "--max-steps 3").in("WORKSHOP_SIMULATE=compute=1M,link=1ms+1G/s"), "nccl");
   refusals("solution.02.bad.decentralized.", on(4, decentralized), R"(
-    checkpoints.# | --checkpoints saved     | --checkpoints
     average.#     | --average-at-end=maybe  | --average-at-end
   )");
 }
@@ -224,7 +228,7 @@ TESTS(compressed) {
         on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind).in(with_probes);
     test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
       for (int step = 0; step < 3; ++step) {
-        const tools::Tensor& mean = probed(run, "mean of what was sent", 0, step);
+        const tools::Tensor& mean = probed(run, "gradients before the update", 0, step);
         double lost = 0;
         for (std::size_t i = 0; i < mean.values.size(); ++i) {
           double before = 0, after = ranks * mean.values[i], largest = std::fabs(after);
@@ -251,7 +255,7 @@ TESTS(compressed) {
     const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once).in(with_probes), "exact.jsonl");
     const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback").in(with_probes));
     const tools::Tensor& expected = probed(exact, "bucket after its all-reduce", 0, 0);
-    const tools::Tensor& found = probed(run, "mean of what was sent", 0, 0);
+    const tools::Tensor& found = probed(run, "gradients before the update", 0, 0);
     double scale = 0, scale_of_mean = 0, largest = 0;
     for (int rank = 0; rank < 3; ++rank) {
       scale += probed(run, "scale", rank, 0, 0).values[0] / 3;

@@ -89,15 +89,6 @@ TESTS(memory) {
   });
 }
 
-// However late messages are, none is used before it is there, and no buffer before it is sent.
-TESTS(late_messages) {
-  const std::string options = "--layers 6,5,5,4,3,2 --micro-batches 8 --recompute stages --max-steps 3 --schedule";
-  for (const std::string& schedule : schedules) {
-    same_training("solution.04.late_messages." + schedule, kSameBits, on(1, pipeline, options, schedule),
-                  on(2, pipeline, options, schedule).in("WORKSHOP_SLOW=collectives"));
-  }
-}
-
 // What is sent, as in the README: of 32 steps of 32 rows every micro-batch over every boundary, and back; and from the
 // last rank to the first the losses of the epoch.
 TESTS(ledger) {
@@ -133,6 +124,8 @@ void expect_bubble(const Run& run, double expected, double tolerance) {
       << report(run, text("the mean of the ranks, ", sum / run.record.world), text(mean));
 }
 
+// By the clock: what the schedule costs on a GPU too. On a simulated machine the stages of a real network would not be
+// equal, as the formula has them: the first has no input gradient to compute, the last one a loss.
 TESTS(bubble) {
   // With 15 ms a slot, (K - 1)/(v·M + K - 1) to within 3 percentage points: see the README. On a machine that has other
   // things to do slots begin some milliseconds late, which counts for less the longer they are.

@@ -17,6 +17,9 @@ namespace fs = std::filesystem;
 const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
+const Path compressed = solution("02_ddp/ddp_compressed");
+const Path decentralized = solution("02_ddp/decentralized");
+const Path local_sgd = solution("02_ddp/local_sgd");
 const Path stages = solution("03_model_parallel/model_parallel");
 const Path pipeline = solution("04_pipeline/pipeline");
 const Path tensor = solution("05_tensor_parallel/tensor_parallel");
@@ -73,6 +76,14 @@ TESTS(resume) {
   add("ddp", 3, ddp, "--batch-size 8 --validation-samples 10");
   add("ddp_accumulation", 2, ddp, "--batch-size 4 --accumulation-steps 4");
   add("ddp_overlap", 2, overlap, "--batch-size 16");
+  // The replicas' own parameters; a round that the checkpoint is in the middle of; what has been left out.
+  add("decentralized", 4, decentralized,
+      "--batch-size 8 --own-initial-values --validation-samples 10 --average-at-end");
+  add("local_sgd", 3, local_sgd, "--batch-size 8 --sync-every 3");
+  add("local_sgd_outer", 3, local_sgd, "--batch-size 8 --sync-every 3 --outer-lr 0.7 --outer-momentum 0.9");
+  for (const std::string kind : {"topk", "randomk", "int8"}) {
+    add("compressed_" + kind, 3, compressed, "--batch-size 8 --error-feedback --compress " + kind);
+  }
   add("model_parallel", 2, stages, "--batch-size 32");
   add("one_process", 1, solution("03_model_parallel/one_process"), "--batch-size 32 --devices 2");
   add("pipeline", 2, pipeline, "--batch-size 32 --schedule interleaved" + pairs);
@@ -84,6 +95,22 @@ TESTS(resume) {
   add("fsdp_hybrid", 4, fsdp, "--batch-size 8 --hybrid 2 --checkpoint-format full");
   add("fsdp_offload", 2, fsdp, "--batch-size 16 --cpu-offload");
   add("train_3d", 8, train_3d, "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
+  // Each replica's own state fits no other number of them; 48 samples a step.
+  test("solution.06.resume.other_replicas", {.ranks = 4}, [] {
+    const auto training = [](int ranks, const Path& program, const std::string& options) {
+      return on(ranks, program, "--max-steps 2 --checkpoints saved --batch-size", 48 / ranks, options);
+    };
+    const auto refuses = [](const Command& command, const std::string& tensor) {
+      expect_one_line(run(command), 2,
+                      "^error: '" + tensor + "' has another shape in the checkpoint saved/step-00000002");
+    };
+    succeed(training(4, decentralized, ""));
+    refuses(training(3, decentralized, "--resume saved"), "0.bias");
+    refuses(training(4, ddp, "--resume saved"), "0.bias");
+    fs::remove_all("saved");
+    succeed(training(3, compressed, "--error-feedback"));
+    refuses(training(2, compressed, "--error-feedback --resume saved"), "left_out");
+  });
   resumes("attention", on(2, attention, "--optimizer adamw --samples 64 --epochs 3"), 3, 5);
 }
 

@@ -200,7 +200,7 @@ std::string report(const Run& run, const std::string& expected, const std::strin
 Run run(const Command& command) {
   for (const std::string& variable : command.environment) {
     const std::string name = variable.substr(0, variable.find('='));
-    if (kCuda && (name == "WORKSHOP_SLOW" || name.starts_with("WORKSHOP_DEVICE_")))
+    if (kCuda && (name == "WORKSHOP_SLOW" || name == "WORKSHOP_SIMULATE" || name.starts_with("WORKSHOP_DEVICE_")))
       throw Skipped("skipped on the cuda backend: " + name + " is a setting of the cpu backend");
   }
   const auto left = std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count() - 5;

@@ -31,7 +31,7 @@ endfunction()
 
 # The command line of check_exercise for a program, without the number of ranks and the program to judge. `sources` has
 # the participant's chapters.
-function(_workshop_check_command result chapter program slow sources)
+function(_workshop_check_command result chapter program sources)
   set(command ${_check} --compare $<TARGET_FILE:compare_runs> --solution $<TARGET_FILE:solution_${chapter}_${program}>
       --sources ${sources} --fingerprints ${CMAKE_SOURCE_DIR}/tests/exercises/fingerprints/${chapter}.txt)
   set(others FALSE)
@@ -42,21 +42,16 @@ function(_workshop_check_command result chapter program slow sources)
   foreach(file ${files})
     list(APPEND command --todos ${file})
   endforeach()
-  if(WORKSHOP_BACKEND STREQUAL "cpu")  # only there anything can be slowed down
-    list(TRANSFORM slow PREPEND "--slow;")
-    list(APPEND command ${slow})
-  endif()
   set(${result} ${command} PARENT_SCOPE)
 endfunction()
 
-# workshop_check(02_ddp ddp RANKS 1 2 4 [SLOW kernels collectives] [OPTIONS …]): is the participant's program right on
+# workshop_check(02_ddp ddp RANKS 1 2 4 [OPTIONS …]): is the participant's program right on
 # so many ranks? Also checks that the solution itself is judged right.
 function(workshop_check chapter program)
-  cmake_parse_arguments(arg "" "" "RANKS;SLOW;OPTIONS" ${ARGN})
-  list(LENGTH arg_SLOW slow)
-  math(EXPR timeout "60 * (${slow} + 2) + 30")  # check_exercise gives each run 60 s
-  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}" ${CMAKE_SOURCE_DIR})
-  _workshop_check_command(check_solution ${chapter} ${program} "${arg_SLOW}" ${CMAKE_SOURCE_DIR}/solutions)
+  cmake_parse_arguments(arg "" "" "RANKS;OPTIONS" ${ARGN})
+  set(timeout 150)  # check_exercise gives each run 60 s
+  _workshop_check_command(check ${chapter} ${program} ${CMAKE_SOURCE_DIR})
+  _workshop_check_command(check_solution ${chapter} ${program} ${CMAKE_SOURCE_DIR}/solutions)
   foreach(ranks ${arg_RANKS})
     set(name ${chapter}.${program}.${ranks}ranks)
     set(number 2)
@@ -100,27 +95,23 @@ function(_workshop_generated_program target source)
                          $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 endfunction()
 
-# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [SLOW …] [OPTIONS …]
+# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [OPTIONS …]
 # [CPU_ONLY reason]): the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong, and
-# the verdict matches and has the sentence. Not in a slow run, because what races looks different each time; nor where the
-# program gives up, because any of its ranks may be the first to say so.
+# the verdict matches and has the sentence, but where the program gives up, for any of its ranks may be
+# the first to say so.
 function(workshop_wrong_filling chapter program mistake)
-  cmake_parse_arguments(arg "" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;SLOW;OPTIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;OPTIONS" ${ARGN})
   set(expect -e "${arg_EXPECT}")
-  if(arg_SAYS AND NOT arg_SLOW AND NOT arg_EXPECT MATCHES "did not finish|see TODO|same memory")
+  if(arg_SAYS AND NOT arg_EXPECT MATCHES "did not finish|see TODO|same memory")
     string(REGEX REPLACE "([][+.*()^?{}|])" "\\\\\\1" says "${arg_SAYS}")
     list(APPEND expect -e "${says}")
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
-  if(arg_SLOW AND NOT arg_CPU_ONLY)
-    set(arg_CPU_ONLY "what is out of order shows with WORKSHOP_SLOW, a setting of the cpu backend")
-  endif()
   math(EXPR limit "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
-  list(LENGTH arg_SLOW slow)
-  math(EXPR timeout "${arg_TIMEOUT} * (${slow} + 1) + 90")
-  _workshop_check_command(check ${chapter} ${program} "${arg_SLOW}" ${CMAKE_BINARY_DIR}/fillings)
+  math(EXPR timeout "${arg_TIMEOUT} + 90")
+  _workshop_check_command(check ${chapter} ${program} ${CMAKE_BINARY_DIR}/fillings)
   foreach(ranks ${arg_RANKS})
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
@@ -133,8 +124,8 @@ endfunction()
 # workshop_exercises(02_ddp): all of that, as tests/exercises/02_ddp.txt says. In it,
 #
 #   program ddp                             is what the lines below are about;
-#   check 2 4 slow kernels -- OPTION...     workshop_check() on 2 and on 4 ranks, with a slow run;
-#   run 2 slow kernels within 15 -- OPTION… how the wrong fillings below are run, each within 15 s instead of 60: only as
+#   check 2 4 -- OPTION...                  workshop_check() on 2 and on 4 ranks;
+#   run 2 within 15 -- OPTION…              how the wrong fillings below are run, each within 15 s instead of 60: only as
 #                                           some `check` runs too, or else nothing would show that ./workshop check
 #                                           finds them;
 #   cpu_only REASON                         why just the cpu backend can run them;
@@ -171,16 +162,16 @@ function(workshop_exercises chapter)
     string(REGEX REPLACE " -- .*" "" words "${line}")
     separate_arguments(words)
     list(GET words 0 what)
-    cmake_parse_arguments(arg "" "program;within" "check;run;slow" ${words})
+    cmake_parse_arguments(arg "" "program;within" "check;run" ${words})
     if(what STREQUAL "program")
       set(program ${arg_program})
     elseif(what STREQUAL "check")
-      workshop_check(${chapter} ${program} RANKS ${arg_check} SLOW ${arg_slow} OPTIONS ${options})
+      workshop_check(${chapter} ${program} RANKS ${arg_check} OPTIONS ${options})
       foreach(ranks ${arg_check})
         list(APPEND checks "${program} ${ranks} ${given}")
       endforeach()
     elseif(what STREQUAL "run")
-      set(run RANKS ${arg_run} TIMEOUT ${arg_within} SLOW ${arg_slow} OPTIONS ${options})
+      set(run RANKS ${arg_run} TIMEOUT ${arg_within} OPTIONS ${options})
       foreach(ranks ${arg_run})
         if(NOT "${program} ${ranks} ${given}" IN_LIST checks)
           message(FATAL_ERROR "${chapter}.txt: no check is like '${line}' on ${ranks} ranks")
