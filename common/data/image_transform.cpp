@@ -28,8 +28,8 @@ ImageTransform::ImageTransform(int size) : size_(size) {
 ImageTransform::Taps ImageTransform::taps(int from, int to, int place) {
   const double scale = static_cast<double>(from) / to, width = std::max(1.0, scale);
   const double center = (place + 0.5) * scale;
-  const int first = std::max(0, static_cast<int>(center - width + 0.5));
-  const int last = std::min(from, static_cast<int>(center + width + 0.5));
+  const int first = std::max(0, static_cast<int>(std::lround(center - width)));
+  const int last = std::min(from, static_cast<int>(std::lround(center + width)));
   std::vector<double> weights;
   double sum = 0;
   for (int i = first; i < last; ++i) {
@@ -37,7 +37,8 @@ ImageTransform::Taps ImageTransform::taps(int from, int to, int place) {
     sum += weights.back();
   }
   Taps taps{first, {}};
-  for (const double weight : weights) taps.weights.push_back(static_cast<int>(0.5 + weight / sum * (1 << kBits)));
+  for (const double weight : weights)
+    taps.weights.push_back(static_cast<int>(std::lround(weight / sum * (1 << kBits))));
   return taps;
 }
 
