@@ -167,7 +167,6 @@ class DropoutLinear : public Layer {
       dropout.apply(saved.buffers[1].data(), static_cast<const float*>(x), samples, in, stream);
     }
     float* y = saved.buffers[0].data();
-    saved.x = x;
     linear_forward(blas, linear_, input(saved), y, samples);
     if (relu_) activation_forward(Activation::relu, y, y, samples * out, stream);
     return y;

@@ -30,7 +30,7 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
   };
   const DeviceBuffer<float> x = zeros(samples * model.input_size());  // token number 0, where the layer reads tokens
   const DeviceBuffer<float> dx = zeros(i > 0 ? samples * model.input_size() : 0);
-  CUDA_CHECK(cudaMemsetAsync(model.values(), 0, model.count() * sizeof(float), stream));
+  if (model.count() > 0) CUDA_CHECK(cudaMemsetAsync(model.values(), 0, model.count() * sizeof(float), stream));
 
   Event begin(cudaEventDefault), middle(cudaEventDefault), end(cudaEventDefault);
   const auto elapsed = [](const Event& from, const Event& to) {

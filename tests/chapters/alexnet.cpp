@@ -67,6 +67,15 @@ TESTS(alexnet_everywhere) {
   }
   same_training("solution.alexnet.accumulation", kBound, on(1, mlp, options, 12),
                 on(1, mlp, options, 4, "--accumulation-steps 3"));
+  // In the middle of an epoch, with dropout: the masks go on too.
+  test("solution.alexnet.resumed", {.ranks = 4}, [=] {
+    const Command whole = on(1, mlp, options, 12, "--optimizer adamw --lr 0.001");
+    const Run expected = record(with(whole, "--max-steps 8"));
+    succeed(with(whole, "--max-steps 7 --checkpoints saved"));
+    const Run resumed = record(
+        on(4, pipeline, options, 12, "--optimizer adamw --lr 0.001 --max-steps 8 --resume saved"), "resumed.jsonl");
+    expect_same_training(expected, resumed, kBound, /*resumed=*/true);
+  });
   refused("solution.alexnet.bad.tensor_parallel", "^error: --model is 'alexnet'; expected mlp or gpt",
           on(2, solution("05_tensor_parallel/tensor_parallel"), options, 12));
   refusals("solution.alexnet.bad.", on(4, solution("07_3d/train_3d"), options, 12), R"(

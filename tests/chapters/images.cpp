@@ -91,6 +91,14 @@ TESTS(images_accuracy) {
   }
 }
 
+// As README 01 says.
+TESTS(images_learned) {
+  test("soak.images.learned", {.timeout = 600, .processors = 2}, [] {
+    const Run run = record(on(1, mlp, "--model alexnet --image-size 32 --shrink 4 --epochs 3 --log-every 0"));
+    EXPECT_GE(value(run, "test accuracy"), 0.9) << run.command;
+  });
+}
+
 // What is wrong is said in one line, whichever rank finds it first.
 TESTS(images_bad) {
   const auto bad = [](const std::string& name, const std::string& regex, auto damage) {
