@@ -87,16 +87,17 @@ inline void report(const Schedule& schedule, Stage& stage, const IdleClock& cloc
   CUDA_CHECK(cudaStreamSynchronize(stream));
   struct Row {
     float idle;
-    int activations;  // micro-batches whose activations the stage can hold, all chunks counted
-    unsigned bytes;   // of all activations, at their peak
+    int activations;      // micro-batches whose activations the stage can hold, all chunks counted
+    std::uint64_t bytes;  // of all activations, at their peak
   };
-  Row mine{static_cast<float>(clock.idle_share()), 0, static_cast<unsigned>(memory_use(Memory::activations).peak)};
+  Row mine{static_cast<float>(clock.idle_share()), 0, memory_use(Memory::activations).peak};
   for (const Chunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
   const std::vector<Row> all = job.group().gather(mine);
   double mean = 0;
   print0("stage  activations held  bytes of activations  idle\n");
   for (int rank = 0; rank < job.world(); ++rank) {
-    print0("%5d  %16d  %20u  %3.0f %%\n", rank, all[rank].activations, all[rank].bytes, 100 * all[rank].idle);
+    print0("%5d  %16d  %20llu  %3.0f %%\n", rank, all[rank].activations,
+           static_cast<unsigned long long>(all[rank].bytes), 100 * all[rank].idle);
     mean += all[rank].idle / job.world();
   }
   record_value("idle share", mine.idle);
