@@ -19,12 +19,11 @@ using namespace workshop;
 
 int main(int argc, char** argv) {
   Options options("01_single_gpu/gpt", "Trains a language model on one GPU.");
+  options.for_one_rank();
   options.with_gpt();
   options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
-  if (job.world() != 1)
-    usage_error("gpt trains on one GPU; it was started on " + std::to_string(job.world()) + " ranks");
 
   const Stream stream;
   const Network network = make_network(options);
@@ -51,9 +50,9 @@ int main(int argc, char** argv) {
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
-    training.evaluate(job.group(), add_loss);
+    training.evaluate(add_loss);
   }
-  training.evaluate(job.group(), add_loss);
+  training.evaluate(add_loss);
   record_parameters(model, 0, stream);
 
   const GptOptions& o = options.gpt;

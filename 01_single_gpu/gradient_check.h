@@ -79,4 +79,25 @@ inline void require_gradients(Model& model, Activations& activations, const Batc
   if (!agree) fail(kFailed, "the gradients are wrong");
 }
 
+// What --gradient-check asks for.
+class GradientCheck {
+ public:
+  // Adds the option. Call before parse().
+  explicit GradientCheck(Options& options) : model_(options.model) {
+    options.add_flag("--gradient-check", wanted_, "compare the gradients with central differences, then train");
+  }
+  GradientCheck(const GradientCheck&) = delete;  // the options point into it
+
+  // Where it is given: the first batch's gradients, before the training.
+  void require(Model& model, Activations& activations, Training& training, cudaStream_t stream) const {
+    if (!wanted_) return;
+    if (model_ != ModelKind::mlp) usage_error("--gradient-check is for --model mlp alone");
+    require_gradients(model, activations, training.first_samples(), stream);
+  }
+
+ private:
+  const ModelKind& model_;  // known after parse()
+  bool wanted_ = false;
+};
+
 }  // namespace workshop

@@ -63,9 +63,9 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
       optimizer.step(model.values(), gradient, training.lr_factor());
       server.answer();
     }
-    training.evaluate(Group(), add_loss);
+    training.evaluate(add_loss);
   }
-  training.evaluate(Group(), add_loss);
+  training.evaluate(add_loss);
   server.stop();
   report(server.updates(), workers);
   record_parameters(model, 0, stream);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "01_single_gpu/clip.h"
 #include "01_single_gpu/model.h"
 #include "common/group.h"
 
@@ -120,8 +121,8 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     bool counts = false;
     // TODO 05.19: Do this rank's gradients of the parameter count?
     //   Every element of the whole gradient must count on one rank of the group and no other. A parameter that is cut
-    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them, and counts on
-    //   rank 0.
+    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them, and counts
+    //   on rank 0.
     todo("05.19");
     // END TODO 05.19
     if (!counts || first >= last) continue;
@@ -134,6 +135,28 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
   probe("05.19", "bounds of the gradients that count on this rank", bounds);
   return ranges;
 }
+
+// Clips this rank's gradients by the norm of the whole gradient, of which each rank of the group has its part.
+class ShardedClipping {
+ public:
+  // The group must live as long.
+  ShardedClipping(const Options& options, const Model& model, const Group& group, cudaStream_t stream)
+      : clipping_(options, model.count(), stream), group_(group) {
+    if (options.needs_norm()) counted_ = counted_once(model.parameters(), group, {0, model.count()});
+  }
+
+  // As Clipping::clip_whole(), for grad[count] of the model. Collective.
+  void clip_whole(float* grad, int count, float* norm) const {
+    for (const Extent& range : counted_) clipping_.add_squares(grad + range.offset, range.count, norm);
+    clipping_.finish(norm, group_);
+    clipping_.clip(grad, count, norm);
+  }
+
+ private:
+  Clipping clipping_;
+  const Group& group_;
+  std::vector<Extent> counted_;
+};
 
 // ---- parameters of a network that is not made of layers ------------------------------------------------------------
 

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor parallelism: every rank works on every batch, with its part of every layer. Those of an MLP are in
-// parallel_linear.h, those of a language model in parallel_layer.h, parallel_transformer.h and vocabulary_parallel.h.
-#include <vector>
-
-#include "01_single_gpu/clip.h"
+// Tensor parallelism: every rank works on every batch, with its part of every layer (parallel_models.h), and so each
+// has the whole loss.
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "parallel_layer.h"
-#include "parallel_linear.h"
 #include "parallel_models.h"
-#include "parallel_transformer.h"
 #include "shards.h"
-#include "vocabulary_parallel.h"
 
 using namespace workshop;
 
@@ -36,9 +29,7 @@ int main(int argc, char** argv) {
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
-  const Clipping clipping(options, model.count(), stream);
-  std::vector<Extent> counted;  // of this rank's gradients, for the norm of the whole
-  if (options.needs_norm()) counted = counted_once(model.parameters(), job.group(), {0, model.count()});
+  const ShardedClipping clipping(options, model, job.group(), stream);
 
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
@@ -54,14 +45,11 @@ int main(int argc, char** argv) {
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      float* norm = training.losses().gradient_norm();
-      for (const Extent& range : counted) clipping.add_squares(model.grads() + range.offset, range.count, norm);
-      clipping.finish(norm, job.group());
-      clipping.clip(model.grads(), model.count(), norm);
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
-    training.evaluate(/*ranks=*/{}, add_loss);  // every rank has the whole loss
+    training.evaluate(add_loss);
   }
-  training.evaluate(/*ranks=*/{}, add_loss);
+  training.evaluate(add_loss);
   record_parameters(model.parameters(), job.rank(), job.group(), stream);
 }

@@ -86,6 +86,9 @@ class Options {
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 
+  // For programs that are one process.
+  void for_one_rank() { one_rank_ = true; }
+
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
 
@@ -116,7 +119,7 @@ class Options {
   void use_alexnet();
   std::string program_;
   Sampling sampling_;
-  bool validates_ = false;
+  bool validates_ = false, one_rank_ = false;
   std::unique_ptr<Impl> impl_;
 };
 

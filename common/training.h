@@ -97,8 +97,9 @@ class Training {
   // Of images the share of right answers, too: it is added up at Batch::correct, and there sum() is called once more.
   // Call after each epoch, and after the last one once more for the test. Collective.
   void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
-  // For programs whose ranks all go through the same samples: the sum is that over `ranks`.
-  void evaluate(const Group& ranks, const AddLoss& add_loss);
+  // For programs whose ranks all go through the same samples: the sum is that over `ranks`, of which each has a share
+  // of the loss. By default a rank has all of it.
+  void evaluate(const AddLoss& add_loss, const Group& ranks = {});
 
  private:
   void report_epoch();

@@ -215,6 +215,10 @@ void Options::parse(int argc, char** argv) {
     std::replace(message.begin(), message.end(), '\n', ' ');
     usage_error("%s (--help lists what is accepted)", message.c_str());
   }
+  if (one_rank_ && process_ranks().world > 1) {
+    usage_error("%s trains on one GPU; it was started on %d ranks", program_.substr(program_.find('/') + 1).c_str(),
+                process_ranks().world);
+  }
   if (impl_->model_seed != nullptr && impl_->model_seed->count() == 0) {
     const bool distributed = sampling_ == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;

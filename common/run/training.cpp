@@ -297,7 +297,7 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
   if (better) state.checkpoints.save("best-");
 }
 
-void Training::evaluate(const Group& ranks, const AddLoss& add_loss) {
+void Training::evaluate(const AddLoss& add_loss, const Group& ranks) {
   if (evaluated() > 0) evaluate(numbers(first_evaluated(), evaluated()), add_loss, sum_over(ranks, state_->stream));
 }
 

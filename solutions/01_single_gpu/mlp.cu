@@ -4,7 +4,6 @@
 #include "common/job.h"
 #include "common/training.h"
 #include "gradient_check.h"
-#include "linear.h"
 #include "models.h"
 #include "optimizer.h"
 
@@ -12,17 +11,14 @@ using namespace workshop;
 
 int main(int argc, char** argv) {
   Options options("01_single_gpu/mlp", "Trains a model on one GPU.");
-  bool gradient_check = false;
-  options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
+  const GradientCheck gradient_check(options);
+  options.for_one_rank();
   options.with_models();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
   options.parse(argc, argv);
-  if (gradient_check && options.model != ModelKind::mlp) usage_error("--gradient-check is for --model mlp alone");
   Job job(options);
-  if (job.world() != 1)
-    usage_error("mlp trains on one GPU; it was started on " + std::to_string(job.world()) + " ranks");
 
   const Stream stream;
   const Network network = make_network(options);
@@ -34,7 +30,7 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {}, network.data(), stream);
   training.add_all(parts_of(model), model.values(), optimizer.state());
-  if (gradient_check) require_gradients(model, activations, training.first_samples(), stream);
+  gradient_check.require(model, activations, training, stream);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
@@ -50,8 +46,8 @@ int main(int argc, char** argv) {
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
-    training.evaluate(job.group(), add_loss);
+    training.evaluate(add_loss);
   }
-  training.evaluate(job.group(), add_loss);
+  training.evaluate(add_loss);
   record_parameters(model, 0, stream);
 }

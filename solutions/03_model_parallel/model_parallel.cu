@@ -91,9 +91,9 @@ int main(int argc, char** argv) {
     }
     send_losses(training.losses(), job.group(), stream);
     stage.clock.stop();
-    training.evaluate(job.group(), add_loss);
+    training.evaluate(add_loss, job.group());
   }
-  training.evaluate(job.group(), add_loss);
+  training.evaluate(add_loss, job.group());
   record_parameters(stage.model, 0, stream);
   report(stage, bounds, job);
 }

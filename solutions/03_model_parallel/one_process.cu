@@ -245,9 +245,9 @@ int main(int argc, char** argv) {
       join(parts);
     }
     on_each(parts, [](auto& part) { part.stage.clock.stop(); });
-    training.evaluate(job.group(), add_loss);
+    training.evaluate(add_loss);
   }
-  training.evaluate(job.group(), add_loss);
+  training.evaluate(add_loss);
   on_each(parts, [](auto& part) { record_parameters(part.stage.model, 0, part.stream); });
   report(parts, bounds);
 }

@@ -74,9 +74,9 @@ void train(const Options& options, const Network& network, const Schedule& sched
     }
     send_losses(training.losses(), job.group(), stream);
     clock.stop();
-    training.evaluate(job.group(), add_loss);
+    training.evaluate(add_loss, job.group());
   }
-  training.evaluate(job.group(), add_loss);
+  training.evaluate(add_loss, job.group());
   for (const Chunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 

@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
       model.backward(activations);
       optimizer.step(model.values(), model.grads());
     }
-    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+    training.evaluate([&](const Batch& batch, float* loss) {  // every rank has the whole loss
       model.forward(batch, activations);
       model.loss(activations, batch.y, training.evaluated(), loss);
     });

@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
       model.backward(x, batch.samples);
       optimizer.step(parameters.values(), parameters.grads());
     }
-    training.evaluate(/*ranks=*/{}, [&](const Batch& batch, float* loss) {  // every rank has the whole loss
+    training.evaluate([&](const Batch& batch, float* loss) {  // every rank has the whole loss
       model.forward(static_cast<const float*>(batch.x), batch.samples);
       model.loss(static_cast<const float*>(batch.y), batch.samples, training.evaluated(), loss);
     });

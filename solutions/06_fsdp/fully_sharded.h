@@ -17,34 +17,24 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/training.h"
+#include "fsdp_options.h"
 #include "passes.h"
 #include "shard_groups.h"
 #include "units.h"
 
 namespace workshop {
 
-// When the gather of a pass is enqueued: before the work of the pass before it, between that and its reduction, or when
-// its own work begins. PyTorch's BACKWARD_PRE, BACKWARD_POST and None.
-enum class Prefetch { pre, post, none };
-
-struct FsdpOptions {
-  bool reshard_after_forward = true;  // free a unit after its forward pass; else after its backward pass
-  bool prefetch = true;               // gather the next unit of the forward pass while one is worked on
-  Prefetch backward = Prefetch::pre;  // the same for the backward pass
-  bool cpu_offload = false;           // keep the shards and the optimizer on the host
-};
-
 // A model sharded over a shard group. All ranks make the same calls, and none waits for the device but initialize() and
 // record().
 class FullyShardedModel {
  public:
-  // `units` have as many shards as the shard group has ranks.
-  FullyShardedModel(std::deque<Unit> units, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
+  FullyShardedModel(const Network& network, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
                     cudaStream_t compute)
       : fsdp_(fsdp),
         groups_(groups),
         compute_(compute),
-        units_(std::move(units)),
+        units_(make_units(network, fsdp.unit_layers, options.batch_size, groups.shard.size(), compute,
+                          fsdp.min_unit_parameters)),
         layout_(lay_out(units_)),
         passes_(make_passes(static_cast<int>(units_.size()), fsdp.reshard_after_forward)),
         values_(layout_.count, Memory::parameters, place()),
@@ -63,32 +53,10 @@ class FullyShardedModel {
       buffers_.emplace_back(largest, Memory::buckets);
   }
 
-  // Gives every rank its shards of rank 0's initial values, unit by unit, whatever the others have drawn: here numbers
-  // of their own, where a program would have loaded a checkpoint on rank 0 alone. Collective over `ranks`, all of the
-  // job. Waits for the stream.
-  void initialize_from_rank_0(std::uint64_t seed, const Group& ranks) {
-    for (int u = 0; u < units(); ++u) {
-      const Sharding& sharding = units_[u].sharding;
-      std::vector<float> values = units_[u].model.initial_values(seed + ranks.rank());
-      values.resize(sharding.padded());
-      float* whole = full_values(u);
-      CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(float), cudaMemcpyDefault, compute_));
-      NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), ncclFloat, 0, ranks.comm(), compute_));
-      const float* shard = whole + groups_.shard.rank() * sharding.shard;
-      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard, sharding.shard * sizeof(float), cudaMemcpyDefault, compute_));
-      CUDA_CHECK(cudaStreamSynchronize(compute_));
-    }
-  }
-
-  // Every rank draws the initial values of the whole model and keeps its shards of them. Waits for the stream.
-  void initialize(std::uint64_t seed) {
-    for (int u = 0; u < units(); ++u) {
-      const std::vector<float> shard = initial_shard(units_[u], groups_.shard.rank(), seed);
-      const std::size_t bytes = shard.size() * sizeof(float);
-      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard.data(), bytes, cudaMemcpyDefault, compute_));
-      CUDA_CHECK(cudaStreamSynchronize(compute_));
-      probe("06.2", name(u) + ", this rank's shard", value_shard(u), {units_[u].sharding.shard}, compute_);
-    }
+  // Gives every rank its shards of the initial values, as the options say. Collective over `ranks`, all of the job.
+  // Waits for the stream.
+  void initialize(std::uint64_t seed, const Group& ranks) {
+    fsdp_.sync_module_states ? initialize_from_rank_0(seed, ranks) : initialize(seed);
   }
 
   // The output of the last unit, as Model's.
@@ -179,6 +147,33 @@ class FullyShardedModel {
   int units() const { return static_cast<int>(units_.size()); }
   static std::string name(int unit) { return "unit " + std::to_string(unit); }
 
+  // Every rank draws the initial values of the whole model and keeps its shards of them.
+  void initialize(std::uint64_t seed) {
+    for (int u = 0; u < units(); ++u) {
+      const std::vector<float> shard = initial_shard(units_[u], groups_.shard.rank(), seed);
+      const std::size_t bytes = shard.size() * sizeof(float);
+      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard.data(), bytes, cudaMemcpyDefault, compute_));
+      CUDA_CHECK(cudaStreamSynchronize(compute_));
+      probe("06.2", name(u) + ", this rank's shard", value_shard(u), {units_[u].sharding.shard}, compute_);
+    }
+  }
+
+  // Rank 0's values, unit by unit, whatever the others have drawn: here numbers of their own, where a program would
+  // have loaded a checkpoint on rank 0 alone.
+  void initialize_from_rank_0(std::uint64_t seed, const Group& ranks) {
+    for (int u = 0; u < units(); ++u) {
+      const Sharding& sharding = units_[u].sharding;
+      std::vector<float> values = units_[u].model.initial_values(seed + ranks.rank());
+      values.resize(sharding.padded());
+      float* whole = full_values(u);
+      CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(float), cudaMemcpyDefault, compute_));
+      NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), ncclFloat, 0, ranks.comm(), compute_));
+      const float* shard = whole + groups_.shard.rank() * sharding.shard;
+      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard, sharding.shard * sizeof(float), cudaMemcpyDefault, compute_));
+      CUDA_CHECK(cudaStreamSynchronize(compute_));
+    }
+  }
+
   // This rank's shard of a unit's parameters and of their gradients, wherever it is kept.
   float* value_shard(int u) const { return values_.data() + layout_.offsets[u]; }
   float* grad_shard(int u) const { return grads_.data() + layout_.offsets[u]; }
@@ -187,15 +182,15 @@ class FullyShardedModel {
   Prefetch prefetch(int k) const {
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
-    return k == units() && fsdp_.backward == Prefetch::post ? Prefetch::none : fsdp_.backward;
+    return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
   }
 
   // Whole units that are alive at a time, parameters and gradients. A unit that is gathered between the work before it
   // and the reduction takes the place of the parameters, but not of the gradients. The forward pass has no gradients,
   // so it takes a buffer of theirs for its second unit.
-  int forward_values() const { return fsdp_.prefetch || fsdp_.backward == Prefetch::pre ? 2 : 1; }
-  int backward_values() const { return !fsdp_.reshard_after_forward ? 0 : fsdp_.backward == Prefetch::pre ? 2 : 1; }
-  int gradients() const { return fsdp_.backward == Prefetch::none ? 1 : 2; }
+  int forward_values() const { return fsdp_.prefetch || fsdp_.backward() == Prefetch::pre ? 2 : 1; }
+  int backward_values() const { return !fsdp_.reshard_after_forward ? 0 : fsdp_.backward() == Prefetch::pre ? 2 : 1; }
+  int gradients() const { return fsdp_.backward() == Prefetch::none ? 1 : 2; }
 
   // The buffers of pass k for all parameters of its unit and for all their gradients. A unit that is not freed after
   // its forward pass has a buffer of its own; else the passes take turns.

@@ -66,8 +66,8 @@ int main(int argc, char** argv) {
                                  stream));
       stream.synchronize();
     }
-    training.evaluate(Group(), add_loss);
+    training.evaluate(add_loss);
   }
-  training.evaluate(Group(), add_loss);
+  training.evaluate(add_loss);
   record_parameters(model, 0, stream);
 }
