@@ -100,7 +100,7 @@ void read_memory(const Json& line, RunRecord& record) {
     record.peaks[rank] = peaks;
     record.device[rank] = device;
   } else {
-    const std::pair key(rank, static_cast<int>(device.at("number")));
+    const std::pair key(rank, device.contains("number") ? static_cast<int>(device.at("number")) : 0);
     record.other_peaks[key] = peaks;
     record.other_devices[key] = device;
   }

@@ -149,8 +149,10 @@ cudaError_t release(Heap& heap, void* pointer) {
   if (in_host_function) return cudaErrorNotPermitted;
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
-  synchronize_device();
-  order_forget(*heap.find(pointer));
+  const Block block = *heap.find(pointer);
+  // All of them, for another device may copy from it; but a program may rely on that of the block alone.
+  synchronize_device(kAllDevices, block.on_host ? kAllDevices : block.device);
+  order_forget(block);
   heap.release(pointer);
   return cudaSuccess;
 }

@@ -110,13 +110,13 @@ void synchronize(cudaStream_t stream) {
   order_host_waits(stream);
 }
 
-void synchronize_device(int device) {
+void synchronize_device(int device, int in_order) {
   std::vector<Position> positions;
   for (CUstream_st* stream : streams_of(device)) {
     if (!stream->idle() || (simulates() && stream->pushed() > 0)) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
-  order_host_waits_for_device(device);
+  order_host_waits_for_device(in_order);
 }
 
 bool may_launch(cudaStream_t stream) {
@@ -130,7 +130,7 @@ bool may_launch(cudaStream_t stream) {
 cudaError_t cudaDeviceSynchronize() {
   if (in_host_function) return result(cudaErrorNotPermitted);
   count_synchronization();
-  synchronize_device(current_device);
+  synchronize_device(current_device, current_device);
   check_guards();
   return cudaSuccess;
 }

@@ -39,7 +39,8 @@ void check_guards();
 
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);
-// Waits for all streams of a device, or of all of them.
-void synchronize_device(int device = kAllDevices);
+// Waits for all streams of a device, or of all of them. For the order checker only what is on the devices `in_order` is
+// done then: what a program may rely on.
+void synchronize_device(int device, int in_order);
 
 }  // namespace workshop::cpu

@@ -80,7 +80,7 @@ TESTS(replay) {
       const Path delayed_sgd{WORKSHOP_BUILD "/tests/chapters/delayed_sgd"};
       std::string alone = run.options;
       if (const auto at = alone.find("--staleness 1"); at != alone.npos) alone.erase(at, 13);
-      expect_same_training(first, record(on(1, delayed_sgd, alone, "--replay first.jsonl --workers 3"), "alone.jsonl"),
+      expect_same_training(first, record(on(1, delayed_sgd, alone, "--replay first.jsonl --workers-of-run 3"), "alone.jsonl"),
                            kSameBits);
     });
   }

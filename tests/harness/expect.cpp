@@ -94,7 +94,7 @@ std::string compare_training(const RunRecord& expected_run, const RunRecord& fou
 }
 
 void expect_same_training(const Run& expected, const Run& found, double bound, bool resumed) {
-  const std::string difference = compare_training(expected.record, found.record, bound, resumed);
+  const std::string difference = compare_training(expected.record, found.record, std::max(bound, kSameBits), resumed);
   if (!difference.empty()) fail(report(found, "what this learns: " + expected.command, difference));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// delayed_sgd --replay RECORD --workers K [OPTION]...: what a parameter server and K workers have trained, in one
+// delayed_sgd --replay RECORD --workers-of-run K [OPTION]...: what a parameter server and K workers have trained, in one
 // process. Every update of the record takes the gradient of old parameters: w_{t+1} = w_t - γ ∇f(w_{t-τ}).
 #include <deque>
 #include <vector>
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   std::string replay;
   int workers = 1;
   options.add("--replay", replay, "run record", {});
-  options.add("--workers", workers, "of that run", 1);
+  options.add("--workers-of-run", workers, "of that run", 1);
   options.with_models();
   options.with_validation();
   options.parse(argc, argv);
