@@ -80,6 +80,12 @@ TESTS(memory) {
            }
          });
   }
+  // What check records costs no allocation and no wait: on a GPU either would have the host wait for its peers.
+  test("solution.04.recorded_steps", on(2, pipeline, layers, "--max-steps 3").in("WORKSHOP_PROBES=1"),
+       [](const Run& run) {
+         EXPECT_FALSE(run.record.probes.empty());
+         expect_clean_steps(run);
+       });
   // Two stages of two chunks of two layers, 4 micro-batches of 8 rows, 256 bytes a width. Of the chunks of stage 0, 4
   // and 2 micro-batches are in flight at most, of those of stage 1, 3 and 1; inputs: 0 and 2, 4 and 2; 2 gradients.
   test("solution.04.memory.interleaved", on(2, pipeline, layers, "--schedule interleaved"), [](const Run& run) {
