@@ -86,6 +86,9 @@ class Options {
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 
+  // Adds --precision, for programs that are built for both: see chapter 01's precision.h. Call before parse().
+  void with_precision();
+
   // For programs that are one process.
   void for_one_rank() { one_rank_ = true; }
 
@@ -120,6 +123,7 @@ class Options {
   std::string program_;
   Sampling sampling_;
   bool validates_ = false, one_rank_ = false;
+  std::string precision_;  // in programs that call with_precision()
   std::unique_ptr<Impl> impl_;
 };
 

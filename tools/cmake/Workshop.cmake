@@ -23,6 +23,27 @@ function(workshop_program target)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${arg_OUTPUT})
 endfunction()
 
+# workshop_bf16(01_single_gpu mlp gpt): these programs of a chapter once more, for --precision bf16, as PROGRAM_bf16. The
+# exercises' are built when they are asked for.
+function(workshop_bf16 chapter)
+  foreach(name ${ARGN})
+    foreach(target solution_${chapter}_${name} ${chapter}_${name})
+      get_target_property(source ${target} SOURCES)
+      get_target_property(folders ${target} INCLUDE_DIRECTORIES)
+      get_target_property(output ${target} RUNTIME_OUTPUT_DIRECTORY)
+      get_target_property(options ${target} COMPILE_OPTIONS)
+      add_executable(${target}_bf16 ${source})
+      target_include_directories(${target}_bf16 BEFORE PRIVATE ${folders})
+      target_compile_options(${target}_bf16 PRIVATE ${options})
+      target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
+      target_link_libraries(${target}_bf16 PRIVATE workshop_common)
+      set_target_properties(${target}_bf16 PROPERTIES OUTPUT_NAME ${name}_bf16 RUNTIME_OUTPUT_DIRECTORY ${output})
+    endforeach()
+    set_target_properties(${chapter}_${name}_bf16 PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    add_dependencies(programs solution_${chapter}_${name}_bf16)
+  endforeach()
+endfunction()
+
 # workshop_chapter(02_ddp ddp ddp_overlap): the solution and the exercise of each program of a chapter. The target
 # `programs` builds those of all chapters, without the tests.
 add_custom_target(programs)
