@@ -189,6 +189,7 @@ void Training::resume() {
   state_->epoch = state_->start.epoch - 1;
   state_->step = state_->start.step - 1;
   state_->resumed = true;
+  if (state_->options.resume.empty()) return;
   for (const auto& loaded : state_->loaded) loaded();
 }
 

@@ -389,14 +389,17 @@ class Model {
 
 // ---- what is left of a training run --------------------------------------------------------------------------------
 
-// What a checkpoint keeps of the model's parameters, which lie in float32 from `weights` on, [count()].
-inline std::vector<TensorPart> parts_of(const Model& model, float* weights) {
+// What a checkpoint keeps of parameters that lie one after the other in float32, from `weights` on.
+inline std::vector<TensorPart> parts_of(const std::vector<Parameter>& parameters, float* weights) {
   std::vector<TensorPart> parts;
-  for (const Parameter& p : model.parameters()) {
+  for (const Parameter& p : parameters) {
     parts.push_back(p.tensor_part(weights));
     if (weights != nullptr) weights += p.count();
   }
   return parts;
+}
+inline std::vector<TensorPart> parts_of(const Model& model, float* weights) {
+  return parts_of(model.parameters(), weights);
 }
 
 // Records a whole parameter, [p.whole_count()], as that of replica number `replica`.
