@@ -217,7 +217,7 @@ int main(int argc, char** argv) {
   Training training(options, job, {}, network.data(), parts[0]->stream);
   for (const auto& part : parts) {
     const Stage& stage = part->stage;
-    training.add_all(parts_of(stage.model), stage.model.values(), part->stage.optimizer.state());
+    add_all(training, stage.model, part->stage.optimizer);
   }
 
   const auto add_loss = [&](const Batch& batch, float* sum) {
