@@ -13,6 +13,7 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
+const Path one_process = solution("03_model_parallel/one_process");
 const Path pipeline = solution("04_pipeline/pipeline");
 const Path tensor_parallel = solution("05_tensor_parallel/tensor_parallel");
 const Path zero = solution("06_fsdp/zero");
@@ -39,6 +40,7 @@ TESTS(equal) {
     };
     // Cut between layers, nothing is computed or rounded otherwise; cut into micro-batches, the gradients are.
     like_serial("model_parallel", kSameBits, 2, model_parallel);
+    like_serial("one_process", kSameBits, 1, one_process, "--devices 2");
     like_serial("pipeline", kBound, 2, pipeline, "--micro-batches 4");
     // A part of a sum is rounded before the ranks' parts are added up.
     like_serial("tensor_parallel", kBound, 2, tensor_parallel);
