@@ -108,15 +108,23 @@ class Optimizer {
   // own, which begin as the values are when they are asked for first.
   float* weights(Real* values) {
     if (float* floats = if_floats(values)) return floats;
-    if (!begun_) launch(to_floats, count_, stream_, exact_.data(), values, count_);
-    begun_ = true;
+    if (!begun_) {
+      const OnDevice on_device(device_);
+      launch(to_floats, count_, stream_, exact_.data(), values, count_);
+      begun_ = true;
+    }
     return exact_.data();
   }
 
   // What it keeps of value[count] from step to step, for checkpoints: [count] each, null for SGD.
   OptimizerState state(Real* values) {
     OptimizerState state{first_.data(), second_.data(), &steps_, {}};
-    if (kMixedPrecision) state.loaded = [this, values] { round_weights(values); };
+    if (kMixedPrecision) {
+      state.loaded = [this, values] {
+        const OnDevice on_device(device_);
+        round_weights(values);
+      };
+    }
     return state;
   }
 
@@ -191,6 +199,7 @@ class Optimizer {
   int count_;
   Place place_;
   cudaStream_t stream_;
+  int device_ = current_device();       // of the stream
   PlacedBuffer<float> exact_;           // the weights, with mixed precision
   bool begun_ = false;                  // it has them
   PlacedBuffer<float> first_, second_;  // AdamW's moments
