@@ -247,7 +247,7 @@ void Training::report_throughput() {
     record_value("seconds that the device has waited for data", waited);
     return;
   }
-  const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak(state.stream);
+  const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak();
   print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
 }
 

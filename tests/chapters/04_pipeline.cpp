@@ -179,6 +179,20 @@ TESTS(launch_blocking) {
   }
 }
 
+// What may block the host with CUDA and NCCL blocks it: nothing hangs, and what is trained is the same.
+TESTS(blocking) {
+  const std::string gpt = "--model gpt --blocks 7 --text " + source("tests/golden/text").path;
+  for (const auto& [name, model] : {std::pair("mlp", network), std::pair("gpt", gpt)}) {
+    for (const std::string& schedule : schedules) {
+      for (int stages : {2, 4}) {
+        const Command command = on(stages, pipeline, model, "--max-steps 3 --micro-batches 4 --schedule", schedule);
+        same_training(text("solution.04.blocking.", name, ".", schedule, ".", stages), 0, command,
+                      command.in("WORKSHOP_BLOCKING=1"));
+      }
+    }
+  }
+}
+
 TESTS(bad) {
   // --print needs no ranks.
   test("solution.04.print", {}, [] {
