@@ -55,6 +55,7 @@ TESTS(alexnet_everywhere) {
               {"ddp.accumulation", "02_ddp/ddp", 2, 4, "--accumulation-steps 2"},
               {"ddp_overlap", "02_ddp/ddp_overlap", 2, 2, "--bucket-mb 0.01"},
               {"model_parallel", "03_model_parallel/model_parallel", 3, 1, ""},
+              {"one_process", "03_model_parallel/one_process", 1, 1, "--devices 3 --partition uniform"},
               {"gpipe", "04_pipeline/pipeline", 3, 1, "--schedule gpipe --partition uniform"},
               {"1f1b", "04_pipeline/pipeline", 2, 1, "--micro-batches 6"},
               {"interleaved", "04_pipeline/pipeline", 2, 1, "--schedule interleaved --recompute stages"},
