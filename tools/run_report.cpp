@@ -58,6 +58,34 @@ std::pair<double, double> typical_step(Intervals steps) {
   return *middle;
 }
 
+// The passes of a rank in its step number `step`. A stage comes to the chunks of a micro-batch in order, and back.
+void add_passes(std::vector<Pass>& passes, const Timeline& timeline, int rank, std::size_t step, int chunks) {
+  const auto found = timeline.steps.find(rank);
+  if (found == timeline.steps.end() || step >= found->second.size()) return;
+  const auto [begin, end] = found->second[step];
+  std::map<std::pair<bool, int>, int> made;
+  for (const Span& span : timeline.spans) {
+    if (span.rank != rank || span.begin < begin || span.begin >= end) continue;
+    const bool forward = span.name.starts_with("forward ");
+    const std::size_t digits = span.name.find_first_of("0123456789");
+    if (digits != (forward ? 8 : 9) || (!forward && !span.name.starts_with("backward "))) continue;
+    const int micro_batch = std::atoi(span.name.c_str() + digits), before = made[{forward, micro_batch}]++;
+    passes.push_back({rank, span.begin, span.end, forward, micro_batch, forward ? before : chunks - 1 - before});
+  }
+}
+
+void complete_pipeline(RunReport& run) {
+  const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
+  if (run.record.chapter == "04_pipeline") run.stages = run.record.world;
+  if (run.record.program == "train_3d" && number("pp") > 1) run.stages = number("pp");
+  if (run.stages == 0) return;
+  run.schedule = schedule_chart(run.record.settings["schedule"], run.stages, number("micro-batches"), number("chunks"));
+  if (run.schedule.empty() || !run.timeline || run.timeline->steps.empty()) return;
+  const Intervals& steps = run.timeline->steps.begin()->second;
+  const auto step = static_cast<std::size_t>(std::ranges::find(steps, run.view) - steps.begin());
+  for (const int rank : run.timeline->ranks) add_passes(run.passes, *run.timeline, rank, step, number("chunks"));
+}
+
 void complete(RunReport& run) {
   run.seconds_per_step = run.record.seconds_per_step;
   if (run.timeline && !run.timeline->ranks.empty()) {
@@ -67,11 +95,8 @@ void complete(RunReport& run) {
     if (!(run.seconds_per_step > 0) && !run.timeline->steps.empty())
       run.seconds_per_step = (run.view.second - run.view.first) / 1e6;
   }
-  if (run.record.chapter == "04_pipeline") {
-    const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
-    run.schedule =
-        schedule_chart(run.record.settings["schedule"], run.record.world, number("micro-batches"), number("chunks"));
-  }
+  complete_pipeline(run);
+  run.formulas = formulas(run.record);
   run.title = first_title(run);
 }
 
@@ -122,6 +147,42 @@ Curve validation_curve(const RunRecord& run) {
     if (found != run.values.end()) curve.emplace_back(step, found->second);
   }
   return curve;
+}
+
+std::vector<double> numbered(const RunRecord& run, const std::string& name) {
+  std::vector<double> values;
+  for (auto next = run.values.find({0, name + " 0"}); next != run.values.end();
+       next = run.values.find({0, name + " " + std::to_string(values.size())}))
+    values.push_back(next->second);
+  return values;
+}
+
+Curve values_by_step(const RunRecord& run, const std::string& name) {
+  std::map<int, double> values;
+  for (auto next = run.values.lower_bound({0, name + " "});
+       next != run.values.end() && next->first.first == 0 && next->first.second.starts_with(name + " "); ++next)
+    values[std::atoi(next->first.second.c_str() + name.size())] = next->second;
+  return {values.begin(), values.end()};
+}
+
+std::vector<double> bytes_by_step(const RunReport& run, int rank) {
+  std::vector<double> bytes;
+  if (!run.timeline || run.record.collectives.empty()) return bytes;
+  const auto found = run.timeline->steps.find(rank);
+  if (found == run.timeline->steps.end()) return bytes;
+  const Intervals& steps = found->second;
+  bytes.resize(steps.size());
+  std::map<std::string, int> ranks;  // of each communicator
+  for (const Collective& c : run.record.collectives) ranks[c.communicator] = c.ranks;
+  for (const Span& span : run.timeline->spans) {
+    if (span.rank != rank || span.kind != Span::communication) continue;
+    const auto after = std::ranges::upper_bound(steps, span.begin, {}, &std::pair<double, double>::first);
+    if (after == steps.begin() || span.begin >= (after - 1)->second) continue;
+    for (const Call& call : span.calls)
+      bytes[after - 1 - steps.begin()] +=
+          bytes_sent({rank, call.operation, call.communicator, ranks[call.communicator], 1, 0, call.bytes});
+  }
+  return bytes;
 }
 
 // ---- headline ------------------------------------------------------------------------------------------------------
@@ -177,7 +238,7 @@ std::string advice_on_communication(const RunRecord& run) {
 std::string bubble(const RunReport& run) {
   if (run.schedule.empty()) return "";
   const double slots = 1 + std::ranges::max(run.schedule, {}, &Slot::begin).begin,
-               busy = static_cast<double>(run.schedule.size()) / run.record.world;
+               busy = static_cast<double>(run.schedule.size()) / run.stages;
   return " The schedule alone leaves " + percent(1 - busy / slots) + " idle.";
 }
 

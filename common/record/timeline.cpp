@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, measured with
-// events.
+// The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, and what the
+// rank holds in memory, measured with events.
 #ifdef WORKSHOP_BACKEND_CUDA
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -39,6 +39,14 @@ struct Span {
 struct Mark {
   int step;  // that begins; -1 where the last one ends
   cudaStream_t stream;
+  Event at{cudaEventDefault};
+};
+
+// What the rank holds of a kind from then on.
+struct Change {
+  int device;
+  Memory kind;
+  std::size_t bytes;
   Event at{cudaEventDefault};
 };
 
@@ -88,8 +96,17 @@ class Timeline : public CallObserver {
   int device_of(cudaStream_t stream) {
     const int device = streams.try_emplace(stream, StreamInfo{static_cast<int>(streams.size()), current_device()})
                            .first->second.device;
-    if (device != first_device && !clocks.contains(device)) start_clock_of(device);
+    need_clock_of(device);
     return device;
+  }
+
+  // A stream without work comes to an event when the host records it: so events tell the host's time too, and on a
+  // simulated machine that one's.
+  void change(int device, Memory kind, std::size_t bytes) {
+    const OnDevice on_device(device);
+    need_clock_of(device);
+    const Stream& idle = idle_streams_.try_emplace(device, "memory").first->second;
+    CUDA_CHECK(cudaEventRecord(changes.emplace_back(Change{device, kind, bytes}).at, idle));
   }
 
   bool enabled = false;
@@ -98,9 +115,13 @@ class Timeline : public CallObserver {
   std::map<int, DeviceClock> clocks;  // of the other devices
   std::vector<Span> spans;
   std::vector<Mark> marks;
+  std::vector<Change> changes;
   std::map<cudaStream_t, StreamInfo> streams;
 
  private:
+  void need_clock_of(int device) {
+    if (device != first_device && !clocks.contains(device)) start_clock_of(device);
+  }
   void start_clock_of(int device) {
     const OnDevice on_first(first_device);
     const Stream there;
@@ -115,6 +136,7 @@ class Timeline : public CallObserver {
   }
 
   std::vector<int> begun_;  // spans of the calls that are being enqueued
+  std::map<int, Stream> idle_streams_;
 };
 
 // Never destroyed: its events would be when CUDA is gone.
@@ -146,6 +168,10 @@ void mark_step(int step, cudaStream_t stream) {
   if (!timeline().enabled) return;
   const OnDevice on_device(timeline().device_of(stream));
   CUDA_CHECK(cudaEventRecord(timeline().marks.emplace_back(Mark{step, stream}).at, stream));
+}
+
+void mark_memory(Memory kind, int device, std::size_t bytes) {
+  if (timeline().start) timeline().change(device, kind, bytes);
 }
 
 namespace {
@@ -193,6 +219,28 @@ std::map<int, Clock> start_clocks() {
   return clocks;
 }
 
+// A counter for each device: what the rank holds there of all kinds, from one change to the next.
+std::vector<Json> memory_events(int rank) {
+  std::vector<Json> events;
+  std::map<int, Clock> clocks = start_clocks();
+  std::map<int, Json> held;
+  for (const Change& change : timeline().changes) {
+    Json& kinds = held[change.device];
+    if (kinds.empty()) {
+      for (const char* kind : kMemoryKinds) kinds[kind] = 0;
+    }
+    kinds[kMemoryKinds[static_cast<int>(change.kind)]] = change.bytes;
+    CUDA_CHECK(cudaEventSynchronize(change.at));
+    events.push_back({{"name", "memory"},
+                      {"ph", "C"},
+                      {"pid", rank},
+                      {"id", change.device},
+                      {"ts", clocks.at(change.device)(change.at)},
+                      {"args", kinds}});
+  }
+  return events;
+}
+
 }  // namespace
 
 std::string timeline_json(int rank) {
@@ -229,6 +277,8 @@ std::string timeline_json(int rank) {
     if (mark.step >= 0) event["args"]["step"] = mark.step;
     add(event);
   }
+  for (const Json& event : memory_events(rank)) add(event);
+  timeline().start.reset();  // what is freed from here on is not told
   return events;
 }
 
