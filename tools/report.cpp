@@ -142,6 +142,8 @@ Json memory_over_time(const Timeline& timeline) {
   Json all = Json::array();
   for (const auto& [place, changes] : timeline.memory) {
     Json of_rank{{"rank", place.first}, {"device", place.second}};
+    if (const auto steps = timeline.steps.find(place.first); steps != timeline.steps.end() && !steps->second.empty())
+      of_rank["steps"] = {rounded(steps->second.front().first), rounded(steps->second.back().second)};
     double last = -1e300;
     for (const Held& held : changes) {
       last = std::max(rounded(held.at), last + 1e-3);
@@ -285,16 +287,20 @@ std::string schedule_text(const RunReport& run) {
   return "The schedule, a slot a forward or a backward:\n" + text;
 }
 
-// What the formulas tell of a rank, where they tell all of it.
+// What the formulas tell of a rank: of its memory, if they tell all kinds.
 std::string by_formula(const RunReport& run, int rank) {
   const auto found = run.formulas.find(rank);
   if (found == run.formulas.end()) return "";
   constexpr std::size_t kKinds = 5;
-  double held = 0, sent = 0;
-  for (const auto& [kind, bytes] : found->second.memory) held += bytes;
-  for (const auto& [group, bytes] : found->second.sent) sent += bytes;
-  return "; by the formulas " + (found->second.memory.size() < kKinds ? "" : bytes_text(held) + " and ") +
-         bytes_text(sent) + " a step";
+  std::string text;
+  const auto add = [&](const std::map<std::string, double>& parts, const char* per) {
+    double sum = 0;
+    for (const auto& [name, bytes] : parts) sum += bytes;
+    text += (text.empty() ? "; by the formulas " : " and ") + bytes_text(sum) + per;
+  };
+  if (found->second.memory.size() == kKinds) add(found->second.memory, "");
+  if (!found->second.sent.empty()) add(found->second.sent, " a step");
+  return text;
 }
 
 void print(const RunReport& run) {

@@ -26,15 +26,15 @@ struct RunReport {
   std::string title;  // "02_ddp ddp, 2 ranks"
   RunRecord record;   // of a timeline alone only what its first line says
   std::optional<Timeline> timeline;
-  std::map<int, Shares> shares;    // of a typical step of each rank
+  std::map<int, Shares> shares;    // of a typical step of each rank, or round of local SGD
   double seconds_per_step = 0;     // 0 where it is not known
-  std::pair<double, double> view;  // a typical step of the first rank, in the timeline's microseconds
+  std::pair<double, double> view;  // such a step of the first rank, in the timeline's microseconds
   int stages = 0;                  // of a pipeline, whose schedule is
   std::vector<Slot> schedule;      // with slots of equal length, and
   std::vector<Pass> passes;        // as its ranks came to them in the typical step
   std::map<int, Formula> formulas;
 
-  int seen_rank() const;  // the one with the most time lost; -1 without a timeline
+  int seen_rank() const;  // the one with the most time lost, which is no server; -1 without a timeline
 };
 
 // Records and timelines in any order: each timeline goes with the record of its run. Throws std::runtime_error with one
