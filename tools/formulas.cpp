@@ -2,6 +2,7 @@
 #include "tools/formulas.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -18,8 +19,12 @@ void fail(int, const std::string& message) { throw std::runtime_error(message); 
 namespace tools {
 namespace {
 
+constexpr int kMost = 1 << 16;  // of anything that a record may count
+
+// An option as a whole number of at least 1, as all are that count something here; 0 where it is none.
 int whole(const RunRecord& run, const std::string& name, int otherwise) {
-  return static_cast<int>(option(run, name, otherwise));
+  const double value = option(run, name, otherwise);
+  return value >= 1 && value <= kMost ? static_cast<int>(value) : 0;
 }
 
 // Whether each of these options is missing or as given. The rest of them does not change what a rank holds.
@@ -48,7 +53,9 @@ std::optional<Layout> layout_of(const RunRecord& run) {
   } else if (name == "07_3d/train_3d") {
     layout.pp = whole(run, "pp", 1);
     layout.tp = whole(run, "tp", 1);
-    layout.dp = run.world / (layout.pp * layout.tp);
+    if (layout.pp < 1 || layout.tp < 1 || run.world % layout.pp != 0 || run.world / layout.pp % layout.tp != 0)
+      return {};
+    layout.dp = run.world / layout.pp / layout.tp;
     layout.zero = whole(run, "zero", 0);
     layout.micro_batches = whole(run, "micro-batches", 1);
   } else {
@@ -78,7 +85,7 @@ std::optional<ModelShape> mlp_of(const RunRecord& run) {
   const auto widths = nlohmann::json::parse(setting(run, "layers"), nullptr, /*allow_exceptions=*/false);
   if (!plain(run, {{"recompute", "none"}}) || !widths.is_array() || widths.size() < 2) return {};
   for (const auto& width : widths) {
-    if (!width.is_number_integer() || width.get<int>() < 1) return {};
+    if (!width.is_number_integer() || width.get<std::int64_t>() < 1 || width.get<std::int64_t>() > INT32_MAX) return {};
   }
   ModelShape model;
   model.widths = widths.get<std::vector<int>>();
@@ -95,7 +102,8 @@ std::optional<ModelShape> model_of(const RunRecord& run, Layout& layout) {
   const int batches = cuts_batches ? 1 : layout.micro_batches;  // else the micro-batches are whole ones
   model->activation = setting(run, "activation") == "none" ? Activation::none : Activation::gelu;
   model->optimizer = setting(run, "optimizer") == "adamw" ? OptimizerKind::adamw : OptimizerKind::sgd;
-  model->rows = whole(run, "batch-size", 1) * batches * layout.dp;
+  const std::int64_t rows = std::int64_t{whole(run, "batch-size", 1)} * batches * layout.dp;
+  model->rows = rows > INT32_MAX ? 0 : static_cast<int>(rows);
   return model;
 }
 
@@ -186,7 +194,8 @@ std::map<int, Formula> formulas(const RunRecord& run) {
                                            {"backward-prefetch", ""},
                                            {"cpu-offload", "false"}});
   const std::optional<ModelShape> model = known ? model_of(run, *layout) : std::nullopt;
-  if (!model || layout->dp < 1) return {};
+  if (!model || layout->dp < 1 || layout->micro_batches < 1 || layout->zero > 3) return {};
+  if (run.world < 1 || run.world > kMost || model->rows < 1) return {};
   const Cluster machine{run.world, run.world, 0, 1, 1, 1, {0, 1}, {0, 1}};  // of which times alone depend
   if (run.program != "parameter_server" && !why_not(*model, machine, *layout).empty()) return {};
   const Plan plan = make_plan(*model, machine, *layout);
