@@ -25,6 +25,7 @@ RUN_COLORS = ["#2f6fb0", "#e08a1e", "#3a9b6c", "#b9467a", "#7a5cb0", "#8a6d3b", 
 KINDS = {"parameters": "#2f6fb0", "gradients": "#e08a1e", "optimizer": "#3a9b6c", "activations": "#7fb2e5",
          "buckets": "#b9467a", "data": "#c9ced6", "host": "#8a6d3b"}
 OF_MODEL = ["parameters", "gradients", "optimizer", "activations", "buckets"]  # the kinds that formulas tell
+OTHER_ROADS = ["ddp_compressed", "decentralized", "local_sgd", "parameter_server"]  # whose steps need not send alike
 NO_FORMULA = "No formula is known for this model with these options; the chapter's README has those of its program."
 # What a rank sends of the bytes of a call on P ranks, with the ring algorithms.
 FORMULAS = {"ncclAllReduce": "2(P−1)/P · bytes", "ncclReduceScatter": "(P−1) · bytes", "ncclAllGather": "(P−1) · bytes",
@@ -227,14 +228,14 @@ def memory_over_time_chart(run):
     return figure
 
 
-def by_step_chart(runs, values, title):
+def by_step_chart(runs, values, title, shape="linear"):
     """A line for each run of what values(run) has, as (step, value)."""
     figure = go.Figure()
     for number, run in enumerate(runs):
         if points := values(run):
             steps, numbers = zip(*points)
             figure.add_scatter(x=steps, y=numbers, name=run["title"], mode="lines+markers" if len(points) < 40 else "lines",
-                               line=dict(color=RUN_COLORS[number % len(RUN_COLORS)], width=2))
+                               line=dict(color=RUN_COLORS[number % len(RUN_COLORS)], width=2, shape=shape))
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=title, rangemode="tozero", exponentformat="power")
     return figure
@@ -347,8 +348,8 @@ def add_overview(page, runs, scaling):
     if any(run["distance"] for run in runs):
         page.chart("distance", by_step_chart(runs, lambda run: run["distance"], "distance"), 300,
                    "Distance between the replicas", "The root of the mean of ‖wᵢ − w̄‖², at the end of each epoch.")
-    if any(run["chapter"] == "02_ddp" and run.get("traffic", {}).get("bytes") for run in runs):
-        page.chart("traffic", by_step_chart(runs, sent_by_step, "KiB"), 300, "Bytes sent in each step",
+    if any(run["program"] in OTHER_ROADS and run.get("traffic", {}).get("bytes") for run in runs):
+        page.chart("traffic", by_step_chart(runs, sent_by_step, "KiB", shape="hvh"), 300, "Bytes sent in each step",
                    "By the rank that sends the most.")
 
 
