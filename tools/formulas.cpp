@@ -157,7 +157,7 @@ void change_replicas(Formula& formula, const RunRecord& run, double parameters, 
     if (kind == "topk") sent = (ranks - 1) * 8 * kept;    // each value with its place, to all others
     if (kind == "randomk") sent = all_reduce * 4 * kept;  // all know the places
     if (kind == "int8" || kind == "sign")
-      sent = code + (ranks - 1) / ranks * code;  // of parts to all, and of the means
+      sent = code + (ranks - 1) / ranks * code;  // of parts to all, itself too, and of the means
     formula.memory.erase("buckets");
   } else if (run.program == "parameter_server") {
     change_server(formula, run, parameters, rank);

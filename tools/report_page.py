@@ -236,6 +236,7 @@ def by_step_chart(runs, values, title, shape="linear"):
             steps, numbers = zip(*points)
             figure.add_scatter(x=steps, y=numbers, name=run["title"], mode="lines+markers" if len(points) < 40 else "lines",
                                line=dict(color=RUN_COLORS[number % len(RUN_COLORS)], width=2, shape=shape))
+    figure.update_layout(showlegend=True)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=title, rangemode="tozero", exponentformat="power")
     return figure
@@ -375,7 +376,7 @@ def add_run(page, number, run):
     if run.get("memory"):
         bars = len(run["memory"]) + len(run["formulas"])
         page.chart(f"memory-{number}", memory_chart(run), 100 + 26 * bars, "Memory by kind, at its peaks", NO_FORMULA if not
-                   run["formulas"] else "Hatched: by the formulas of the chapters' READMEs.")
+                   run["formulas"] else "Hatched: by the formulas of the chapters' READMEs, without what they do not tell.")
     if run.get("memory_over_time"):
         page.chart(f"memory-over-time-{number}", memory_over_time_chart(run), 90 + 75 * len(run["memory_over_time"]),
                    "Memory by kind over time", "Steps are made between the dashed lines, and allocate nothing.")
