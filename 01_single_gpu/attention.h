@@ -19,9 +19,9 @@ namespace workshop {
 
 // Turns rows of scores, which begin `stride` floats apart, into probabilities, in place. Row i belongs to position
 // first + i mod positions, and has a score for each of the positions up to first + positions - 1. One row an iteration.
-__global__ void causal_softmax(float* scores, float scale, int rows, int positions, int first, int stride) {
+__global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
   for (int row : grid_stride(rows)) {
-    float* p = scores + static_cast<std::size_t>(row) * stride;
+    const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
     // TODO 01.11: Make probabilities of the scores: the softmax of scale·p[j] over what this position may see.
     //   That is itself and the positions before it; the others, up to `keys`, get zero. e^x overflows, e^(x - max x)
@@ -33,10 +33,10 @@ __global__ void causal_softmax(float* scores, float scale, int rows, int positio
 }
 
 // Turns the gradient dp[rows, positions] of probabilities p into that of the scores, in place.
-__global__ void causal_softmax_backward(float* dp, const float* p, float scale, int rows, int positions) {
+__global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
   for (int row : grid_stride(rows)) {
-    const float* probability = p + static_cast<std::size_t>(row) * positions;
-    float* gradient = dp + static_cast<std::size_t>(row) * positions;
+    const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
+    const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
     // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
     //   The sum is over the row. What is not seen has probability zero: which gradient has its score? Write that too,
@@ -56,9 +56,9 @@ struct Heads {
 
 // What the forward pass computes, or the gradients of that.
 struct AttentionValues {
-  float* qkv;      // [B·T, 3·H·d]: queries, keys and values side by side, of each the heads side by side
-  float* p;        // [B, H, T, T]: probabilities
-  float* context;  // [B·T, H·d]: what has been looked up
+  Real* qkv;      // [B·T, 3·H·d]: queries, keys and values side by side, of each the heads side by side
+  Real* p;        // [B, H, T, T]: probabilities
+  Real* context;  // [B·T, H·d]: what has been looked up
 };
 
 // What belongs to one head, sample by sample: q, k, v, context [T, d], p [T, T]. From position `first` on, where only
@@ -83,7 +83,7 @@ struct Head {
 // and values of all positions up to them. So first = 0 and count = T is the forward pass of a batch, and count = 1 that
 // of a position which is new. `dropped`, where probabilities are dropped, has room for as many as p.
 inline void attention_forward(const Blas& blas, const Heads& heads, const AttentionValues& values, int samples,
-                              int first, int count, const Dropout& dropout, float* dropped) {
+                              int first, int count, const Dropout& dropout, Real* dropped) {
   const cudaStream_t stream = blas.stream();
   const int T = heads.positions, d = heads.width, keys = first + count;
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
@@ -97,7 +97,7 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
     probe("01.11", "probabilities", values.p, {samples, heads.count, T, T}, stream);
   } else {
     for (int h = 0; h < heads.count; ++h) {
-      float* p = Head(heads, values, h, first).p.data;
+      Real* p = Head(heads, values, h, first).p.data;
       launch(causal_softmax, count * keys, stream, p, scale, count, count, first, T);
       probe("01.11", "probabilities of a new position", p, {1, keys}, stream);
     }
@@ -115,7 +115,7 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
 
 // gradients.qkv from gradients.context; gradients.p is room for the probabilities' on the way.
 inline void attention_backward(const Blas& blas, const Heads& heads, const AttentionValues& values,
-                               const AttentionValues& gradients, int samples, const Dropout& dropout, float* dropped) {
+                               const AttentionValues& gradients, int samples, const Dropout& dropout, Real* dropped) {
   const cudaStream_t stream = blas.stream();
   const int T = heads.positions, d = heads.width, rows = samples * heads.count * T;
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));

@@ -30,7 +30,7 @@ struct Part {
 
 // y = x with some values set to zero and the others multiplied by `scale`: n values, which are `part` of those of all
 // samples, `width` of each. The samples' numbers are number, number + stride, …. y may be x.
-__global__ void drop(float* y, const float* x, int n, Part part, int width, int number, int stride, std::uint64_t key,
+__global__ void drop(Reals y, ConstReals x, int n, Part part, int width, int number, int stride, std::uint64_t key,
                      std::uint32_t threshold, float scale) {
   for (int i : grid_stride(n)) {
     const int place = i / part.count * part.whole + part.first + i % part.count;  // among those of all ranks
@@ -56,7 +56,7 @@ class Dropout {
 
   // y from x, which may be y: samples·width values. The backward pass too: it is the same mask. Nothing if it is not
   // active.
-  void apply(float* y, const float* x, int samples, int width, cudaStream_t stream) const {
+  void apply(Real* y, const Real* x, int samples, int width, cudaStream_t stream) const {
     if (!active() || samples == 0) return;
     const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
     float scale = 1;

@@ -82,10 +82,11 @@ class Writer {
 
   void advance(std::int32_t token) {
     token_.upload(&token, stream_);
-    const float* logits = model_.forward_position(token_.data(), position_++, activations_);
-    CUDA_CHECK(
-        cudaMemcpyAsync(logits_.data(), logits, logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    const Real* logits = model_.forward_position(token_.data(), position_++, activations_);
+    std::vector<Real> values(logits_.size());
+    CUDA_CHECK(cudaMemcpyAsync(values.data(), logits, values.size() * sizeof(Real), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
+    std::ranges::copy(values, logits_.begin());
   }
 
   Model& model_;

@@ -13,26 +13,30 @@ namespace workshop {
 
 // The loss of one batch, with mean square errors in double precision and on the host.
 inline double loss_of(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
-  const float* output = model.forward(batch, activations);
-  std::vector<float> prediction(batch.samples * model.output_size()), target(prediction.size());
-  const std::size_t bytes = prediction.size() * sizeof(float);
-  CUDA_CHECK(cudaMemcpyAsync(prediction.data(), output, bytes, cudaMemcpyDeviceToHost, stream));
-  CUDA_CHECK(cudaMemcpyAsync(target.data(), batch.y, bytes, cudaMemcpyDeviceToHost, stream));
+  const Real* output = model.forward(batch, activations);
+  const std::size_t count = static_cast<std::size_t>(batch.samples) * model.output_size();
+  std::vector<Real> prediction(count);
+  std::vector<float> target(count);
+  CUDA_CHECK(cudaMemcpyAsync(prediction.data(), output, count * sizeof(Real), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaMemcpyAsync(target.data(), batch.y, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
   double sum = 0;
-  for (std::size_t i = 0; i < prediction.size(); ++i)
-    sum += std::pow(static_cast<double>(prediction[i]) - target[i], 2);
-  return sum / static_cast<double>(prediction.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = static_cast<float>(prediction[i]);
+    sum += std::pow(value - target[i], 2);
+  }
+  return sum / static_cast<double>(count);
 }
 
 // (L(p + h) - L(p - h)) / 2h for one value of a parameter, which is `value` now and again in the end, and lies at
 // `place` on the device. Ranks that compute L together call this together; those that do not hold the value pass null.
-inline double central_difference(float* place, float value, float h, const std::function<double()>& loss,
+inline double central_difference(Real* place, float value, float h, const std::function<double()>& loss,
                                  cudaStream_t stream) {
   // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
   const auto set = [&](float shifted) {
     if (place == nullptr) return;
-    CUDA_CHECK(cudaMemcpyAsync(place, &shifted, sizeof shifted, cudaMemcpyHostToDevice, stream));
+    const Real written = shifted;
+    CUDA_CHECK(cudaMemcpyAsync(place, &written, sizeof written, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
   const float above = value + h, below = value - h;  // as far apart as float32 allows, not quite 2h
@@ -60,15 +64,15 @@ inline void require_gradients(Model& model, Activations& activations, const Batc
   bool agree = true;
   for (const Parameter& p : model.parameters()) {
     const int count = p.count();
-    std::vector<float> grad(count), value(count);
-    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    std::vector<Real> grad(count), value(count);
+    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, count * sizeof(Real), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, count * sizeof(Real), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     double error = 0, norm = 0;
     for (int i = 0; i < count; i += (count + 99) / 100) {
       const double difference = central_difference(
           p.value + i, value[i], h, [&] { return loss_of(model, activations, batch, stream); }, stream);
-      error += std::pow(difference - grad[i], 2);
+      error += std::pow(difference - static_cast<float>(grad[i]), 2);
       norm += std::pow(difference, 2);
     }
     error = std::sqrt(error / norm);
@@ -92,6 +96,7 @@ class GradientCheck {
   void require(Model& model, Activations& activations, Training& training, cudaStream_t stream) const {
     if (!wanted_) return;
     if (model_ != ModelKind::mlp) usage_error("--gradient-check is for --model mlp alone");
+    if (kMixedPrecision) usage_error("--gradient-check is for --precision fp32 alone");  // rounding is too coarse
     require_gradients(model, activations, training.first_samples(), stream);
   }
 

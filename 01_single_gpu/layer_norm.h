@@ -12,11 +12,11 @@ namespace workshop {
 
 // y[rows, width] from x[rows, width], and what the backward pass needs: mean[rows] and rstd[rows] = 1/√(variance + ε).
 // One row an iteration: rows do not depend on each other, which is why they can be cut over ranks.
-__global__ void layer_norm_forward(float* y, float* mean, float* rstd, const float* x, const float* gamma,
-                                   const float* beta, int rows, int width) {
+__global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals x, ConstReals gamma, ConstReals beta,
+                                   int rows, int width) {
   for (int row : grid_stride(rows)) {
-    const float* in = x + row * width;
-    float* out = y + row * width;
+    const ConstReals in = x + row * width;
+    const Reals out = y + row * width;
     // TODO 01.9: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
     //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]² alone, and
     //   divided by width, not by width - 1; PyTorch's ε is 1e-5, under the root.
@@ -27,10 +27,10 @@ __global__ void layer_norm_forward(float* y, float* mean, float* rstd, const flo
 
 // dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that comes to x by another
 // way, past the norm; null for none. It may be dx.
-__global__ void layer_norm_backward(float* dx, const float* beside, const float* dy, const float* x, const float* mean,
-                                    const float* rstd, const float* gamma, int rows, int width) {
+__global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
+                                    const float* rstd, ConstReals gamma, int rows, int width) {
   for (int row : grid_stride(rows)) {
-    const float *in = x + row * width, *gradient = dy + row * width;
+    const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];
     float shift = 0, scale = 0;
     // TODO 01.10: The two means over the row that the gradient is freed of: shift = mean(g), scale = mean(g·x̂).
@@ -45,20 +45,34 @@ __global__ void layer_norm_backward(float* dx, const float* beside, const float*
   }
 }
 
-// dγ = Σ dy·x̂ and dβ = Σ dy over the rows that are given, added to accumulate·dγ and accumulate·dβ. A thread has some
-// columns and goes down all rows.
-__global__ void layer_norm_parameter_gradients(float* dgamma, float* dbeta, const float* dy, const float* x,
+// dγ = Σ dy·x̂ and dβ = Σ dy over the rows that are given, added to accumulate·dγ and accumulate·dβ. An iteration has
+// some columns and goes down all rows with their sums: one column on a GPU, where threads side by side read what lies
+// side by side; on a CPU as many as fit a few vector registers.
+#ifdef __CUDACC__
+constexpr int kColumns = 1;
+#else
+constexpr int kColumns = 64;
+#endif
+__global__ void layer_norm_parameter_gradients(Reals dgamma, Reals dbeta, ConstReals dy, ConstReals x,
                                                const float* mean, const float* rstd, int rows, int width,
                                                float accumulate) {
-  for (int j : grid_stride(width)) {
-    dgamma[j] = accumulate > 0 ? dgamma[j] : 0;
-    dbeta[j] = accumulate > 0 ? dbeta[j] : 0;
-  }
-  for (int row = 0; row < rows; ++row) {
-    const float *in = x + row * width, *gradient = dy + row * width;
-    for (int j : grid_stride(width)) {
-      dgamma[j] += gradient[j] * (in[j] - mean[row]) * rstd[row];
-      dbeta[j] += gradient[j];
+  for (int block : grid_stride((width + kColumns - 1) / kColumns)) {
+    const int first = block * kColumns, count = width - first < kColumns ? width - first : kColumns;
+    float scale[kColumns], shift[kColumns];
+    for (int j = 0; j < count; ++j) {
+      scale[j] = accumulate > 0 ? static_cast<float>(dgamma[first + j]) : 0.0f;
+      shift[j] = accumulate > 0 ? static_cast<float>(dbeta[first + j]) : 0.0f;
+    }
+    for (int row = 0; row < rows; ++row) {
+      const ConstReals in = x + (row * width + first), gradient = dy + (row * width + first);
+      for (int j = 0; j < count; ++j) {
+        scale[j] += gradient[j] * (in[j] - mean[row]) * rstd[row];
+        shift[j] += gradient[j];
+      }
+    }
+    for (int j = 0; j < count; ++j) {
+      dgamma[first + j] = scale[j];
+      dbeta[first + j] = shift[j];
     }
   }
 }
@@ -67,8 +81,8 @@ __global__ void layer_norm_parameter_gradients(float* dgamma, float* dbeta, cons
 struct LayerNorm {
   std::string name;
   int width;
-  float *gamma, *beta;            // [width]
-  float *gamma_grad, *beta_grad;  // [width]
+  Real *gamma, *beta;            // [width]
+  Real *gamma_grad, *beta_grad;  // [width]
 };
 
 // What the forward pass leaves for the backward pass: [rows] each.
@@ -76,8 +90,14 @@ struct RowStatistics {
   float *mean, *rstd;
 };
 
+// Those of the rows from `first` on, in a buffer of reals_for(2) a row.
+inline RowStatistics statistics_in(const DeviceBuffer<Real>& buffer, int first = 0) {
+  auto* floats = static_cast<float*>(static_cast<void*>(buffer.data()));
+  return {floats + first, floats + buffer.size() / reals_for(2) + first};
+}
+
 // y[rows, width] from x[rows, width].
-inline void norm_forward(const LayerNorm& l, const float* x, float* y, RowStatistics kept, int rows,
+inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatistics kept, int rows,
                          cudaStream_t stream) {
   launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
   probe("01.9", l.name, y, {rows, l.width}, stream);
@@ -86,8 +106,8 @@ inline void norm_forward(const LayerNorm& l, const float* x, float* y, RowStatis
 }
 
 // The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.
-inline void norm_backward(const LayerNorm& l, const float* x, RowStatistics kept, const float* dy, const float* beside,
-                          float* dx, int rows, float accumulate, cudaStream_t stream) {
+inline void norm_backward(const LayerNorm& l, const Real* x, RowStatistics kept, const Real* dy, const Real* beside,
+                          Real* dx, int rows, float accumulate, cudaStream_t stream) {
   launch(layer_norm_parameter_gradients, rows * l.width, stream, l.gamma_grad, l.beta_grad, dy, x, kept.mean, kept.rstd,
          rows, l.width, accumulate);
   launch(layer_norm_backward, rows * l.width, stream, dx, beside, dy, x, kept.mean, kept.rstd, l.gamma, rows, l.width);

@@ -18,6 +18,7 @@
 #include "common/record.h"
 #include "common/training.h"
 #include "linear.h"
+#include "precision.h"
 
 namespace workshop {
 
@@ -33,7 +34,7 @@ struct Parameter {
   std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
   Split split = Split::none;
   int part = 0, parts = 1;  // which of how many parts this rank holds, if it is cut; they may differ by a row
-  float *value = nullptr, *grad = nullptr;  // [rows(), columns()]
+  Real *value = nullptr, *grad = nullptr;  // [rows(), columns()]
   int pieces = 1;  // matrices on top of each other, each of which is cut by its rows: of the projections to query, key
                    // and value, which PyTorch has in one, a rank holds three blocks of rows
 
@@ -47,9 +48,9 @@ struct Parameter {
     return static_cast<int>(static_cast<std::int64_t>(shape[0] / pieces) * of_part / parts);
   }
 
-  // Where the part lies in the whole parameter, for checkpoints.
-  TensorPart tensor_part() const {
-    TensorPart tensor = whole_tensor(name, shape, value);
+  // Where the part lies in the whole parameter, for checkpoints. `values` are its values in float32.
+  TensorPart tensor_part(float* values) const {
+    TensorPart tensor = whole_tensor(name, shape, values);
     if (split == Split::rows) {
       tensor.rows = pieces;
       tensor.columns = count() / pieces;
@@ -80,18 +81,18 @@ struct Parameter {
 struct Saved {
   const void* x = nullptr;  // the layer's input, held elsewhere
   Batch batch;              // which samples these are
-  std::vector<DeviceBuffer<float>> buffers;
+  std::vector<DeviceBuffer<Real>> buffers;
 };
 
 // What a layer's backward pass works with.
 struct Gradients {
   const Blas& blas;
-  const float* ones;  // as many as Layer::rows() of a full batch
+  const Real* ones;  // as many as Layer::rows() of a full batch
   int samples;
   float accumulate;  // 1: add to the gradients of the parameters; 0: overwrite them
-  float* dy;         // the gradient of the layer's output, which may be overwritten
-  float* spare;      // room for as many floats
-  float* dx;         // where the gradient of the input must go; null: to dy or spare
+  Real* dy;          // the gradient of the layer's output, which may be overwritten
+  Real* spare;       // room for as many floats
+  Real* dx;          // where the gradient of the input must go; null: to dy or spare
   bool needs_dx;     // false: the input is the data, and its gradient is not asked for
 };
 
@@ -125,7 +126,7 @@ class Layer {
   // Takes what memory the layer needs beside its parameters and Saved, once, for batches of at most so many samples.
   virtual void allocate([[maybe_unused]] int max_samples, [[maybe_unused]] cudaStream_t stream) {}
   // Works with parameters and gradients that lie here from now on, count() floats each.
-  virtual void bind(float* values, float* grads) {
+  virtual void bind(Real* values, Real* grads) {
     int offset = 0;
     for (Parameter& p : parameters) {
       p.value = values == nullptr ? nullptr : values + offset;
@@ -135,13 +136,13 @@ class Layer {
   }
 
   // Returns the output, which is in `saved` and stays valid with it.
-  virtual const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) = 0;
+  virtual const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) = 0;
   // The gradients of the parameters. Returns where that of the input is; null if it is not needed.
-  virtual float* backward(const Saved& saved, const Gradients& gradients) = 0;
+  virtual Real* backward(const Saved& saved, const Gradients& gradients) = 0;
 
   // For a model that writes: the output at this position of a single sample, of which `saved` has the positions before.
-  virtual const float* forward_position([[maybe_unused]] const Blas& blas, [[maybe_unused]] const void* x,
-                                        [[maybe_unused]] int position, [[maybe_unused]] Saved& saved) {
+  virtual const Real* forward_position([[maybe_unused]] const Blas& blas, [[maybe_unused]] const void* x,
+                                       [[maybe_unused]] int position, [[maybe_unused]] Saved& saved) {
     fail(kFailed, "layer %s knows no positions", name.c_str());
   }
 };
@@ -154,11 +155,11 @@ class Loss {
   virtual int scratch() const { return 0; }
   // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the
   // output to gradient[samples, out]. `scratch` is one float on the device.
-  virtual void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
-                   float* gradient, float* scratch) const = 0;
+  virtual void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
+                   Real* gradient, float* scratch) const = 0;
   // Adds the number of samples with the right answer, over `samples_of_step`, to *correct: of a model that chooses one
   // of several answers.
-  virtual void add_correct([[maybe_unused]] const Blas& blas, [[maybe_unused]] const float* output,
+  virtual void add_correct([[maybe_unused]] const Blas& blas, [[maybe_unused]] const Real* output,
                            [[maybe_unused]] const void* y, [[maybe_unused]] int samples,
                            [[maybe_unused]] int samples_of_step, [[maybe_unused]] float* correct,
                            [[maybe_unused]] float* scratch) const {
@@ -204,8 +205,9 @@ inline std::string layers_of(const Options& options, const Network& network) {
 // What the forward pass of one batch leaves for its backward pass.
 struct Activations {
   int samples = 0;
-  const float* output = nullptr;
+  const Real* output = nullptr;
   std::vector<Saved> layers;
+  DeviceBuffer<Real> x;  // with mixed precision: the samples, where they are floats
 };
 
 // Floats in a model's flat arrays, [offset, offset + count).
@@ -233,6 +235,7 @@ class Model {
       : network_(network),
         first_(range.first),
         max_samples_(max_samples),
+        rounds_x_(kMixedPrecision && range.first == 0 && network.text == nullptr),
         blas_(stream),
         scratch_(std::max(1, max_samples * network.loss->scratch()), Memory::data) {
     int widest = 0, rows = 0;
@@ -244,12 +247,12 @@ class Model {
       rows = std::max(rows, layer.rows());
       layer.allocate(max_samples, stream);
     }
-    for (auto& gradient : gradients_) gradient = DeviceBuffer<float>(max_samples * widest, Memory::activations);
-    ones_ = DeviceBuffer<float>(max_samples * rows, Memory::data);
+    for (auto& gradient : gradients_) gradient = DeviceBuffer<Real>(max_samples * widest, Memory::activations);
+    ones_ = DeviceBuffer<Real>(max_samples * rows, Memory::data);
     launch(fill, max_samples * rows, stream, ones_.data(), 1.0f, max_samples * rows);
     if (storage == Storage::own) {
-      own_values_ = DeviceBuffer<float>(count_, Memory::parameters);
-      own_grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+      own_values_ = DeviceBuffer<Real>(count_, Memory::parameters);
+      own_grads_ = DeviceBuffer<Real>(count_, Memory::gradients);
     }
     bind(own_values_.data(), own_grads_.data());
   }
@@ -259,13 +262,13 @@ class Model {
   // ---- parameters ----
   const std::vector<Extent>& layers() const { return extents_; }  // where the parameters of each layer lie
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  float* values() const { return values_; }  // [count()]
-  float* grads() const { return grads_; }    // [count()]
+  Real* values() const { return values_; }  // [count()]
+  Real* grads() const { return grads_; }    // [count()]
   int count() const { return count_; }
 
   // Has the model work with parameters and gradients that lie here from now on, count() floats each. Work that is
   // enqueued already goes on with the old ones.
-  void bind(float* values, float* grads) {
+  void bind(Real* values, Real* grads) {
     values_ = values;
     grads_ = grads;
     parameters_.clear();
@@ -290,8 +293,9 @@ class Model {
 
   // Gives the parameters their initial values. Waits for the stream.
   void initialize(std::uint64_t seed) {
-    const std::vector<float> values = initial_values(seed);
-    CUDA_CHECK(cudaMemcpyAsync(values_, values.data(), count_ * sizeof(float), cudaMemcpyHostToDevice, blas_.stream()));
+    const std::vector<float> drawn = initial_values(seed);
+    const std::vector<Real> values(drawn.begin(), drawn.end());
+    CUDA_CHECK(cudaMemcpyAsync(values_, values.data(), count_ * sizeof(Real), cudaMemcpyHostToDevice, blas_.stream()));
     CUDA_CHECK(cudaStreamSynchronize(blas_.stream()));
   }
 
@@ -302,6 +306,7 @@ class Model {
 
   Activations make_activations() const {
     Activations activations;
+    if (rounds_x_) activations.x = DeviceBuffer<Real>(max_samples_ * input_size(), Memory::data);
     for (const auto& layer : layers_) {
       Saved& saved = activations.layers.emplace_back();
       for (int size : layer->saved()) saved.buffers.emplace_back(max_samples_ * size, Memory::activations);
@@ -311,9 +316,14 @@ class Model {
 
   // The output [samples, output_size()] for batch.x, kept in `activations` with all that backward() needs. batch.x is
   // [samples, input_size()], or what else the first layer reads.
-  const float* forward(const Batch& batch, Activations& activations) {
+  const Real* forward(const Batch& batch, Activations& activations) {
     const void* x = batch.x;
     activations.samples = batch.samples;
+    if (rounds_x_) {
+      const int n = batch.samples * input_size();
+      launch(to_reals, n, blas_.stream(), activations.x.data(), static_cast<const float*>(x), n);
+      x = activations.x.data();
+    }
     for (int i = 0; i < depth(); ++i) {
       Saved& saved = activations.layers[i];
       saved.x = x;
@@ -324,11 +334,11 @@ class Model {
   }
 
   // The output at one more position of a sample, of which `activations` has the positions before.
-  const float* forward_position(const void* x, int position, Activations& activations) {
+  const Real* forward_position(const void* x, int position, Activations& activations) {
     for (int i = 0; i < depth(); ++i) {
       x = layers_[i]->forward_position(blas_, x, position, activations.layers[i]);
     }
-    return static_cast<const float*>(x);
+    return static_cast<const Real*>(x);
   }
 
   // Adds this batch's share of the mean over `samples_of_step` samples to *loss, and writes the gradient of that by the
@@ -346,11 +356,11 @@ class Model {
   // dx[samples, input_size()] unless it is null. `accumulate` adds to the parameters' gradients that are there. Calls
   // ready(i) as soon as the work for the gradients of layer i is enqueued.
   void backward(const Activations& activations, bool accumulate = false, const std::function<void(int)>& ready = {},
-                float* dx = nullptr) {
-    float *dy = gradients_[0].data(), *spare = gradients_[1].data();
+                Real* dx = nullptr) {
+    Real *dy = gradients_[0].data(), *spare = gradients_[1].data();
     for (int i = depth() - 1; i >= 0; --i) {
       const bool bottom = i == 0;
-      const float* below = layers_[i]->backward(
+      const Real* below = layers_[i]->backward(
           activations.layers[i], {blas_, ones_.data(), activations.samples, accumulate ? 1.0f : 0.0f, dy, spare,
                                   bottom ? dx : nullptr, !bottom || dx != nullptr});
       if (below == spare) std::swap(dy, spare);
@@ -359,34 +369,50 @@ class Model {
   }
 
   // The gradient of the output [samples, output_size()], for backward() to start from, which overwrites it.
-  float* output_gradient() { return gradients_[0].data(); }
+  Real* output_gradient() { return gradients_[0].data(); }
 
  private:
   Network network_;
   std::vector<std::shared_ptr<Layer>> layers_;  // those held
   int first_;                                   // of them in the network
   int max_samples_;
+  bool rounds_x_;  // to Reals, before the network's first layer
   Blas blas_;
   int count_ = 0;
-  float *values_ = nullptr, *grads_ = nullptr;
-  DeviceBuffer<float> own_values_, own_grads_, ones_, scratch_;
-  DeviceBuffer<float> gradients_[2];  // on its way down: of this layer's output, of the one below
+  Real *values_ = nullptr, *grads_ = nullptr;
+  DeviceBuffer<Real> own_values_, own_grads_, ones_;
+  DeviceBuffer<float> scratch_;
+  DeviceBuffer<Real> gradients_[2];  // on its way down: of this layer's output, of the one below
   std::vector<Extent> extents_;
   std::vector<Parameter> parameters_;
 };
 
 // ---- what is left of a training run --------------------------------------------------------------------------------
 
-// What a checkpoint keeps of the model's parameters.
-inline std::vector<TensorPart> parts_of(const Model& model) {
+// What a checkpoint keeps of parameters that lie one after the other in float32, from `weights` on.
+inline std::vector<TensorPart> parts_of(const std::vector<Parameter>& parameters, float* weights) {
   std::vector<TensorPart> parts;
-  for (const Parameter& p : model.parameters()) parts.push_back(p.tensor_part());
+  for (const Parameter& p : parameters) {
+    parts.push_back(p.tensor_part(weights));
+    if (weights != nullptr) weights += p.count();
+  }
   return parts;
+}
+inline std::vector<TensorPart> parts_of(const Model& model, float* weights) {
+  return parts_of(model.parameters(), weights);
+}
+
+// Records a whole parameter, [p.whole_count()], as that of replica number `replica`.
+inline void record_whole(int replica, const Parameter& p, const Real* values, cudaStream_t stream) {
+  if (const float* floats = if_floats(values)) return record_parameter(replica, p.name, floats, p.shape, stream);
+  const DeviceBuffer<float> floats(p.whole_count(), Memory::data);
+  launch(to_floats, p.whole_count(), stream, floats.data(), values, p.whole_count());
+  record_parameter(replica, p.name, floats.data(), p.shape, stream);
 }
 
 // Records the parameters of a model that holds them whole, as those of replica number `replica`.
 inline void record_parameters(const Model& model, int replica, cudaStream_t stream) {
-  for (const Parameter& p : model.parameters()) record_parameter(replica, p.name, p.value, p.shape, stream);
+  for (const Parameter& p : model.parameters()) record_whole(replica, p, p.value, stream);
 }
 
 }  // namespace workshop

@@ -15,7 +15,7 @@
 
 namespace workshop {
 
-// The gradients of the layers [first_layer, last_layer]: `count` floats from `offset` on in the model's buffer.
+// The gradients of the layers [first_layer, last_layer]: `count` numbers from `offset` on in the model's buffer.
 struct Bucket {
   int first_layer, last_layer;
   int offset, count;
@@ -29,9 +29,10 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
   for (int i = last; i >= 0; --i) {
     const Extent layer = model.layers()[i];
     // TODO 02.4: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
-    //   The bucket being filled has the layers (i, last] and `count` floats so far; it is full at `bucket_bytes`
-    //   bytes. The layer has layer.count floats, weights and biases together (in·out + out of a linear layer), from
-    //   layer.offset on. The bucket's offset is that of its lowest layer. Then `last` and `count` start over.
+    //   The bucket being filled has the layers (i, last] and `count` numbers so far; it is full at `bucket_bytes`
+    //   bytes. The layer has layer.count numbers, weights and biases together (in·out + out of a linear layer), from
+    //   layer.offset on, each of sizeof(Real) bytes. The bucket's offset is that of its lowest layer. Then `last` and
+    //   `count` start over.
     todo("02.4");
     // END TODO 02.4
   }
@@ -60,7 +61,7 @@ class OverlappedAverage {
   void layer_ready(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
-    float* grads = grads_ + bucket.offset;
+    Real* grads = grads_ + bucket.offset;
     // TODO 02.5: Let the communication stream wait for the gradients that the compute stream has still to write.
     //   Record the event ready_[next_] on one stream, and let the other wait for it: cudaEventRecord(event, stream),
     //   cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
@@ -91,7 +92,7 @@ class OverlappedAverage {
 
  protected:
   // Of a bucket, whose gradients are at `grads`: ddp_compressed.cu has another one.
-  virtual void average(const Bucket& bucket, float* grads) {
+  virtual void average(const Bucket& bucket, Real* grads) {
     // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
     //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
     todo("02.6");
@@ -99,7 +100,7 @@ class OverlappedAverage {
     probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
   }
 
-  float* grads_;
+  Real* grads_;
   int total_;
   std::vector<Bucket> buckets_;
   std::vector<Event> ready_;  // one per bucket

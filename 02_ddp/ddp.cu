@@ -13,6 +13,7 @@ using namespace workshop;
 int main(int argc, char** argv) {
   Options options("02_ddp/ddp", "Trains a model with distributed data parallelism.", Sampling::distributed);
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -29,7 +30,7 @@ int main(int argc, char** argv) {
   const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());  // alike on all ranks: rank 0 saves
+  add_all(training, model, optimizer);  // alike on all ranks: rank 0 saves
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

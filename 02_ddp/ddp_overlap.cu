@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   double bucket_mb = 25;
   options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -28,14 +29,14 @@ int main(int argc, char** argv) {
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
   // One call for all parameters: they lie one after the other.
-  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), ncclFloat, 0, job.comm(), stream));
+  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
   OverlappedAverage average(model, bucket_mb * (1 << 20), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());  // alike on all ranks: rank 0 saves
+  add_all(training, model, optimizer);  // alike on all ranks: rank 0 saves
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // Within a round no replica is like another: all are saved.
-  training.add_all(of_replica(parts_of(model), job.rank(), job.world()), model.values(), optimizer.state());
+  training.add_all(of_replica(parts_of(model, model.values()), job.rank(), job.world()), model.values(),
+                   optimizer.state(model.values()));
   rounds.add_to(training);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {

@@ -21,7 +21,7 @@ void forward(Stage& stage, const Batch& batch, const Job& job, cudaStream_t stre
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
   //   Output: what stage.forward(input, rows) returns, [rows, stage.out]; the last rank keeps it.
-  //   ncclRecv(buffer, count, ncclFloat, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
   todo("03.3");
   // END TODO 03.3
 }
@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   std::string partition;
   add_partition(options, partition, "ranks");
   options.with_models();
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
 
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   Training training(options, job, {.reports = rank == 0}, network.data(), stream);
-  training.add_all(parts_of(stage.model), stage.model.values(), stage.optimizer.state());  // each rank its layers
+  add_all(training, stage.model, stage.optimizer);  // each rank its layers
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     forward(stage, batch, job, stream);

@@ -26,11 +26,11 @@ inline void evaluate(Stage& stage, const Schedule& schedule, const Group& stages
       // A group, as the only stage of an interleaved schedule sends to itself.
       NCCL_CHECK(ncclGroupStart());
       if (mine(part) && part + 1 < parts) {
-        NCCL_CHECK(ncclSend(stage.message(send), stage.message_size(send), ncclFloat,
+        NCCL_CHECK(ncclSend(stage.message(send), stage.message_size(send), kReal,
                             peer(schedule, stages.rank(), send.kind), stages.comm(), stream));
       }
       if (mine(part + 1)) {
-        NCCL_CHECK(ncclRecv(stage.message(receive), stage.message_size(receive), ncclFloat,
+        NCCL_CHECK(ncclRecv(stage.message(receive), stage.message_size(receive), kReal,
                             peer(schedule, stages.rank(), receive.kind), stages.comm(), stream));
       }
       NCCL_CHECK(ncclGroupEnd());

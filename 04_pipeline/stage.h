@@ -35,7 +35,7 @@ struct Pool {
 };
 
 // Results on their way to another stage: one is sent while the next one is computed.
-using SendBuffers = std::vector<DeviceBuffer<float>>;
+using SendBuffers = std::vector<DeviceBuffer<Real>>;
 
 // One of the parts of the model that a stage holds, with its buffers.
 struct Chunk {
@@ -45,14 +45,14 @@ struct Chunk {
         is_last(layers.last == network.depth()) {}
 
   Model model;
-  bool is_first, is_last;            // of the whole model
-  Pool<DeviceBuffer<float>> inputs;  // received, kept for the backward
+  bool is_first, is_last;           // of the whole model
+  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward
   Pool<Activations> activations;
-  Pool<DeviceBuffer<float>> gradients;         // of the output, received
-  SendBuffers outputs;                         // where `activations` do not hold them until they are sent
-  SendBuffers input_gradients;                 // on their way down
-  std::vector<float*> output, input_gradient;  // of each micro-batch: what is to be sent
-  int forwards = 0, backwards = 0;             // of this step so far
+  Pool<DeviceBuffer<Real>> gradients;         // of the output, received
+  SendBuffers outputs;                        // where `activations` do not hold them until they are sent
+  SendBuffers input_gradients;                // on their way down
+  std::vector<Real*> output, input_gradient;  // of each micro-batch: what is to be sent
+  int forwards = 0, backwards = 0;            // of this step so far
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
@@ -94,13 +94,13 @@ class Stage {
   void forward(const Instruction& i) {
     const Range range("forward " + std::to_string(i.micro_batch), stream_);
     Chunk& chunk = chunks_[i.chunk];
-    const float* output = compute_forward(chunk, i.micro_batch);
+    const Real* output = compute_forward(chunk, i.micro_batch);
     if (!chunk.outputs.empty()) {
-      float* copy = chunk.outputs[chunk.forwards % 2].data();
+      Real* copy = chunk.outputs[chunk.forwards % 2].data();
       copy_to(copy, output, micro_batch(i.micro_batch).samples * chunk.model.output_size());
       output = copy;
     }
-    chunk.output[i.micro_batch] = const_cast<float*>(output);
+    chunk.output[i.micro_batch] = const_cast<Real*>(output);
     ++chunk.forwards;
   }
 
@@ -124,7 +124,7 @@ class Stage {
   }
 
   // Where a message comes from or goes to, and its length in floats.
-  float* message(const Instruction& i) const {
+  Real* message(const Instruction& i) const {
     const Chunk& chunk = chunks_[i.chunk];
     const int m = i.micro_batch;
     switch (i.kind) {
@@ -154,7 +154,7 @@ class Stage {
       return assign_buffers(list, micro_batches_, number, takes, Instruction::backward);
     };
     const auto buffer = [samples](int size, Memory kind) {
-      return [=] { return DeviceBuffer<float>(samples * size, kind); };
+      return [=] { return DeviceBuffer<Real>(samples * size, kind); };
     };
     const int in = chunk.model.input_size(), out = chunk.model.output_size();
     const std::vector<int> inputs = assign(Instruction::receive_activation);
@@ -172,7 +172,7 @@ class Stage {
     chunk.input_gradient.resize(micro_batches_);
   }
 
-  const float* compute_forward(Chunk& chunk, int m) {
+  const Real* compute_forward(Chunk& chunk, int m) {
     const Batch batch = micro_batch(m);
     const void* x = chunk.is_first ? batch.x : chunk.inputs[m].data();
     return chunk.model.forward(batch.with_x(x), chunk.activations[m]);
@@ -195,15 +195,15 @@ class Stage {
     // END TODO 04.6
     probe("04.6", "accumulate", std::vector<int>{accumulate});
     if (batch.samples == 0) {  // of a short batch: nothing to add
-      if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(float), stream_));
+      if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
       return;
     }
     model.backward(chunk.activations[m], accumulate, ready, chunk.input_gradient[m]);
   }
 
-  void copy_to(float* to, const float* from, int count) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+  void copy_to(Real* to, const Real* from, int count) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(Real), cudaMemcpyDeviceToDevice, stream_));
   }
 
   // The samples of micro-batch m. In a short batch, at an epoch's end, their numbers may differ by one.

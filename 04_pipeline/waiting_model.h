@@ -17,11 +17,11 @@ class WaitingLayer : public Layer {
 
   std::vector<float> initial_values(Generator&) const override { return {}; }
   std::vector<int> saved() const override { return {out}; }
-  const float* forward(const Blas& blas, const void*, int, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void*, int, Saved& saved) override {
     wait(blas.stream());
     return saved.buffers[0].data();
   }
-  float* backward(const Saved&, const Gradients& gradients) override {
+  Real* backward(const Saved&, const Gradients& gradients) override {
     wait(gradients.blas.stream());
     return gradients.dx;
   }
@@ -41,7 +41,7 @@ class WaitingLayer : public Layer {
 
 class NoLoss : public Loss {
  public:
-  void add(const Blas&, const float*, const void*, int, int, float*, float*, float*) const override {}
+  void add(const Blas&, const Real*, const void*, int, int, float*, Real*, float*) const override {}
 };
 
 inline Network make_waiting_model(int layers, int width, double milliseconds) {

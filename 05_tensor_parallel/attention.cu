@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, model.count(), stream);
 
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  add_all(training, model, optimizer);
   if (gradient_check && !check_block(model, activations, training.first_samples(), job.group(), stream)) {
     fail(kFailed, "the gradients are wrong");
   }

@@ -38,7 +38,7 @@ class ParallelBlock : public ParallelLayer {
 
   // As Values lists them.
   std::vector<int> saved() const override {
-    const int statistics = 2 * cut_->own(T_), features = T_ * heads_.features();
+    const int statistics = reals_for(2 * cut_->own(T_)), features = T_ * heads_.features();
     return {out, statistics, 3 * features, probabilities(), features, out,
             out, statistics, 4 * features, 4 * features,    out};
   }
@@ -48,10 +48,10 @@ class ParallelBlock : public ParallelLayer {
   void allocate(int max_samples, cudaStream_t) override {
     cut_->allocate(max_samples * T_ * E_);
     norm_gradients_.allocate(*cut_, 4 * E_);
-    if (dropout_ > 0) dropped_ = DeviceBuffer<float>(max_samples * probabilities(), Memory::activations);
+    if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
   }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const std::vector<Parameter>& p = parameters;
     in_proj_ = linear_part(name + ".self_attn.in_proj", p[0], p[1]);
@@ -62,10 +62,10 @@ class ParallelBlock : public ParallelLayer {
     norm2_ = norm_gradients_.redirected(norm_of(name + ".norm2", p[10], p[11]), 2 * E_);
   }
 
-  const float* forward(const Blas& blas, const void* input, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* input, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range("forward " + name, stream);
-    const auto* x = static_cast<const float*>(input);
+    const auto* x = static_cast<const Real*>(input);
     const Values v(saved);
     const int rows = samples * T_, own = cut_->own(rows), n = own * E_, features = T_ * heads_.features();
     norm_forward(norm1_, x, v.normed1, v.statistics1, own, stream);
@@ -85,19 +85,19 @@ class ParallelBlock : public ParallelLayer {
     return v.y;
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range("backward " + name, stream);
     const Values v(saved);
     const int rows = g.samples * T_, own = cut_->own(rows), features = T_ * heads_.features();
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
-    float *dy = g.dy, *beside = g.dy + own * E_, *spare = g.spare;
+    Real *dy = g.dy, *beside = g.dy + own * E_, *spare = g.spare;
     const float norm_accumulate = norm_gradients_.accumulate(g);
-    const auto column = [&](const Linear& l, const float* x, const float* dy, float* dx) {
+    const auto column = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
       cut_->column_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
     };
-    const auto row = [&](const Linear& l, const float* x, const float* dy, float* dx) {
+    const auto row = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
       cut_->row_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
     };
 
@@ -112,8 +112,8 @@ class ParallelBlock : public ParallelLayer {
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
     column(in_proj_, v.normed1, gradients.qkv, beside);
-    float* dx = g.dx != nullptr ? g.dx : dy;
-    norm_backward(norm1_, static_cast<const float*>(saved.x), v.statistics1, beside, dy, dx, own, norm_accumulate,
+    Real* dx = g.dx != nullptr ? g.dx : dy;
+    norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, own, norm_accumulate,
                   stream);
     norm_gradients_.sum(*cut_, parameters[8].grad, g);
     return dx;
@@ -124,7 +124,7 @@ class ParallelBlock : public ParallelLayer {
   struct Values {
     explicit Values(const Saved& saved) {
       const auto at = [&](int i) { return saved.buffers[i].data(); };
-      const auto statistics = [&](int i) { return RowStatistics{at(i), at(i) + saved.buffers[i].size() / 2}; };
+      const auto statistics = [&](int i) { return statistics_in(saved.buffers[i]); };
       normed1 = at(0);
       statistics1 = statistics(1);
       attention = {at(2), at(3), at(4)};
@@ -135,10 +135,10 @@ class ParallelBlock : public ParallelLayer {
       a = at(9);
       y = at(10);
     }
-    float *normed1, *residual, *normed2, *y;  // [r, E]
-    float *z, *a;                             // [R, 4F]
-    RowStatistics statistics1, statistics2;   // [r]
-    AttentionValues attention;                // [R, 3F], this rank's heads, [R, F]
+    Real *normed1, *residual, *normed2, *y;  // [r, E]
+    Real *z, *a;                             // [R, 4F]
+    RowStatistics statistics1, statistics2;  // [r]
+    AttentionValues attention;               // [R, 3F], this rank's heads, [R, F]
   };
 
   // Dropout drops what one process would: each rank says which values it has.
@@ -158,7 +158,7 @@ class ParallelBlock : public ParallelLayer {
   Part nth_of(int count) const { return {count, count * cut_->group().size(), count * cut_->group().rank()}; }
 
   // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
-  const float* branch(const Dropout& dropped, const float* dy, float* room, int samples, cudaStream_t stream) const {
+  const Real* branch(const Dropout& dropped, const Real* dy, Real* room, int samples, cudaStream_t stream) const {
     if (!dropped.active()) return dy;
     dropped.apply(room, dy, samples, out, stream);
     return room;
@@ -174,7 +174,7 @@ class ParallelBlock : public ParallelLayer {
   Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};  // this rank's parts
   LayerNorm norm1_{}, norm2_{};
   NormGradients norm_gradients_;
-  DeviceBuffer<float> dropped_;  // probabilities
+  DeviceBuffer<Real> dropped_;  // probabilities
 };
 
 }  // namespace workshop

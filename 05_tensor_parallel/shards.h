@@ -69,7 +69,7 @@ inline Linear linear_part(const std::string& name, const Parameter& weight, cons
 // ---- what is left of a training run --------------------------------------------------------------------------------
 
 // whole[rows, size·columns] from `size` blocks [rows, columns] that lie one after the other.
-__global__ void join_columns(float* whole, const float* blocks, int rows, int columns, int size) {
+__global__ void join_columns(Reals whole, ConstReals blocks, int rows, int columns, int size) {
   for (int i : grid_stride(rows * columns * size)) {
     const int row = i / (columns * size), column = i % (columns * size);
     whole[i] = blocks[(column / columns * rows + row) * columns + column % columns];
@@ -79,19 +79,19 @@ __global__ void join_columns(float* whole, const float* blocks, int rows, int co
 // The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size:
 // so it takes a broadcast from each rank, and no all-gather. A report of a training run and no part of it: it goes past
 // the ledger, through NCCL's own name for the same call.
-inline DeviceBuffer<float> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
-  DeviceBuffer<float> blocks(p.whole_count(), Memory::data);
-  float* block = blocks.data();
+inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
+  DeviceBuffer<Real> blocks(p.whole_count(), Memory::data);
+  Real* block = blocks.data();
   for (int rank = 0; rank < group.size(); ++rank) {
     Parameter theirs = p;
     theirs.part = rank;
-    NCCL_CHECK(pncclBroadcast(p.value, block, theirs.count(), ncclFloat, rank, group.comm(), stream));
+    NCCL_CHECK(pncclBroadcast(p.value, block, theirs.count(), kReal, rank, group.comm(), stream));
     block += theirs.count();
   }
   if (p.split == Split::rows && p.pieces == 1) return blocks;
   // What a rank holds of several pieces is, as the checkpoints see it, columns of few long rows.
-  const int rows = static_cast<int>(p.tensor_part().rows);
-  DeviceBuffer<float> whole(blocks.size(), Memory::data);
+  const int rows = static_cast<int>(p.tensor_part(nullptr).rows);
+  DeviceBuffer<Real> whole(blocks.size(), Memory::data);
   launch(join_columns, p.whole_count(), stream, whole.data(), blocks.data(), rows, p.count() / rows, group.size());
   CUDA_CHECK(cudaStreamSynchronize(stream));  // before `blocks` is gone
   return whole;
@@ -101,9 +101,9 @@ inline DeviceBuffer<float> gather_parameter(const Parameter& p, const Group& gro
 inline void record_parameters(const std::vector<Parameter>& parameters, int replica, const Group& group,
                               cudaStream_t stream) {
   for (const Parameter& p : parameters) {
-    DeviceBuffer<float> gathered;
+    DeviceBuffer<Real> gathered;
     if (p.split != Split::none) gathered = gather_parameter(p, group, stream);
-    record_parameter(replica, p.name, p.split != Split::none ? gathered.data() : p.value, p.shape, stream);
+    record_whole(replica, p, p.split != Split::none ? gathered.data() : p.value, stream);
   }
 }
 
@@ -146,7 +146,7 @@ class ShardedClipping {
   }
 
   // As Clipping::clip_whole(), for grad[count] of the model. Collective.
-  void clip_whole(float* grad, int count, float* norm) const {
+  void clip_whole(Real* grad, int count, float* norm) const {
     for (const Extent& range : counted_) clipping_.add_squares(grad + range.offset, range.count, norm);
     clipping_.finish(norm, group_);
     clipping_.clip(grad, count, norm);
@@ -173,8 +173,8 @@ class ShardedParameters {
   }
 
   void allocate() {
-    values_ = DeviceBuffer<float>(count_, Memory::parameters);
-    grads_ = DeviceBuffer<float>(count_, Memory::gradients);
+    values_ = DeviceBuffer<Real>(count_, Memory::parameters);
+    grads_ = DeviceBuffer<Real>(count_, Memory::gradients);
     int offset = 0;
     for (Parameter& p : parameters_) {
       p.value = values() + offset;
@@ -185,31 +185,28 @@ class ShardedParameters {
 
   // Keeps this rank's part of the whole parameter number i. Waits for the stream.
   void load(int i, const std::vector<float>& whole) {
-    const std::vector<float> part = cut(whole, parameters_[i], group_);
-    CUDA_CHECK(cudaMemcpyAsync(parameters_[i].value, part.data(), part.size() * sizeof(float), cudaMemcpyHostToDevice,
+    const std::vector<float> cut_off = cut(whole, parameters_[i], group_);
+    const std::vector<Real> part(cut_off.begin(), cut_off.end());
+    CUDA_CHECK(cudaMemcpyAsync(parameters_[i].value, part.data(), part.size() * sizeof(Real), cudaMemcpyHostToDevice,
                                stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  // What a checkpoint keeps of them.
-  std::vector<TensorPart> parts() const {
-    std::vector<TensorPart> parts;
-    for (const Parameter& p : parameters_) parts.push_back(p.tensor_part());
-    return parts;
-  }
+  // What a checkpoint keeps of them, which lie in float32 from `weights` on.
+  std::vector<TensorPart> parts(float* weights) const { return parts_of(parameters_, weights); }
 
   const Parameter& operator[](int i) const { return parameters_[i]; }
   const std::vector<Parameter>& all() const { return parameters_; }
-  float* values() const { return values_.data(); }  // [count()]
-  float* grads() const { return grads_.data(); }    // [count()]
-  int count() const { return count_; }              // floats on this rank
+  Real* values() const { return values_.data(); }  // [count()]
+  Real* grads() const { return grads_.data(); }    // [count()]
+  int count() const { return count_; }             // floats on this rank
 
  private:
   const Group& group_;
   cudaStream_t stream_;
   int count_ = 0;
   std::vector<Parameter> parameters_;
-  DeviceBuffer<float> values_, grads_;
+  DeviceBuffer<Real> values_, grads_;
 };
 
 }  // namespace workshop

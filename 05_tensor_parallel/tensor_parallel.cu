@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   options.add_flag("--sequence-parallel", sequence_parallel, "of gpt: norms, dropout and residuals on own rows alone");
   options.shuffle = false;
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -32,7 +33,7 @@ int main(int argc, char** argv) {
   const ShardedClipping clipping(options, model, job.group(), stream);
 
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  add_all(training, model, optimizer);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

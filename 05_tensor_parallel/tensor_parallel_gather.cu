@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, parameters.count(), stream);
 
   Training training(options, job, {.reports = job.rank() == 0}, {inputs, outputs}, stream);
-  training.add_all(parameters.parts(), parameters.values(), optimizer.state());
+  training.add_all(parameters.parts(parameters.values()), parameters.values(), optimizer.state(parameters.values()));
 
   while (training.next_epoch()) {
     while (training.next_step()) {

@@ -30,7 +30,7 @@ inline Words words_of(const Parameter& p) { return {p.first_row(p.part), p.rows(
 // ---- embedding -----------------------------------------------------------------------------------------------------
 
 // share[rows, width]: the vectors of the tokens that are among this rank's words, and zeros for the others.
-__global__ void embed_own_words(float* share, const std::int32_t* tokens, const float* words, Words own, int rows,
+__global__ void embed_own_words(Reals share, const std::int32_t* tokens, ConstReals words, Words own, int rows,
                                 int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
@@ -44,20 +44,20 @@ __global__ void embed_own_words(float* share, const std::int32_t* tokens, const 
 }
 
 // y[rows, width] += positions[(first + row) mod context]
-__global__ void add_positions(float* y, const float* positions, int first, int context, int rows, int width) {
+__global__ void add_positions(Reals y, ConstReals positions, int first, int context, int rows, int width) {
   for_each_element(rows, width,
                    [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
 }
 
 // As chapter 01's embedding_backward(), for the words of this rank alone.
-__global__ void embedding_backward_of_own(float* words_grad, float* positions_grad, const float* dy,
+__global__ void embedding_backward_of_own(Reals words_grad, Reals positions_grad, ConstReals dy,
                                           const std::int32_t* tokens, Words own, int context, int rows, int width) {
   for (int row = 0; row < rows; ++row) {
-    const float* gradient = dy + row * width;
-    float* position = positions_grad + row % context * width;
+    const ConstReals gradient = dy + row * width;
+    const Reals position = positions_grad + row % context * width;
     for (int column : grid_stride(width)) position[column] += gradient[column];
     if (!own.has(tokens[row])) continue;
-    float* word = words_grad + (tokens[row] - own.first) * width;
+    const Reals word = words_grad + (tokens[row] - own.first) * width;
     for (int column : grid_stride(width)) word[column] += gradient[column];
   }
 }
@@ -75,13 +75,13 @@ class ParallelEmbedding : public ParallelLayer {
   int rows() const override { return context_; }
   void allocate(int max_samples, cudaStream_t) override { cut_->allocate(max_samples * context_ * width_); }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range("forward " + name, stream);
     const auto* tokens = static_cast<const std::int32_t*>(x);
     const int rows = samples * context_, own = cut_->own(rows);
-    float* y = saved.buffers[0].data();
-    cut_->sum(y, rows, width_, stream, [&](float* share) {
+    Real* y = saved.buffers[0].data();
+    cut_->sum(y, rows, width_, stream, [&](Real* share) {
       launch(embed_own_words, rows * width_, stream, share, tokens, parameters[0].value, own_, rows, width_);
       probe("05.20", "vectors of this rank's words", share, {rows, width_}, stream);
     });
@@ -90,12 +90,12 @@ class ParallelEmbedding : public ParallelLayer {
   }
 
   // The gradients of the positions are whole on every rank: dy is that of all rows.
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range("backward " + name, stream);
     const int rows = g.samples * context_;
-    const float* dy = cut_->gather(g.dy, rows, width_, stream);
-    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(float), stream));
+    const Real* dy = cut_->gather(g.dy, rows, width_, stream);
+    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
     launch(embedding_backward_of_own, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
            static_cast<const std::int32_t*>(saved.x), own_, context_, rows, width_);
     return nullptr;  // words have no gradient
@@ -119,7 +119,7 @@ class ParallelHead : public ParallelLayer {
         width_(width) {}
 
   // The norm's output, mean and rstd; logits.
-  std::vector<int> saved() const override { return {in, 2 * cut_->own(context_), out}; }
+  std::vector<int> saved() const override { return {in, reals_for(2 * cut_->own(context_)), out}; }
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
   void allocate(int max_samples, cudaStream_t) override {
@@ -127,38 +127,35 @@ class ParallelHead : public ParallelLayer {
     norm_gradients_.allocate(*cut_, 2 * width_);
   }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     norm_ = norm_gradients_.redirected(norm_of("norm", parameters[0], parameters[1]), 0);
     linear_ = linear_part("head", parameters[2], {});
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range("forward " + name, blas.stream());
-    float *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
+    Real *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
     const int rows = samples * context_;
-    norm_forward(norm_, static_cast<const float*>(x), normed, statistics(saved), cut_->own(rows), blas.stream());
+    norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), cut_->own(rows), blas.stream());
     cut_->column_forward(blas, linear_, normed, logits, rows);
     return logits;
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range("backward " + name, stream);
     const int rows = g.samples * context_;
     cut_->column_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
-    float* dx = g.dx != nullptr ? g.dx : g.dy;
-    norm_backward(norm_, static_cast<const float*>(saved.x), statistics(saved), g.spare, nullptr, dx, cut_->own(rows),
+    Real* dx = g.dx != nullptr ? g.dx : g.dy;
+    norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx, cut_->own(rows),
                   norm_gradients_.accumulate(g), stream);
     norm_gradients_.sum(*cut_, parameters[0].grad, g);
     return dx;
   }
 
  private:
-  static RowStatistics statistics(const Saved& saved) {
-    const DeviceBuffer<float>& buffer = saved.buffers[1];
-    return {buffer.data(), buffer.data() + buffer.size() / 2};
-  }
+  static RowStatistics statistics(const Saved& saved) { return statistics_in(saved.buffers[1]); }
 
   int context_, width_;
   LayerNorm norm_{};
@@ -169,14 +166,14 @@ class ParallelHead : public ParallelLayer {
 // ---- loss ----------------------------------------------------------------------------------------------------------
 
 // maxima[rows] of this rank's logits z[rows, words].
-__global__ void row_maxima(float* maxima, const float* z, int rows, int words) {
+__global__ void row_maxima(float* maxima, ConstReals z, int rows, int words) {
   for (int row : grid_stride(rows)) maxima[row] = max_of(words, z + static_cast<std::size_t>(row) * words);
 }
 
 // sums[rows] of e^(z - maximum) over this rank's logits.
-__global__ void row_exponentials(float* sums, const float* z, const float* maxima, int rows, int words) {
+__global__ void row_exponentials(float* sums, ConstReals z, const float* maxima, int rows, int words) {
   for (int row : grid_stride(rows)) {
-    const float* logits = z + static_cast<std::size_t>(row) * words;
+    const ConstReals logits = z + static_cast<std::size_t>(row) * words;
     const float maximum = maxima[row];
     sums[row] = sum_of(words, [=](int j) { return expf(logits[j] - maximum); });
   }
@@ -184,10 +181,10 @@ __global__ void row_exponentials(float* sums, const float* z, const float* maxim
 
 // target_logits[rows]: the logits of the words that come next, as far as they are this rank's, and zeros for the
 // others.
-__global__ void own_target_logits(float* target_logits, const float* z, const std::int32_t* targets, Words own,
+__global__ void own_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets, Words own,
                                   int rows) {
   for (int row : grid_stride(rows)) {
-    const float* logits = z + static_cast<std::size_t>(row) * own.count;
+    const ConstReals logits = z + static_cast<std::size_t>(row) * own.count;
     const int target = targets[row];
     float logit = 0;
     // TODO 05.23: The logit of the word `target`, if the word is one of this rank's, else zero.
@@ -208,12 +205,13 @@ __global__ void sharded_losses(float* losses, float* log_sums, const float* maxi
 
 // The gradient of Σ losses / `tokens` by this rank's logits: chapter 01's, where 1 is taken off only on the rank that
 // has the target.
-__global__ void sharded_cross_entropy_backward(float* gradient, const float* z, const float* log_sums,
+__global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
                                                const std::int32_t* targets, Words own, int rows, int tokens) {
   for (int row : grid_stride(rows)) {
     const std::size_t begin = static_cast<std::size_t>(row) * own.count;
-    const float *logits = z + begin, log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
-    float* dz = gradient + begin;
+    const ConstReals logits = z + begin;
+    const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
+    const Reals dz = gradient + begin;
     for (int j = 0; j < own.count; ++j) dz[j] = factor * expf(logits[j] - log_sum);
     if (own.has(targets[row])) dz[targets[row] - own.first] -= factor;
   }
@@ -227,8 +225,8 @@ class ParallelCrossEntropy : public Loss {
 
   int scratch() const override { return 3 * context_; }
 
-  void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
-           float* gradient, float* scratch) const override {
+  void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
+           Real* gradient, float* scratch) const override {
     const cudaStream_t stream = blas.stream();
     const ncclComm_t comm = group_.comm();
     const auto* targets = static_cast<const std::int32_t*>(y);

@@ -35,7 +35,7 @@ class MeshClipping {
   void clip(float* norm) {
     if (norm == nullptr) return;
     for (std::size_t c = 0; c < updates_.size(); ++c) {
-      const float* grads = updates_[c].model().grads();
+      const Real* grads = updates_[c].model().grads();
       for (const Extent& range : counted_[c]) clipping_.add_squares(grads + range.offset, range.count, norm);
     }
     const auto sum_over = [&](const Group& group) {

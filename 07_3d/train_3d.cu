@@ -97,6 +97,7 @@ int main(int argc, char** argv) {
   Settings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);

@@ -73,9 +73,10 @@ class Options {
   // Adds the options of checkpoints. `format` is the default of --checkpoint-format. Call before parse().
   void with_checkpoints(const std::string& format);
 
-  // Add --accumulation-steps, and --validation-samples. Call before parse().
+  // Add --accumulation-steps, --validation-samples, and --precision (chapter 01's precision.h). Call before parse().
   void with_accumulation();
   void with_validation();
+  void with_precision();
   bool validates() const { return validates_; }
   // Whether the norm of the gradient is computed: to clip by it, and always for a language model.
   bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
@@ -86,8 +87,7 @@ class Options {
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
 
-  // For programs that are one process.
-  void for_one_rank() { one_rank_ = true; }
+  void for_one_rank() { one_rank_ = true; }  // for programs that are one process
 
   // Leaves the training options out: for programs that train nothing. Call before parse().
   void without_training();
@@ -117,7 +117,7 @@ class Options {
   void use_model();
   void use_gpt();
   void use_alexnet();
-  std::string program_;
+  std::string program_, precision_;  // precision_: in programs that call with_precision()
   Sampling sampling_;
   bool validates_ = false, one_rank_ = false;
   std::unique_ptr<Impl> impl_;

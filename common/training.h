@@ -21,6 +21,7 @@ namespace workshop {
 struct OptimizerState {
   float *first_moment, *second_moment;  // AdamW's, as many as the values that it updates; null where there are none
   int* steps;                           // made so far
+  std::function<void()> loaded;         // called when a checkpoint's have been loaded; may be empty
 };
 
 // This rank's place among the data-parallel replicas. Where several ranks make up a replica, one of them, rank 0 among

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuBLAS on OpenBLAS: each call checks its arguments and enqueues the operation on the handle's stream.
 #include <cublas_v2.h>
+#include <cuda_bf16.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
+#include <type_traits>
 #include <vector>
 
 #include "common/cpu/openblas.h"
@@ -75,12 +77,13 @@ struct Matrices {
 };
 
 // The products of a batch, C = alpha op(A) op(B) + beta C, one for a single product.
+template <typename T>
 struct Gemm {
   CBLAS_TRANSPOSE transa, transb;
   int m, n, k;
   Scalar alpha, beta;
-  Matrices<const float> a, b;
-  Matrices<float> c;
+  Matrices<const T> a, b;
+  Matrices<T> c;
   int batch;
 
   // From here on, waking other cores costs less than they save.
@@ -106,14 +109,42 @@ struct Gemm {
     const std::ptrdiff_t offset_a = transa == CblasNoTrans ? rows.begin : rows.begin * std::ptrdiff_t{a.ld};
     const std::ptrdiff_t offset_b = transb == CblasNoTrans ? columns.begin * std::ptrdiff_t{b.ld} : columns.begin;
     const std::ptrdiff_t offset_c = rows.begin + columns.begin * std::ptrdiff_t{c.ld};
-    openblas().sgemm(CblasColMajor, transa, transb, rows.end - rows.begin, columns.end - columns.begin, k,
-                     alpha.value(), a.at(product, offset_a), a.ld, b.at(product, offset_b), b.ld, beta.value(),
-                     c.at(product, offset_c), c.ld);
+    compute(rows.end - rows.begin, columns.end - columns.begin, a.at(product, offset_a), b.at(product, offset_b),
+            c.at(product, offset_c));
+  }
+
+  void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
+    if constexpr (std::is_same_v<T, float>) {
+      openblas().sgemm(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
+                       beta.value(), block_c, c.ld);
+    } else {  // in floats, and rounded once in the end
+      thread_local std::vector<float> floats_a, floats_b, floats_c;
+      const bool as_is_a = transa == CblasNoTrans, as_is_b = transb == CblasNoTrans;
+      const int ld_a = to_floats(floats_a, block_a, as_is_a ? rows : k, as_is_a ? k : rows, a.ld);
+      const int ld_b = to_floats(floats_b, block_b, as_is_b ? k : columns, as_is_b ? columns : k, b.ld);
+      const float old = beta.value();
+      floats_c.resize(static_cast<std::size_t>(rows) * columns);
+      if (old != 0) to_floats(floats_c, block_c, rows, columns, c.ld);
+      openblas().sgemm(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), floats_a.data(), ld_a,
+                       floats_b.data(), ld_b, old, floats_c.data(), rows);
+      for (int j = 0; j < columns; ++j) {
+        std::copy_n(floats_c.data() + static_cast<std::size_t>(j) * rows, rows, block_c + std::ptrdiff_t{j} * c.ld);
+      }
+    }
+  }
+
+  // A matrix as floats, without what lies between its columns; returns its leading dimension.
+  static int to_floats(std::vector<float>& floats, const T* from, int rows, int columns, int ld) {
+    floats.resize(static_cast<std::size_t>(rows) * columns);
+    for (int j = 0; j < columns; ++j) {
+      std::copy_n(from + std::ptrdiff_t{j} * ld, rows, floats.data() + static_cast<std::size_t>(j) * rows);
+    }
+    return std::max(1, rows);
   }
 };
 
-bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const float* alpha, int lda,
-                int ldb, const float* beta, int ldc) {
+bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const void* alpha, int lda,
+                int ldb, const void* beta, int ldc) {
   return valid(transa) && valid(transb) && m >= 0 && n >= 0 && k >= 0 && alpha != nullptr && beta != nullptr &&
          lda >= stored_rows(transa, m, k) && ldb >= stored_rows(transb, k, n) && ldc >= std::max(1, m);
 }
@@ -121,9 +152,10 @@ bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n
 // ---- what a call reads and writes ----------------------------------------------------------------------------------
 
 // The matrices of one argument, one for each product of a batch, in column-major order.
-struct Argument {
+template <typename T>
+struct ArgumentOf {
   const char* name;
-  const float* first;
+  const T* first;
   int rows, columns, ld;
   bool writes;
   std::int64_t stride = 0;
@@ -136,39 +168,42 @@ struct Argument {
   Range one(int i) const {  // without what lies between its columns
     Range matrix = range(first + i * stride, static_cast<std::size_t>(rows));
     matrix.count = static_cast<std::size_t>(columns);
-    matrix.pitch = static_cast<std::size_t>(ld) * sizeof(float);
+    matrix.pitch = static_cast<std::size_t>(ld) * sizeof(T);
     return matrix;
   }
 
  private:
-  Range range(const float* begin, std::size_t elements) const {
-    return {name, begin, elements * sizeof(float), writes, sizeof(float), "floats"};
+  Range range(const T* begin, std::size_t elements) const {
+    return {name, begin, elements * sizeof(T), writes, sizeof(T), std::is_same_v<T, float> ? "floats" : "bfloat16s"};
   }
 };
+using Argument = ArgumentOf<float>;
 
 Argument vector_argument(const char* name, const float* x, int n, int increment, bool writes) {
   return {name, x, /*rows=*/1, /*columns=*/n, /*ld=*/std::abs(increment), writes};
 }
 
-Argument operand(const char* name, cublasOperation_t op, int rows, int columns, const float* first, int ld,
-                 std::int64_t stride = 0, int batch = 1) {
+template <typename T>
+ArgumentOf<T> operand(const char* name, cublasOperation_t op, int rows, int columns, const T* first, int ld,
+                      std::int64_t stride = 0, int batch = 1) {
   const bool as_is = op == CUBLAS_OP_N;
   return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
 }
 
 // False where the handle's stream is none of the current device, on which no kernel can be launched there.
-bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<Argument> arguments) {
+template <typename T = float>
+bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<ArgumentOf<T>> arguments) {
   if (!workshop::cpu::may_launch(stream)) {
     cudaGetLastError();  // the call's own status tells
     return false;
   }
   const int device = workshop::cpu::device_of(stream);
-  for (const Argument& a : arguments) {
+  for (const ArgumentOf<T>& a : arguments) {
     if (a.rows > 0 && a.columns > 0) workshop::cpu::check_bounds(call, {{a.between()}}, device);
   }
   if (!workshop::cpu::checks_order()) return true;
   std::vector<Range> ranges;
-  for (const Argument& a : arguments) {
+  for (const ArgumentOf<T>& a : arguments) {
     for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
   }
   workshop::cpu::order_call({stream, workshop::cpu::call_site(call), ranges});
@@ -188,6 +223,27 @@ cublasStatus_t enqueue_result(cublasHandle_t handle, int n, Compute compute) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// All products: what every call for some of them comes down to.
+template <typename T>
+cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
+                        int m, int n, int k, const float* alpha, Matrices<const T> a, Matrices<const T> b,
+                        const float* beta, Matrices<T> c, int batch) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (batch < 0 || !valid_gemm(transa, transb, m, n, k, alpha, a.ld, b.ld, beta, c.ld)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
+  if (!check_arguments<T>(call, handle->stream,
+                          {operand("A", transa, m, k, a.first, a.ld, a.stride, batch),
+                           operand("B", transb, k, n, b.first, b.ld, b.stride, batch),
+                           {"C", c.first, m, n, c.ld, true, c.stride, batch}}))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  const Gemm<T> gemm = {cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch};
+  enqueue_kernel(handle->stream, 2.0 * m * n * k * batch,
+                 [gemm] { gemm.is_large() ? workshop::cpu::run_shared(gemm) : gemm(); });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 }  // namespace
 
 const char* cublasGetStatusName(cublasStatus_t status) {
@@ -200,6 +256,8 @@ const char* cublasGetStatusName(cublasStatus_t status) {
       return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_EXECUTION_FAILED:
       return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
   }
   return "unknown status";
 }
@@ -214,6 +272,8 @@ const char* cublasGetStatusString(cublasStatus_t status) {
       return "an unsupported value or parameter was passed to the function";
     case CUBLAS_STATUS_EXECUTION_FAILED:
       return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "the requested functionality is not supported";
   }
   return "unknown status";
 }
@@ -268,22 +328,34 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
                                          int m, int n, int k, const float* alpha, const float* A, int lda,
                                          long long int strideA, const float* B, int ldb, long long int strideB,
                                          const float* beta, float* C, int ldc, long long int strideC, int batchCount) {
-  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (batchCount < 0 || !valid_gemm(transa, transb, m, n, k, alpha, lda, ldb, beta, ldc)) {
-    return CUBLAS_STATUS_INVALID_VALUE;
-  }
-  if (m == 0 || n == 0 || batchCount == 0) return CUBLAS_STATUS_SUCCESS;
-  if (!check_arguments(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle->stream,
-                       {operand("A", transa, m, k, A, lda, strideA, batchCount),
-                        operand("B", transb, k, n, B, ldb, strideB, batchCount),
-                        {"C", C, m, n, ldc, true, strideC, batchCount}}))
-    return CUBLAS_STATUS_EXECUTION_FAILED;
-  const Gemm gemm = {
-      cblas_op(transa),  cblas_op(transb),  m,         n, k, {handle, alpha}, {handle, beta}, {A, lda, strideA},
-      {B, ldb, strideB}, {C, ldc, strideC}, batchCount};
-  enqueue_kernel(handle->stream, 2.0 * m * n * k * batchCount,
-                 [gemm] { gemm.is_large() ? workshop::cpu::run_shared(gemm) : gemm(); });
-  return CUBLAS_STATUS_SUCCESS;
+  return multiply<float>(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle, transa, transb, m, n, k,
+                         alpha, {A, lda, strideA}, {B, ldb, strideB}, beta, {C, ldc, strideC}, batchCount);
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
+                            int k, const void* alpha, const void* A, cudaDataType Atype, int lda, const void* B,
+                            cudaDataType Btype, int ldb, const void* beta, void* C, cudaDataType Ctype, int ldc,
+                            cublasComputeType_t computeType, cublasGemmAlgo_t algo) {
+  return cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0, beta, C,
+                                    Ctype, ldc, 0, 1, computeType, algo);
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
+                                          int m, int n, int k, const void* alpha, const void* A, cudaDataType Atype,
+                                          int lda, long long int strideA, const void* B, cudaDataType Btype, int ldb,
+                                          long long int strideB, const void* beta, void* C, cudaDataType Ctype, int ldc,
+                                          long long int strideC, int batchCount, cublasComputeType_t computeType,
+                                          cublasGemmAlgo_t) {
+  if (Atype != Btype || Atype != Ctype || computeType != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const char* call = batchCount == 1 ? "cublasGemmEx" : "cublasGemmStridedBatchedEx";
+  const auto as = [&]<typename T>(T) {
+    return multiply<T>(call, handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
+                       {static_cast<const T*>(A), lda, strideA}, {static_cast<const T*>(B), ldb, strideB},
+                       static_cast<const float*>(beta), {static_cast<T*>(C), ldc, strideC}, batchCount);
+  };
+  if (Atype == CUDA_R_32F) return as(float());
+  if (Atype == CUDA_R_16BF) return as(__nv_bfloat16());
+  return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/cpu/nccl_operations.h"
 
+#include <cuda_bf16.h>
 #include <sched.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -21,20 +21,11 @@ constexpr int kSlowMilliseconds = 5;
 
 // ---- data types and reductions -------------------------------------------------------------------------------------
 
-// A bfloat16 is the upper half of a float.
-float to_float(std::uint16_t value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
-
-std::uint16_t to_bfloat16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (value != value) return static_cast<std::uint16_t>(bits >> 16 | 0x40);     // a NaN stays one
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest, ties to even
-}
-
 template <typename Combine>
 void reduce_bfloat16(void* in, void* inout, int* count, MPI_Datatype*) {
-  const auto* a = static_cast<const std::uint16_t*>(in);
-  auto* b = static_cast<std::uint16_t*>(inout);
-  for (int i = 0; i < *count; ++i) b[i] = to_bfloat16(Combine()(to_float(a[i]), to_float(b[i])));
+  const auto* a = static_cast<const __nv_bfloat16*>(in);
+  auto* b = static_cast<__nv_bfloat16*>(inout);
+  for (int i = 0; i < *count; ++i) b[i] = Combine()(__bfloat162float(a[i]), __bfloat162float(b[i]));
 }
 
 struct Sum {
@@ -78,8 +69,8 @@ void divide_all(void* data, std::size_t count, int n) {
 }
 
 void divide_all_bfloat16(void* data, std::size_t count, int n) {
-  auto* values = static_cast<std::uint16_t*>(data);
-  for (std::size_t i = 0; i < count; ++i) values[i] = to_bfloat16(to_float(values[i]) * (1.0f / static_cast<float>(n)));
+  auto* values = static_cast<__nv_bfloat16*>(data);
+  for (std::size_t i = 0; i < count; ++i) values[i] = __bfloat162float(values[i]) * (1.0f / static_cast<float>(n));
 }
 
 struct DataType {

@@ -60,6 +60,9 @@ Range kernel_range(const Argument& argument) {
   if constexpr (std::is_pointer_v<Parameter>) {
     using Element = std::remove_pointer_t<Parameter>;
     return {"", static_cast<Parameter>(argument), sizeof(Element), !std::is_const_v<Element>};
+  } else if constexpr (requires { typename Parameter::Element; }) {  // of numbers that are no floats: precision.h
+    using Element = typename Parameter::Element;
+    return {"", Parameter(argument).data(), sizeof(Element), !std::is_const_v<Element>};
   } else {
     return {"", nullptr, 0, false};
   }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -29,10 +30,13 @@ namespace {
 
 constexpr std::size_t kArenaBytes = 8 << 20;  // for probes: more than the tests and ./workshop check need
 
+enum class Elements { floats, integers, bfloat16s };
+
 // A probe whose copy may still be on its way.
 struct PendingProbe {
   Json line;
-  float* values;  // in the arena; ints where the line says so
+  Elements elements;
+  float* values;  // in the arena; or as much room with what else there is
   std::size_t count;
   Event copied;
 };
@@ -105,10 +109,19 @@ cudaError_t collect_probes() {
     const cudaError_t status = cudaEventQuery(probe.copied);
     if (status == cudaErrorNotReady) cudaGetLastError();  // it was an answer
     if (status != cudaSuccess) return status;
-    if (probe.line.contains("integers")) {
-      add_values(probe.line, reinterpret_cast<const int*>(probe.values), probe.count);
-    } else {
-      add_values(probe.line, probe.values, probe.count);
+    switch (probe.elements) {
+      case Elements::floats:
+        add_values(probe.line, probe.values, probe.count);
+        break;
+      case Elements::integers:
+        probe.line["integers"] = true;
+        add_values(probe.line, reinterpret_cast<const int*>(probe.values), probe.count);
+        break;
+      case Elements::bfloat16s: {
+        const auto* values = reinterpret_cast<const __nv_bfloat16*>(probe.values);
+        const std::vector<float> floats(values, values + probe.count);
+        add_values(probe.line, floats.data(), probe.count);
+      }
     }
     record_line(probe.line);
     Journal::get().write(probe.line);
@@ -157,12 +170,12 @@ void note_passed(Json line) {
 }
 
 // The copy of a probe, behind what is on its stream.
-void enqueue_probe(Json line, const void* tensor, cudaStream_t stream, const CallSite& site) {
+void enqueue_probe(Json line, const void* tensor, Elements elements, cudaStream_t stream, const CallSite& site) {
   const std::lock_guard lock(probes().mutex);
-  PendingProbe pending{std::move(line), nullptr, 1, Event()};
+  PendingProbe pending{std::move(line), elements, nullptr, 1, Event()};
   for (const auto& extent : pending.line["shape"]) pending.count *= extent.get<std::size_t>();
-  const std::size_t bytes = pending.count * sizeof(float);
   static_assert(sizeof(int) == sizeof(float));
+  const std::size_t bytes = pending.count * (elements == Elements::bfloat16s ? sizeof(__nv_bfloat16) : sizeof(float));
   if (bytes > 0) {
     pending.values = probes().arena.take(pending.count);
     const InCall in_call(site);
@@ -187,16 +200,15 @@ const CallSite& site_of_probe(const char* todo, const char* file, int line) {
   return site;
 }
 
-void probe_on_device(const char* todo, const std::string& name, const void* tensor, bool integers,
+void probe_on_device(const char* todo, const std::string& name, const void* tensor, Elements elements,
                      std::initializer_list<int> shape, cudaStream_t stream, const char* file, int source_line) {
   std::optional<Json> line = begin_probe(todo, name);
   if (!line) return;
   note_passed(*line);
   (*line)["shape"] = shape;
-  if (integers) (*line)["integers"] = true;
   const CallSite& site = site_of_probe(todo, file, source_line);
   // The calls of an open group begin at its end: only then there is something to copy.
-  after_group([line = *line, tensor, stream, &site] { enqueue_probe(line, tensor, stream, site); });
+  after_group([line = *line, tensor, elements, stream, &site] { enqueue_probe(line, tensor, elements, stream, site); });
 }
 
 }  // namespace
@@ -243,12 +255,17 @@ void todo_on_host(const char* id, const char* file, int line) {
 
 void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
            cudaStream_t stream, const char* file, int source_line) {
-  probe_on_device(todo, name, tensor, /*integers=*/false, shape, stream, file, source_line);
+  probe_on_device(todo, name, tensor, Elements::floats, shape, stream, file, source_line);
 }
 
 void probe(const char* todo, const std::string& name, const int* tensor, std::initializer_list<int> shape,
            cudaStream_t stream, const char* file, int source_line) {
-  probe_on_device(todo, name, tensor, /*integers=*/true, shape, stream, file, source_line);
+  probe_on_device(todo, name, tensor, Elements::integers, shape, stream, file, source_line);
+}
+
+void probe_bfloat16(const char* todo, const std::string& name, const void* tensor, std::initializer_list<int> shape,
+                    cudaStream_t stream, const char* file, int source_line) {
+  probe_on_device(todo, name, tensor, Elements::bfloat16s, shape, stream, file, source_line);
 }
 
 namespace {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <limits>
 #include <new>
 #include <sstream>
+#include <string_view>
 
 #include "common/check.h"
 #include "common/job.h"
@@ -155,6 +159,26 @@ void Options::use_model() {
   if (model == ModelKind::alexnet) use_alexnet();
 }
 
+namespace {
+
+// A program is built once for each precision: PROGRAM and PROGRAM_bf16, side by side.
+constexpr std::string_view kSuffix = "_bf16";
+
+std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+// Goes on as the same program for another precision.
+void become(const std::string& program, char** argv) {
+  execv(program.c_str(), argv);
+  usage_error("--precision needs the program %s, which cannot be started: build it", program.c_str());
+}
+
+}  // namespace
+
+void Options::with_precision() {
+  precision_ = this_program().ends_with(kSuffix) ? "bf16" : "fp32";
+  add("--precision", precision_, "of weights, activations and their gradients", {"fp32", "bf16"});
+}
+
 void Options::without_training() {
   for (CLI::Option* option : impl_->training) impl_->app.remove_option(option);
   impl_->training.clear();
@@ -214,6 +238,11 @@ void Options::parse(int argc, char** argv) {
     std::string message = error.what();
     std::replace(message.begin(), message.end(), '\n', ' ');
     usage_error("%s (--help lists what is accepted)", message.c_str());
+  }
+  if (const std::string program = this_program(); !precision_.empty()) {
+    const bool is_bf16 = program.ends_with(kSuffix);
+    if (precision_ == "bf16" && !is_bf16) become(program + std::string(kSuffix), argv);
+    if (precision_ == "fp32" && is_bf16) become(program.substr(0, program.size() - kSuffix.size()), argv);
   }
   if (one_rank_ && process_ranks().world > 1) {
     usage_error("%s trains on one GPU; it was started on %d ranks", program_.substr(program_.find('/') + 1).c_str(),

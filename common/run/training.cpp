@@ -134,6 +134,7 @@ struct Training::State {
   std::unique_ptr<ProgressLine> progress;
   Checkpoints checkpoints;
   std::vector<int*> counts;  // of the steps made
+  std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
   bool resumed = false, in_epoch = false, in_step = false, stopped = false, over = false;
   Progress start;
@@ -186,6 +187,7 @@ void Training::add(const std::vector<TensorPart>& parts) { state_->checkpoints.a
 void Training::add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state) {
   state_->checkpoints.add_adamw(parts, values, state.first_moment, state.second_moment);
   add(state.steps);
+  if (state.loaded) state_->loaded.push_back(state.loaded);
 }
 
 void Training::add(int* steps) { state_->counts.push_back(steps); }
@@ -196,6 +198,8 @@ void Training::resume() {
   state_->epoch = state_->start.epoch - 1;
   state_->step = state_->start.step - 1;
   state_->resumed = true;
+  if (state_->options.resume.empty()) return;
+  for (const auto& loaded : state_->loaded) loaded();
 }
 
 Batch Training::first_samples() {

@@ -19,7 +19,7 @@ namespace workshop {
 // ---- layers --------------------------------------------------------------------------------------------------------
 
 // Room for the windows of one layer at a time, which all convolutions of a model share.
-using WindowRoom = std::shared_ptr<DeviceBuffer<float>>;
+using WindowRoom = std::shared_ptr<DeviceBuffer<Real>>;
 
 // What follows a convolution and its ReLU.
 struct Pooling {
@@ -49,7 +49,7 @@ class ConvolutionLayer : public Layer {
   // The output of the ReLU; of the pooling, and where it is from; the averages.
   std::vector<int> saved() const override {
     std::vector<int> sizes = {convolution_.out.size()};
-    if (pools_) sizes.insert(sizes.end(), {map().size(), map().size()});
+    if (pools_) sizes.insert(sizes.end(), {map().size(), reals_for(map().size())});
     if (averages_) sizes.push_back(out);
     return sizes;
   }
@@ -60,20 +60,20 @@ class ConvolutionLayer : public Layer {
     const std::size_t size = static_cast<std::size_t>(max_samples) * convolution_.windows_size();
     if (room_->size() >= size) return;
     *room_ = {};  // before there is another
-    *room_ = DeviceBuffer<float>(size, Memory::activations);
+    *room_ = DeviceBuffer<Real>(size, Memory::activations);
   }
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const Parameter &weight = parameters[0], &bias = parameters[1];
     convolution_.linear = {name,        convolution_.row(), convolution_.out.channels, weight.value, bias.value,
                            weight.grad, bias.grad};
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range("forward " + name, stream);
-    float* y = saved.buffers[0].data();
-    convolution_forward(blas, convolution_, static_cast<const float*>(x), y, room_->data(), samples);
+    Real* y = saved.buffers[0].data();
+    convolution_forward(blas, convolution_, static_cast<const Real*>(x), y, room_->data(), samples);
     activation_forward(Activation::relu, y, y, samples * convolution_.out.size(), stream);
     if (pools_) {
       max_pool(max_pool_, y, saved.buffers[1].data(), pixels(saved), samples, stream);
@@ -84,10 +84,10 @@ class ConvolutionLayer : public Layer {
     return saved.buffers.back().data();
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range("backward " + name, stream);
-    float *dy = g.dy, *below = g.spare;
+    Real *dy = g.dy, *below = g.spare;
     if (averages_) {
       average_pool_gradient(average_pool_, dy, below, g.samples, stream);
       std::swap(dy, below);
@@ -98,8 +98,8 @@ class ConvolutionLayer : public Layer {
     }
     // Where the output of a ReLU is above 0, so was its input.
     activation_backward(Activation::relu, dy, saved.buffers[0].data(), g.samples * convolution_.out.size(), stream);
-    float* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : below;
-    convolution_backward(g.blas, convolution_, static_cast<const float*>(saved.x), dy, dx, room_->data(), g.ones,
+    Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : below;
+    convolution_backward(g.blas, convolution_, static_cast<const Real*>(saved.x), dy, dx, room_->data(), g.ones,
                          g.samples, g.accumulate);
     return dx;
   }
@@ -127,7 +127,7 @@ class ConvolutionLayer : public Layer {
     if (pooling.cells > 0) return out.channels * pooling.cells * pooling.cells;
     return (pooling.largest ? map_of(out, kPooled, out.channels) : out).size();
   }
-  // The numbers of pixels lie in a buffer of floats, which are as long as ints.
+  // The numbers of pixels lie in a buffer of Reals.
   static int* pixels(const Saved& saved) { return static_cast<int*>(static_cast<void*>(saved.buffers[2].data())); }
 
   bool pools_, averages_;
@@ -154,29 +154,29 @@ class DropoutLinear : public Layer {
   // The output, and what dropout has left of the input.
   std::vector<int> saved() const override { return probability_ > 0 ? std::vector{out, in} : std::vector{out}; }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const Parameter &weight = parameters[0], &bias = parameters[1];
     linear_ = {name, in, out, weight.value, bias.value, weight.grad, bias.grad};
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range("forward " + name, stream);
     if (const Dropout dropout = dropout_of(saved); dropout.active()) {
-      dropout.apply(saved.buffers[1].data(), static_cast<const float*>(x), samples, in, stream);
+      dropout.apply(saved.buffers[1].data(), static_cast<const Real*>(x), samples, in, stream);
     }
-    float* y = saved.buffers[0].data();
+    Real* y = saved.buffers[0].data();
     linear_forward(blas, linear_, input(saved), y, samples);
     if (relu_) activation_forward(Activation::relu, y, y, samples * out, stream);
     return y;
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range("backward " + name, stream);
     if (relu_) activation_backward(Activation::relu, g.dy, saved.buffers[0].data(), g.samples * out, stream);
-    float* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
+    Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
     linear_backward(g.blas, linear_, input(saved), g.dy, dx, g.ones, g.samples, g.accumulate);
     if (dx != nullptr) dropout_of(saved).apply(dx, dx, g.samples, in, stream);  // the same mask
     return dx;
@@ -185,8 +185,8 @@ class DropoutLinear : public Layer {
  private:
   Dropout dropout_of(const Saved& saved) const { return {probability_, seed_, number_, /*place=*/0, saved.batch}; }
   // Of the linear layer.
-  const float* input(const Saved& saved) const {
-    return dropout_of(saved).active() ? saved.buffers[1].data() : static_cast<const float*>(saved.x);
+  const Real* input(const Saved& saved) const {
+    return dropout_of(saved).active() ? saved.buffers[1].data() : static_cast<const Real*>(saved.x);
   }
 
   bool relu_;
@@ -222,7 +222,7 @@ inline Network make_alexnet(const Options& options) {
                           {10, 256, {3, 1, 1}, {true, kCells}}};
   Network network;
   network.images = std::make_shared<ImageDataset>(images_of(options));
-  const auto room = std::make_shared<DeviceBuffer<float>>();
+  const auto room = std::make_shared<DeviceBuffer<Real>>();
   Map map = {3, o.size, o.size, /*channels_last=*/false};
   for (const Shape& s : shapes) {
     const auto layer = std::make_shared<ConvolutionLayer>("features." + std::to_string(s.place), map,

@@ -13,7 +13,7 @@
 namespace workshop {
 
 // sums[i] = Σ values² over chunk number i of `length` values.
-__global__ void chunk_squares(float* sums, const float* values, int n, int length) {
+__global__ void chunk_squares(float* sums, ConstReals values, int n, int length) {
   for (int chunk : grid_stride((n + length - 1) / length)) {
     const int first = chunk * length, count = n - first < length ? n - first : length;
     sums[chunk] = sum_of(count, [=](int i) { return values[first + i] * values[first + i]; });
@@ -25,7 +25,7 @@ __global__ void take_root(float* value) {
 }
 
 // Scales values[n], whose norm is *norm, to a norm of at most `most`, as torch.nn.utils.clip_grad_norm_ does.
-__global__ void clip_to(float* values, const float* norm, float most, int n) {
+__global__ void clip_to(Reals values, const float* norm, float most, int n) {
   const float factor = most / (*norm + 1e-6f);
   for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;
 }
@@ -41,14 +41,14 @@ class Clipping {
         sums_(options.needs_norm() ? chunks(count) : 0, Memory::data) {}
 
   // *norm is made the norm of grad[count], which is clipped by it. All of the gradient is there, as in chapter 02.
-  void clip_whole(float* grad, int count, float* norm) const {
+  void clip_whole(Real* grad, int count, float* norm) const {
     add_squares(grad, count, norm);
     finish(norm, {});
     clip(grad, count, norm);
   }
 
   // Where it is not, or in several pieces: adds each piece's squares to *norm, which is zero at first …
-  void add_squares(const float* grad, int count, float* norm) const {
+  void add_squares(const Real* grad, int count, float* norm) const {
     if (norm == nullptr || count == 0) return;
     launch(chunk_squares, count, stream_, sums_.data(), grad, count, kLength);
     launch(add_sum, 1, stream_, norm, sums_.data(), 1.0f, chunks(count));
@@ -60,7 +60,7 @@ class Clipping {
     launch(take_root, 1, stream_, norm);
   }
   // … and clips each piece by it.
-  void clip(float* grad, int count, const float* norm) const {
+  void clip(Real* grad, int count, const float* norm) const {
     if (norm != nullptr && most_ > 0) launch(clip_to, count, stream_, grad, norm, most_, count);
   }
 

@@ -52,13 +52,13 @@ struct Windows {
 
 // rows[samples · windows, channels · k · k] from maps[samples, in.size()]. `out` has a pixel for each window. An
 // iteration is a channel of a window.
-__global__ void gather_windows(float* rows, const float* maps, Map in, Map out, Windows w, int samples) {
+__global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map out, Windows w, int samples) {
   for (int i : grid_stride(samples * out.pixels() * in.channels)) {
     const int channel = i % in.channels, window = i / in.channels;
     const int sample = window / out.pixels(), place = window % out.pixels();
     const int top = w.begin(place / out.width), left = w.begin(place % out.width);
-    const float* map = maps + sample * in.size();
-    float* row = rows + i * w.size * w.size;
+    const ConstReals map = maps + sample * in.size();
+    const Reals row = rows + i * w.size * w.size;
     for (int down = 0; down < w.size; ++down) {
       for (int right = 0; right < w.size; ++right) {
         const int y = top + down, x = left + right;
@@ -76,7 +76,7 @@ __global__ void gather_windows(float* rows, const float* maps, Map in, Map out, 
 
 // The gradient of a map, dx, from that of its windows, drows: a value went to all windows that have it. Each iteration
 // adds up for a value of its own, so nothing is written by two threads, and the order of a sum is always the same.
-__global__ void add_windows(float* dx, const float* drows, Map in, Map out, Windows w, int samples) {
+__global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int pixel = i / in.channels, sample = pixel / in.pixels();
     const int y = pixel % in.pixels() / in.width, x = pixel % in.width;
@@ -85,7 +85,7 @@ __global__ void add_windows(float* dx, const float* drows, Map in, Map out, Wind
     for (int row = rows.first; row < rows.last; ++row) {
       for (int column = columns.first; column < columns.last; ++column) {
         const int window = (sample * out.height + row) * out.width + column;
-        const float* gradient = drows + (window * in.channels + channel) * w.size * w.size;  // [k, k]
+        const ConstReals gradient = drows + (window * in.channels + channel) * w.size * w.size;  // [k, k]
         // TODO 01.20: Add to `sum` the gradient of this value in this window: which of the k · k places has it there?
         //   The window's first row is w.begin(row), its first column w.begin(column).
         sum += gradient[(y - w.begin(row)) * w.size + x - w.begin(column)];
@@ -109,13 +109,13 @@ struct Convolution {
 };
 
 // The rows of all windows to rows[samples, windows_size()].
-inline void windows_of(const Convolution& c, const float* x, float* rows, int samples, cudaStream_t stream) {
+inline void windows_of(const Convolution& c, const Real* x, Real* rows, int samples, cudaStream_t stream) {
   launch(gather_windows, samples * c.windows_size(), stream, rows, x, c.in, c.out, c.windows, samples);
   probe("01.19", c.linear.name + ": windows", rows, {samples * c.out.pixels(), c.row()}, stream);
 }
 
 // `rows` is room for the windows.
-inline void convolution_forward(const Blas& blas, const Convolution& c, const float* x, float* y, float* rows,
+inline void convolution_forward(const Blas& blas, const Convolution& c, const Real* x, Real* y, Real* rows,
                                 int samples) {
   windows_of(c, x, rows, samples, blas.stream());
   linear_forward(blas, c.linear, rows, y, samples * c.out.pixels());
@@ -123,8 +123,8 @@ inline void convolution_forward(const Blas& blas, const Convolution& c, const fl
 
 // As linear_backward(). The windows are gathered once more instead of kept: they take several times the room of the
 // map. Then their gradient takes their place.
-inline void convolution_backward(const Blas& blas, const Convolution& c, const float* x, const float* dy, float* dx,
-                                 float* rows, const float* ones, int samples, float accumulate) {
+inline void convolution_backward(const Blas& blas, const Convolution& c, const Real* x, const Real* dy, Real* dx,
+                                 Real* rows, const Real* ones, int samples, float accumulate) {
   const int count = samples * c.out.pixels();
   windows_of(c, x, rows, samples, blas.stream());
   linear_backward_parameters(blas, c.linear, rows, dy, ones, count, accumulate);

@@ -13,10 +13,10 @@ namespace workshop {
 
 // losses[rows] = log Σⱼ e^z[j] - z[target] of logits z[rows, vocabulary], and log_sums[rows], its first term. One row
 // an iteration.
-__global__ void cross_entropy_forward(float* losses, float* log_sums, const float* logits, const std::int32_t* targets,
+__global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals logits, const std::int32_t* targets,
                                       int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
-    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
+    const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     // TODO 01.15: log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
     //   Of logits as large as 100 the sum would be infinite: take the largest out of it first, max_of(vocabulary, z).
     const float largest = max_of(vocabulary, z);
@@ -27,11 +27,11 @@ __global__ void cross_entropy_forward(float* losses, float* log_sums, const floa
 }
 
 // The gradient of Σ losses / `tokens` by the logits. One row an iteration.
-__global__ void cross_entropy_backward(float* gradient, const float* logits, const float* log_sums,
+__global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const float* log_sums,
                                        const std::int32_t* targets, int rows, int vocabulary, int tokens) {
   for (int row : grid_stride(rows)) {
-    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
-    float* dz = gradient + static_cast<std::size_t>(row) * vocabulary;
+    const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
+    const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
     // TODO 01.16: dz[j]: the probability of word j, less 1 for the word that comes next, all of it times `factor`.
     //   The derivative of log Σ e^z by z[j] is e^z[j] / Σ e^z, which is e^(z[j] - log_sum).
@@ -43,10 +43,9 @@ __global__ void cross_entropy_backward(float* gradient, const float* logits, con
 
 // correct[rows] = 1 where the target has the largest of the logits, the first of several such, else 0. One row an
 // iteration.
-__global__ void mark_correct(float* correct, const float* logits, const std::int32_t* targets, int rows,
-                             int vocabulary) {
+__global__ void mark_correct(float* correct, ConstReals logits, const std::int32_t* targets, int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
-    const float* z = logits + static_cast<std::size_t>(row) * vocabulary;
+    const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const int target = targets[row];
     int smaller = 0;
     for (int j = 0; j < vocabulary; ++j) smaller += z[j] < z[target] || (z[j] == z[target] && j > target);
@@ -61,8 +60,8 @@ class CrossEntropy : public Loss {
 
   int scratch() const override { return 2 * context_; }
 
-  void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
-           float* gradient, float* scratch) const override {
+  void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
+           Real* gradient, float* scratch) const override {
     const cudaStream_t stream = blas.stream();
     const auto* targets = static_cast<const std::int32_t*>(y);
     const int rows = samples * context_, tokens = samples_of_step * context_;
@@ -76,7 +75,7 @@ class CrossEntropy : public Loss {
     probe("01.16", "gradient of the logits", gradient, {rows, vocabulary_}, stream);
   }
 
-  void add_correct(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step,
+  void add_correct(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step,
                    float* correct, float* scratch) const override {
     const auto* targets = static_cast<const std::int32_t*>(y);
     const int rows = samples * context_, tokens = samples_of_step * context_;

@@ -10,7 +10,7 @@
 namespace workshop {
 
 // y[rows, width] = words[tokens[row]] + positions[first + row mod context], for rows of tokens.
-__global__ void embedding_forward(float* y, const std::int32_t* tokens, const float* words, const float* positions,
+__global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReals words, ConstReals positions,
                                   int first, int context, int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int row = i / width;
@@ -21,16 +21,16 @@ __global__ void embedding_forward(float* y, const std::int32_t* tokens, const fl
 // Adds the rows of dy[rows, width] to the gradients of the words and positions that they came from. A thread has some
 // columns and goes down all rows: so no two threads write to the same place, and the order of each sum is always the
 // same, which atomicAdd() would not give.
-__global__ void embedding_backward(float* words_grad, float* positions_grad, const float* dy,
-                                   const std::int32_t* tokens, int context, int rows, int width) {
+__global__ void embedding_backward(Reals words_grad, Reals positions_grad, ConstReals dy, const std::int32_t* tokens,
+                                   int context, int rows, int width) {
   for (int row = 0; row < rows; ++row) {
-    const float* gradient = dy + row * width;
-    float* position = positions_grad + row % context * width;
+    const ConstReals gradient = dy + row * width;
+    const Reals position = positions_grad + row % context * width;
     for (int column : grid_stride(width)) position[column] += gradient[column];
     // TODO 01.17: Add this row's gradient to that of its word.
     //   words_grad is [vocabulary, width], and the row's word is tokens[row]. A word may occur several times. As above,
     //   only columns of this thread's own.
-    float* word = words_grad + tokens[row] * width;
+    const Reals word = words_grad + tokens[row] * width;
     for (int column : grid_stride(width)) word[column] += gradient[column];
     // END TODO 01.17
   }
@@ -54,17 +54,17 @@ class Embedding : public Layer {
   std::vector<int> saved() const override { return {out}; }
   int rows() const override { return context_; }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range("forward " + name, blas.stream());
     compute(x, saved.buffers[0].data(), 0, samples * context_, blas.stream());
     return saved.buffers[0].data();
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range("backward " + name, stream);
     const Parameter &words = parameters[0], &positions = parameters[1];
-    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words.grad, 0, count() * sizeof(float), stream));
+    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words.grad, 0, count() * sizeof(Real), stream));
     const int rows = g.samples * context_;
     launch(embedding_backward, rows * width_, stream, words.grad, positions.grad, g.dy,
            static_cast<const std::int32_t*>(saved.x), context_, rows, width_);
@@ -73,13 +73,13 @@ class Embedding : public Layer {
   }
 
   // x is the token.
-  const float* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
+  const Real* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
     compute(x, saved.buffers[0].data(), position, 1, blas.stream());
     return saved.buffers[0].data();
   }
 
  private:
-  void compute(const void* x, float* y, int first, int rows, cudaStream_t stream) const {
+  void compute(const void* x, Real* y, int first, int rows, cudaStream_t stream) const {
     launch(embedding_forward, rows * width_, stream, y, static_cast<const std::int32_t*>(x), parameters[0].value,
            parameters[1].value, first, context_, rows, width_);
   }

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   Options options("01_single_gpu/gpt", "Trains a language model on one GPU.");
   options.for_one_rank();
   options.with_gpt();
+  options.with_precision();
   options.with_checkpoints("full");
   options.parse(argc, argv);
   Job job(options);
@@ -34,7 +35,7 @@ int main(int argc, char** argv) {
   const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  add_all(training, model, optimizer);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

@@ -11,32 +11,33 @@
 #include "common/device.h"
 #include "common/options.h"
 #include "common/record.h"
+#include "rows.h"
 
 namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
 // y[rows, cols] += bias[cols], the same bias for every row.
-__global__ void add_bias(float* y, const float* bias, int rows, int cols) {
+__global__ void add_bias(Reals y, ConstReals bias, int rows, int cols) {
   for_each_element(rows, cols, [=](int i, int column) { y[i] += bias[column]; });
 }
 
-__global__ void relu_forward(float* a, const float* z, int n) {
+__global__ void relu_forward(Reals a, ConstReals z, int n) {
   for (int i : grid_stride(n)) a[i] = z[i] > 0 ? z[i] : 0;
 }
 
 // dz = da · relu'(z); dz may be da.
-__global__ void relu_backward(float* dz, const float* da, const float* z, int n) {
+__global__ void relu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
   for (int i : grid_stride(n)) dz[i] = z[i] > 0 ? da[i] : 0;
 }
 
 // The exact GELU, z·Φ(z) with the normal distribution Φ (Hendrycks and Gimpel, 2016); not the tanh approximation.
-__global__ void gelu_forward(float* a, const float* z, int n) {
+__global__ void gelu_forward(Reals a, ConstReals z, int n) {
   for (int i : grid_stride(n)) a[i] = 0.5f * z[i] * (1.0f + erff(z[i] * 0.70710678f));
 }
 
 // gelu'(z) = Φ(z) + z·φ(z)
-__global__ void gelu_backward(float* dz, const float* da, const float* z, int n) {
+__global__ void gelu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
   for (int i : grid_stride(n)) {
     const float cdf = 0.5f * (1.0f + erff(z[i] * 0.70710678f));
     const float pdf = 0.39894228f * expf(-0.5f * z[i] * z[i]);
@@ -45,24 +46,24 @@ __global__ void gelu_backward(float* dz, const float* da, const float* z, int n)
 }
 
 // a = activation(z).
-inline void activation_forward(Activation activation, float* a, const float* z, int n, cudaStream_t stream) {
+inline void activation_forward(Activation activation, Real* a, const Real* z, int n, cudaStream_t stream) {
   launch(activation == Activation::relu ? relu_forward : gelu_forward, n, stream, a, z, n);
 }
 
 // Turns the gradient of a into that of z, in place.
-inline void activation_backward(Activation activation, float* da, const float* z, int n, cudaStream_t stream) {
+inline void activation_backward(Activation activation, Real* da, const Real* z, int n, cudaStream_t stream) {
   launch(activation == Activation::relu ? relu_backward : gelu_backward, n, stream, da, da, z, n);
 }
 
-__global__ void subtract(float* difference, const float* a, const float* b, int n) {
+__global__ void subtract(float* difference, ConstReals a, const float* b, int n) {
   for (int i : grid_stride(n)) difference[i] = a[i] - b[i];
 }
 
-__global__ void add_scaled(float* y, const float* x, float factor, int n) {
+__global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
-__global__ void fill(float* y, float value, int n) {
+__global__ void fill(Reals y, float value, int n) {
   for (int i : grid_stride(n)) y[i] = value;
 }
 
@@ -72,12 +73,12 @@ __global__ void fill(float* y, float value, int n) {
 struct Linear {
   std::string name;  // PyTorch's, such as "0": the parameters are 0.weight and 0.bias
   int in, out;
-  float *weight, *bias;            // [out, in], [out]; no bias where it is null
-  float *weight_grad, *bias_grad;  // likewise
+  Real *weight, *bias;            // [out, in], [out]; no bias where it is null
+  Real *weight_grad, *bias_grad;  // likewise
 };
 
 // y[rows, out] from x[rows, in].
-inline void linear_forward(const Blas& blas, const Linear& l, const float* x, float* y, int rows) {
+inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.1: Multiply: y = x Wᵀ.
   //   One gemm(), of blas.h (docs/calls.md). y is [rows, out], x is [rows, in], the weight is [out, in]: which operand
@@ -96,8 +97,8 @@ inline void linear_forward(const Blas& blas, const Linear& l, const float* x, fl
 
 // The gradients of the layer's parameters from dy[rows, out]. `accumulate` adds to the gradients that are there already
 // (0 overwrites them, 1 adds). `ones` are `rows` ones.
-inline void linear_backward_parameters(const Blas& blas, const Linear& l, const float* x, const float* dy,
-                                       const float* ones, int rows, float accumulate) {
+inline void linear_backward_parameters(const Blas& blas, const Linear& l, const Real* x, const Real* dy,
+                                       const Real* ones, int rows, float accumulate) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.3: The weight's gradient: dW = dyᵀ x, summed over the rows.
   //   One gemm(). dW is [out, in]: which operand is transposed now? Its beta is `accumulate`.
@@ -105,18 +106,15 @@ inline void linear_backward_parameters(const Blas& blas, const Linear& l, const 
   // END TODO 01.3
   probe("01.3", l.name + ".weight.grad", l.weight_grad, {l.out, l.in}, stream);
   if (l.bias == nullptr) return;
-  // TODO 01.4: The bias' gradient: the sum of dy over its rows, db = dyᵀ 1.
-  //   cublasSgemv(handle, op, m, n, &alpha, A, lda, x, incx, &beta, y, incy) with `ones`. For cuBLAS our dy is a
-  //   column-major matrix of m = out rows, n = rows columns and leading dimension out: does it have to be transposed
-  //   to give [out]? Its beta is `accumulate`.
-  const float one = 1.0f;
-  CUBLAS_CHECK(cublasSgemv(blas, CUBLAS_OP_N, l.out, rows, &one, dy, l.out, ones, 1, &accumulate, l.bias_grad, 1));
+  // TODO 01.4: The bias' gradient: the sum of dy over its rows, db = 1ᵀ dy.
+  //   One gemm() again. `ones` is a matrix of one row, [1, rows], and so is db, [1, out]. Its beta is `accumulate`.
+  gemm(blas, Op::as_is, Op::as_is, 1, l.out, rows, ones, dy, accumulate, l.bias_grad);
   // END TODO 01.4
   probe("01.4", l.name + ".bias.grad", l.bias_grad, {l.out}, stream);
 }
 
 // The gradient that goes down to the layer below, dx[rows, in], from dy[rows, out].
-inline void linear_backward_input(const Blas& blas, const Linear& l, const float* dy, float* dx, int rows) {
+inline void linear_backward_input(const Blas& blas, const Linear& l, const Real* dy, Real* dx, int rows) {
   // TODO 01.5: The gradient that goes down to the layer below: dx = dy W.
   //   One gemm(). dx is [rows, in], dy is [rows, out], the weight is [out, in].
   gemm(blas, Op::as_is, Op::as_is, rows, l.in, l.out, dy, l.weight, 0, dx);
@@ -125,8 +123,8 @@ inline void linear_backward_input(const Blas& blas, const Linear& l, const float
 }
 
 // Both; no dx where it is null. It comes first, because other ranks may wait for it.
-inline void linear_backward(const Blas& blas, const Linear& l, const float* x, const float* dy, float* dx,
-                            const float* ones, int rows, float accumulate) {
+inline void linear_backward(const Blas& blas, const Linear& l, const Real* x, const Real* dy, Real* dx,
+                            const Real* ones, int rows, float accumulate) {
   if (dx != nullptr) linear_backward_input(blas, l, dy, dx, rows);
   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate);
 }
@@ -135,7 +133,7 @@ inline void linear_backward(const Blas& blas, const Linear& l, const float* x, c
 
 // Adds Σ(prediction - target)² / elements to *loss, and writes the gradient of that to gradient[n]. `elements` is n for
 // a whole batch, and the n of the whole batch for each of its micro-batches. `scratch` is one float on the device.
-inline void mse_loss(const Blas& blas, const float* prediction, const float* target, int n, int elements, float* loss,
+inline void mse_loss(const Blas& blas, const Real* prediction, const float* target, int n, int elements, float* loss,
                      float* gradient, float* scratch) {
   const cudaStream_t stream = blas.stream();
   launch(subtract, n, stream, gradient, prediction, target, n);
@@ -143,7 +141,7 @@ inline void mse_loss(const Blas& blas, const float* prediction, const float* tar
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
   CUBLAS_CHECK(cublasSdot(blas, n, gradient, 1, gradient, 1, scratch));
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_HOST));
-  launch(add_scaled, 1, stream, loss, scratch, 1.0f / static_cast<float>(elements), 1);
+  launch(add_sum, 1, stream, loss, scratch, 1.0f / static_cast<float>(elements), 1);
   // TODO 01.6: Turn the differences in `gradient` into the gradient of the mean square, in place.
   //   What is the derivative of (p - t)² / elements by p? cublasSscal(handle, n, &factor, x, incx) scales a vector.
   const float factor = 2.0f / static_cast<float>(elements);

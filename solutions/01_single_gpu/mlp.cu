@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   const GradientCheck gradient_check(options);
   options.for_one_rank();
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -29,7 +30,7 @@ int main(int argc, char** argv) {
   const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {}, network.data(), stream);
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  add_all(training, model, optimizer);
   gradient_check.require(model, activations, training, stream);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {

@@ -27,27 +27,27 @@ class MlpLayer : public Layer {
   // Before and after the activation.
   std::vector<int> saved() const override { return activated() ? std::vector{out, out} : std::vector{out}; }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const Parameter &weight = parameters[0], &bias = parameters[1];
     linear_ = {name, in, out, weight.value, bias.value, weight.grad, bias.grad};
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range("forward " + name, blas.stream());
-    float* z = saved.buffers[0].data();
-    linear_forward(blas, linear_, static_cast<const float*>(x), z, samples);
+    Real* z = saved.buffers[0].data();
+    linear_forward(blas, linear_, static_cast<const Real*>(x), z, samples);
     if (!activated()) return z;
-    float* a = saved.buffers[1].data();
+    Real* a = saved.buffers[1].data();
     activation_forward(activation_, a, z, samples * out, blas.stream());
     return a;
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Range range("backward " + name, g.blas.stream());
     if (activated()) activation_backward(activation_, g.dy, saved.buffers[0].data(), g.samples * out, g.blas.stream());
-    float* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
-    linear_backward(g.blas, linear_, static_cast<const float*>(saved.x), g.dy, dx, g.ones, g.samples, g.accumulate);
+    Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
+    linear_backward(g.blas, linear_, static_cast<const Real*>(saved.x), g.dy, dx, g.ones, g.samples, g.accumulate);
     return dx;
   }
 
@@ -62,10 +62,15 @@ class MlpLayer : public Layer {
 class MeanSquaredError : public Loss {
  public:
   explicit MeanSquaredError(int out) : out_(out) {}
-  void add(const Blas& blas, const float* output, const void* y, int samples, int samples_of_step, float* loss,
-           float* gradient, float* scratch) const override {
-    mse_loss(blas, output, static_cast<const float*>(y), samples * out_, samples_of_step * out_, loss, gradient,
-             scratch);
+  int scratch() const override { return kMixedPrecision ? out_ + 1 : 0; }
+  void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
+           Real* gradient, float* scratch) const override {
+    const int n = samples * out_;
+    const auto* target = static_cast<const float*>(y);
+    // With mixed precision the loss is exact, and so is its gradient until it is written.
+    float* exact = kMixedPrecision ? scratch + 1 : if_floats(gradient);
+    mse_loss(blas, output, target, n, samples_of_step * out_, loss, exact, scratch);
+    if (kMixedPrecision) launch(to_reals, n, blas.stream(), gradient, exact, n);
   }
 
  private:

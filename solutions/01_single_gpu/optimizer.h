@@ -10,6 +10,7 @@
 #include "common/options.h"
 #include "common/record.h"
 #include "common/training.h"
+#include "model.h"
 
 namespace workshop {
 
@@ -18,7 +19,7 @@ __host__ __device__ inline void sgd_value(float& value, float grad, float lr, fl
   value -= lr * (grad + weight_decay * value);
 }
 
-__global__ void sgd(float* value, const float* grad, float lr, float weight_decay, int n) {
+__global__ void sgd(float* value, ConstReals grad, float lr, float weight_decay, int n) {
   for (int i : grid_stride(n)) sgd_value(value[i], grad[i], lr, weight_decay);
 }
 
@@ -57,27 +58,32 @@ __host__ __device__ inline void adamw_value(float& value, float grad, float& fir
   value = value * s.decay - s.step_size * first / denominator;
 }
 
-__global__ void adamw(float* value, const float* grad, float* first, float* second, AdamWStep s, int n) {
+__global__ void adamw(float* value, ConstReals grad, float* first, float* second, AdamWStep s, int n) {
   for (int i : grid_stride(n)) adamw_value(value[i], grad[i], first[i], second[i], s);
 }
 
 // Where parameters are kept, with their gradients and the optimizer's state: chapter 06 can keep them on the host.
 enum class Place { device, host };
 
-// An array of floats on the device, or in pinned host memory. Kernels and copies with cudaMemcpyDefault take either.
-class FloatBuffer {
+// An array on the device, or in pinned host memory. Kernels and copies with cudaMemcpyDefault take either.
+template <typename T>
+class PlacedBuffer {
  public:
-  FloatBuffer() = default;
-  FloatBuffer(int count, Memory kind, Place place)
+  PlacedBuffer() = default;
+  PlacedBuffer(int count, Memory kind, Place place)
       : device_(place == Place::device ? count : 0, kind), host_(place == Place::host ? count : 0) {}
-  float* data() const { return host_.size() > 0 ? host_.data() : device_.data(); }
+  T* data() const { return host_.size() > 0 ? host_.data() : device_.data(); }
 
  private:
-  DeviceBuffer<float> device_;
-  HostBuffer<float> host_;
+  DeviceBuffer<T> device_;
+  HostBuffer<T> host_;
 };
 
 // Updates `count` parameters, which may be those of a whole model or a shard of them.
+//
+// A weight of bfloat16 has eight bits: it does not change by less than a 512th of itself, and most steps are smaller.
+// So the optimizer has the weights once more in float32, updates those, and rounds them to the ones that the model
+// computes with.
 class Optimizer {
  public:
   Optimizer(const Options& options, int count, cudaStream_t stream, Place place = Place::device)
@@ -87,9 +93,10 @@ class Optimizer {
         count_(count),
         place_(place),
         stream_(stream) {
+    if (kMixedPrecision) exact_ = PlacedBuffer<float>(count, Memory::optimizer, place);
     if (kind_ != OptimizerKind::adamw) return;
-    for (FloatBuffer* moment : {&first_, &second_}) {
-      *moment = FloatBuffer(count, Memory::optimizer, place);
+    for (PlacedBuffer<float>* moment : {&first_, &second_}) {
+      *moment = PlacedBuffer<float>(count, Memory::optimizer, place);
       if (place == Place::host) std::fill_n(moment->data(), count, 0.0f);
       if (place == Place::device) CUDA_CHECK(cudaMemsetAsync(moment->data(), 0, count * sizeof(float), stream));
     }
@@ -97,14 +104,36 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;  // checkpoints and the stream's operations point to it
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // What it keeps from step to step, for checkpoints: [count] each, null for SGD.
-  OptimizerState state() { return {first_.data(), second_.data(), &steps_}; }
+  // Where the float32 weights of value[count] are, which checkpoints keep: those values themselves or the optimizer's
+  // own, which begin as the values are when they are asked for first.
+  float* weights(Real* values) {
+    if (float* floats = if_floats(values)) return floats;
+    if (!begun_) {
+      const OnDevice on_device(device_);
+      launch(to_floats, count_, stream_, exact_.data(), values, count_);
+      begun_ = true;
+    }
+    return exact_.data();
+  }
 
-  // Enqueues one step: updates value[count] with grad[count], at `factor` times the learning rate of the options.
-  void step(float* value, const float* grad, double factor = 1) {
+  // What it keeps of value[count] from step to step, for checkpoints: [count] each, null for SGD.
+  OptimizerState state(Real* values) {
+    OptimizerState state{first_.data(), second_.data(), &steps_, {}};
+    if (kMixedPrecision) {
+      state.loaded = [this, values] {
+        const OnDevice on_device(device_);
+        round_weights(values);
+      };
+    }
+    return state;
+  }
+
+  // Enqueues one step: updates values[count] with grad[count], at `factor` times the learning rate of the options.
+  void step(Real* values, const Real* grad, double factor = 1) {
     const Range range("update", stream_);
     const double lr = factor * lr_;
-    if (place_ == Place::host) return step_on_host(value, grad, lr);
+    float* value = weights(values);
+    if (place_ == Place::host) return step_on_host(values, grad, lr);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once. Its numbers are floats, these here are doubles.
@@ -115,20 +144,32 @@ class Optimizer {
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
+    if (kMixedPrecision) round_weights(values);
   }
 
  private:
+  // With mixed precision: gives the model the weights that it computes with.
+  void round_weights(Real* values) {
+    const float* value = weights(values);
+    // TODO 01.25: Round the weights value[count_] to those of the model, values[count_].
+    //   launch() a kernel of precision.h. The exact ones stay as they are: what a step is too small to change in the
+    //   rounded ones adds up in them.
+    launch(to_reals, count_, stream_, values, value, count_);
+    // END TODO 01.25
+    probe("01.25", "weights of the model", values, {count_}, stream_);
+  }
+
   // What the stream needs to know of a step when it gets there; the program may be many steps ahead by then.
   struct HostStep {
     Optimizer* optimizer;
-    float* value;
-    const float* grad;
+    Real* values;
+    const Real* grad;
     float lr;
     AdamWStep adamw;
   };
 
   // The same update as one more operation of the stream, so that the program does not wait for it.
-  void step_on_host(float* value, const float* grad, double lr) {
+  void step_on_host(Real* values, const Real* grad, double lr) {
     AdamWStep adamw{};
     if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr, weight_decay_, ++steps_);
     CUDA_CHECK(cudaLaunchHostFunc(
@@ -137,18 +178,20 @@ class Optimizer {
           const std::unique_ptr<HostStep> step(static_cast<HostStep*>(data));
           step->optimizer->run_on_host(*step);
         },
-        new HostStep{this, value, grad, static_cast<float>(lr), adamw}));
+        new HostStep{this, values, grad, static_cast<float>(lr), adamw}));
   }
 
   // Runs on a thread of CUDA's, which must not call CUDA.
   void run_on_host(const HostStep& step) {
+    float* value = weights(step.values);
     if (kind_ == OptimizerKind::sgd) {
       const float weight_decay = static_cast<float>(weight_decay_);
-      for (int i = 0; i < count_; ++i) sgd_value(step.value[i], step.grad[i], step.lr, weight_decay);
+      for (int i = 0; i < count_; ++i) sgd_value(value[i], step.grad[i], step.lr, weight_decay);
     } else {
       float *first = first_.data(), *second = second_.data();
-      for (int i = 0; i < count_; ++i) adamw_value(step.value[i], step.grad[i], first[i], second[i], step.adamw);
+      for (int i = 0; i < count_; ++i) adamw_value(value[i], step.grad[i], first[i], second[i], step.adamw);
     }
+    if (kMixedPrecision) std::copy_n(value, count_, step.values);
   }
 
   OptimizerKind kind_;
@@ -156,8 +199,17 @@ class Optimizer {
   int count_;
   Place place_;
   cudaStream_t stream_;
-  FloatBuffer first_, second_;  // AdamW's moments
-  int steps_ = 0;               // enqueued
+  int device_ = current_device();       // of the stream
+  PlacedBuffer<float> exact_;           // the weights, with mixed precision
+  bool begun_ = false;                  // it has them
+  PlacedBuffer<float> first_, second_;  // AdamW's moments
+  int steps_ = 0;                       // enqueued
 };
+
+// Has checkpoints keep a model's parameters and what the optimizer of all of them keeps.
+inline void add_all(Training& training, const Model& model, Optimizer& optimizer) {
+  float* weights = optimizer.weights(model.values());
+  training.add_all(parts_of(model, weights), weights, optimizer.state(model.values()));
+}
 
 }  // namespace workshop

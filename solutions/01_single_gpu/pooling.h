@@ -13,11 +13,11 @@ namespace workshop {
 
 // y[samples, out.size()] from x[samples, in.size()], and the pixel of the map that each value is from. Windows without
 // padding.
-__global__ void max_pool_forward(float* y, int* from, const float* x, Map in, Map out, Windows w, int samples) {
+__global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * out.pixels(), out.channels, [=](int i, int channel) {
     const int place = i / out.channels, sample = place / out.pixels();
     const int top = w.begin(place % out.pixels() / out.width), left = w.begin(place % out.width);
-    const float* map = x + sample * in.size();
+    const ConstReals map = x + sample * in.size();
     int largest = top * in.width + left;  // the pixel
     for (int row = top; row < top + w.size; ++row) {
       for (int column = left; column < left + w.size; ++column) {
@@ -35,8 +35,7 @@ __global__ void max_pool_forward(float* y, int* from, const float* x, Map in, Ma
 }
 
 // dx[samples, in.size()] from dy[samples, out.size()]. Windows overlap, so a value may be the largest of several.
-__global__ void max_pool_backward(float* dx, const float* dy, const int* from, Map in, Map out, Windows w,
-                                  int samples) {
+__global__ void max_pool_backward(Reals dx, ConstReals dy, const int* from, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
     const Places rows = w.with(pixel / in.width, out.height), columns = w.with(pixel % in.width, out.width);
@@ -61,12 +60,12 @@ __host__ __device__ inline Places pixels_of(int cell, int cells, int length) {
 }
 
 // y[samples, channels, cells, cells], as the linear layers behind it have their inputs, from x[samples, in.size()].
-__global__ void average_pool_forward(float* y, const float* x, Map in, int cells, int samples) {
+__global__ void average_pool_forward(Reals y, ConstReals x, Map in, int cells, int samples) {
   for (int i : grid_stride(samples * in.channels * cells * cells)) {
     const int channel = i / (cells * cells) % in.channels, sample = i / (cells * cells) / in.channels;
     const Places rows = pixels_of(i / cells % cells, cells, in.height);
     const Places columns = pixels_of(i % cells, cells, in.width);
-    const float* map = x + sample * in.size();
+    const ConstReals map = x + sample * in.size();
     float mean = 0;
     // TODO 01.23: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
     //   rows.first <= row < rows.last, and columns likewise. Cells need not be of the same size.
@@ -80,11 +79,11 @@ __global__ void average_pool_forward(float* y, const float* x, Map in, int cells
 }
 
 // dx[samples, in.size()] from dy: a value gets its share of the gradient of each cell that has it.
-__global__ void average_pool_backward(float* dx, const float* dy, Map in, int cells, int samples) {
+__global__ void average_pool_backward(Reals dx, ConstReals dy, Map in, int cells, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
     const int y = pixel / in.width, x = pixel % in.width;
-    const float* gradient = dy + (sample * in.channels + channel) * cells * cells;
+    const ConstReals gradient = dy + (sample * in.channels + channel) * cells * cells;
     float sum = 0;
     for (int row = 0; row < cells; ++row) {
       const Places rows = pixels_of(row, cells, in.height);
@@ -109,13 +108,13 @@ struct MaxPool {
   Windows windows;
 };
 
-inline void max_pool(const MaxPool& p, const float* x, float* y, int* from, int samples, cudaStream_t stream) {
+inline void max_pool(const MaxPool& p, const Real* x, Real* y, int* from, int samples, cudaStream_t stream) {
   const int work = samples * p.out.size() * p.windows.size * p.windows.size;
   launch(max_pool_forward, work, stream, y, from, x, p.in, p.out, p.windows, samples);
   probe("01.21", p.name + ": pixels of the largest", from, {samples * p.out.pixels(), p.out.channels}, stream);
 }
 
-inline void max_pool_gradient(const MaxPool& p, const float* dy, const int* from, float* dx, int samples,
+inline void max_pool_gradient(const MaxPool& p, const Real* dy, const int* from, Real* dx, int samples,
                               cudaStream_t stream) {
   launch(max_pool_backward, samples * p.in.size(), stream, dx, dy, from, p.in, p.out, p.windows, samples);
   probe("01.22", p.name + ": gradient below the pooling", dx, {samples * p.in.pixels(), p.in.channels}, stream);
@@ -129,12 +128,12 @@ struct AveragePool {
   int size() const { return in.channels * cells * cells; }
 };
 
-inline void average_pool(const AveragePool& p, const float* x, float* y, int samples, cudaStream_t stream) {
+inline void average_pool(const AveragePool& p, const Real* x, Real* y, int samples, cudaStream_t stream) {
   launch(average_pool_forward, samples * p.size(), stream, y, x, p.in, p.cells, samples);
   probe("01.23", p.name + ": averages", y, {samples * p.in.channels, p.cells * p.cells}, stream);
 }
 
-inline void average_pool_gradient(const AveragePool& p, const float* dy, float* dx, int samples, cudaStream_t stream) {
+inline void average_pool_gradient(const AveragePool& p, const Real* dy, Real* dx, int samples, cudaStream_t stream) {
   launch(average_pool_backward, samples * p.in.size(), stream, dx, dy, p.in, p.cells, samples);
 }
 

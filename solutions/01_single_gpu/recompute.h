@@ -13,7 +13,7 @@
 namespace workshop {
 
 // What one layer at a time leaves: room that all recomputed layers of a kind share, on each device that has some.
-using SharedActivations = std::shared_ptr<std::map<int, std::vector<DeviceBuffer<float>>>>;
+using SharedActivations = std::shared_ptr<std::map<int, std::vector<DeviceBuffer<Real>>>>;
 
 class Recomputed : public Layer {
  public:
@@ -31,30 +31,30 @@ class Recomputed : public Layer {
   void allocate(int max_samples, cudaStream_t stream) override {
     layer_->allocate(max_samples, stream);
     device_ = current_device();
-    std::vector<DeviceBuffer<float>>& room = (*room_)[device_];
+    std::vector<DeviceBuffer<Real>>& room = (*room_)[device_];
     if (!room.empty()) return;
     for (int size : layer_->saved()) room.emplace_back(max_samples * size, Memory::activations);
   }
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     layer_->bind(values, grads);
     parameters = layer_->parameters;
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Lent lent(*this, saved);
     layer_->forward(blas, x, samples, lent.saved);
     std::swap(lent.saved.buffers.back(), saved.buffers[0]);  // the output stays
     return saved.buffers[0].data();
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Lent lent(*this, saved);
     layer_->forward(g.blas, saved.x, g.samples, lent.saved);
     return layer_->backward(lent.saved, g);
   }
 
   // What earlier positions have left is kept here: there is one sample.
-  const float* forward_position(const Blas& blas, const void* x, int position, Saved&) override {
+  const Real* forward_position(const Blas& blas, const void* x, int position, Saved&) override {
     if (cache_.buffers.empty()) {
       for (int size : layer_->saved()) cache_.buffers.emplace_back(size, Memory::activations);
     }
@@ -73,7 +73,7 @@ class Recomputed : public Layer {
     Lent(const Lent&) = delete;
     Lent& operator=(const Lent&) = delete;
 
-    std::vector<DeviceBuffer<float>>& room;
+    std::vector<DeviceBuffer<Real>>& room;
     mutable Saved saved;
   };
 

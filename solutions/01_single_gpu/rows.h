@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "common/launch.h"
+#include "precision.h"
 
 namespace workshop {
 
@@ -13,12 +14,12 @@ template <typename Term>
 __device__ inline float sum_of(int n, Term term) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int j = 0; j < n; ++j) sum += term(j);
+  for (int j = 0; j < n; ++j) sum += static_cast<float>(term(j));
   return sum;
 }
 
 // The largest of values[n].
-__device__ inline float max_of(int n, const float* values) {
+__device__ inline float max_of(int n, ConstReals values) {
   float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
   for (int j = 0; j < n; ++j) largest = values[j] > largest ? values[j] : largest;

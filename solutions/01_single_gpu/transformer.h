@@ -71,16 +71,17 @@ class Block : public Layer {
   // As Values lists them.
   std::vector<int> saved() const override {
     const int T = heads_.positions;
-    return {out, 2 * T, 3 * out, probabilities(), out, out, out, 2 * T, 4 * out, 4 * out, out};
+    const int statistics = reals_for(2 * T);
+    return {out, statistics, 3 * out, probabilities(), out, out, out, statistics, 4 * out, 4 * out, out};
   }
   // The gradients that backward() has beside each other in dy and spare.
   int widest() const override { return std::max(4 * out, out + std::max(out, probabilities())); }
   int rows() const override { return heads_.positions; }
   void allocate(int max_samples, cudaStream_t) override {
-    if (dropout_ > 0) dropped_ = DeviceBuffer<float>(max_samples * probabilities(), Memory::activations);
+    if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
   }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const std::vector<Parameter>& p = parameters;
     in_proj_ = linear_of(name + ".self_attn.in_proj", p[0], p[1]);
@@ -91,44 +92,43 @@ class Block : public Layer {
     norm2_ = norm_of(name + ".norm2", p[10], p[11]);
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range("forward " + name, blas.stream());
-    return compute(blas, static_cast<const float*>(x), samples, 0, heads_.positions, saved);
+    return compute(blas, static_cast<const Real*>(x), samples, 0, heads_.positions, saved);
   }
 
-  const float* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
+  const Real* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
     saved.batch = {};
-    return compute(blas, static_cast<const float*>(x), 1, position, 1, saved);
+    return compute(blas, static_cast<const Real*>(x), 1, position, 1, saved);
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range("backward " + name, stream);
     const Values v(saved, heads_, 0);
     const int rows = g.samples * heads_.positions, n = rows * E_;
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
-    float *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
-    const auto linear = [&](const Linear& l, const float* x, const float* dy, float* dx) {
+    Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
+    const auto linear = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
       linear_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
     };
 
-    const float* dmlp = branch(mlp_place, saved.batch, dy, beside, g.samples, stream);
+    const Real* dmlp = branch(mlp_place, saved.batch, dy, beside, g.samples, stream);
     linear(linear2_, v.a, dmlp, spare);
     dropout(activation_place, saved.batch).apply(spare, spare, g.samples, 4 * out, stream);
     activation_backward(Activation::gelu, spare, v.z, 4 * n, stream);
     linear(linear1_, v.normed2, spare, beside);
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
 
-    const float* dattention = branch(attention_place, saved.batch, dy, beside, g.samples, stream);
+    const Real* dattention = branch(attention_place, saved.batch, dy, beside, g.samples, stream);
     linear(out_proj_, v.attention.context, dattention, spare);
     const AttentionValues gradients = {spare + n, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, dropout(probability_place, saved.batch),
                        dropped_.data());
     linear(in_proj_, v.normed1, gradients.qkv, beside);
-    float* dx = g.dx != nullptr ? g.dx : dy;
-    norm_backward(norm1_, static_cast<const float*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate,
-                  stream);
+    Real* dx = g.dx != nullptr ? g.dx : dy;
+    norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate, stream);
     return dx;
   }
 
@@ -137,9 +137,7 @@ class Block : public Layer {
   struct Values {
     Values(const Saved& saved, const Heads& heads, int first) {
       const auto rows_of = [&](int i, int width) { return saved.buffers[i].data() + first * width; };
-      const auto statistics = [&](int i) {
-        return RowStatistics{rows_of(i, 1), rows_of(i, 1) + saved.buffers[i].size() / 2};
-      };
+      const auto statistics = [&](int i) { return statistics_in(saved.buffers[i], first); };
       const int E = heads.features();
       normed1 = rows_of(0, E);
       statistics1 = statistics(1);
@@ -153,13 +151,13 @@ class Block : public Layer {
       a = rows_of(9, 4 * E);
       y = rows_of(10, E);
     }
-    float *normed1, *qkv, *context, *residual, *normed2, *z, *a, *y;  // [rows, E], [rows, 3E] and [rows, 4E]
+    Real *normed1, *qkv, *context, *residual, *normed2, *z, *a, *y;  // [rows, E], [rows, 3E] and [rows, 4E]
     RowStatistics statistics1, statistics2;
     AttentionValues attention;  // of all positions
   };
 
   // `count` positions from `first` on, of `samples` samples.
-  const float* compute(const Blas& blas, const float* x, int samples, int first, int count, Saved& saved) {
+  const Real* compute(const Blas& blas, const Real* x, int samples, int first, int count, Saved& saved) {
     const cudaStream_t stream = blas.stream();
     const Values v(saved, heads_, first);
     const int rows = samples * count, n = rows * E_;
@@ -184,8 +182,8 @@ class Block : public Layer {
   Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
 
   // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
-  const float* branch(Place place, const Batch& batch, const float* dy, float* room, int samples,
-                      cudaStream_t stream) const {
+  const Real* branch(Place place, const Batch& batch, const Real* dy, Real* room, int samples,
+                     cudaStream_t stream) const {
     const Dropout dropped = dropout(place, batch);
     if (!dropped.active()) return dy;
     dropped.apply(room, dy, samples, out, stream);
@@ -201,7 +199,7 @@ class Block : public Layer {
   int number_;
   Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};
   LayerNorm norm1_{}, norm2_{};
-  DeviceBuffer<float> dropped_;  // probabilities
+  DeviceBuffer<Real> dropped_;  // probabilities
 };
 
 // The logits [samples, T, vocabulary] of what comes next: a last norm, and a linear layer without bias.
@@ -218,45 +216,44 @@ class LanguageHead : public Layer {
     init_linear(generator, width_, parameters[2].rows(), values.data() + 2 * width_, nullptr);
     return values;
   }
-  std::vector<int> saved() const override { return {in, 2 * context_, out}; }  // normed, mean and rstd, logits
+  std::vector<int> saved() const override {
+    return {in, reals_for(2 * context_), out};
+  }  // normed, mean and rstd, logits
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     norm_ = norm_of("norm", parameters[0], parameters[1]);
     linear_ = linear_of("head", parameters[2], {});
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range("forward " + name, blas.stream());
     return compute(blas, x, samples * context_, saved);
   }
 
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Range range("backward " + name, g.blas.stream());
     const int rows = g.samples * context_;
     linear_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
-    float* dx = g.dx != nullptr ? g.dx : g.dy;
-    norm_backward(norm_, static_cast<const float*>(saved.x), statistics(saved), g.spare, nullptr, dx, rows,
-                  g.accumulate, g.blas.stream());
+    Real* dx = g.dx != nullptr ? g.dx : g.dy;
+    norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx, rows, g.accumulate,
+                  g.blas.stream());
     return dx;
   }
 
   // The logits at this position, [vocabulary].
-  const float* forward_position(const Blas& blas, const void* x, int, Saved& saved) override {
+  const Real* forward_position(const Blas& blas, const void* x, int, Saved& saved) override {
     return compute(blas, x, 1, saved);
   }
 
  private:
-  static RowStatistics statistics(const Saved& saved) {
-    const DeviceBuffer<float>& buffer = saved.buffers[1];
-    return {buffer.data(), buffer.data() + buffer.size() / 2};
-  }
+  static RowStatistics statistics(const Saved& saved) { return statistics_in(saved.buffers[1]); }
 
-  const float* compute(const Blas& blas, const void* x, int rows, Saved& saved) {
-    float *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
-    norm_forward(norm_, static_cast<const float*>(x), normed, statistics(saved), rows, blas.stream());
+  const Real* compute(const Blas& blas, const void* x, int rows, Saved& saved) {
+    Real *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
+    norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), rows, blas.stream());
     linear_forward(blas, linear_, normed, logits, rows);
     return logits;
   }

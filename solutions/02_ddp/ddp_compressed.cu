@@ -254,7 +254,7 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // All replicas are alike, but for what they have left out: rank 0 saves for all, and all load.
-  training.add_all(parts_of(model), model.values(), optimizer.state());
+  add_all(training, model, optimizer);
   average.add_to(training, job.group());
 
   const auto add_loss = [&](const Batch& batch, float* loss) {

@@ -147,7 +147,8 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // No replica is like another: all are saved.
-  training.add_all(of_replica(parts_of(model), job.rank(), job.world()), model.values(), optimizer.state());
+  training.add_all(of_replica(parts_of(model, model.values()), job.rank(), job.world()), model.values(),
+                   optimizer.state(model.values()));
   training.add(average.steps());
 
   const auto add_loss = [&](const Batch& batch, float* loss) {

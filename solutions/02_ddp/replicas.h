@@ -15,9 +15,9 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
-    //   ncclBroadcast(send, receive, count, ncclFloat, root, comm, stream) (docs/calls.md). Its count, p.count(), is in
-    //   elements, not in bytes.
-    NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), ncclFloat, 0, comm, stream));
+    //   ncclBroadcast(send, receive, count, kReal, root, comm, stream) (docs/calls.md). Its count, p.count(), is in
+    //   elements, not in bytes. kReal is their type: ncclFloat, unless the program is built for another precision.
+    NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, stream));
     // END TODO 02.1
     probe("02.1", p.name, p.value, {p.count()}, stream);
   }
@@ -29,9 +29,9 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.2: Average this parameter's gradient over all ranks, in place.
-    //   ncclAllReduce(send, receive, count, ncclFloat, operation, comm, stream). Which operation divides by the number
+    //   ncclAllReduce(send, receive, count, kReal, operation, comm, stream). Which operation divides by the number
     //   of ranks for you?
-    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count(), ncclFloat, ncclAvg, comm, stream));
+    NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count(), kReal, ncclAvg, comm, stream));
     // END TODO 02.2
     probe("02.2", p.name + ".grad, averaged", p.grad, {p.count()}, stream);
   }
@@ -41,7 +41,7 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
-  //   All ranks may have the result: the call is the one of TODO 02.2, but not in place.
+  //   All ranks may have the result: the call is the one of TODO 02.2, but not in place, and a loss is always a float.
   NCCL_CHECK(ncclAllReduce(losses.losses(), losses.global_losses(), losses.count(), ncclFloat, ncclAvg, comm, stream));
   // END TODO 02.3
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
@@ -65,7 +65,7 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
   training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
     // TODO 02.9: Combine the ranks' shares of the mean, in place, on every rank: one float.
-    //   The call is the one of TODO 02.2. Each share is divided by the number of all samples already: is it the sum or
+    //   The call is the one of TODO 02.3. Each share is divided by the number of all samples already: is it the sum or
     //   the average of them?
     NCCL_CHECK(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, comm, stream));
     // END TODO 02.9

@@ -24,13 +24,13 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
   Model model(network, samples, stream, {i, i + 1});
   Activations activations = model.make_activations();
   const auto zeros = [&](int count) {
-    DeviceBuffer<float> buffer(count, Memory::activations);
+    DeviceBuffer<Real> buffer(count, Memory::activations);
     CUDA_CHECK(cudaMemsetAsync(buffer.data(), 0, buffer.bytes(), stream));
     return buffer;
   };
-  const DeviceBuffer<float> x = zeros(samples * model.input_size());  // token number 0, where the layer reads tokens
-  const DeviceBuffer<float> dx = zeros(i > 0 ? samples * model.input_size() : 0);
-  if (model.count() > 0) CUDA_CHECK(cudaMemsetAsync(model.values(), 0, model.count() * sizeof(float), stream));
+  const DeviceBuffer<Real> x = zeros(samples * model.input_size());  // token number 0, where the layer reads tokens
+  const DeviceBuffer<Real> dx = zeros(i > 0 ? samples * model.input_size() : 0);
+  if (model.count() > 0) CUDA_CHECK(cudaMemsetAsync(model.values(), 0, model.count() * sizeof(Real), stream));
 
   Event begin(cudaEventDefault), middle(cudaEventDefault), end(cudaEventDefault);
   const auto elapsed = [](const Event& from, const Event& to) {
@@ -40,7 +40,7 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
   };
   std::vector<double> forward, backward;
   for (int run = 0; run <= kRuns; ++run) {
-    const std::size_t bytes = static_cast<std::size_t>(samples) * model.output_size() * sizeof(float);
+    const std::size_t bytes = static_cast<std::size_t>(samples) * model.output_size() * sizeof(Real);
     CUDA_CHECK(cudaMemsetAsync(model.output_gradient(), 0, bytes, stream));
     CUDA_CHECK(cudaEventRecord(begin, stream));
     model.forward({.x = x.data(), .samples = samples, .step = 0}, activations);

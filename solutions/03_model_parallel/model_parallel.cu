@@ -21,13 +21,13 @@ void forward(Stage& stage, const Batch& batch, const Job& job, cudaStream_t stre
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
   //   Output: what stage.forward(input, rows) returns, [rows, stage.out]; the last rank keeps it.
-  //   ncclRecv(buffer, count, ncclFloat, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
   if (rank > 0) {
     x = stage.received.data();
-    NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, ncclFloat, rank - 1, job.comm(), stream));
+    NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, kReal, rank - 1, job.comm(), stream));
   }
-  const float* output = stage.forward(x, rows);
-  if (rank < last) NCCL_CHECK(ncclSend(output, rows * stage.out, ncclFloat, rank + 1, job.comm(), stream));
+  const Real* output = stage.forward(x, rows);
+  if (rank < last) NCCL_CHECK(ncclSend(output, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   // END TODO 03.3
 }
 
@@ -39,12 +39,12 @@ void backward(Stage& stage, int rows, const Job& job, cudaStream_t stream) {
   //   stage.backward(rows, dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in]. The
   //   first rank has none below it and passes nullptr.
   if (rank < last) {
-    float* gradient = stage.model.output_gradient();
-    NCCL_CHECK(ncclRecv(gradient, rows * stage.out, ncclFloat, rank + 1, job.comm(), stream));
+    Real* gradient = stage.model.output_gradient();
+    NCCL_CHECK(ncclRecv(gradient, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   }
-  float* dx = rank > 0 ? stage.input_gradient.data() : nullptr;
+  Real* dx = rank > 0 ? stage.input_gradient.data() : nullptr;
   stage.backward(rows, dx);
-  if (rank > 0) NCCL_CHECK(ncclSend(dx, rows * stage.in, ncclFloat, rank - 1, job.comm(), stream));
+  if (rank > 0) NCCL_CHECK(ncclSend(dx, rows * stage.in, kReal, rank - 1, job.comm(), stream));
   // END TODO 03.4
 }
 
@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   std::string partition;
   add_partition(options, partition, "ranks");
   options.with_models();
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
@@ -74,7 +75,7 @@ int main(int argc, char** argv) {
 
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   Training training(options, job, {.reports = rank == 0}, network.data(), stream);
-  training.add_all(parts_of(stage.model), stage.model.values(), stage.optimizer.state());  // each rank its layers
+  add_all(training, stage.model, stage.optimizer);  // each rank its layers
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     forward(stage, batch, job, stream);

@@ -75,7 +75,7 @@ void forward(Parts& parts, const Batch& batch) {
     CUDA_CHECK(cudaSetDevice(part.device));  // kernels are launched on streams of the current device only
     stage.batch = batch;
     if (i > 0) {
-      copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(float));
+      copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
     x = stage.forward(x, batch.samples);
@@ -88,15 +88,15 @@ void backward(Parts& parts, int rows) {
   for (int i = last; i >= 0; --i) {
     Part& part = *parts[i];
     Stage& stage = part.stage;
-    float* gradient = stage.model.output_gradient();
-    float* dx = i > 0 ? stage.input_gradient.data() : nullptr;
+    Real* gradient = stage.model.output_gradient();
+    Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out].
     //   copy() is above, stage.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
       Part& above = *parts[i + 1];
-      copy(part, gradient, above, above.stage.input_gradient.data(), rows * stage.out * sizeof(float));
+      copy(part, gradient, above, above.stage.input_gradient.data(), rows * stage.out * sizeof(Real));
     }
     stage.backward(rows, dx);
     // END TODO 03.8
@@ -205,6 +205,7 @@ int main(int argc, char** argv) {
   options.add("--devices", options.devices, "devices that the layers are spread over", 1, 1024);
   add_partition(options, partition, "devices");
   options.with_models();
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("full");
   options.parse(argc, argv);
@@ -226,7 +227,7 @@ int main(int argc, char** argv) {
   Training training(options, job, {}, network.data(), parts[0]->stream);
   for (const auto& part : parts) {
     const Stage& stage = part->stage;
-    training.add_all(parts_of(stage.model), stage.model.values(), part->stage.optimizer.state());
+    add_all(training, stage.model, part->stage.optimizer);
   }
 
   const auto add_loss = [&](const Batch& batch, float* sum) {

@@ -39,9 +39,9 @@ struct Stage {
   }
 
   // The output of these layers, [rows, out], for the samples of `batch`, of which they see x[rows, in].
-  const float* forward(const void* x, int rows) {
-    probe(probes.input, "input of " + probes.name, static_cast<const float*>(x), {rows, in}, stream);
-    const float* output = nullptr;
+  const Real* forward(const void* x, int rows) {
+    probe(probes.input, "input of " + probes.name, static_cast<const Real*>(x), {rows, in}, stream);
+    const Real* output = nullptr;
     clock.compute([&] { output = model.forward(batch.with_x(x), activations); });
     return output;
   }
@@ -56,7 +56,7 @@ struct Stage {
 
   // The gradients of the parameters from model.output_gradient() and, unless dx is null, that of the input in
   // dx[rows, in].
-  void backward(int rows, float* dx) {
+  void backward(int rows, Real* dx) {
     probe(probes.gradient, "gradient of " + probes.name + "'s output", model.output_gradient(), {rows, out}, stream);
     clock.compute([&] { model.backward(activations, /*accumulate=*/false, {}, dx); });
   }
@@ -83,9 +83,9 @@ struct Stage {
   Activations activations;
   Optimizer optimizer;
   Clipping clipping;
-  Batch batch;                         // under way
-  DeviceBuffer<float> received;        // the input from the rank before, [rows, in]; none on the first rank
-  DeviceBuffer<float> input_gradient;  // what goes back to that rank, likewise
+  Batch batch;                        // under way
+  DeviceBuffer<Real> received;        // the input from the rank before, [rows, in]; none on the first rank
+  DeviceBuffer<Real> input_gradient;  // what goes back to that rank, likewise
   IdleClock clock;
   cudaStream_t stream;
   StageProbes probes;

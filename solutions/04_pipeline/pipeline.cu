@@ -44,7 +44,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   for (Chunk& chunk : stage.chunks()) {
     chunk.model.initialize(options.model_seed);
     Optimizer& optimizer = optimizers.emplace_back(options, chunk.model.count(), stream);
-    training.add_all(parts_of(chunk.model), chunk.model.values(), optimizer.state());
+    add_all(training, chunk.model, optimizer);
     largest = std::max(largest, chunk.model.count());
   }
   const Clipping clipping(options, largest, stream);
@@ -99,6 +99,7 @@ int main(int argc, char** argv) {
   Settings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);

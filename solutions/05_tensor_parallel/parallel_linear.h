@@ -45,21 +45,21 @@ class SideStream {
 };
 
 // f, backward: every rank gets the whole dx[rows, l.in].
-inline void f_backward(const Group& group, const Linear& l, float* dx, int rows, cudaStream_t stream) {
+inline void f_backward(const Group& group, const Linear& l, Real* dx, int rows, cudaStream_t stream) {
   // TODO 05.4: Add the ranks' shares of dx up, in place (f, backward).
   //   So far dx is what reached x through this rank's features. One NCCL call over the group, for rows * l.in floats,
   //   on `stream`.
-  NCCL_CHECK(ncclAllReduce(dx, dx, rows * l.in, ncclFloat, ncclSum, group.comm(), stream));
+  NCCL_CHECK(ncclAllReduce(dx, dx, rows * l.in, kReal, ncclSum, group.comm(), stream));
   // END TODO 05.4
   probe("05.4", l.name + ": dy W, summed over the ranks", dx, {rows, l.in}, stream);
 }
 
 // g, forward, and the bias: every rank gets the whole y[rows, l.out].
-inline void g_forward(const Group& group, const Linear& l, float* y, int rows, cudaStream_t stream) {
+inline void g_forward(const Group& group, const Linear& l, Real* y, int rows, cudaStream_t stream) {
   // TODO 05.3: Add the ranks' shares of the product up, in place (g, forward), and add the bias to every row.
   //   So far y is this rank's share of x Wᵀ. One NCCL call over group.comm(), on `stream`, for rows * l.out floats, and
   //   the kernel add_bias as in TODO 01.2 (docs/calls.md). Every rank has the whole bias: in which order?
-  NCCL_CHECK(ncclAllReduce(y, y, rows * l.out, ncclFloat, ncclSum, group.comm(), stream));
+  NCCL_CHECK(ncclAllReduce(y, y, rows * l.out, kReal, ncclSum, group.comm(), stream));
   launch(add_bias, rows * l.out, stream, y, l.bias, rows, l.out);
   // END TODO 05.3
   probe("05.3", l.name + ": x W^T + b, summed over the ranks", y, {rows, l.out}, stream);
@@ -69,14 +69,14 @@ inline void g_forward(const Group& group, const Linear& l, float* y, int rows, c
 
 // y[rows, l.out], this rank's features, from the whole x[rows, l.in]. f is the identity here, so that is chapter 01's
 // layer with fewer outputs.
-inline void column_parallel_forward(const Blas& blas, const Linear& l, const float* x, float* y, int rows) {
+inline void column_parallel_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {
   linear_forward(blas, l, x, y, rows);
 }
 
 // The gradients of this rank's part of the layer from dy[rows, l.out], and the whole dx[rows, l.in], the same on every
 // rank of the group; dx comes first and, with a side stream, is summed while the rest is computed.
-inline void column_parallel_backward(const Blas& blas, const Group& group, const Linear& l, const float* x,
-                                     const float* dy, float* dx, const float* ones, int rows, float accumulate,
+inline void column_parallel_backward(const Blas& blas, const Group& group, const Linear& l, const Real* x,
+                                     const Real* dy, Real* dx, const Real* ones, int rows, float accumulate,
                                      SideStream* side = nullptr) {
   linear_backward_input(blas, l, dy, dx, rows);
   f_backward(group, l, dx, rows, side != nullptr ? side->fork(blas.stream()) : blas.stream());
@@ -85,7 +85,7 @@ inline void column_parallel_backward(const Blas& blas, const Group& group, const
 }
 
 // The whole y[rows, l.out], the same on every rank, from this rank's features x[rows, l.in].
-inline void row_parallel_forward(const Blas& blas, const Group& group, const Linear& l, const float* x, float* y,
+inline void row_parallel_forward(const Blas& blas, const Group& group, const Linear& l, const Real* x, Real* y,
                                  int rows) {
   gemm(blas, Op::as_is, Op::transposed, rows, l.out, l.in, x, l.weight, 0, y);
   g_forward(group, l, y, rows, blas.stream());
@@ -93,8 +93,8 @@ inline void row_parallel_forward(const Blas& blas, const Group& group, const Lin
 
 // The gradients of this rank's part of the layer from the whole dy[rows, l.out], and those of this rank's features in
 // dx[rows, l.in]. g is the identity here, so that is chapter 01's layer with fewer inputs. The bias' gradient is whole.
-inline void row_parallel_backward(const Blas& blas, const Linear& l, const float* x, const float* dy, float* dx,
-                                  const float* ones, int rows, float accumulate) {
+inline void row_parallel_backward(const Blas& blas, const Linear& l, const Real* x, const Real* dy, Real* dx,
+                                  const Real* ones, int rows, float accumulate) {
   linear_backward(blas, l, x, dy, dx, ones, rows, accumulate);
 }
 
@@ -145,18 +145,18 @@ class ParallelPair : public Layer {
   }
   int widest() const override { return std::max({in, features_, out}); }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     column_ = linear_part(name, parameters[0], parameters[1]);
     row_ = linear_part(row_name_, parameters[2], parameters[3]);
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    float *z = saved.buffers[0].data(), *a = saved.buffers[1].data();
-    float *y = saved.buffers[2].data(), *activated = saved.buffers[3].data();
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+    Real *z = saved.buffers[0].data(), *a = saved.buffers[1].data();
+    Real *y = saved.buffers[2].data(), *activated = saved.buffers[3].data();
     {
       const Range range("forward " + name, blas.stream());
-      column_parallel_forward(blas, column_, static_cast<const float*>(x), z, samples);
+      column_parallel_forward(blas, column_, static_cast<const Real*>(x), z, samples);
       if (a != nullptr) activation_forward(inner_, a, z, samples * features_, blas.stream());
     }
     const Range range("forward " + row_name_, blas.stream());
@@ -168,10 +168,10 @@ class ParallelPair : public Layer {
 
   // The gradient of x is computed and summed even where it is not asked for: what lies below a pair of a real network
   // is never the data, but another pair, a norm or an embedding.
-  float* backward(const Saved& saved, const Gradients& g) override {
-    const float *z = saved.buffers[0].data(), *a = saved.buffers[1].data(), *y = saved.buffers[2].data();
+  Real* backward(const Saved& saved, const Gradients& g) override {
+    const Real *z = saved.buffers[0].data(), *a = saved.buffers[1].data(), *y = saved.buffers[2].data();
     const cudaStream_t stream = g.blas.stream();
-    float* hidden = g.spare;  // gradient of this rank's features
+    Real* hidden = g.spare;  // gradient of this rank's features
     {
       const Range range("backward " + row_name_, stream);
       if (outer_ != Activation::none) activation_backward(outer_, g.dy, y, g.samples * out, stream);
@@ -179,8 +179,8 @@ class ParallelPair : public Layer {
     }
     const Range range("backward " + name, stream);
     if (a != nullptr) activation_backward(inner_, hidden, z, g.samples * features_, stream);
-    float* dx = g.dx != nullptr ? g.dx : g.dy;
-    column_parallel_backward(g.blas, group_, column_, static_cast<const float*>(saved.x), hidden, dx, g.ones, g.samples,
+    Real* dx = g.dx != nullptr ? g.dx : g.dy;
+    column_parallel_backward(g.blas, group_, column_, static_cast<const Real*>(saved.x), hidden, dx, g.ones, g.samples,
                              g.accumulate, side_);
     return dx;
   }

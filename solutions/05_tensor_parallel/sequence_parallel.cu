@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {.reports = job.rank() == 0}, {options.layers.front(), options.layers.back()},
                     stream);
-  training.add_all(parameters.parts(), parameters.values(), optimizer.state());
+  training.add_all(parameters.parts(parameters.values()), parameters.values(), optimizer.state(parameters.values()));
 
   // This rank's rows of a batch.
   const auto own_rows = [&](const Batch& batch) {

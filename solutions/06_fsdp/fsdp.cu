@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   FsdpOptions fsdp;
   fsdp.add_to(options);
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");

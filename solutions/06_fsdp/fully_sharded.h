@@ -60,9 +60,9 @@ class FullyShardedModel {
   }
 
   // The output of the last unit, as Model's.
-  const float* forward(const Batch& batch) {
+  const Real* forward(const Batch& batch) {
     const void* x = batch.x;
-    const float* output = nullptr;
+    const Real* output = nullptr;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
@@ -121,22 +121,24 @@ class FullyShardedModel {
 
   // Has checkpoints keep this rank's shards and the optimizer's state.
   void add_to(Training& training) {
+    float* weights = optimizer_.weights(values_.data());
     std::vector<TensorPart> parts;
     for (int u = 0; u < units(); ++u) {
       const int size = units_[u].sharding.shard, first = groups_.shard.rank() * size;
-      const auto shard = range_of(parts_of(units_[u].model), first, first + size, value_shard(u));
+      const auto shard =
+          range_of(parts_of(units_[u].model, nullptr), first, first + size, weights + layout_.offsets[u]);
       parts.insert(parts.end(), shard.begin(), shard.end());
     }
-    training.add_all(parts, values_.data(), optimizer_.state());
+    training.add_all(parts, weights, optimizer_.state(values_.data()));
   }
 
   // Records the full parameters, gathered unit by unit, as those of number `replica`: a report of a training run and no
   // part of it, so it goes past the ledger, through NCCL's own name for the same call.
   void record(int replica) {
     for (int u = 0; u < units(); ++u) {
-      float* whole = full_values(u);
-      const float* shard = into_place(u, whole, compute_);
-      NCCL_CHECK(pncclAllGather(shard, whole, units_[u].sharding.shard, ncclFloat, groups_.shard.comm(), compute_));
+      Real* whole = full_values(u);
+      const Real* shard = into_place(u, whole, compute_);
+      NCCL_CHECK(pncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
       units_[u].model.bind(whole, full_gradient(u));
       record_parameters(units_[u].model, replica, compute_);
     }
@@ -150,8 +152,8 @@ class FullyShardedModel {
   // Every rank draws the initial values of the whole model and keeps its shards of them.
   void initialize(std::uint64_t seed) {
     for (int u = 0; u < units(); ++u) {
-      const std::vector<float> shard = initial_shard(units_[u], groups_.shard.rank(), seed);
-      const std::size_t bytes = shard.size() * sizeof(float);
+      const std::vector<Real> shard = initial_shard(units_[u], groups_.shard.rank(), seed);
+      const std::size_t bytes = shard.size() * sizeof(Real);
       CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard.data(), bytes, cudaMemcpyDefault, compute_));
       CUDA_CHECK(cudaStreamSynchronize(compute_));
       probe("06.2", name(u) + ", this rank's shard", value_shard(u), {units_[u].sharding.shard}, compute_);
@@ -163,20 +165,21 @@ class FullyShardedModel {
   void initialize_from_rank_0(std::uint64_t seed, const Group& ranks) {
     for (int u = 0; u < units(); ++u) {
       const Sharding& sharding = units_[u].sharding;
-      std::vector<float> values = units_[u].model.initial_values(seed + ranks.rank());
+      const std::vector<float> drawn = units_[u].model.initial_values(seed + ranks.rank());
+      std::vector<Real> values(drawn.begin(), drawn.end());
       values.resize(sharding.padded());
-      float* whole = full_values(u);
-      CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(float), cudaMemcpyDefault, compute_));
-      NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), ncclFloat, 0, ranks.comm(), compute_));
-      const float* shard = whole + groups_.shard.rank() * sharding.shard;
-      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard, sharding.shard * sizeof(float), cudaMemcpyDefault, compute_));
+      Real* whole = full_values(u);
+      CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(Real), cudaMemcpyDefault, compute_));
+      NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), kReal, 0, ranks.comm(), compute_));
+      const Real* shard = whole + groups_.shard.rank() * sharding.shard;
+      CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard, sharding.shard * sizeof(Real), cudaMemcpyDefault, compute_));
       CUDA_CHECK(cudaStreamSynchronize(compute_));
     }
   }
 
   // This rank's shard of a unit's parameters and of their gradients, wherever it is kept.
-  float* value_shard(int u) const { return values_.data() + layout_.offsets[u]; }
-  float* grad_shard(int u) const { return grads_.data() + layout_.offsets[u]; }
+  Real* value_shard(int u) const { return values_.data() + layout_.offsets[u]; }
+  Real* grad_shard(int u) const { return grads_.data() + layout_.offsets[u]; }
 
   // Nothing comes before the first pass; and between the last forward and the first backward pass is no reduction.
   Prefetch prefetch(int k) const {
@@ -194,18 +197,18 @@ class FullyShardedModel {
 
   // The buffers of pass k for all parameters of its unit and for all their gradients. A unit that is not freed after
   // its forward pass has a buffer of its own; else the passes take turns.
-  float* full_values(int k) const {
+  Real* full_values(int k) const {
     if (!fsdp_.reshard_after_forward) return kept_[passes_[k].unit].data();
     return buffers_[k % (k < units() ? forward_values() : backward_values())].data();
   }
-  float* full_gradient(int k) const { return buffers_[backward_values() + k % gradients()].data(); }
+  Real* full_gradient(int k) const { return buffers_[backward_values() + k % gradients()].data(); }
 
   // Copies this rank's shard of the unit to its place among the whole, if it is on the host.
-  const float* into_place(int u, float* whole, cudaStream_t stream) {
+  const Real* into_place(int u, Real* whole, cudaStream_t stream) {
     if (!fsdp_.cpu_offload) return value_shard(u);
     const int size = units_[u].sharding.shard;
-    float* place = whole + groups_.shard.rank() * size;
-    CUDA_CHECK(cudaMemcpyAsync(place, value_shard(u), size * sizeof(float), cudaMemcpyDefault, stream));
+    Real* place = whole + groups_.shard.rank() * size;
+    CUDA_CHECK(cudaMemcpyAsync(place, value_shard(u), size * sizeof(Real), cudaMemcpyDefault, stream));
     return place;
   }
 
@@ -215,12 +218,12 @@ class FullyShardedModel {
     const Sharding& sharding = units_[u].sharding;
     if (passes_[k].gather) {
       const Range range("gather " + name(u), communication_);
-      float* whole = full_values(k);
-      const float* shard = into_place(u, whole, communication_);
+      Real* whole = full_values(k);
+      const Real* shard = into_place(u, whole, communication_);
       // TODO 06.13: Gather the unit's parameters: `whole` from every rank's `shard`.
       //   One NCCL call over the shard group, groups_.shard.comm(), on the communication stream. Its count is that of
       //   one shard.
-      NCCL_CHECK(ncclAllGather(shard, whole, sharding.shard, ncclFloat, groups_.shard.comm(), communication_));
+      NCCL_CHECK(ncclAllGather(shard, whole, sharding.shard, kReal, groups_.shard.comm(), communication_));
       // END TODO 06.13
       probe("06.13", name(u) + ", gathered", whole, {sharding.count}, communication_);
     }
@@ -244,7 +247,7 @@ class FullyShardedModel {
   }
 
   // Call when the work of pass k is enqueued, which writes result[n].
-  void end(int k, const float* result, int n) {
+  void end(int k, const Real* result, int n) {
     // TODO 06.15: Let the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. What comes next on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
@@ -258,7 +261,7 @@ class FullyShardedModel {
   // The gradients end with the padding, which no layer writes.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
-    const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(float);
+    const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);
     CUDA_CHECK(cudaMemsetAsync(full_gradient(k) + sharding.count, 0, bytes, compute_));
   }
 
@@ -266,24 +269,24 @@ class FullyShardedModel {
   void reduce(int k, bool first, bool last) {
     const int u = passes_[k].unit, size = units_[u].sharding.shard;
     const Range range("reduce " + name(u), communication_);
-    float *whole = full_gradient(k), *sum = grad_shard(u);
+    Real *whole = full_gradient(k), *sum = grad_shard(u);
     // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
     const bool direct = first && !fsdp_.cpu_offload;
-    float* shard = direct ? sum : whole + groups_.shard.rank() * size;
+    Real* shard = direct ? sum : whole + groups_.shard.rank() * size;
     // TODO 06.16: Average the unit's gradients over the shard group, and keep this rank's shard of the averages.
     //   One NCCL call, from `whole` to `shard`, on the communication stream. Its count is that of one shard.
-    NCCL_CHECK(ncclReduceScatter(whole, shard, size, ncclFloat, ncclAvg, groups_.shard.comm(), communication_));
+    NCCL_CHECK(ncclReduceScatter(whole, shard, size, kReal, ncclAvg, groups_.shard.comm(), communication_));
     // END TODO 06.16
     probe("06.16", name(u) + ", gradient shard", shard, {size}, communication_);
     if (!first) launch(add_scaled, size, communication_, shard, sum, 1.0f, size);
     if (last && groups_.replicate.size() > 1) {
       // TODO 06.17: Average `shard` over the ranks that hold the same one, in place.
       //   One NCCL call over groups_.replicate.comm(), on the communication stream. Why is once a step enough?
-      NCCL_CHECK(ncclAllReduce(shard, shard, size, ncclFloat, ncclAvg, groups_.replicate.comm(), communication_));
+      NCCL_CHECK(ncclAllReduce(shard, shard, size, kReal, ncclAvg, groups_.replicate.comm(), communication_));
       // END TODO 06.17
       probe("06.17", name(u) + ", gradient shard of all replicas", shard, {size}, communication_);
     }
-    if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(float), cudaMemcpyDefault, communication_));
+    if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }
 
   FsdpOptions fsdp_;
@@ -293,10 +296,10 @@ class FullyShardedModel {
   std::deque<Unit> units_;
   ShardLayout layout_;
   std::vector<Pass> passes_;
-  FloatBuffer values_, grads_;  // this rank's shards
+  PlacedBuffer<Real> values_, grads_;  // this rank's shards
   Optimizer optimizer_;
   Clipping clipping_;
-  std::vector<DeviceBuffer<float>> kept_, buffers_;  // of whole units
+  std::vector<DeviceBuffer<Real>> kept_, buffers_;  // of whole units
   Event fetched_[2], worked_, reduced_, updated_;
 };
 

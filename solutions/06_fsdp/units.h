@@ -62,11 +62,11 @@ inline std::deque<Unit> make_units(const Network& network, int layers, int batch
 
 // The initial values of a rank's shard of the unit; what is padding is 0. All ranks draw the whole model's and keep
 // theirs, so that the model is the same one for every number of ranks.
-inline std::vector<float> initial_shard(const Unit& unit, int rank, std::uint64_t seed) {
+inline std::vector<Real> initial_shard(const Unit& unit, int rank, std::uint64_t seed) {
   std::vector<float> values = unit.model.initial_values(seed);
   values.resize(unit.sharding.padded());
   const int size = unit.sharding.shard;
-  std::vector<float> shard(size);
+  std::vector<Real> shard(size);
   // TODO 06.2: Copy the shard of rank `rank` from `values` to `shard`.
   //   The shards lie in the order of the ranks, `size` values each. std::copy_n(from, count, to).
   std::copy_n(values.begin() + rank * size, size, shard.begin());

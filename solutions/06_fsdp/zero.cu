@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   int stage = 1;
   options.add("--stage", stage, "what is sharded: nothing, 1 optimizer state, 2 gradients too, 3 parameters too", 0, 3);
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");

@@ -50,8 +50,8 @@ inline Gathers gathers_at(int stage) {
 class FlatArray {
  public:
   struct Place {
-    float* full;  // all of the unit, [sharding.padded()]
-    float* part;  // this rank's part, [sharding.shard]; where the array is whole, it lies within `full`
+    Real* full;  // all of the unit, [sharding.padded()]
+    Real* part;  // this rank's part, [sharding.shard]; where the array is whole, it lies within `full`
   };
 
   FlatArray(const std::deque<Unit>& units, const std::vector<Extent>& parts, bool sharded, Memory kind) {
@@ -60,9 +60,9 @@ class FlatArray {
       held += sharded ? unit.sharding.shard : unit.sharding.padded();
       largest = std::max(largest, unit.sharding.padded());
     }
-    held_ = DeviceBuffer<float>(held, kind);
-    buffer_ = DeviceBuffer<float>(sharded ? largest : 0, Memory::buckets);
-    float* next = held_.data();
+    held_ = DeviceBuffer<Real>(held, kind);
+    buffer_ = DeviceBuffer<Real>(sharded ? largest : 0, Memory::buckets);
+    Real* next = held_.data();
     for (std::size_t u = 0; u < units.size(); ++u) {
       places_.push_back(sharded ? Place{buffer_.data(), next} : Place{next, next + parts[u].offset});
       next += sharded ? units[u].sharding.shard : units[u].sharding.padded();
@@ -72,7 +72,7 @@ class FlatArray {
   const Place& operator[](int unit) const { return places_[unit]; }
 
  private:
-  DeviceBuffer<float> held_, buffer_;
+  DeviceBuffer<Real> held_, buffer_;
   std::vector<Place> places_;
 };
 
@@ -101,8 +101,8 @@ class ZeroModel {
   // Every rank draws the same values and keeps its part of them. Waits for the stream.
   void initialize(std::uint64_t seed) {
     for (int u = 0; u < units(); ++u) {
-      const std::vector<float> part = initial_shard(units_[u], shard_, seed);
-      const std::size_t bytes = part.size() * sizeof(float);
+      const std::vector<Real> part = initial_shard(units_[u], shard_, seed);
+      const std::size_t bytes = part.size() * sizeof(Real);
       CUDA_CHECK(cudaMemcpyAsync(values_[u].part, part.data(), bytes, cudaMemcpyHostToDevice, stream_));
       CUDA_CHECK(cudaStreamSynchronize(stream_));
       probe("06.2", name(u) + ": initial shard", values_[u].part, {units_[u].sharding.shard}, stream_);
@@ -130,7 +130,7 @@ class ZeroModel {
       // Whole gradients add up on the rank and are reduced once a step. Sharded ones have to be reduced at once: the
       // next unit's take their place.
       const bool whole = stage_ < 2;
-      float* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
+      Real* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
       units_[u].model.backward(units_[u].activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce_gradients(u, /*add=*/!whole && !first);
     }
@@ -152,8 +152,9 @@ class ZeroModel {
   void resume(Training& training) {
     for (int u = 0; u < units(); ++u) {
       const auto [first, count] = parts_[u];
-      const auto parts = range_of(parts_of(units_[u].model), first, first + count, values_[u].part);
-      training.add_all(parts, values_[u].part, optimizers_[u].state());
+      float* weights = optimizers_[u].weights(values_[u].part);
+      const auto parts = range_of(parts_of(units_[u].model, nullptr), first, first + count, weights);
+      training.add_all(parts, weights, optimizers_[u].state(values_[u].part));
     }
     training.resume();
     for (int u = 0; u < units() && gathers_.after_update; ++u) gather_values(u);
@@ -190,7 +191,7 @@ class ZeroModel {
     // TODO 06.5: Gather the parts of all ranks, `count` values each, in `full`.
     //   One NCCL call over comm_, on stream_. At stages 1 and 2 it works in place: where in `full` does NCCL want
     //   `part` to be then (docs/calls.md)?
-    NCCL_CHECK(ncclAllGather(part, full, count, ncclFloat, comm_, stream_));
+    NCCL_CHECK(ncclAllGather(part, full, count, kReal, comm_, stream_));
     // END TODO 06.5
     probe("06.5", name(u) + ": values, gathered", full, {units_[u].sharding.padded()}, stream_);
   }
@@ -201,17 +202,17 @@ class ZeroModel {
     const auto [full, part] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
     if (stage_ == 0) {
-      NCCL_CHECK(ncclAllReduce(full, full, sharding.count, ncclFloat, ncclAvg, comm_, stream_));
+      NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, comm_, stream_));
       return;
     }
     // The padding is sent like the rest, but no backward pass writes it.
     const std::size_t padding = sharding.padded() - sharding.count;
-    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(float), stream_));
-    float* received = add ? full + parts_[u].offset : part;
+    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
+    Real* received = add ? full + parts_[u].offset : part;
     // TODO 06.6: Average the unit's gradients, `full`, over the ranks: those of each rank's part into its `received`.
     //   One NCCL call over comm_, on stream_: the first half of an all-reduce. Its count is what a rank receives,
     //   sharding.shard.
-    NCCL_CHECK(ncclReduceScatter(full, received, sharding.shard, ncclFloat, ncclAvg, comm_, stream_));
+    NCCL_CHECK(ncclReduceScatter(full, received, sharding.shard, kReal, ncclAvg, comm_, stream_));
     // END TODO 06.6
     probe("06.6", name(u) + ": gradients, averaged", received, {sharding.shard}, stream_);
     if (!add) return;

@@ -26,7 +26,7 @@ class ChunkUpdate {
     if (sharded) {
       shards_.emplace(model.count(), replicas.size());
       for (auto& [buffer, kind] : {std::pair(&values_, Memory::parameters), std::pair(&grads_, Memory::gradients)}) {
-        *buffer = DeviceBuffer<float>(shards_->padded(), kind);
+        *buffer = DeviceBuffer<Real>(shards_->padded(), kind);
         CUDA_CHECK(cudaMemsetAsync(buffer->data(), 0, buffer->bytes(), stream));
       }
       model.bind(values_.data(), grads_.data());
@@ -50,7 +50,7 @@ class ChunkUpdate {
 
   const Model& model() const { return model_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
-  float* grads() const { return model_.grads() + part().offset; }
+  Real* grads() const { return model_.grads() + part().offset; }
   Extent part() const {
     return shards_ ? Extent{replicas_.rank() * shards_->shard, shards_->shard} : Extent{0, model_.count()};
   }
@@ -64,30 +64,36 @@ class ChunkUpdate {
 
   // Has checkpoints keep the chunk and this rank's optimizer state.
   void add_to(Training& training) {
-    const std::vector<TensorPart> parts = parts_of(model_);
     const auto [first, count] = part();
-    float* values = model_.values() + first;
-    training.add(parts);
-    training.add(range_of(parts, first, first + count, values), values, optimizer_->state());
+    Real* values = model_.values() + first;
+    float* weights = optimizer_->weights(values);
+    OptimizerState state = optimizer_->state(values);
+    if (shards_) {
+      state.loaded = [this, loaded = state.loaded] {
+        if (loaded) loaded();
+        gather_values();
+      };
+    }
+    training.add_all(range_of(parts_of(model_, nullptr), first, first + count, weights), weights, state);
   }
 
  private:
   void scatter_gradients() {
     const int shard = shards_->shard;
-    float* grad = grads_.data() + replicas_.rank() * shard;  // this rank's, [shard]
+    Real* grad = grads_.data() + replicas_.rank() * shard;  // this rank's, [shard]
     // TODO 07.8: Average the gradients over the replicas, of which each gets its shard alone, in place.
     //   One NCCL call: from grads_.data() to `grad`, over replicas_.comm(), on stream_. Its count is that of a shard.
-    NCCL_CHECK(ncclReduceScatter(grads_.data(), grad, shard, ncclFloat, ncclAvg, replicas_.comm(), stream_));
+    NCCL_CHECK(ncclReduceScatter(grads_.data(), grad, shard, kReal, ncclAvg, replicas_.comm(), stream_));
     // END TODO 07.8
     probe("07.8", "gradients of this rank's shard, averaged", grad, {shard}, stream_);
   }
 
   void gather_values() {
     const int shard = shards_->shard;
-    const float* value = values_.data() + replicas_.rank() * shard;  // this rank's, [shard]
+    const Real* value = values_.data() + replicas_.rank() * shard;  // this rank's, [shard]
     // TODO 07.9: Give every replica the updated parameters of all shards, in place.
     //   One NCCL call: from `value` to values_.data(). Its count is that of a shard.
-    NCCL_CHECK(ncclAllGather(value, values_.data(), shard, ncclFloat, replicas_.comm(), stream_));
+    NCCL_CHECK(ncclAllGather(value, values_.data(), shard, kReal, replicas_.comm(), stream_));
     // END TODO 07.9
     probe("07.9", "parameters of all shards", values_.data(), {model_.count()}, stream_);
   }
@@ -97,7 +103,7 @@ class ChunkUpdate {
   cudaStream_t stream_;
   std::optional<OverlappedAverage> average_;  // unless there is nothing to average, or it is sharded
   std::optional<Sharding> shards_;
-  DeviceBuffer<float> values_, grads_;  // of the model and padding, if sharded
+  DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
   std::optional<Optimizer> optimizer_;
 };
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
+#include <cuda_bf16.h>
+
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "tests/conformance/support.h"
 
@@ -143,6 +146,51 @@ TEST_F(Blas, BatchedGemm) {
     plain_gemm(CUBLAS_OP_N, CUBLAS_OP_T, m, n, k, 1, a, m, b, n, 0, c, m, m * k, k * n, m * n, batches);
     EXPECT_EQ(host(dc), c);
   }
+}
+
+std::vector<__nv_bfloat16> rounded(const std::vector<float>& values) { return {values.begin(), values.end()}; }
+std::vector<float> floats(const std::vector<__nv_bfloat16>& values) { return {values.begin(), values.end()}; }
+
+// The sums are whole numbers that floats hold; only the result is rounded.
+TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
+  constexpr std::array<int, 4> sizes[] = {{3, 5, 4, 1}, {17, 33, 300, 1}, {130, 200, 100, 1}, {6, 7, 50, 3}};
+  for (auto [m, n, k, batches] : sizes) {
+    for (auto ta : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+      for (auto tb : {CUBLAS_OP_N, CUBLAS_OP_T}) {
+        for (float beta : {0.0f, 1.0f}) {
+          const int lda = ta == CUBLAS_OP_N ? m : k, ldb = tb == CUBLAS_OP_N ? k : n;
+          const auto a = numbers(m * k * batches, 1), b = numbers(k * n * batches, 2);
+          auto c = beta == 0 ? std::vector<float>(m * n * batches, kNaN) : numbers(m * n * batches, 3);
+          DeviceBuffer<__nv_bfloat16> da(a.size(), Memory::data), db(b.size(), Memory::data),
+              dc(c.size(), Memory::data);
+          da.upload(rounded(a), stream_);
+          db.upload(rounded(b), stream_);
+          dc.upload(rounded(c), stream_);
+          const float alpha = 1;
+          CUBLAS_CHECK(cublasGemmStridedBatchedEx(handle_, ta, tb, m, n, k, &alpha, da.data(), CUDA_R_16BF, lda, m * k,
+                                                  db.data(), CUDA_R_16BF, ldb, k * n, &beta, dc.data(), CUDA_R_16BF, m,
+                                                  m * n, batches, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+          plain_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, m, m * k, k * n, m * n, batches);
+          finish(stream_);
+          EXPECT_EQ(floats(dc.download(stream_)), floats(rounded(c))) << m << " " << n << " " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST(Bfloat16, IsRoundedToTheNearestAndThenToEven) {
+  const float last = 1.0f / 128;  // of 1 and up to 2
+  for (auto [value, expected] : {std::pair(1.0f, 1.0f),
+                                 {1 + 0.49f * last, 1},
+                                 {1 + 0.5f * last, 1},
+                                 {1 + 0.51f * last, 1 + last},
+                                 {1 + 1.5f * last, 1 + 2 * last},
+                                 {-1 - 1.5f * last, -1 - 2 * last},
+                                 {3.4e38f, std::numeric_limits<float>::infinity()},
+                                 {0.0f, 0.0f}})
+    EXPECT_EQ(__bfloat162float(__float2bfloat16(value)), expected) << value;
+  EXPECT_TRUE(std::isnan(__bfloat162float(__float2bfloat16(kNaN))));
 }
 
 TEST_F(Blas, GeamAddsAndTransposes) {

@@ -43,6 +43,9 @@ GOLDEN = {
     "ddp3_uneven": "--world 3 --samples 1000 --epochs 2",
     "ddp4_adamw": "--world 4 --layers 16,32,8 --activation gelu --optimizer adamw --lr 0.001 --epochs 3",
     "ddp4_few_samples": "--world 4 --samples 3 --epochs 3",
+    "bf16_sgd": "--layers 16,32,32,8 --activation relu --epochs 3 --lr 0.1 --precision bf16",
+    "bf16_adamw": "--layers 16,32,8 --activation gelu --optimizer adamw --lr 0.001 --epochs 3 --precision bf16",
+    "bf16_ddp2": "--world 2 --layers 16,32,8 --activation relu --epochs 3 --lr 0.1 --precision bf16",
 }
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU, "gelu": nn.GELU}
@@ -74,9 +77,16 @@ class Trainer:
         # The programs of the course seed only their data set; a run that is to be repeated needs the model's seed too.
         torch.manual_seed(options.model_seed)
         self.model = build_model(options.layers, ACTIVATIONS[options.activation])
+        self.type = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.precision]
+        self.model.to(self.type)
         self.network = DistributedDataParallel(self.model) if options.ddp else self.model
         decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
-        self.optimizer = OPTIMIZERS[options.optimizer](self.network.parameters(), lr=options.lr, **decay)
+        # What the optimizer updates: the parameters or, where they are no floats, floats that begin as they are.
+        self.parameters = list(self.model.parameters())
+        self.exact = self.parameters
+        if options.precision != "fp32":
+            self.exact = [parameter.detach().float().requires_grad_() for parameter in self.parameters]
+        self.optimizer = OPTIMIZERS[options.optimizer](self.exact, lr=options.lr, **decay)
         self.loss = nn.MSELoss()
         dataset = RandomTensorDataset(options.samples, options.layers[0], options.layers[-1], options.seed)
         self.sampler = None
@@ -92,12 +102,24 @@ class Trainer:
         if self.sampler:
             self.sampler.set_epoch(epoch)
         for inputs, targets in self.loader:
-            loss = self.loss(self.network(inputs), targets)
-            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.loss(self.network(inputs.to(self.type)).float(), targets)
+            self.network.zero_grad(set_to_none=True)
             loss.backward()
-            self.optimizer.step()
+            self.update()
             losses.append(loss.item())
         return losses
+
+
+    def update(self):
+        mixed = self.exact is not self.parameters
+        if mixed:
+            for exact, parameter in zip(self.exact, self.parameters):
+                exact.grad = parameter.grad.float()
+        self.optimizer.step()
+        if mixed:
+            with torch.no_grad():
+                for exact, parameter in zip(self.exact, self.parameters):
+                    parameter.copy_(exact)
 
 
 def build_model(widths, activation):
@@ -112,7 +134,7 @@ def build_model(widths, activation):
 def run_rank(rank, options, store, results):
     trainer = Trainer(options, rank, store)
     losses = [loss for epoch in range(options.epochs) for loss in trainer.train_epoch(epoch)]
-    parameters = {name: parameter.flatten().tolist() for name, parameter in trainer.model.named_parameters()}
+    parameters = {name: parameter.float().flatten().tolist() for name, parameter in trainer.model.named_parameters()}
     results[rank] = {"losses": shorten(losses), "params": {name: shorten(v) for name, v in parameters.items()}}
     if options.ddp:
         dist.destroy_process_group()
@@ -156,6 +178,7 @@ def parse(arguments=None):
         group.add_argument("--no-shuffle", action="store_false", dest="shuffle"),
         group.add_argument("--seed", type=int, default=12345),
         group.add_argument("--model-seed", type=int),
+        group.add_argument("--precision", choices=["fp32", "bf16"], default="fp32"),
     ]
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(GOLDEN)

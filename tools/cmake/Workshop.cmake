@@ -23,6 +23,31 @@ function(workshop_program target)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${arg_OUTPUT})
 endfunction()
 
+# workshop_twin(target): the same program for --precision bf16, target_bf16, beside it as PROGRAM_bf16.
+function(workshop_twin target)
+  foreach(property SOURCES INCLUDE_DIRECTORIES RUNTIME_OUTPUT_DIRECTORY COMPILE_OPTIONS OUTPUT_NAME)
+    get_target_property(${property} ${target} ${property})
+  endforeach()
+  add_executable(${target}_bf16 ${SOURCES})
+  target_include_directories(${target}_bf16 BEFORE PRIVATE ${INCLUDE_DIRECTORIES})
+  target_compile_options(${target}_bf16 PRIVATE ${COMPILE_OPTIONS})
+  target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
+  target_link_libraries(${target}_bf16 PRIVATE workshop_common)
+  set_target_properties(${target}_bf16 PROPERTIES OUTPUT_NAME ${OUTPUT_NAME}_bf16
+                        RUNTIME_OUTPUT_DIRECTORY ${RUNTIME_OUTPUT_DIRECTORY})
+endfunction()
+
+# workshop_bf16(01_single_gpu mlp gpt): these programs of a chapter for --precision bf16 too. The exercises' are built
+# when they are asked for.
+function(workshop_bf16 chapter)
+  foreach(name ${ARGN})
+    workshop_twin(solution_${chapter}_${name})
+    workshop_twin(${chapter}_${name})
+    set_target_properties(${chapter}_${name}_bf16 PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    add_dependencies(programs solution_${chapter}_${name}_bf16)
+  endforeach()
+endfunction()
+
 # workshop_chapter(02_ddp ddp ddp_overlap): the solution and the exercise of each program of a chapter. The target
 # `programs` builds those of all chapters, without the tests.
 add_custom_target(programs)

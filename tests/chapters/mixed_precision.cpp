@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// --precision bf16, in every program that has it: the same training as in one process, half of the bytes, and the
+// memory that ZeRO's paper counts with.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/harness/expect.h"
+
+namespace workshop::tests {
+namespace {
+
+const Path mlp = solution("01_single_gpu/mlp");
+const Path ddp = solution("02_ddp/ddp");
+const Path overlap = solution("02_ddp/ddp_overlap");
+const Path model_parallel = solution("03_model_parallel/model_parallel");
+const Path one_process = solution("03_model_parallel/one_process");
+const Path pipeline = solution("04_pipeline/pipeline");
+const Path tensor_parallel = solution("05_tensor_parallel/tensor_parallel");
+const Path zero = solution("06_fsdp/zero");
+const Path fsdp = solution("06_fsdp/fsdp");
+const Path train_3d = solution("07_3d/train_3d");
+
+const std::string nets[][2] = {
+    {"mlp", "--precision bf16 --layers 16,32,32,32,8 --activation gelu --samples 192 --epochs 2 --lr 0.05"},
+    {"gpt",
+     "--precision bf16 --model gpt --blocks 2 --width 32 --heads 4 --context 16 --words 4000 --vocabulary 64 "
+     "--optimizer sgd --lr 0.1 --clip-norm 1 --max-steps 8"}};
+
+// Two ways to the same number may round it to bfloat16s that are neighbors: 2⁻⁷ apart above 1, where the norms' weights
+// are. Found: 2·10⁻⁴ for losses, 2⁻⁸ for parameters.
+constexpr double kBound = 1.0 / 128;
+
+TESTS(equal) {
+  for (const auto& [net, options] : nets) {
+    const auto name = [net = net](const std::string& of) { return "solution.bf16." + net + "." + of; };
+    const Command serial = on(1, mlp, options, "--no-shuffle --batch-size 8");
+    const auto like_serial = [&](const std::string& of, double bound, int ranks, const Path& program,
+                                 const std::string& further = "") {
+      same_training(name(of), bound, serial, on(ranks, program, options, "--no-shuffle --batch-size 8", further));
+    };
+    // Cut between layers, nothing is computed or rounded otherwise; cut into micro-batches, the gradients are.
+    like_serial("model_parallel", kSameBits, 2, model_parallel);
+    like_serial("one_process", kSameBits, 1, one_process, "--devices 2");
+    like_serial("pipeline", kBound, 2, pipeline, "--micro-batches 4");
+    // A part of a sum is rounded before the ranks' parts are added up.
+    like_serial("tensor_parallel", kBound, 2, tensor_parallel);
+    if (net == "gpt") like_serial("sequence_parallel", kBound, 2, tensor_parallel, "--sequence-parallel");
+    like_serial("train_3d", kBound, 4, train_3d, "--pp 2 --tp 2 --micro-batches 2");
+
+    const Command replicas = on(2, ddp, options, "--batch-size 4");
+    for (int ranks : {2, 4}) {
+      same_training(name(text("ddp.", ranks)), kBound, on(1, ddp, options, "--batch-size 8"),
+                    on(ranks, ddp, options, "--batch-size", 8 / ranks));
+    }
+    // An average of two is rounded once, however it is made.
+    const auto like_ddp = [&](const std::string& of, const Path& program, const std::string& further = "") {
+      same_training(name(of), kSameBits, replicas, on(2, program, options, "--batch-size 4", further));
+    };
+    like_ddp("overlap", overlap, "--bucket-mb 0.001");
+    for (int stage : {1, 2, 3}) like_ddp(text("zero.", stage), zero, text("--stage ", stage));
+    like_ddp("fsdp", fsdp);
+    like_ddp("fsdp.cpu_offload", fsdp, "--cpu-offload");
+    like_ddp("train_3d.zero", train_3d, "--dp 2 --zero 1");
+  }
+  const std::string alexnet =
+      "--precision bf16 --model alexnet --image-size 32 --shrink 16 --samples 64 --max-steps 4 --no-shuffle "
+      "--batch-size 8";
+  same_training("solution.bf16.alexnet.pipeline", kBound, on(1, mlp, alexnet),
+                on(2, pipeline, alexnet, "--micro-batches 2"));
+}
+
+// A value, its gradient and the optimizer's three floats are 2 + 2 + 12 bytes (Rajbhandari et al., 2020, section 3.1):
+// Ψ values, of which each of N ranks has a share as the stage says.
+TESTS(memory) {
+  const long psi = 8448, n = 4, whole = 2 * psi, state = 12 * psi, unit = 2 * 1056;
+  const Bytes stages[] = {
+      {{"parameters", whole}, {"gradients", whole}, {"optimizer", state}, {"buckets", 0}},
+      {{"parameters", whole}, {"gradients", whole}, {"optimizer", state / n}, {"buckets", 0}},
+      {{"parameters", whole}, {"gradients", whole / n}, {"optimizer", state / n}, {"buckets", unit}},
+      {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}, {"buckets", 2 * unit}}};
+  const std::string options = "--precision bf16 --optimizer adamw --layers 32,32,32,32,32,32,32,32,32 --max-steps 2";
+  step("solution.bf16.memory.mlp", on(1, mlp, options), stages[0]);
+  step("solution.bf16.memory.ddp", on(4, ddp, options), stages[0]);
+  for (int stage : {0, 1, 2, 3})
+    step(text("solution.bf16.memory.zero.", stage), on(4, zero, options, "--stage", stage), stages[stage]);
+  step("solution.bf16.memory.fsdp", on(4, fsdp, options),
+       {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}});
+}
+
+// Half of what floats would be; the losses are floats.
+TESTS(ledger) {
+  const int bytes = 2 * 38, steps = 16;
+  ledger("solution.bf16.ledger.ddp", on(2, ddp, "--precision bf16"),
+         {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", 4 * steps + 1, steps * (bytes + 4)}});
+  // 8·9 and 8·8 values in two units, and each of them is gathered for both passes but the last, which is still there.
+  ledger("solution.bf16.ledger.zero_1", on(2, zero, "--precision bf16 --stage 1 --layers 7,8,8"),
+         {{kAll, "ncclAllGather", 2 * (steps + 1), (steps + 1) * 2 * (64 + 72) / 2},
+          {kAll, "ncclReduceScatter", 2 * steps, steps * 2 * (64 + 72) / 2},
+          {kAll, "ncclAllReduce", 1, steps * 4}});
+}
+
+// Work that is not ordered ends a run.
+TESTS(order) {
+  for (const auto& [net, options] : nets) {
+    test("solution.bf16.in_order." + net, {.ranks = 2, .cpu_only = "only the cpu backend checks the order"},
+         [options = options] {
+           for (const Command& command :
+                {on(2, overlap, options), on(2, fsdp, options), on(2, pipeline, options, "--micro-batches 4")})
+             succeed(with(command, "--log-every 0").in("WORKSHOP_ORDER=1"));
+         });
+  }
+}
+
+// A checkpoint has the exact weights: a run that goes on from it ends with the same bits, on another strategy too, and
+// in the other precision it begins where this one was, to what rounding takes away.
+TESTS(resume) {
+  const std::string training = "--optimizer adamw --layers 7,16,5 --samples 96 --epochs 3 --log-every 0 --batch-size 4";
+  struct {
+    std::string name;
+    int ranks;
+    Path program;
+    std::string options;
+  } strategies[] = {{"mlp", 1, mlp, ""},
+                    {"ddp", 2, ddp, ""},
+                    {"zero_1", 2, zero, "--stage 1"},
+                    {"fsdp", 2, fsdp, ""},
+                    {"train_3d", 4, train_3d, "--dp 2 --tp 2 --zero 1"}};
+  for (const auto& s : strategies) {
+    test("solution.bf16.resume." + s.name, {.ranks = s.ranks}, [=] {
+      const Command command = on(s.ranks, s.program, training, "--precision bf16", s.options);
+      const Run expected = record(with(command, "--max-steps 12"), "expected.jsonl");
+      succeed(with(command, "--max-steps 5 --checkpoints saved"));
+      const Run resumed = record(with(command, "--max-steps 12 --resume saved"), "resumed.jsonl");
+      expect_same_training(expected, resumed, kSameBits, /*resumed=*/true);
+    });
+  }
+  test("solution.bf16.resume.other_strategy", {.ranks = 2}, [=] {
+    const Command from = on(2, ddp, training, "--precision bf16"), to = on(2, fsdp, training, "--precision bf16");
+    const Run expected = record(with(from, "--max-steps 12"), "expected.jsonl");
+    succeed(with(from, "--max-steps 5 --checkpoints saved"));
+    expect_same_training(expected, record(with(to, "--max-steps 12 --resume saved"), "resumed.jsonl"), kSameBits,
+                         /*resumed=*/true);
+  });
+}
+
+// Small steps add up in the exact weights. Were they made to the rounded ones, nothing would change: each is less than
+// half of what lies between two bfloat16s.
+TESTS(small_steps) {
+  test("solution.bf16.small_steps", on(1, mlp, "--precision bf16 --optimizer adamw --lr 0.00002 --epochs 8"),
+       [](const Run& run) {
+         const Run floats = record(on(1, mlp, "--optimizer adamw --lr 0.00002 --epochs 8"), "floats.jsonl");
+         expect_same_training(floats, run, 1.0 / 256);
+         const Run begin =
+             record(on(1, mlp, "--precision bf16 --optimizer adamw --lr 1e-30 --max-steps 1"), "begin.jsonl");
+         double moved = 0;
+         for (std::size_t p = 0; p < run.record.parameters.size(); ++p) {
+           const auto &from = begin.record.parameters[p].values, &to = run.record.parameters[p].values;
+           for (std::size_t i = 0; i < to.size(); ++i) moved = std::max(moved, std::fabs(to[i] - from[i]));
+         }
+         EXPECT_TRUE(moved >= 0.003) << report(run, "weights that move by 256 steps of 0.00002 or less", text(moved));
+       });
+}
+
+TESTS(refused) {
+  refusals("solution.bf16.refused.", on(1, mlp), R"(
+    type           | --precision fp16                      | --precision is 'fp16'; expected fp32, bf16
+    gradient_check | --precision bf16 --gradient-check     | --gradient-check is for --precision fp32 alone
+  )");
+}
+
+}  // namespace
+}  // namespace workshop::tests
