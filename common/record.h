@@ -73,6 +73,7 @@ class LossLog {
   // Where the norm of this step's gradient belongs: a zero, so that squares can be added up there first; null where no
   // norm is needed.
   float* gradient_norm() const;
+  double last() const;  // the mean over the replicas of the last step of the epochs that have ended; 0 before
   double seconds_per_step() const;  // of the epochs that have ended; 0 before any has
   // True when --max-steps is reached: no more steps, no more epochs.
   bool finished() const;

@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ Json json_of(const Timeline& timeline, const std::pair<double, double>& view) {
     json["duration"].push_back(rounded(span.end - span.begin));
     json["wait"].push_back(span.waits_for < 0 ? 0 : rounded(span.ready - span.begin));
     json["waits_for"].push_back(span.waits_for);
-    json["calls"].push_back(calls(span.calls));
+    json["calls"].push_back(calls(span.what()));
   }
   json["names"] = names.all;
   json["texts"] = calls.all;
@@ -117,13 +118,55 @@ double model_bytes(const RunRecord& run) {
   return bytes;
 }
 
-// The values that are numbered, "staleness of update 0" and so on.
-Json series(const RunRecord& run, const std::string& name) {
-  Json values = Json::array();
-  for (auto next = run.values.find({0, name + " 0"}); next != run.values.end();
-       next = run.values.find({0, name + " " + std::to_string(values.size())}))
-    values.push_back(next->second);
-  return values;
+// What a rank sends in a step, by group, as the formulas have it: on average over the steps.
+std::map<std::string, double> sent_by_group(const RunRecord& run, int rank) {
+  std::map<std::string, double> sent;
+  for (const Collective& c : run.collectives) {
+    const std::string name = group(c, run.chapter);
+    if (c.rank == rank && !name.empty()) sent[name] += bytes_sent(c) / std::max(1, run.steps);
+  }
+  return sent;
+}
+
+Json formulas_json(const RunReport& run) {
+  Json ranks = Json::array();
+  for (const auto& [rank, formula] : run.formulas) {
+    ranks.push_back({{"rank", rank}, {"memory", formula.memory}, {"sent", formula.sent}});
+    if (run.record.complete) ranks.back()["measured"] = sent_by_group(run.record, rank);
+  }
+  return ranks;
+}
+
+// What each rank holds, from one change to the next. No two are at the same moment, so that each can be drawn.
+Json memory_over_time(const Timeline& timeline) {
+  Json all = Json::array();
+  for (const auto& [place, changes] : timeline.memory) {
+    Json of_rank{{"rank", place.first}, {"device", place.second}};
+    if (const auto steps = timeline.steps.find(place.first); steps != timeline.steps.end() && !steps->second.empty())
+      of_rank["steps"] = {rounded(steps->second.front().first), rounded(steps->second.back().second)};
+    double last = -1e300;
+    for (const Held& held : changes) {
+      last = std::max(rounded(held.at), last + 1e-3);
+      of_rank["at"].push_back(rounded(last));
+      for (const auto& [kind, bytes] : held.bytes) of_rank["bytes"][kind].push_back(bytes);
+    }
+    all.push_back(of_rank);
+  }
+  return all;
+}
+
+// Of the rank that sends most.
+Json traffic(const RunReport& run) {
+  Json most{{"bytes", Json::array()}};
+  double largest = -1;
+  for (const auto& [rank, s] : run.shares) {
+    const std::vector<double> bytes = bytes_by_step(run, rank);
+    const double sum = std::accumulate(bytes.begin(), bytes.end(), 0.0);
+    if (bytes.empty() || sum <= largest) continue;
+    largest = sum;
+    most = {{"rank", rank}, {"bytes", bytes}};
+  }
+  return most;
 }
 
 Json json_of(const RunReport& run) {
@@ -133,6 +176,7 @@ Json json_of(const RunReport& run) {
             {"chapter", record.chapter},
             {"program", record.program},
             {"world", record.world},
+            {"stages", run.stages},
             {"simulated", record.simulated},
             {"options", record.settings},
             {"steps", record.steps},
@@ -143,7 +187,10 @@ Json json_of(const RunReport& run) {
             {"validation", validation_curve(record)},
             {"ledger", ledger(record)},
             {"model_bytes", model_bytes(record)},
-            {"staleness", series(record, "staleness of update")}};
+            {"formulas", formulas_json(run)},
+            {"staleness", numbered(record, "staleness of update")},
+            {"workers", numbered(record, "worker of update")},
+            {"distance", values_by_step(record, "distance after step")}};
   for (const auto& [rank, kinds] : record.peaks) json["memory"].push_back({{"rank", rank}, {"peak", kinds}});
   for (const auto& [rank, s] : run.shares) {
     json["shares"].push_back(json_of(s));
@@ -151,9 +198,14 @@ Json json_of(const RunReport& run) {
   }
   for (const Slot& slot : run.schedule)
     json["schedule"].push_back({slot.stage, slot.begin, slot.forward, slot.micro_batch, slot.chunk});
+  for (const Pass& pass : run.passes)
+    json["passes"].push_back({pass.rank, rounded(pass.begin - run.view.first), rounded(pass.end - pass.begin),
+                              pass.forward, pass.micro_batch, pass.chunk});
   if (run.timeline) {
     json["timeline"] = json_of(*run.timeline, run.view);
     json["utilization"] = utilization(*run.timeline);
+    json["memory_over_time"] = memory_over_time(*run.timeline);
+    json["traffic"] = traffic(run);
   }
   return json;
 }
@@ -225,7 +277,7 @@ std::string schedule_text(const RunReport& run) {
   std::string text;
   const int slots = run.schedule.empty() ? 0 : 1 + std::ranges::max(run.schedule, {}, &Slot::begin).begin;
   if (slots == 0 || slots > 100) return "";
-  for (int stage = 0; stage < run.record.world; ++stage) {
+  for (int stage = 0; stage < run.stages; ++stage) {
     std::string line(slots, '.');
     for (const Slot& slot : run.schedule) {
       if (slot.stage == stage) line[slot.begin] = slot.forward ? 'F' : 'B';
@@ -233,6 +285,22 @@ std::string schedule_text(const RunReport& run) {
     text += formatted("  stage %-14d |%s|\n", stage, line.c_str());
   }
   return "The schedule, a slot a forward or a backward:\n" + text;
+}
+
+// What the formulas tell of a rank: of its memory, if they tell all kinds.
+std::string by_formula(const RunReport& run, int rank) {
+  const auto found = run.formulas.find(rank);
+  if (found == run.formulas.end()) return "";
+  constexpr std::size_t kKinds = 5;
+  std::string text;
+  const auto add = [&](const std::map<std::string, double>& parts, const char* per) {
+    double sum = 0;
+    for (const auto& [name, bytes] : parts) sum += bytes;
+    text += (text.empty() ? "; by the formulas " : " and ") + bytes_text(sum) + per;
+  };
+  if (found->second.memory.size() == kKinds) add(found->second.memory, "");
+  if (!found->second.sent.empty()) add(found->second.sent, " a step");
+  return text;
 }
 
 void print(const RunReport& run) {
@@ -260,8 +328,8 @@ void print(const RunReport& run) {
   for (const auto& [rank, bytes] : record.peak_memory) {
     double sent = 0;
     for (const Collective& c : record.collectives) sent += c.rank == rank ? bytes_sent(c) : 0;
-    std::printf("rank %d held %s at most and sent %s a step\n", rank, bytes_text(bytes).c_str(),
-                bytes_text(sent / std::max(1, record.steps)).c_str());
+    std::printf("rank %d held %s at most and sent %s a step%s\n", rank, bytes_text(bytes).c_str(),
+                bytes_text(sent / std::max(1, record.steps)).c_str(), by_formula(run, rank).c_str());
   }
 }
 

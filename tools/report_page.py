@@ -24,6 +24,9 @@ NAMES = {"compute": "compute", "communication": "communication that nothing hide
 RUN_COLORS = ["#2f6fb0", "#e08a1e", "#3a9b6c", "#b9467a", "#7a5cb0", "#8a6d3b", "#4aa3b5", "#666666"]
 KINDS = {"parameters": "#2f6fb0", "gradients": "#e08a1e", "optimizer": "#3a9b6c", "activations": "#7fb2e5",
          "buckets": "#b9467a", "data": "#c9ced6", "host": "#8a6d3b"}
+OF_MODEL = ["parameters", "gradients", "optimizer", "activations", "buckets"]  # the kinds that formulas tell
+OTHER_ROADS = ["ddp_compressed", "decentralized", "local_sgd", "parameter_server"]  # whose steps need not send alike
+NO_FORMULA = "No formula is known for this model with these options; the chapter's README has those of its program."
 # What a rank sends of the bytes of a call on P ranks, with the ring algorithms.
 FORMULAS = {"ncclAllReduce": "2(P−1)/P · bytes", "ncclReduceScatter": "(P−1) · bytes", "ncclAllGather": "(P−1) · bytes",
             "ncclAlltoAll": "(P−1) · bytes", "ncclBroadcast": "(P−1)/P · bytes", "ncclReduce": "(P−1)/P · bytes",
@@ -130,42 +133,124 @@ def utilization_chart(run):
     return figure
 
 
-def schedule_chart(run):
-    figure = go.Figure()
+def add_passes(figure, row, passes):
+    """A bar for each (lane, begin, length, is forward, micro-batch, chunk)."""
+    chunks = max(one[5] for one in passes) + 1
     for forward, name, color in ((True, "forward", FORWARD), (False, "backward", BACKWARD)):
-        slots = [slot for slot in run["schedule"] if slot[2] == forward]
-        chunks = max(slot[4] for slot in slots) + 1
-        texts = [f"{slot[3]}{chr(97 + slot[4]) if chunks > 1 else ''}" for slot in slots]
-        figure.add_bar(x=[1] * len(slots), base=[slot[1] for slot in slots], y=[f"rank {slot[0]}" for slot in slots],
-                       orientation="h", name=name, text=texts, textposition="inside", insidetextanchor="middle",
-                       marker=dict(color=color, line=dict(color="white", width=1)), hovertemplate=name + " %{text}")
-    figure.update_yaxes(autorange="reversed", type="category")
-    figure.update_xaxes(title="slots")
+        those = [one for one in passes if one[3] == forward]
+        texts = [f"{one[4]}{chr(97 + one[5]) if chunks > 1 else ''}" for one in those]
+        figure.add_bar(x=[one[2] for one in those], base=[one[1] for one in those], y=[one[0] for one in those],
+                       orientation="h", name=name, legendgroup=name, showlegend=row == 1, text=texts, textangle=0,
+                       textposition="inside", insidetextanchor="middle", row=row, col=1,
+                       marker=dict(color=color, line=dict(color="white", width=1)),
+                       hovertemplate=name + " %{text}: %{x:.4g}")
+
+
+def schedule_chart(run):
+    """The schedule with slots of equal length and, if there is a timeline, below it what happened in a step."""
+    plan = [[f"stage {stage}", begin, 1, forward, batch, chunk]
+            for stage, begin, forward, batch, chunk in run["schedule"]]
+    ran = [[f"rank {rank}", begin / 1e3, duration / 1e3, forward, batch, chunk]
+           for rank, begin, duration, forward, batch, chunk in run.get("passes") or []]
+    rows = [run["stages"]] + ([len({one[0] for one in ran})] if ran else [])
+    figure = make_subplots(rows=len(rows), cols=1, row_heights=rows, vertical_spacing=55 / schedule_height(run))
+    for row, (passes, unit) in enumerate(((plan, "slots"), (ran, "ms since the step began"))[:len(rows)], 1):
+        add_passes(figure, row, passes)
+        figure.update_xaxes(title=dict(text=unit, standoff=2), row=row, col=1,
+                            range=[min(0, *(one[1] for one in passes)), max(one[1] + one[2] for one in passes)])
+        # As in a book: the first stage above.
+        figure.update_yaxes(autorange="reversed", type="category", categoryorder="array", row=row, col=1,
+                            categoryarray=sorted({one[0] for one in passes}, key=lambda name: int(name.split()[1])))
     return figure
 
 
+def schedule_height(run):
+    return 130 + 30 * (run["stages"] + len({one[0] for one in run.get("passes") or []}))
+
+
+def unit_for(largest):
+    """The name and the size of the unit in which so many bytes are a number from 1 to 1,024."""
+    for name, size in (("B", 1), ("KiB", 2**10), ("MiB", 2**20)):
+        if largest < 1024 * size:
+            return name, size
+    return "GiB", 2**30
+
+
+def formula_of(run, rank):
+    return next((formula for formula in run["formulas"] if formula["rank"] == rank), None)
+
+
 def memory_chart(run):
+    bars = []  # (label, bytes by kind)
+    for memory in run["memory"]:
+        bars.append((f"rank {memory['rank']}", memory["peak"]))
+        if formula := formula_of(run, memory["rank"]):
+            bars.append((f"formula, rank {memory['rank']}", formula["memory"]))
+    unit, size = unit_for(max(sum(kinds.values()) for _, kinds in bars))
     figure = go.Figure()
-    ranks = [f"rank {memory['rank']}" for memory in run["memory"]]
     for kind, color in KINDS.items():
-        values = [memory["peak"].get(kind, 0) for memory in run["memory"]]
+        values = [kinds.get(kind, 0) / size for _, kinds in bars]
         if any(values):
-            figure.add_bar(y=ranks, x=[value / 2**20 for value in values], orientation="h", name=kind,
-                           marker_color=color, hovertemplate=f"{kind}: %{{x:.4g}} MiB")
-    if run["model_bytes"]:
-        figure.add_scatter(x=[run["model_bytes"] / 2**20] * len(ranks), y=ranks, mode="lines", line=dict(
-            color="#1c2430", dash="dot"), name="all parameters of the model, 4N bytes")
+            figure.add_bar(y=[label for label, _ in bars], x=values, orientation="h", name=kind, marker=dict(
+                color=color, pattern_shape=["/" if label.startswith("formula") else "" for label, _ in bars]),
+                hovertemplate=f"{kind}: %{{x:.4g}} {unit}", visible=True if kind in OF_MODEL else "legendonly")
     figure.update_yaxes(autorange="reversed", type="category")
-    figure.update_xaxes(title="MiB, the peak of each kind")
+    figure.update_xaxes(title=f"{unit}, the peak of each kind", rangemode="tozero")
+    return figure
+
+
+def memory_over_time_chart(run):
+    devices = run["memory_over_time"]
+    largest = max(max(map(sum, zip(*(of["bytes"][kind] for kind in OF_MODEL)))) for of in devices)
+    unit, size = unit_for(largest)
+    several = len({of["rank"] for of in devices}) < len(devices)
+    figure = make_subplots(rows=len(devices), cols=1, shared_xaxes=True, vertical_spacing=0.2 / len(devices))
+    for row, of in enumerate(devices, 1):
+        at = [moment / 1e3 for moment in of["at"]]
+        for kind, color in KINDS.items():
+            if any(kind in other["bytes"] and any(other["bytes"][kind]) for other in devices):
+                figure.add_scatter(x=at, y=[count / size for count in of["bytes"][kind]], name=kind, legendgroup=kind,
+                                   showlegend=row == 1, mode="lines", stackgroup=f"device {row}", fillcolor=color,
+                                   line=dict(width=0, shape="hv", color=color), row=row, col=1,
+                                   visible=True if kind in OF_MODEL else "legendonly",
+                                   hovertemplate=f"{kind}: %{{y:.4g}} {unit}")
+        formula = formula_of(run, of["rank"])
+        if formula and not several and all(kind in formula["memory"] for kind in OF_MODEL):
+            total = sum(formula["memory"].values()) / size
+            figure.add_scatter(x=[at[0], at[-1]], y=[total, total], name="formula", legendgroup="formula", mode="lines",
+                               showlegend=row == 1, line=dict(color="#1c2430", dash="dot", width=2), row=row, col=1,
+                               hovertemplate=f"formula: %{{y:.4g}} {unit}")
+        for moment in of.get("steps", []):
+            figure.add_vline(x=moment / 1e3, line=dict(color="#8a94a3", width=1, dash="dash"), row=row, col=1)
+        label = f"rank {of['rank']}" + (f"<br>device {of['device']}" if several else "")
+        figure.update_yaxes(title=label, rangemode="tozero", nticks=4, ticksuffix=f" {unit}", row=row, col=1)
+    figure.update_xaxes(title="ms since the job began", row=len(devices), col=1)
+    return figure
+
+
+def by_step_chart(runs, values, title, shape="linear"):
+    """A line for each run of what values(run) has, as (step, value)."""
+    figure = go.Figure()
+    for number, run in enumerate(runs):
+        if points := values(run):
+            steps, numbers = zip(*points)
+            figure.add_scatter(x=steps, y=numbers, name=run["title"], mode="lines+markers" if len(points) < 40 else "lines",
+                               line=dict(color=RUN_COLORS[number % len(RUN_COLORS)], width=2, shape=shape))
+    figure.update_layout(showlegend=True)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=title, rangemode="tozero", exponentformat="power")
     return figure
 
 
 def staleness_chart(run):
     figure = go.Figure()
-    counts = {}
-    for value in run["staleness"]:
-        counts[value] = counts.get(value, 0) + 1
-    figure.add_bar(x=list(counts), y=list(counts.values()), marker_color=COLORS["compute"])
+    workers = run["workers"] or [0] * len(run["staleness"])
+    for number, worker in enumerate(sorted(set(workers))):
+        counts = {}
+        for value in (value for value, by in zip(run["staleness"], workers) if by == worker):
+            counts[value] = counts.get(value, 0) + 1
+        figure.add_bar(x=list(counts), y=list(counts.values()), name=f"worker {worker:.0f}",
+                       marker_color=RUN_COLORS[number % len(RUN_COLORS)])
     figure.update_xaxes(title="updates that others have made since the worker has read the parameters", dtick=1)
     figure.update_yaxes(title="updates")
     return figure
@@ -223,6 +308,26 @@ def ledger_table(run):
                   for (op, communicator), of in sorted(lines.items())])
 
 
+def formula_table(run):
+    """What the ranks hold and send, beside the formulas: a line where all ranks have the same of both."""
+    lines = {}
+    for formula in run["formulas"]:
+        rank = formula["rank"]
+        peak = next((memory["peak"] for memory in run.get("memory") or [] if memory["rank"] == rank), {})
+        compared = [("held: " + kind, peak.get(kind), count) for kind, count in formula["memory"].items()]
+        compared += [(f"sent a step: {group} group", formula.get("measured", {}).get(group, 0), count)
+                     for group, count in formula["sent"].items()]
+        for what, found, expected in compared:
+            if found is not None and (found or expected):
+                lines.setdefault(what, {}).setdefault((found, expected), []).append(rank)
+    rows = []
+    for what, of in lines.items():
+        for (found, expected), ranks in of.items():
+            off = f"{100 * (found / expected - 1):+.1f} %" if expected else "–"
+            rows.append([what, ", ".join(map(str, ranks)), f"{found:,.0f}", f"{expected:,.0f}", off])
+    return table(["", "ranks", "bytes", "by the formula", "off by"], rows)
+
+
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 def add_overview(page, runs, scaling):
@@ -230,8 +335,8 @@ def add_overview(page, runs, scaling):
         page.add(f"<section class=headline><h2>{html.escape(run['title'])}</h2><p>{html.escape(run['headline'])}</p>"
                  f"<p class=advice>{html.escape(run['advice'])}</p></section>")
     page.add(runs_table(runs))
-    page.add("<p class=note>Shares are medians over steps, on average over the ranks; peak memory is without the data "
-             "set.</p>")
+    page.add("<p class=note>Shares are medians over steps, of local_sgd over rounds, on average over the ranks; peak memory "
+             "is without the data set.</p>")
     timed = [run for run in runs if run.get("shares")]
     if timed:
         bars = sum(len(run["shares"]) for run in timed)
@@ -241,6 +346,16 @@ def add_overview(page, runs, scaling):
         page.chart(f"scaling-{number}", scaling_chart(series["rows"]), 330, f"How {series['program']} scales")
     if any(run["training"] for run in runs):
         page.chart("loss", loss_chart(runs), 330, "Loss")
+    if any(run["distance"] for run in runs):
+        page.chart("distance", by_step_chart(runs, lambda run: run["distance"], "distance"), 300,
+                   "Distance between the replicas", "The root of the mean of ‖wᵢ − w̄‖², at the end of each epoch.")
+    if any(run["program"] in OTHER_ROADS and run.get("traffic", {}).get("bytes") for run in runs):
+        page.chart("traffic", by_step_chart(runs, sent_by_step, "KiB", shape="hvh"), 300, "Bytes sent in each step",
+                   "By the rank that sends the most.")
+
+
+def sent_by_step(run):
+    return [(step, count / 1024) for step, count in enumerate(run.get("traffic", {}).get("bytes", []))]
 
 
 def add_run(page, number, run):
@@ -248,8 +363,8 @@ def add_run(page, number, run):
     if run["simulated"]:
         page.add(f"<p class=note>On a simulated machine: {html.escape(run['simulated'])}</p>")
     if run.get("schedule"):
-        page.chart(f"schedule-{number}", schedule_chart(run), 90 + 30 * run["world"], "The schedule",
-                   "If a forward and a backward took one slot each and messages none.")
+        page.chart(f"schedule-{number}", schedule_chart(run), schedule_height(run), "The schedule and what happened",
+                   "Above, as if a forward and a backward took one slot each and messages none; below, a typical step.")
     if run.get("timeline", {}).get("lane"):
         page.add(f"<p class=buttons><button data-chart=timeline-{number} data-view=step>one step</button> "
                  f"<button data-chart=timeline-{number} data-view=run>the whole run</button></p>")
@@ -259,9 +374,18 @@ def add_run(page, number, run):
         page.chart(f"utilization-{number}", utilization_chart(run), 90 + 45 * len(run["utilization"]),
                    "Utilization over time")
     if run.get("memory"):
-        page.chart(f"memory-{number}", memory_chart(run), 100 + 30 * len(run["memory"]), "Memory by kind")
+        bars = len(run["memory"]) + len(run["formulas"])
+        page.chart(f"memory-{number}", memory_chart(run), 100 + 26 * bars, "Memory by kind, at its peaks", NO_FORMULA if not
+                   run["formulas"] else "Hatched: by the formulas of the chapters' READMEs, without what they do not tell.")
+    if run.get("memory_over_time"):
+        page.chart(f"memory-over-time-{number}", memory_over_time_chart(run), 90 + 75 * len(run["memory_over_time"]),
+                   "Memory by kind over time", "Steps are made between the dashed lines, and allocate nothing.")
     if run["staleness"]:
         page.chart(f"staleness-{number}", staleness_chart(run), 280, "Staleness of the gradients")
+    if run["formulas"] and run.get("memory"):
+        page.add("<h3>Held and sent, beside the formulas</h3>" + formula_table(run) + "<p class=note>Formulas leave out what "
+                 "is sent once a run or an epoch, such as the first parameters and the losses, and the padding of shards."
+                 "</p>")
     if run["ledger"]:
         page.add("<h3>Ledger: what the program's NCCL calls have sent</h3>" + ledger_table(run))
 

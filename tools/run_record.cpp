@@ -182,6 +182,12 @@ double bytes_sent(const Collective& c) {
   throw std::runtime_error("no formula for what " + c.op + " sends");
 }
 
+std::string group(const Collective& c, const std::string& chapter) {
+  if (c.op == "ncclBroadcast") return "";
+  if (chapter != "02_ddp" && (c.op == "ncclSend" || c.op == "ncclRecv")) return "pipeline";
+  return c.communicator == "tensor" || chapter == "05_tensor_parallel" ? "tensor" : "data";
+}
+
 namespace {
 
 void sort(RunRecord& record) {

@@ -50,6 +50,10 @@ struct Collective {
 // an operation without a formula.
 double bytes_sent(const Collective& collective);
 
+// The group of ranks whose traffic it is, as chapter 07's plan names it: data, tensor, pipeline; "" for a broadcast,
+// which is sent before the first step.
+std::string group(const Collective& collective, const std::string& chapter);
+
 struct RunRecord {
   std::string chapter, program;
   std::string variant;  // what tells runs of the program apart: "gpipe", "stage 3", "dp 2 pp 2 tp 1"

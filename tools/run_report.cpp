@@ -58,28 +58,70 @@ std::pair<double, double> typical_step(Intervals steps) {
   return *middle;
 }
 
+// So many steps as one, where they are not alike: of a round of local SGD the last one alone communicates.
+Intervals rounds(const Intervals& steps, std::size_t together) {
+  if (together == 1 || steps.size() < together) return steps;
+  Intervals rounds;
+  for (std::size_t i = 0; i + together <= steps.size(); i += together)
+    rounds.emplace_back(steps[i].first, steps[i + together - 1].second);
+  return rounds;
+}
+
+// The passes of a rank in its step number `step`. A stage comes to the chunks of a micro-batch in order, and back.
+void add_passes(std::vector<Pass>& passes, const Timeline& timeline, int rank, std::size_t step, int chunks) {
+  const auto found = timeline.steps.find(rank);
+  if (found == timeline.steps.end() || step >= found->second.size()) return;
+  const auto [begin, end] = found->second[step];
+  std::map<std::pair<bool, int>, int> made;
+  for (const Span& span : timeline.spans) {
+    // Those of layers, which may have such names too, lie in others.
+    if (span.rank != rank || span.depth > 0 || span.begin < begin || span.begin >= end) continue;
+    const bool forward = span.name.starts_with("forward ");
+    const std::size_t digits = span.name.find_first_of("0123456789");
+    if (digits != (forward ? 8 : 9) || (!forward && !span.name.starts_with("backward "))) continue;
+    const int micro_batch = std::atoi(span.name.c_str() + digits), before = made[{forward, micro_batch}]++;
+    passes.push_back({rank, span.begin, span.end, forward, micro_batch, forward ? before : chunks - 1 - before});
+  }
+}
+
+void complete_pipeline(RunReport& run) {
+  const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
+  if (run.record.chapter == "04_pipeline") run.stages = run.record.world;
+  if (run.record.program == "train_3d" && number("pp") > 1) run.stages = number("pp");
+  if (run.stages == 0) return;
+  run.schedule = schedule_chart(run.record.settings["schedule"], run.stages, number("micro-batches"), number("chunks"));
+  if (run.schedule.empty() || !run.timeline || run.timeline->steps.empty()) return;
+  const Intervals& steps = run.timeline->steps.begin()->second;
+  const auto step = static_cast<std::size_t>(std::ranges::find(steps, run.view) - steps.begin());
+  for (const int rank : run.timeline->ranks) add_passes(run.passes, *run.timeline, rank, step, number("chunks"));
+}
+
 void complete(RunReport& run) {
   run.seconds_per_step = run.record.seconds_per_step;
   if (run.timeline && !run.timeline->ranks.empty()) {
+    const int together = std::max(1, static_cast<int>(option(run.record, "sync-every", 1)));
+    const auto steps = [&](int rank) { return rounds(counted_steps(*run.timeline, rank), together); };
     for (const int rank : run.timeline->ranks)
-      run.shares[rank] = typical_shares(shares(activity(*run.timeline, rank), counted_steps(*run.timeline, rank)));
-    run.view = typical_step(counted_steps(*run.timeline, *run.timeline->ranks.begin()));
+      run.shares[rank] = typical_shares(shares(activity(*run.timeline, rank), steps(rank)));
+    run.view = typical_step(steps(*run.timeline->ranks.begin()));
     if (!(run.seconds_per_step > 0) && !run.timeline->steps.empty())
-      run.seconds_per_step = (run.view.second - run.view.first) / 1e6;
+      run.seconds_per_step = (run.view.second - run.view.first) / together / 1e6;
   }
-  if (run.record.chapter == "04_pipeline") {
-    const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
-    run.schedule =
-        schedule_chart(run.record.settings["schedule"], run.record.world, number("micro-batches"), number("chunks"));
-  }
+  complete_pipeline(run);
+  run.formulas = formulas(run.record);
   run.title = first_title(run);
 }
 
 }  // namespace
 
 int RunReport::seen_rank() const {
-  if (shares.empty()) return -1;
-  return std::ranges::min_element(shares, {}, [](const auto& one) { return one.second.compute; })->first;
+  const bool serves = record.program == "parameter_server";  // rank 0, which is not there to compute
+  int seen = -1;
+  for (const auto& [rank, s] : shares) {
+    if (serves && rank == 0 && shares.size() > 1) continue;
+    if (seen < 0 || s.compute < shares.at(seen).compute) seen = rank;
+  }
+  return seen;
 }
 
 std::vector<RunReport> read_runs(const std::vector<std::string>& files) {
@@ -124,6 +166,42 @@ Curve validation_curve(const RunRecord& run) {
   return curve;
 }
 
+std::vector<double> numbered(const RunRecord& run, const std::string& name) {
+  std::vector<double> values;
+  for (auto next = run.values.find({0, name + " 0"}); next != run.values.end();
+       next = run.values.find({0, name + " " + std::to_string(values.size())}))
+    values.push_back(next->second);
+  return values;
+}
+
+Curve values_by_step(const RunRecord& run, const std::string& name) {
+  std::map<int, double> values;
+  for (auto next = run.values.lower_bound({0, name + " "});
+       next != run.values.end() && next->first.first == 0 && next->first.second.starts_with(name + " "); ++next)
+    values[std::atoi(next->first.second.c_str() + name.size())] = next->second;
+  return {values.begin(), values.end()};
+}
+
+std::vector<double> bytes_by_step(const RunReport& run, int rank) {
+  std::vector<double> bytes;
+  if (!run.timeline || run.record.collectives.empty()) return bytes;
+  const auto found = run.timeline->steps.find(rank);
+  if (found == run.timeline->steps.end()) return bytes;
+  const Intervals& steps = found->second;
+  bytes.resize(steps.size());
+  std::map<std::string, int> ranks;  // of each communicator
+  for (const Collective& c : run.record.collectives) ranks[c.communicator] = c.ranks;
+  for (const Span& span : run.timeline->spans) {
+    if (span.rank != rank || span.kind != Span::communication) continue;
+    const auto after = std::ranges::upper_bound(steps, span.begin, {}, &std::pair<double, double>::first);
+    if (after == steps.begin() || span.begin >= (after - 1)->second) continue;
+    for (const Call& call : span.calls)
+      bytes[after - 1 - steps.begin()] +=
+          bytes_sent({rank, call.operation, call.communicator, ranks[call.communicator], 1, 0, call.bytes});
+  }
+  return bytes;
+}
+
 // ---- headline ------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -146,6 +224,11 @@ std::string awaited(const RunRecord& run, int rank, const Wait& wait) {
   return verb + "message";
 }
 
+constexpr const char* kAdviceOnServer =
+    "All that is sent passes through one rank, the server: larger batches make it rarer (chapter 02, asynchronous.md), "
+    "and "
+    "ddp_overlap needs no server.";
+
 // Which chapter deals with ranks that wait, with communication that nothing hides, and with streams that are empty.
 std::string advice_on_waiting(const RunRecord& run) {
   if (run.chapter == "03_model_parallel")
@@ -153,6 +236,7 @@ std::string advice_on_waiting(const RunRecord& run) {
   if (run.chapter == "04_pipeline" || run.chapter == "07_3d")
     return "Chapter 04: more micro-batches make the bubble smaller, and --schedule interleaved divides it by the "
            "chunks.";
+  if (run.program == "parameter_server") return kAdviceOnServer;
   if (run.chapter == "02_ddp")
     return "The ranks have different work, or different machines: chapter 02's parameter_server lets none wait for "
            "another.";
@@ -162,6 +246,11 @@ std::string advice_on_communication(const RunRecord& run) {
   if (run.program == "ddp" || run.program == "zero")
     return run.program == "ddp" ? "Chapter 02's ddp_overlap sends it while the backward pass computes."
                                 : "Chapter 06's fsdp gathers the next unit while one computes.";
+  if (run.program == "parameter_server") return kAdviceOnServer;
+  if (run.program == "ddp_compressed")
+    return "Chapter 02: larger batches or --accumulation-steps make it rarer, a smaller --ratio or another --compress "
+           "makes it smaller.";
+  if (run.program == "local_sgd") return "Chapter 02: a larger --sync-every makes it rarer.";
   if (run.chapter == "02_ddp")
     return "Chapter 02: larger batches or --accumulation-steps make it rarer, ddp_compressed makes it smaller.";
   if (run.chapter == "05_tensor_parallel")
@@ -177,7 +266,7 @@ std::string advice_on_communication(const RunRecord& run) {
 std::string bubble(const RunReport& run) {
   if (run.schedule.empty()) return "";
   const double slots = 1 + std::ranges::max(run.schedule, {}, &Slot::begin).begin,
-               busy = static_cast<double>(run.schedule.size()) / run.record.world;
+               busy = static_cast<double>(run.schedule.size()) / run.stages;
   return " The schedule alone leaves " + percent(1 - busy / slots) + " idle.";
 }
 

@@ -7,22 +7,34 @@
 #include <string>
 #include <vector>
 
+#include "tools/formulas.h"
 #include "tools/run_record.h"
 #include "tools/schedule_chart.h"
 #include "tools/timeline.h"
 
 namespace workshop::tools {
 
+// A forward or a backward of a pipeline's micro-batch, in the timeline's microseconds.
+struct Pass {
+  int rank;
+  double begin, end;
+  bool forward;
+  int micro_batch, chunk;
+};
+
 struct RunReport {
   std::string title;  // "02_ddp ddp, 2 ranks"
   RunRecord record;   // of a timeline alone only what its first line says
   std::optional<Timeline> timeline;
-  std::map<int, Shares> shares;    // of a typical step of each rank
+  std::map<int, Shares> shares;    // of a typical step of each rank, or round of local SGD
   double seconds_per_step = 0;     // 0 where it is not known
-  std::pair<double, double> view;  // a typical step of the first rank, in the timeline's microseconds
-  std::vector<Slot> schedule;      // of a pipeline
+  std::pair<double, double> view;  // such a step of the first rank, in the timeline's microseconds
+  int stages = 0;                  // of a pipeline, whose schedule is
+  std::vector<Slot> schedule;      // with slots of equal length, and
+  std::vector<Pass> passes;        // as its ranks came to them in the typical step
+  std::map<int, Formula> formulas;
 
-  int seen_rank() const;  // the one with the most time lost; -1 without a timeline
+  int seen_rank() const;  // the one with the most time lost, which is no server; -1 without a timeline
 };
 
 // Records and timelines in any order: each timeline goes with the record of its run. Throws std::runtime_error with one
@@ -33,6 +45,15 @@ std::vector<RunReport> read_runs(const std::vector<std::string>& files);
 using Curve = std::vector<std::pair<int, double>>;
 Curve training_curve(const RunRecord& run);
 Curve validation_curve(const RunRecord& run);
+
+// The values that a rank has recorded as "NAME 0", "NAME 1" …
+std::vector<double> numbered(const RunRecord& run, const std::string& name);
+// Those of rank 0 as "NAME 16", "NAME 32" …, by these numbers: steps, say.
+Curve values_by_step(const RunRecord& run, const std::string& name);
+
+// Bytes that a rank has sent in each of its steps, by the timeline; empty without the record, which knows how many
+// ranks a communicator has.
+std::vector<double> bytes_by_step(const RunReport& run, int rank);
 
 // What the picture means, and which chapter deals with it.
 struct Headline {

@@ -28,25 +28,16 @@ Span::Kind kind_of(const std::string& name) {
 
 // ---- reading -------------------------------------------------------------------------------------------------------
 
-// A call of NCCL, as one rank has made it.
-struct Call {
-  std::string operation, communicator, id;
-  int rank = 0, peer = -1;  // in the communicator; the peer of a message or the root
-  std::int64_t number = 0;
-  double bytes = 0;
+// What the calls have in common that belong together: two for a message, one of each rank for a collective.
+using Key = std::tuple<std::string, int, int, std::int64_t>;
+Key key(const Call& call) {
+  if (call.operation == "ncclSend") return {call.id, call.rank, call.peer, call.number};
+  if (call.operation == "ncclRecv") return {call.id, call.peer, call.rank, call.number};
+  return {call.id, -1, -1, call.number};
+}
 
-  // What the calls have in common that belong together: two for a message, one of each rank for a collective.
-  using Key = std::tuple<std::string, int, int, std::int64_t>;
-  Key key() const {
-    if (operation == "ncclSend") return {id, rank, peer, number};
-    if (operation == "ncclRecv") return {id, peer, rank, number};
-    return {id, -1, -1, number};
-  }
-};
-using Calls = std::vector<Call>;
-
-Calls read_calls(const Json& event) {
-  Calls calls;
+std::vector<Call> read_calls(const Json& event) {
+  std::vector<Call> calls;
   if (!event.contains("args") || !event["args"].contains("calls")) return calls;
   for (const Json& call : event["args"]["calls"]) {
     calls.push_back({call.at("op"), call.at("communicator"), call.at("id"), call.at("rank"), call.value("peer", -1),
@@ -55,37 +46,24 @@ Calls read_calls(const Json& event) {
   return calls;
 }
 
-std::string described(const Calls& calls) {
-  std::string text;
-  for (const Call& call : calls) {
-    std::string peer;
-    if (call.operation == "ncclSend") peer = " to " + std::to_string(call.peer);
-    if (call.operation == "ncclRecv") peer = " from " + std::to_string(call.peer);
-    text += (text.empty() ? "" : "; ") + formatted("%s: %.0f bytes%s on %s", call.operation.c_str(), call.bytes,
-                                                   peer.c_str(), call.communicator.c_str());
-  }
-  return text;
-}
-
 // Who began last of those that belong together: a call cannot get on before.
-void find_waits(std::vector<Span>& spans, const std::vector<Calls>& calls) {
+void find_waits(std::vector<Span>& spans) {
   struct Last {
     double begin = 0;
     int rank = -1;
   };
-  std::map<Call::Key, Last> last;
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    for (const Call& call : calls[i]) {
-      Last& so_far = last[call.key()];
-      if (so_far.rank < 0 || spans[i].begin > so_far.begin) so_far = {spans[i].begin, spans[i].rank};
+  std::map<Key, Last> last;
+  for (const Span& span : spans) {
+    for (const Call& call : span.calls) {
+      Last& so_far = last[key(call)];
+      if (so_far.rank < 0 || span.begin > so_far.begin) so_far = {span.begin, span.rank};
     }
   }
   const std::string unknown(16, '0');  // the id of communicators that nothing tells apart
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    Span& span = spans[i];
+  for (Span& span : spans) {
     span.ready = span.begin;
-    for (const Call& call : calls[i]) {
-      const Last& other = last.at(call.key());
+    for (const Call& call : span.calls) {
+      const Last& other = last.at(key(call));
       if (call.id == unknown || other.begin <= span.ready) continue;
       span.ready = std::min(other.begin, span.end);
       span.waits_for = other.rank;
@@ -116,6 +94,7 @@ Span read_span(const Json& event) {
   span.stream = event.at("tid");
   span.begin = event.at("ts");
   span.end = span.begin + event.at("dur").get<double>();
+  span.calls = read_calls(event);
   return span;
 }
 
@@ -123,14 +102,15 @@ Timeline read(const Json& json) {
   Timeline timeline;
   if (json.contains("otherData") && json["otherData"].value("type", "") == "run")
     timeline.run = json["otherData"].dump();
-  std::vector<std::pair<Span, Calls>> read;
   std::map<int, std::optional<double>> begun;  // the step of each rank that has no end yet
   for (const Json& event : json.at("traceEvents")) {
     const std::string phase = event.at("ph"), name = event.at("name");
     if (phase == "X") {
-      read.emplace_back(read_span(event), read_calls(event));
+      timeline.spans.push_back(read_span(event));
     } else if (phase == "M" && name == "thread_name") {
       timeline.streams[{event.at("pid"), event.at("tid")}] = event.at("args").at("name");
+    } else if (phase == "C" && name == "memory") {
+      timeline.memory[{event.at("pid"), event.value("id", 0)}].push_back({event.at("ts"), event.at("args")});
     } else if (phase == "i") {
       const int rank = event.at("pid");
       const double at = event.at("ts");
@@ -138,22 +118,27 @@ Timeline read(const Json& json) {
       begun[rank] = event.contains("args") ? std::optional(at) : std::nullopt;
     }
   }
-  std::ranges::stable_sort(read, {}, [](const auto& one) {
-    return std::tuple(one.first.rank, one.first.stream, one.first.begin, -one.first.end);
-  });
-  std::vector<Calls> calls;
-  for (auto& [span, made] : read) {
-    span.calls = described(made);
-    timeline.ranks.insert(span.rank);
-    timeline.spans.push_back(std::move(span));
-    calls.push_back(std::move(made));
-  }
-  find_waits(timeline.spans, calls);
+  std::ranges::stable_sort(timeline.spans, {},
+                           [](const Span& span) { return std::tuple(span.rank, span.stream, span.begin, -span.end); });
+  for (const Span& span : timeline.spans) timeline.ranks.insert(span.rank);
+  find_waits(timeline.spans);
   find_depths(timeline.spans);
   return timeline;
 }
 
 }  // namespace
+
+std::string Span::what() const {
+  std::string text;
+  for (const Call& call : calls) {
+    std::string peer;
+    if (call.operation == "ncclSend") peer = " to " + std::to_string(call.peer);
+    if (call.operation == "ncclRecv") peer = " from " + std::to_string(call.peer);
+    text += (text.empty() ? "" : "; ") + formatted("%s: %.0f bytes%s on %s", call.operation.c_str(), call.bytes,
+                                                   peer.c_str(), call.communicator.c_str());
+  }
+  return text;
+}
 
 Timeline read_timeline(const std::string& path) {
   std::ifstream file(path);

@@ -2,6 +2,7 @@
 // Reads the timelines that programs write with --timeline, and says how the ranks have spent their time.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -11,6 +12,14 @@
 namespace workshop::tools {
 
 // ---- what a timeline has -------------------------------------------------------------------------------------------
+
+// A call of NCCL, as one rank has made it.
+struct Call {
+  std::string operation, communicator, id;
+  int rank = 0, peer = -1;  // in the communicator; the peer of a message or the root
+  std::int64_t number = 0;
+  double bytes = 0;
+};
 
 // All times are microseconds since the clocks began.
 struct Span {
@@ -24,7 +33,15 @@ struct Span {
   double ready = 0;          // when the last of the ranks that it takes has begun its own part
   int waits_for = -1;        // which rank that is; -1 where it is this one, or not known
   std::string waits_in, on;  // "ncclRecv", on the communicator "gradients": the call that waits for it
-  std::string calls;         // "ncclRecv: 4096 bytes from 1 on gradients", with ranks of the communicator
+  std::vector<Call> calls;
+
+  std::string what() const;  // "ncclRecv: 4096 bytes from 1 on gradients", with ranks of the communicator
+};
+
+// What a rank holds on a device, from a moment on: bytes by kind.
+struct Held {
+  double at;
+  std::map<std::string, double> bytes;
 };
 
 struct Timeline {
@@ -32,6 +49,7 @@ struct Timeline {
   std::vector<Span> spans;  // by rank, stream and begin; a span comes before those in it
   std::map<int, std::vector<std::pair<double, double>>> steps;  // of each rank: begin and end
   std::map<std::pair<int, int>, std::string> streams;           // (rank, stream) -> its name
+  std::map<std::pair<int, int>, std::vector<Held>> memory;      // (rank, device) -> its changes, in order
   std::set<int> ranks;
 };
 

@@ -66,14 +66,23 @@ Position position_of(cudaEvent_t event) {
   return event->position;
 }
 
-Clock::time_point time_of(cudaEvent_t event) {
-  const std::lock_guard lock(event->mutex);
-  return event->reached;
-}
-
 bool complete(cudaEvent_t event) {
   const Position position = position_of(event);
   return position.stream == nullptr || passed(position);
+}
+
+// Whether and when a stream has come to it.
+struct Reached {
+  bool live, recorded, complete;
+  int device;
+  Clock::time_point at;
+};
+Reached look_at(cudaEvent_t event) {
+  const std::lock_guard lock(event->mutex);
+  const Position& position = event->position;
+  // In this order: what is passed has set the time.
+  const bool complete = position.stream == nullptr || passed(position);
+  return {event->live, event->timing && position.stream != nullptr, complete, event->device, event->reached};
 }
 
 // Enqueues the operation that stands for the event. The event's mutex is not held meanwhile: where the queue is full,
@@ -86,6 +95,14 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
     if (!event->timing) generation = 0;
   }
   if (generation == 0) return mark(stream);
+  // Where a stream that waits for no other has nothing to do, it comes to the event now: an operation would only wake
+  // its thread.
+  const bool waits_for_none = stream != nullptr && !stream->legacy && !stream->blocking;
+  if (waits_for_none && !simulates() && stream->pushed() > 0 && stream->idle()) {
+    const std::lock_guard lock(event->mutex);
+    event->reached = Clock::now();
+    return mark(stream);
+  }
   const auto stamp = [event, generation] {
     const std::lock_guard lock(event->mutex);
     if (event->generation == generation) event->reached = simulates() ? moment() : Clock::now();
@@ -239,13 +256,13 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (milliseconds == nullptr) return result(cudaErrorInvalidValue);
-  for (cudaEvent_t event : {start, end}) {
-    if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
-    if (!event->timing || position_of(event).stream == nullptr) return result(cudaErrorInvalidResourceHandle);
-  }
-  if (start->device != end->device) return result(cudaErrorInvalidResourceHandle);
-  if (!complete(start) || !complete(end)) return result(cudaErrorNotReady);
-  *milliseconds = std::chrono::duration<float, std::milli>(time_of(end) - time_of(start)).count();
+  if (in_host_function) return result(cudaErrorNotPermitted);
+  if (start == nullptr || end == nullptr) return result(cudaErrorInvalidResourceHandle);
+  const Reached from = look_at(start), to = look_at(end);
+  const bool usable = from.live && to.live && from.recorded && to.recorded && from.device == to.device;
+  if (!usable) return result(cudaErrorInvalidResourceHandle);
+  if (!from.complete || !to.complete) return result(cudaErrorNotReady);
+  *milliseconds = std::chrono::duration<float, std::milli>(to.at - from.at).count();
   return cudaSuccess;
 }
 

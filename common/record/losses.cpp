@@ -34,7 +34,7 @@ struct LossLog::Impl {
   Event start{cudaEventDefault}, stop{cudaEventDefault};
   int timed_from = 0;
   int timed_steps = 0;
-  double seconds = 0;
+  double seconds = 0, last = 0;
 };
 
 LossLog::LossLog(const Options& options, int samples, int replica, int replicas, cudaStream_t stream)
@@ -80,6 +80,7 @@ float* LossLog::gradient_norm() const {
   return impl_->gradient_norms.size() > 0 ? impl_->gradient_norms.data() + impl_->count - 1 : nullptr;
 }
 double LossLog::seconds_per_step() const { return impl_->timed_steps > 0 ? impl_->seconds / impl_->timed_steps : 0; }
+double LossLog::last() const { return impl_->last; }
 int LossLog::count() const { return impl_->count; }
 bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_step + impl_->count >= impl_->max_steps; }
 
@@ -101,6 +102,7 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   }
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, log.start, log.stop));
+  if (log.count > 0) log.last = global[log.count - 1];
   log.first_step += log.count;
   log.count = 0;
   recorder().steps_done = log.first_step;

@@ -166,6 +166,7 @@ void account_memory(Memory kind, int device, std::ptrdiff_t bytes) {
   MemoryUse& use = memory()[device].use[static_cast<int>(kind)];
   use.current += static_cast<std::size_t>(bytes);
   use.peak = std::max(use.peak, use.current);
+  mark_memory(kind, device, use.current);
 }
 
 void note_memory_on_device() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "common/device.h"
 #include "common/options.h"
 #include "common/ranks.h"
 
@@ -78,6 +79,8 @@ void count_copy(int from, int to, std::size_t bytes);
 // behind it.
 void start_timeline();
 void mark_step(int step, cudaStream_t stream);
+// From now on this rank holds so many bytes of a kind: a counter of the timeline.
+void mark_memory(Memory kind, int device, std::size_t bytes);
 void start_clock(ncclComm_t comm);
 std::string timeline_json(int rank);
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, measured with
-// events.
+// The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, and what the
+// rank holds in memory, measured with events.
 #ifdef WORKSHOP_BACKEND_CUDA
 #include <nvtx3/nvToolsExt.h>
 #endif
 
+#include <array>
+#include <charconv>
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -39,6 +42,14 @@ struct Span {
 struct Mark {
   int step;  // that begins; -1 where the last one ends
   cudaStream_t stream;
+  Event at{cudaEventDefault};
+};
+
+// What the rank holds of a kind from then on.
+struct Change {
+  int device;
+  Memory kind;
+  std::size_t bytes;
   Event at{cudaEventDefault};
 };
 
@@ -88,8 +99,17 @@ class Timeline : public CallObserver {
   int device_of(cudaStream_t stream) {
     const int device = streams.try_emplace(stream, StreamInfo{static_cast<int>(streams.size()), current_device()})
                            .first->second.device;
-    if (device != first_device && !clocks.contains(device)) start_clock_of(device);
+    need_clock_of(device);
     return device;
+  }
+
+  // A stream without work comes to an event when the host records it: so events tell the host's time too, and on a
+  // simulated machine that one's.
+  void change(int device, Memory kind, std::size_t bytes) {
+    const OnDevice on_device(device);
+    need_clock_of(device);
+    const Stream& idle = idle_streams_.try_emplace(device, "memory").first->second;
+    CUDA_CHECK(cudaEventRecord(changes.emplace_back(Change{device, kind, bytes}).at, idle));
   }
 
   bool enabled = false;
@@ -98,9 +118,13 @@ class Timeline : public CallObserver {
   std::map<int, DeviceClock> clocks;  // of the other devices
   std::vector<Span> spans;
   std::vector<Mark> marks;
+  std::vector<Change> changes;
   std::map<cudaStream_t, StreamInfo> streams;
 
  private:
+  void need_clock_of(int device) {
+    if (device != first_device && !clocks.contains(device)) start_clock_of(device);
+  }
   void start_clock_of(int device) {
     const OnDevice on_first(first_device);
     const Stream there;
@@ -115,6 +139,7 @@ class Timeline : public CallObserver {
   }
 
   std::vector<int> begun_;  // spans of the calls that are being enqueued
+  std::map<int, Stream> idle_streams_;
 };
 
 // Never destroyed: its events would be when CUDA is gone.
@@ -148,19 +173,11 @@ void mark_step(int step, cudaStream_t stream) {
   CUDA_CHECK(cudaEventRecord(timeline().marks.emplace_back(Mark{step, stream}).at, stream));
 }
 
-namespace {
-
-Json json_of(const Call& call) {
-  const Communicator& communicator = *call.communicator;
-  Json json{{"op", call.operation},
-            {"communicator", communicator.name},
-            {"id", formatted("%016llx", static_cast<unsigned long long>(communicator.id))},
-            {"rank", communicator.rank},
-            {"number", call.number},
-            {"bytes", call.bytes}};
-  if (call.peer >= 0) json["peer"] = call.peer;
-  return json;
+void mark_memory(Memory kind, int device, std::size_t bytes) {
+  if (timeline().start) timeline().change(device, kind, bytes);
 }
+
+namespace {
 
 // Microseconds since the clock began. CUDA tells them as a float, which has no room for those of a whole run: never
 // asked for more than from some event of the last second.
@@ -193,43 +210,132 @@ std::map<int, Clock> start_clocks() {
   return clocks;
 }
 
+// Events as text. Json would make this the most expensive part of a short run's timeline.
+class Events {
+ public:
+  explicit Events(int rank) : rank_(std::to_string(rank)) {}
+
+  // Each begins with these, and is ended by the next one.
+  void add(const std::string& name, const char* phase, int stream) {
+    text_ += (text_.empty() ? "{\"name\":" : "},\n{\"name\":") + quoted(name) + ",\"ph\":\"" + phase +
+             "\",\"pid\":" + rank_ + ",\"tid\":" + std::to_string(stream);
+  }
+  void key(const char* name) { (((text_ += ",\"") += name) += "\":"); }
+  void raw(const std::string& value) { text_ += value; }
+  void microseconds(const char* name, double value) {
+    key(name);
+    std::array<char, 32> digits;
+    const auto end = std::to_chars(digits.begin(), digits.end(), value, std::chars_format::fixed, 3).ptr;
+    text_.append(digits.begin(), end);
+  }
+  void calls(const std::vector<Call>& calls) {
+    key("args");
+    text_ += "{\"calls\":[";
+    for (const Call& call : calls) {
+      text_ += (text_.back() == '[' ? "" : ",") + known(call) + std::to_string(call.number) +
+               ",\"bytes\":" + std::to_string(call.bytes) +
+               (call.peer < 0 ? "}" : ",\"peer\":" + std::to_string(call.peer) + "}");
+    }
+    text_ += "]}";
+  }
+  std::string finished() { return text_.empty() ? "" : text_ + "},\n"; }
+
+ private:
+  const std::string& quoted(const std::string& text) {
+    const auto [place, is_new] = quoted_.try_emplace(text);
+    if (is_new) place->second = Json(text).dump();
+    return place->second;
+  }
+  // What all calls of an operation on a communicator begin with.
+  const std::string& known(const Call& call) {
+    const auto [place, is_new] = known_.try_emplace({call.operation, call.communicator});
+    if (is_new) {
+      const Communicator& communicator = *call.communicator;
+      const Json json{{"op", call.operation},
+                      {"communicator", communicator.name},
+                      {"id", formatted("%016llx", static_cast<unsigned long long>(communicator.id))},
+                      {"rank", communicator.rank}};
+      place->second = json.dump();
+      place->second.pop_back();
+      place->second += ",\"number\":";
+    }
+    return place->second;
+  }
+
+  std::string rank_, text_;
+  std::unordered_map<std::string, std::string> quoted_;
+  std::map<std::pair<const char*, const Communicator*>, std::string> known_;
+};
+
+// A counter for each device: what the rank holds there of all kinds, from one change to the next.
+void add_memory(Events& events) {
+  std::map<int, Clock> clocks = start_clocks();
+  std::map<int, std::array<std::size_t, kMemoryKinds.size()>> held;
+  for (const Change& change : timeline().changes) {
+    auto& kinds = held[change.device];
+    kinds[static_cast<std::size_t>(change.kind)] = change.bytes;
+    CUDA_CHECK(cudaEventSynchronize(change.at));
+    events.add("memory", "C", 0);
+    events.key("id");
+    events.raw(std::to_string(change.device));
+    events.microseconds("ts", clocks.at(change.device)(change.at));
+    events.key("args");
+    std::string bytes;
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind)
+      bytes += (kind == 0 ? "{\"" : ",\"") + std::string(kMemoryKinds[kind]) + "\":" + std::to_string(kinds[kind]);
+    events.raw(bytes + "}");
+  }
+}
+
+void add_spans(Events& events) {
+  std::map<int, Clock> clocks = start_clocks();
+  for (const Span& span : timeline().spans) {
+    const StreamInfo& stream = timeline().streams.at(span.stream);
+    events.add(span.name, "X", stream.number);
+    events.microseconds("ts", clocks.at(stream.device)(span.begin));
+    events.microseconds("dur", Clock(span.begin)(span.end));
+    if (!span.calls.empty()) events.calls(span.calls);
+  }
+}
+
+void add_marks(Events& events) {
+  std::map<int, Clock> clocks = start_clocks();
+  for (const Mark& mark : timeline().marks) {
+    const StreamInfo& stream = timeline().streams.at(mark.stream);
+    events.add(mark.step < 0 ? "end of the epoch" : "step " + std::to_string(mark.step), "i", stream.number);
+    events.key("s");
+    events.raw("\"t\"");
+    events.microseconds("ts", clocks.at(stream.device)(mark.at));
+    if (mark.step < 0) continue;
+    events.key("args");
+    events.raw("{\"step\":" + std::to_string(mark.step) + "}");
+  }
+}
+
+// What viewers call the rank and its streams.
+void add_names(Events& events, int rank) {
+  const auto add = [&](const char* what, int stream, const std::string& name) {
+    events.add(what, "M", stream);
+    events.key("args");
+    events.raw(Json{{"name", name}}.dump());
+  };
+  add("process_name", 0, "rank " + std::to_string(rank));
+  for (const auto& [handle, stream] : timeline().streams) {
+    const std::string of = timeline().clocks.empty() ? "" : " of device " + std::to_string(stream.device);
+    add("thread_name", stream.number, "stream " + std::to_string(stream.number) + of);
+  }
+}
+
 }  // namespace
 
 std::string timeline_json(int rank) {
-  std::string events;
-  const auto add = [&](const Json& event) { events += event.dump() + ",\n"; };
-  const auto name = [&](const char* what, int stream, const std::string& name) {
-    add({{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", stream}, {"args", {{"name", name}}}});
-  };
-  const auto of_device = [](const StreamInfo& stream) {
-    return timeline().clocks.empty() ? "" : " of device " + std::to_string(stream.device);
-  };
-  name("process_name", 0, "rank " + std::to_string(rank));
-  for (const auto& [handle, stream] : timeline().streams)
-    name("thread_name", stream.number, "stream " + std::to_string(stream.number) + of_device(stream));
-  std::map<int, Clock> clocks = start_clocks();
-  for (const Span& span : timeline().spans) {
-    Json event{{"name", span.name},
-               {"ph", "X"},
-               {"pid", rank},
-               {"tid", timeline().streams[span.stream].number},
-               {"ts", clocks.at(timeline().streams[span.stream].device)(span.begin)},
-               {"dur", Clock(span.begin)(span.end)}};
-    for (const Call& call : span.calls) event["args"]["calls"].push_back(json_of(call));
-    add(event);
-  }
-  clocks = start_clocks();
-  for (const Mark& mark : timeline().marks) {
-    Json event{{"name", mark.step < 0 ? "end of the epoch" : "step " + std::to_string(mark.step)},
-               {"ph", "i"},
-               {"s", "t"},
-               {"pid", rank},
-               {"tid", timeline().streams[mark.stream].number},
-               {"ts", clocks.at(timeline().streams[mark.stream].device)(mark.at)}};
-    if (mark.step >= 0) event["args"]["step"] = mark.step;
-    add(event);
-  }
-  return events;
+  Events events(rank);
+  add_names(events, rank);
+  add_spans(events);
+  add_marks(events);
+  add_memory(events);
+  timeline().start.reset();  // what is freed from here on is not told
+  return events.finished();
 }
 
 Range::Range(const std::string& name, cudaStream_t stream) {

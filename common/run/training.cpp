@@ -9,6 +9,7 @@
 
 #include "common/checkpoint/checkpoints.h"
 #include "common/data/host_loader.h"
+#include "common/run/progress_line.h"
 #include "common/run/text.h"
 #include "common/run/throughput.h"
 
@@ -101,6 +102,12 @@ struct Training::State {
     const std::int64_t all = std::int64_t{options.epochs} * an_epoch;
     return options.max_steps > 0 ? std::min<std::int64_t>(options.max_steps, all) : all;
   }
+  // In all of its batches, on all replicas.
+  Work work() const {
+    const double samples = 1.0 * options.batch_size * options.accumulation_steps * place.replicas;
+    if (text != nullptr) return {steps(), samples * options.gpt.context, "tokens"};
+    return {steps(), samples, images ? "images" : "samples"};
+  }
   bool finished() const { return place.endless ? stopped : losses.finished(); }
 
   // Batch i of the epoch as one of the step that is under way.
@@ -125,6 +132,7 @@ struct Training::State {
   RandomSampler random;
   DistributedSampler distributed;
   LossLog losses;
+  std::unique_ptr<ProgressLine> progress;
   Checkpoints checkpoints;
   std::vector<int*> counts;  // of the steps made
   std::vector<std::function<void()>> loaded;
@@ -142,6 +150,7 @@ Training::Training(const Options& options, const Job& job, ReplicaPlace place, c
   if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
   if (options.validates() || state_->data.held_out > 0)
     state_->checkpoints.add("best validation loss", state_->best_loss);
+  if (!place.endless) state_->progress = ProgressLine::make(state_->work());
 }
 
 Training::~Training() = default;
@@ -229,6 +238,8 @@ bool Training::next_step() {
   if (state_->in_step) state_->checkpoints.step_done(state_->epoch, state_->last, state_->loader);
   state_->in_step = state_->last < state_->loader.steps() && !state_->finished();
   if (!state_->in_step) return false;
+  if (state_->progress != nullptr)
+    state_->progress->begin_step(state_->step + 1, state_->loss, state_->losses.last(), state_->stream);
   state_->loss = state_->losses.next(state_->stream);
   ++state_->step;
   state_->first = state_->next = state_->last;
@@ -240,19 +251,20 @@ void Training::report_throughput() {
   State& state = *state_;
   const double seconds = state.losses.seconds_per_step();
   if (!(state.text != nullptr || state.images) || !(seconds > 0)) return;
-  const Options& options = state.options;
-  const double samples = 1.0 * options.batch_size * options.accumulation_steps * state.place.replicas;
+  const double units = state.work().units_per_step;
   if (state.images) {
     const double waited = state.loader.seconds_waited();
-    print0("%.1f images/s; in all, the device has waited %.3f s for them\n", samples / seconds, waited);
+    print0("%.1f images/s; in all, the device has waited %.3f s for them\n", units / seconds, waited);
     record_value("seconds that the device has waited for data", waited);
     return;
   }
-  const double peak = options.gpt.peak_tflops > 0 ? options.gpt.peak_tflops * 1e12 : measured_peak();
-  print_throughput(samples * options.gpt.context / seconds, state.operations, process_ranks().world, peak);
+  const double given = state.options.gpt.peak_tflops, peak = given > 0 ? given * 1e12 : measured_peak();
+  print_throughput(units / seconds, state.operations, process_ranks().world, peak);
 }
 
 void Training::end_epoch() {
+  if (state_->progress != nullptr) state_->progress->clear();
+  state_->loss = nullptr;
   if (state_->in_epoch) state_->losses.end_epoch(state_->epoch, state_->stream);
   state_->in_epoch = false;
 }

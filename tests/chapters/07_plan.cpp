@@ -31,13 +31,6 @@ const Kinds states = {"parameters", "gradients", "optimizer"};
 const Kinds states_and_buckets = {"parameters", "gradients", "optimizer", "buckets"};
 const Kinds all_kinds = {"parameters", "gradients", "optimizer", "activations", "buckets"};
 
-// The group whose traffic a line of the ledger is, as the plan names it; "" for what is sent before the first step.
-std::string group(const tools::Collective& line, const std::string& chapter) {
-  if (line.op == "ncclBroadcast") return "";
-  if (line.op == "ncclSend" || line.op == "ncclRecv") return "pipeline";
-  return line.communicator == "tensor" || chapter == "05_tensor_parallel" ? "tensor" : "data";
-}
-
 // Where a run differs from the plan of one mesh, of every rank: the peak memory of these kinds, and the bytes sent a
 // step in each group, up to 2 %: for the padding of shards, which a plan leaves out, and for what a run sends once or
 // once an epoch, such as its losses.
@@ -51,7 +44,7 @@ std::string differences(const std::string& plan_file, const Run& run, const Kind
     fail(report(run, "a run of the planned mesh", text(world, " ranks")));
   std::map<int, std::map<std::string, double>> sent;
   for (const auto& line : run.record.collectives) {
-    sent[line.rank][group(line, run.record.chapter)] += tools::bytes_sent(line) / run.record.steps;
+    sent[line.rank][tools::group(line, run.record.chapter)] += tools::bytes_sent(line) / run.record.steps;
   }
   std::string lines;
   const auto compare = [&](int rank, const std::string& what, double found, double planned) {

@@ -122,6 +122,80 @@ TEST(Report, RunsAreToldApartAndCompared) {
   EXPECT_NE(std::ranges::find(schedule, json::parse("[0, 21, false, 7, 0]")), schedule.end());
 }
 
+// Of a round of two steps one communicates, for a sixth of their time. The first three steps do not count.
+TEST(Report, ARoundOfLocalSgdIsOneStep) {
+  const TemporaryFolder folder;
+  const std::string run =
+      R"({"type":"run","chapter":"02_ddp","program":"local_sgd","world":2,"options":{"sync-every":2}})";
+  std::vector<std::string> events;
+  for (int i = 0; i < 7; ++i) {
+    const double at = 150.0 * i;
+    events.push_back(step(0, i, at));
+    events.push_back(span("forward 0", 0, 0, at, at + 100));
+    if (i % 2 == 0) events.push_back(span("ncclAllReduce", 0, 0, at + 100, at + 150));
+  }
+  events.push_back(end(0, 7 * 150));
+  const json all = report(folder.write("t.json", timeline(events, run)))["runs"].at(0);
+  expect_shares(all["shares"].at(0), 2.0 / 3, 1.0 / 6, 0, 1.0 / 6);
+  EXPECT_TRUE(all["headline"].get<std::string>().starts_with("The rank does not compute for 33 %")) << all["headline"];
+}
+
+// Nothing is said of the server, which is not there to compute.
+TEST(Report, AWorkerOfAParameterServerIsSeen) {
+  const TemporaryFolder folder;
+  const std::string run = R"({"type":"run","chapter":"02_ddp","program":"parameter_server","world":2,"options":{}})";
+  const std::vector<std::string> events{step(0, 0, 0),
+                                        end(0, 100),
+                                        step(1, 0, 0),
+                                        end(1, 100),
+                                        span("ncclRecv", 0, 0, 0, 100),
+                                        span("forward 0", 1, 0, 0, 40),
+                                        span("ncclSend", 1, 0, 40, 100)};
+  const json all = report(folder.write("t.json", timeline(events, run)))["runs"].at(0);
+  EXPECT_TRUE(all["headline"].get<std::string>().starts_with("Rank 1 does not compute for 60 % of a step"))
+      << all["headline"];
+  EXPECT_TRUE(all["advice"].get<std::string>().starts_with("All that is sent passes through one rank"))
+      << all["advice"];
+}
+
+// Changes at one moment are kept apart, so that each of them can be drawn.
+TEST(Report, MemoryOverTime) {
+  const TemporaryFolder folder;
+  const auto held = [](double at, int bytes) {
+    return formatted(R"({"name":"memory","ph":"C","pid":0,"id":2,"ts":%g,"args":{"parameters":%d,"data":1}})", at,
+                     bytes);
+  };
+  const json all = report(folder.write("t.json", timeline({step(0, 0, 0), end(0, 100), held(-5, 8), held(-5, 16),
+                                                           held(120, 0), span("forward 0", 0, 0, 0, 100)})))["runs"]
+                       .at(0)["memory_over_time"]
+                       .at(0);
+  EXPECT_EQ(all, json::parse(R"({"rank":0,"device":2,"steps":[0.0,100.0],"at":[-5.0,-4.999,120.0],)"
+                             R"("bytes":{"parameters":[8.0,16.0,0.0],"data":[1.0,1.0,1.0]}})"));
+}
+
+// Options that no run has lead to no formula, and to no error.
+TEST(Report, FormulasOfImpossibleRuns) {
+  const TemporaryFolder folder;
+  for (
+      const char* run :
+      {R"("chapter":"07_3d","program":"train_3d","world":2,"options":{"pp":0,"layers":[4,4],"batch-size":8})",
+       R"("chapter":"07_3d","program":"train_3d","world":2,"options":{"pp":2,"tp":65536,"layers":[4,4],"batch-size":8})",
+       R"("chapter":"04_pipeline","program":"pipeline","world":2,"options":{"micro-batches":0,"layers":[4,4,4]})",
+       R"("chapter":"04_pipeline","program":"pipeline","world":5,"options":{"layers":[4,4,4],"batch-size":8})",
+       R"("chapter":"06_fsdp","program":"zero","world":2,"options":{"stage":9,"layers":[4,4],"batch-size":8})",
+       R"("chapter":"02_ddp","program":"ddp","world":0,"options":{"layers":[4,4],"batch-size":8})",
+       R"("chapter":"02_ddp","program":"ddp","world":2,"options":{"layers":[99999999999,4],"batch-size":8})",
+       R"("chapter":"02_ddp","program":"ddp","world":2,"options":{"layers":[4],"batch-size":8})",
+       R"("chapter":"02_ddp","program":"ddp","world":2,"options":{"layers":"4,4","batch-size":8})",
+       R"("chapter":"02_ddp","program":"ddp","world":65536,"options":{"layers":[4,4],"batch-size":65536})"}) {
+    const json all = report(folder.write(
+        "r.jsonl", formatted("{\"type\":\"run\",%s}\n{\"type\":\"end\",\"status\":\"complete\",\"steps\":1,"
+                             "\"seconds_per_step\":1}\n",
+                             run)));
+    EXPECT_EQ(all["runs"][0]["formulas"], json::array()) << run;
+  }
+}
+
 TEST(Report, ErrorsAreOneLine) {
   const TemporaryFolder folder;
   EXPECT_EQ(run_tool("report").output, "report: expects records and timelines, the files of --record and --timeline\n");
@@ -137,6 +211,8 @@ TEST(Report, ErrorsAreOneLine) {
   refused(kRun + "\n");
   refused(R"({"traceEvents": [{"ph": "X"}]})");
   refused(R"({"traceEvents": [)");
+  refused(R"({"traceEvents": [{"name": "memory", "ph": "C", "pid": 0, "ts": 0}]})");
+  refused(R"({"traceEvents": [{"name": "memory", "ph": "C", "pid": 0, "ts": 0, "args": {"data": "much"}}]})");
   refused(R"({"otherData": {"type": "run"}, "traceEvents": []})");
 }
 
