@@ -15,7 +15,7 @@ namespace workshop {
 
 // What one group at a time leaves for its backward pass: room that all groups of a rank share. Its buffer number j is
 // as large as the j-th largest of any group.
-using SharedRoom = std::shared_ptr<std::vector<DeviceBuffer<float>>>;
+using SharedRoom = std::shared_ptr<std::vector<DeviceBuffer<Real>>>;
 
 // Layers one after the other, as one layer that keeps its output alone.
 class LayerGroup : public Layer {
@@ -56,13 +56,13 @@ class LayerGroup : public Layer {
     if (room_->size() < places_.size()) room_->resize(places_.size());
     for (std::size_t j = 0; j < places_.size(); ++j) {
       const std::size_t size = static_cast<std::size_t>(max_samples) * places_[j].size;
-      DeviceBuffer<float>& buffer = (*room_)[j];
+      DeviceBuffer<Real>& buffer = (*room_)[j];
       if (buffer.size() >= size) continue;
       buffer = {};  // before there is another
-      buffer = DeviceBuffer<float>(size, Memory::activations);
+      buffer = DeviceBuffer<Real>(size, Memory::activations);
     }
   }
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     int offset = 0;
     for (const auto& layer : layers_) {
       layer->bind(values == nullptr ? nullptr : values + offset, grads == nullptr ? nullptr : grads + offset);
@@ -71,20 +71,20 @@ class LayerGroup : public Layer {
     collect_parameters();
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Lent lent(*this);
-    const float* output = pass(blas, x, samples, saved.batch);
-    float* kept = saved.buffers[0].data();
-    CUDA_CHECK(cudaMemcpyAsync(kept, output, static_cast<std::size_t>(samples) * out * sizeof(float),
+    const Real* output = pass(blas, x, samples, saved.batch);
+    Real* kept = saved.buffers[0].data();
+    CUDA_CHECK(cudaMemcpyAsync(kept, output, static_cast<std::size_t>(samples) * out * sizeof(Real),
                                cudaMemcpyDeviceToDevice, blas.stream()));
     return kept;
   }
 
   // Dropout drops the same values again: they follow from the batch (dropout.h).
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Lent lent(*this);
     pass(g.blas, saved.x, g.samples, saved.batch);
-    float *dy = g.dy, *spare = g.spare, *below = nullptr;
+    Real *dy = g.dy, *spare = g.spare, *below = nullptr;
     for (int i = static_cast<int>(layers_.size()) - 1; i >= 0; --i) {
       const bool bottom = i == 0;
       below = layers_[i]->backward(saved_[i], {g.blas, g.ones, g.samples, g.accumulate, dy, spare,
@@ -120,8 +120,8 @@ class LayerGroup : public Layer {
   };
 
   // The forward pass of all layers, whose room must be lent.
-  const float* pass(const Blas& blas, const void* x, int samples, const Batch& batch) {
-    const float* output = nullptr;
+  const Real* pass(const Blas& blas, const void* x, int samples, const Batch& batch) {
+    const Real* output = nullptr;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       saved_[i].x = x;
       saved_[i].batch = batch;
