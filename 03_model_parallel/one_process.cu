@@ -88,7 +88,7 @@ void backward(Parts& parts, int rows) {
     Real* gradient = stage.model.output_gradient();
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
-    //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out].
+    //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
     //   copy() is above, stage.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     todo("03.8");
     // END TODO 03.8
@@ -125,6 +125,7 @@ void update(Parts& parts, Training& training) {
     //   Each part has an optimizer of its own, with the moments of its parameters.
     todo("03.9");
     // END TODO 03.9
+    const OnDevice on_device(part.device);
     probe("03.9", "parameters of " + stage.probes.name, stage.model.values(), {stage.model.count()}, part.stream);
   }
 }

@@ -44,6 +44,8 @@ TESTS(equal) {
     // The schedule changes nothing that is computed but the order of sums; recomputation not even that.
     const Command piped = on(2, pipeline, network, "--schedule", schedule);
     same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute stages"));
+    same_training("solution.04.checkpoint_interval." + schedule, kSameBits, piped,
+                  with(piped, "--checkpoint-interval 2"));
   }
   // PyTorch's losses, on two ranks with four micro-batches.
   for (const char* name :
@@ -114,6 +116,7 @@ TESTS(ledger) {
   add("gpipe", 4, 8, 1, "--schedule gpipe");
   add("1f1b", 4, 8, 1, "--schedule 1f1b");
   add("recompute", 2, 4, 1, "--recompute stages");
+  add("checkpoint_interval", 2, 4, 1, "--checkpoint-interval 1");
   // Three boundaries between four parts, all of them between the two ranks.
   add("interleaved", 2, 4, 3, "--schedule interleaved");
   add("one_rank", 1, 4, 1, "");
