@@ -127,6 +127,7 @@ class Optimizer {
     const double lr = factor * lr_;
     float* value = weights(values);
     if (place_ == Place::host) return step_on_host(values, grad, lr);
+    if (kMixedPrecision) probe("01.25", "exact weights before the update", value, {count_}, stream_);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once. Its numbers are floats, these here are doubles.

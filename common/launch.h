@@ -28,8 +28,7 @@ namespace workshop {
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... args) {
   if (elements <= 0) return;
-  static constexpr CallSite site = {"the launch of a kernel", "", 0};
-  const InCall in_call(site);
+  const InCall in_call(launch_site(on.file, on.line));
 #ifdef __CUDACC__
   constexpr int kBlock = 256;
   constexpr int kMaxBlocks = 4096;
@@ -39,6 +38,7 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
 #else
   const auto run = [=] { kernel(args...); };
   if (cpu::may_launch(on.stream)) {
+    cpu::load_kernel(reinterpret_cast<const void*>(kernel));
     if (cpu::checks_order()) {
       cpu::order_kernel({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
     }

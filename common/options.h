@@ -89,8 +89,7 @@ class Options {
 
   void for_one_rank() { one_rank_ = true; }  // for programs that are one process
 
-  // Leaves the training options out: for programs that train nothing. Call before parse().
-  void without_training();
+  void without_training();  // leaves the training options out: for programs that train nothing; before parse()
 
   // Leaves single shared options out, such as "--layers", where they mean nothing. Call before parse().
   void without(const std::vector<std::string>& names);

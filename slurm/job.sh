@@ -18,4 +18,4 @@ if [[ ! -x $program ]]; then
   exit 2
 fi
 
-exec slurm/step -- "$program" "$@"
+exec "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"

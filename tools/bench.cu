@@ -134,7 +134,7 @@ Json mlp_step(const Options& shared) {
   Generator(2).randn(host.data(), host.size());
   x.upload(host, stream);
   y.upload(host, stream);
-  CUDA_CHECK(cudaMemset(loss.data(), 0, sizeof(float)));
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
 
   const auto step = [&] {
     return stream_seconds(stream, [&] {

@@ -28,7 +28,7 @@ Speedup speedup(const RunRecord& run, const Timeline& timeline, const RunRecord&
   row.seconds_per_epoch = steps_per_epoch(weak ? first : run) * run.seconds_per_step;
   row.speedup = row.samples_per_second / (samples_per_step(first) / first.seconds_per_step);
   row.efficiency = row.speedup * first.world / run.world;
-  row.exposed = communication(timeline).exposed / std::max(1, run.steps);
+  row.exposed = communication(timeline).exposed;
   for (const auto& [rank, bytes] : run.peak_memory) row.peak_memory = std::max(row.peak_memory, bytes);
   return row;
 }

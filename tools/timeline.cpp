@@ -304,13 +304,16 @@ Communication communication(const Timeline& timeline) {
   const auto ranks = static_cast<double>(timeline.ranks.size());
   Communication mean;
   for (const int rank : timeline.ranks) {
+    const Intervals steps = counted_steps(timeline, rank);
     const Activity of_rank = activity(timeline, rank);
-    if (of_rank.computation.empty()) continue;
-    Intervals calls = both(of_rank.waiting, of_rank.transfer);
-    const double first = of_rank.computation.front().first;  // what comes before is no step
-    std::erase_if(calls, [first](const auto& call) { return call.first < first; });
-    mean.seconds += length(calls) / 1e6 / ranks;
-    mean.exposed += length(without(calls, of_rank.computation)) / 1e6 / ranks;
+    const Intervals calls = both(of_rank.waiting, of_rank.transfer);
+    const auto seconds_a_step = [&](const Intervals& intervals) {
+      double sum = 0;
+      for (const double one : lengths(intervals, steps)) sum += one;
+      return steps.empty() ? 0 : sum / 1e6 / static_cast<double>(steps.size());
+    };
+    mean.seconds += seconds_a_step(calls) / ranks;
+    mean.exposed += seconds_a_step(without(calls, of_rank.computation)) / ranks;
   }
   return mean;
 }

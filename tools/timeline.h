@@ -89,7 +89,7 @@ struct Wait {
 // In the steps that count, the longest first.
 std::vector<Wait> waits(const Timeline& timeline, int rank);
 
-// Seconds of a whole run, on average over its ranks, once they have begun to compute.
+// Seconds a step, on average over the ranks and the steps that count.
 struct Communication {
   double seconds = 0;  // in which a rank communicates
   double exposed = 0;  // and does not compute meanwhile

@@ -6,10 +6,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <initializer_list>
+#include <map>
+#include <mutex>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
+#include "common/cpu/blocking.h"
 #include "common/cpu/openblas.h"
 #include "common/cpu/order.h"
 #include "common/cpu/ranges.h"
@@ -45,6 +50,23 @@ class Scalar {
   const float* device_ = nullptr;
   float host_ = 0;
 };
+
+// How many handles work on each stream, and the most that ever did at a time.
+struct Handles {
+  std::mutex mutex;
+  std::map<cudaStream_t, int> alive;
+  int most = 0;
+
+  void add(cudaStream_t stream, int count) {
+    const std::lock_guard lock(mutex);
+    most = std::max(most, alive[stream] += count);
+  }
+};
+
+Handles& handles() {
+  static Handles& instance = *new Handles;
+  return instance;
+}
 
 bool valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
 
@@ -197,6 +219,10 @@ bool check_arguments(const char* call, cudaStream_t stream, std::initializer_lis
     cudaGetLastError();  // the call's own status tells
     return false;
   }
+  // There is a kernel for each shape, as far as anyone knows.
+  std::size_t kernel = std::hash<std::string_view>()(call);
+  for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
+  workshop::cpu::load_kernel(kernel);
   const int device = workshop::cpu::device_of(stream);
   for (const ArgumentOf<T>& a : arguments) {
     if (a.rows > 0 && a.columns > 0) workshop::cpu::check_bounds(call, {{a.between()}}, device);
@@ -246,6 +272,11 @@ cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation
 
 }  // namespace
 
+int workshop::cpu::most_handles() {
+  const std::lock_guard lock(handles().mutex);
+  return handles().most;
+}
+
 const char* cublasGetStatusName(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS:
@@ -282,17 +313,23 @@ cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   openblas();  // loads it
   *handle = new cublasContext;
+  handles().add(nullptr, 1);
+  workshop::cpu::may_wait_for_device();  // it allocates memory there
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasDestroy(cublasHandle_t handle) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  workshop::cpu::may_wait_for_device();
+  handles().add(handle->stream, -1);
   delete handle;
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  handles().add(handle->stream, -1);
+  handles().add(stream, 1);
   handle->stream = stream;
   return CUBLAS_STATUS_SUCCESS;
 }

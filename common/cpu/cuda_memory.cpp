@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/cpu/blocking.h"
 #include "common/cpu/order.h"
 #include "common/cpu/ranges.h"
 #include "common/cpu/runtime.h"
@@ -46,6 +47,7 @@ class Heap {
     if (bytes == 0) return cudaSuccess;
     const int device = use_current_device();
     count_allocation();
+    may_wait_for_device();
     const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_[device]) return cudaErrorMemoryAllocation;
     const std::size_t with_guards = kGuardBytes + rounded(bytes) + kGuardBytes;
@@ -164,7 +166,8 @@ cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   check_call(call, stream, {{"the source", from, bytes, false}, {"the destination", to, bytes, true}});
-  enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  const Position copied = enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  if (blocks_host() && !(find_block(to) && find_block(from))) wait_for(copied);
   return cudaSuccess;
 }
 

@@ -119,7 +119,8 @@ void count_allocation() { ++allocations; }
 void count_synchronization() { ++synchronizations; }
 
 Counters counters() {
-  return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true)};
+  return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true),
+          most_handles()};
 }
 
 int hardware_queues() {

@@ -127,12 +127,16 @@ void synchronize(cudaStream_t stream) {
   order_host_waits(stream);
 }
 
-void synchronize_device(int device, int in_order) {
+void wait_for_device(int device) {
   std::vector<Position> positions;
   for (CUstream_st* stream : streams_of(device)) {
     if (!stream->idle() || (simulates() && stream->pushed() > 0)) positions.push_back({stream, stream->pushed() - 1});
   }
   for (const Position& position : positions) wait_for(position);
+}
+
+void synchronize_device(int device, int in_order) {
+  wait_for_device(device);
   order_host_waits_for_device(in_order);
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/cpu/blocking.h"
 #include "common/cpu/nccl_operations.h"
 
 namespace workshop::cpu {
@@ -27,6 +28,8 @@ ncclComm* new_communicator(MPI_Comm mpi) {
   MPI_Comm_rank(mpi, &comm->rank);
   MPI_Comm_size(mpi, &comm->size);
   cudaGetDevice(&comm->device);
+  may_wait_for_device();  // it allocates memory there
+  if (blocks_host()) MPI_Comm_dup(mpi, &comm->hosts);
   const std::lock_guard lock(mutex);
   return all.emplace_back(comm);
 }

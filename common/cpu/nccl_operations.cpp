@@ -11,6 +11,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "common/cpu/blocking.h"
 #include "common/cpu/order.h"
 
 namespace workshop::cpu {
@@ -324,6 +325,7 @@ std::size_t element_size(ncclDataType_t type) { return data_type(type).bytes; }
 void issue(const GroupedOperation& issued) {
   const auto& [operation, stream, site] = issued;
   if (!is_collective(operation.kind)) return issue_group({issued});
+  may_wait_for_ranks({issued});
   if (checks_order()) check_order({issued});
   if (slow().collectives) enqueue_delay(stream, kSlowMilliseconds);
   std::unique_lock lock(issue_mutex());
@@ -339,6 +341,7 @@ void issue(const GroupedOperation& issued) {
 }
 
 void issue_group(const std::vector<GroupedOperation>& grouped) {
+  may_wait_for_ranks(grouped);
   if (checks_order()) check_order(grouped);
   std::vector<cudaStream_t> streams;
   for (const GroupedOperation& member : grouped) {

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/cpu/ranges.h"
@@ -17,6 +19,10 @@
 #include "common/cpu/stream.h"
 
 // A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
+namespace workshop::cpu {
+enum class Kind : std::uint8_t;
+}
+
 struct ncclComm {
   enum State { live, finalized, destroyed };
   static constexpr std::uint64_t kMagic = 0x6e63636c6f6e4350;
@@ -29,6 +35,10 @@ struct ncclComm {
   int rank = 0;
   int size = 1;
   int device = 0;
+
+  // With WORKSHOP_BLOCKING: where hosts meet, and the peers to which a message has been sent, or received from.
+  MPI_Comm hosts = MPI_COMM_NULL;
+  std::set<std::pair<workshop::cpu::Kind, int>> connected;
 
   // Operations of one communicator run in the order in which they were issued, whichever stream they are on: each takes
   // a ticket when it is issued, and runs when the ticket is called.

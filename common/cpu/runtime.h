@@ -31,6 +31,9 @@ std::size_t device_memory();
 // The device of a stream; each device has a legacy default stream.
 int device_of(cudaStream_t stream);
 
+// counters().handles
+int most_handles();
+
 // Adds one to counters().allocations.
 void count_allocation();
 
@@ -42,5 +45,7 @@ void synchronize(cudaStream_t stream);
 // Waits for all streams of a device, or of all of them. For the order checker only what is on the devices `in_order` is
 // done then: what a program may rely on.
 void synchronize_device(int device, int in_order);
+// The same, and nothing for the order checker.
+void wait_for_device(int device);
 
 }  // namespace workshop::cpu

@@ -46,6 +46,7 @@ struct DataSource {
   double operations = 0;                         // of the model's matrix products for a token of the text, a step's
   double best_test_loss = 0;                     // that any model can reach on the text; 0: unknown
   std::shared_ptr<const ImageDataset> images = nullptr;
+  bool needs_x = true;  // false: of images only the targets are prepared, for a rank without the model's first layer
 };
 
 // What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from

@@ -8,11 +8,12 @@
 
 namespace workshop {
 
-HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream)
+HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream,
+                       bool needs_x)
     : Loader(std::min(batch_size, images->samples())),
       images_(std::move(images)),
       transform_(images_->size),
-      sample_(3 * images_->size * images_->size),
+      sample_(needs_x ? 3 * images_->size * images_->size : 0),
       stream_(stream) {
   const std::size_t samples = batch_size_, floats = samples * sample_;
   for (Slot& slot : slots_) {  // what does not fit on the device must not fill the host first
@@ -104,6 +105,7 @@ void HostLoader::copy_prepared() {
     const int samples = batch_samples(copied_++);
     CUDA_CHECK(cudaStreamWaitEvent(copies_, of.used));
     const auto copy = [&](void* to, const void* from, std::size_t bytes) {
+      if (bytes == 0) return;
       CUDA_CHECK(cudaMemcpyAsync(to, from, samples * bytes, cudaMemcpyHostToDevice, copies_));
     };
     copy(of.device_x.data(), of.x.data(), sample_ * sizeof(float));
@@ -140,7 +142,7 @@ void HostLoader::prepare_one(std::unique_lock<std::mutex>& lock) {
   Slot& to = slot(batch);
   ++busy_;
   lock.unlock();
-  transform_(images_->pixels(sample), to.x.data() + image * sample_);
+  if (sample_ > 0) transform_(images_->pixels(sample), to.x.data() + image * sample_);
   to.y.data()[image] = images_->label(sample);
   lock.lock();
   --busy_;

@@ -32,8 +32,10 @@ namespace workshop {
 // Workers make no calls of CUDA's. In batch() the host waits where they have not prepared it yet, and for nothing else.
 class HostLoader : public Loader {
  public:
-  // `workers`: threads; 0: batch() prepares its images itself. `stream`: where the batches are used.
-  HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream);
+  // `workers`: threads; 0: batch() prepares its images itself. `stream`: where the batches are used. Without `needs_x`
+  // a batch has y alone.
+  HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream,
+             bool needs_x = true);
   ~HostLoader() override;
   HostLoader(const HostLoader&) = delete;
   HostLoader& operator=(const HostLoader&) = delete;

@@ -200,7 +200,8 @@ void write_record(ncclComm_t comm) {
                      {"rank", rank},
                      {"allocations", r.allocations},
                      {"synchronizations", r.synchronizations},
-                     {"devices", cpu::counters().devices}});
+                     {"devices", cpu::counters().devices},
+                     {"handles", cpu::counters().handles}});
 #endif
     const std::string lines = gather_on_rank_0(r.lines, comm);
     if (rank == 0) {

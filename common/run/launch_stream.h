@@ -6,6 +6,8 @@
 
 #include <type_traits>
 
+#include "common/run/in_call.h"
+
 namespace workshop {
 
 // The stream of a launch, and the place in the source that asks for it.
@@ -18,5 +20,8 @@ struct LaunchStream {
   const char* file;
   int line;
 };
+
+// The same for the watchdog, which may look at it at any time.
+const CallSite& launch_site(const char* file, int line);
 
 }  // namespace workshop

@@ -39,12 +39,13 @@ Data load(const Options& options, const DataSource& source, cudaStream_t stream)
   }
   if (source.images != nullptr) {
     const ImageDataset& images = *source.images;
-    return {std::make_unique<HostLoader>(source.images, options.batch_size, options.images.workers, stream),
-            Generator(options.seed),
-            Draws::order,
-            images.trained_on + images.held_out,
-            images.held_out,
-            images.tested};
+    return {
+        std::make_unique<HostLoader>(source.images, options.batch_size, options.images.workers, stream, source.needs_x),
+        Generator(options.seed),
+        Draws::order,
+        images.trained_on + images.held_out,
+        images.held_out,
+        images.tested};
   }
   const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
   return {std::make_unique<DataLoader>(dataset, options.batch_size, stream),
@@ -257,7 +258,7 @@ void Training::report_throughput() {
     record_value("seconds that the device has waited for data", waited);
     return;
   }
-  const double given = state.options.gpt.peak_tflops, peak = given > 0 ? given * 1e12 : measured_peak(state.stream);
+  const double given = state.options.gpt.peak_tflops, peak = given > 0 ? given * 1e12 : measured_peak();
   print_throughput(units / seconds, state.operations, process_ranks().world, peak);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,8 +19,8 @@ namespace workshop {
 
 // ---- layers --------------------------------------------------------------------------------------------------------
 
-// Room for the windows of one layer at a time, which all convolutions of a model share.
-using WindowRoom = std::shared_ptr<DeviceBuffer<Real>>;
+// Room for the windows of one layer at a time, which all convolutions of a model share, on each device that has some.
+using WindowRoom = std::shared_ptr<std::map<int, DeviceBuffer<Real>>>;
 
 // What follows a convolution and its ReLU.
 struct Pooling {
@@ -58,9 +59,11 @@ class ConvolutionLayer : public Layer {
 
   void allocate(int max_samples, cudaStream_t) override {
     const std::size_t size = static_cast<std::size_t>(max_samples) * convolution_.windows_size();
-    if (room_->size() >= size) return;
-    *room_ = {};  // before there is another
-    *room_ = DeviceBuffer<Real>(size, Memory::activations);
+    device_ = current_device();
+    DeviceBuffer<Real>& room = (*room_)[device_];
+    if (room.size() >= size) return;
+    room = {};  // before there is another
+    room = DeviceBuffer<Real>(size, Memory::activations);
   }
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -73,7 +76,7 @@ class ConvolutionLayer : public Layer {
     const cudaStream_t stream = blas.stream();
     const Range range("forward " + name, stream);
     Real* y = saved.buffers[0].data();
-    convolution_forward(blas, convolution_, static_cast<const Real*>(x), y, room_->data(), samples);
+    convolution_forward(blas, convolution_, static_cast<const Real*>(x), y, windows(), samples);
     activation_forward(Activation::relu, y, y, samples * convolution_.out.size(), stream);
     if (pools_) {
       max_pool(max_pool_, y, saved.buffers[1].data(), pixels(saved), samples, stream);
@@ -99,8 +102,8 @@ class ConvolutionLayer : public Layer {
     // Where the output of a ReLU is above 0, so was its input.
     activation_backward(Activation::relu, dy, saved.buffers[0].data(), g.samples * convolution_.out.size(), stream);
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : below;
-    convolution_backward(g.blas, convolution_, static_cast<const Real*>(saved.x), dy, dx, room_->data(), g.ones,
-                         g.samples, g.accumulate);
+    convolution_backward(g.blas, convolution_, static_cast<const Real*>(saved.x), dy, dx, windows(), g.ones, g.samples,
+                         g.accumulate);
     return dx;
   }
 
@@ -127,6 +130,7 @@ class ConvolutionLayer : public Layer {
     if (pooling.cells > 0) return out.channels * pooling.cells * pooling.cells;
     return (pooling.largest ? map_of(out, kPooled, out.channels) : out).size();
   }
+  Real* windows() const { return room_->at(device_).data(); }
   // The numbers of pixels lie in a buffer of Reals.
   static int* pixels(const Saved& saved) { return static_cast<int*>(static_cast<void*>(saved.buffers[2].data())); }
 
@@ -135,6 +139,7 @@ class ConvolutionLayer : public Layer {
   MaxPool max_pool_;
   AveragePool average_pool_;
   WindowRoom room_;
+  int device_ = 0;
 };
 
 // Dropout, a linear layer, and its ReLU.
@@ -222,7 +227,7 @@ inline Network make_alexnet(const Options& options) {
                           {10, 256, {3, 1, 1}, {true, kCells}}};
   Network network;
   network.images = std::make_shared<ImageDataset>(images_of(options));
-  const auto room = std::make_shared<DeviceBuffer<Real>>();
+  const auto room = std::make_shared<WindowRoom::element_type>();
   Map map = {3, o.size, o.size, /*channels_last=*/false};
   for (const Shape& s : shapes) {
     const auto layer = std::make_shared<ConvolutionLayer>("features." + std::to_string(s.place), map,

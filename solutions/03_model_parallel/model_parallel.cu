@@ -74,7 +74,9 @@ int main(int argc, char** argv) {
   Stage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
-  Training training(options, job, {.reports = rank == 0}, network.data(), stream);
+  DataSource data = network.data();
+  data.needs_x = rank == 0;
+  Training training(options, job, {.reports = rank == 0}, data, stream);
   add_all(training, stage.model, stage.optimizer);  // each rank its layers
 
   const auto add_loss = [&](const Batch& batch, float* loss) {

@@ -19,13 +19,15 @@ namespace {
 struct Part {
   Part(const Network& network, LayerRange layers, const Options& options, int number)
       : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8"}),
-        norm(options.needs_norm() ? 1 : 0, Memory::data) {}
+        norm(options.needs_norm() ? 1 : 0, Memory::data),
+        correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
   const int device = current_device();
   Stream stream;
   Event done;  // recorded on the stream behind work that another part waits for
   Stage stage;
-  DeviceBuffer<float> norm;  // of the whole model's gradient, where one is needed
+  DeviceBuffer<float> norm;     // of the whole model's gradient, where one is needed
+  DeviceBuffer<float> correct;  // the share of right answers, on the last part, where it is asked for
 };
 using Parts = std::vector<std::unique_ptr<Part>>;
 
@@ -75,6 +77,7 @@ void forward(Parts& parts, const Batch& batch) {
     CUDA_CHECK(cudaSetDevice(part.device));  // kernels are launched on streams of the current device only
     stage.batch = batch;
     if (i > 0) {
+      if (batch.correct != nullptr) stage.batch.correct = part.correct.data();
       copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
@@ -91,7 +94,7 @@ void backward(Parts& parts, int rows) {
     Real* gradient = stage.model.output_gradient();
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
-    //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out].
+    //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
     //   copy() is above, stage.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
@@ -134,11 +137,12 @@ void update(Parts& parts, Training& training) {
     CUDA_CHECK(cudaSetDevice(part.device));
     stage.step(part.norm.data(), lr_factor);
     // END TODO 03.9
+    const OnDevice on_device(part.device);
     probe("03.9", "parameters of " + stage.probes.name, stage.model.values(), {stage.model.count()}, part.stream);
   }
 }
 
-// What Training has for the loss is on the first device, and the predictions are on the last.
+// What Training has for the loss and the right answers is on the first device, and the predictions are on the last.
 class LossOfLast {
  public:
   LossOfLast(Parts& parts, const Options& options, const DataSource& data) : parts_(parts) {
@@ -150,16 +154,18 @@ class LossOfLast {
     loss_ = DeviceBuffer<float>(1, Memory::data);
   }
 
-  // Adds the batch's share of the mean over `samples_of_step` samples to *loss, behind forward(). The loss so far goes
-  // to the last device and comes back.
+  // Adds the batch's share of the mean over `samples_of_step` samples to *loss, behind forward(), and that of the right
+  // answers to *batch.correct. What they are so far goes to the last device and comes back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
     if (&first == &last) return last.stage.loss(batch.y, samples_of_step, loss);
     copy(last, targets_.data(), first, batch.y, batch.samples * batch.y_bytes);
     copy(last, loss_.data(), first, loss, sizeof(float));
+    if (batch.correct != nullptr) copy(last, last.correct.data(), first, batch.correct, sizeof(float));
     last.stage.loss(targets_.data(), samples_of_step, loss_.data());
     copy(first, loss, last, loss_.data(), sizeof(float));
+    if (batch.correct != nullptr) copy(first, batch.correct, last, last.correct.data(), sizeof(float));
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/losses.h"
 #include "03_model_parallel/partition.h"
+#include "checkpoint_interval.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "evaluate.h"
@@ -38,7 +39,9 @@ void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, 
 void train(const Options& options, const Network& network, const Schedule& schedule, Stage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
-  Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
+  DataSource data = network.data();
+  data.needs_x = job.rank() == 0;
+  Training training(options, job, {.reports = job.rank() == 0}, data, stream);
   std::deque<Optimizer> optimizers;
   int largest = 0;
   for (Chunk& chunk : stage.chunks()) {
@@ -87,7 +90,10 @@ std::vector<int> bounds_of(const Settings& settings, const Options& options, con
   const std::vector<std::int64_t> counts = network.counts();
   if (how != Partition::time) return partition_layers(counts, schedule.parts(), how);
   const int samples = options.batch_size / schedule.micro_batches;
-  const std::vector<LayerTime> times = layer_times(make_network(settings, options), samples, ranks, stream);
+  std::vector<LayerTime> times = layer_times(make_network(settings, options), samples, ranks, stream);
+  if (settings.checkpoint_interval > 0 || options.gpt.recompute == "stages") {
+    for (LayerTime& time : times) time.backward += time.forward;  // which it repeats
+  }
   report(schedule, counts, times);
   return partition_layers(nanoseconds(times), schedule.parts(), how);
 }
@@ -108,12 +114,13 @@ int main(int argc, char** argv) {
     print_schedule(make_schedule(settings));
     return 0;
   }
-  const Network network = make_network(settings, options);
+  Network network = make_network(settings, options);
 
   Job job(options);
   const Schedule schedule = make_schedule(settings);
   const Stream stream;
-  const std::vector<int> bounds = bounds_of(settings, options, network, schedule, job.group(), stream);
+  std::vector<int> bounds = bounds_of(settings, options, network, schedule, job.group(), stream);
+  network = grouped(network, bounds, settings.checkpoint_interval);
   Stage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages", stream);
   const bool simulated = settings.milliseconds > 0;
   IdleClock clock(stream, simulated ? 1 : kProbedSteps);

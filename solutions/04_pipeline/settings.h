@@ -20,6 +20,7 @@ struct Settings {
   PipelineOptions pipeline{.micro_batches = 4};
   std::string partition;
   int stages = 0;
+  int checkpoint_interval = 0;  // layers of which one activation is kept; 0: all are kept
   bool print = false;
   double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
 };
@@ -27,6 +28,8 @@ struct Settings {
 inline void add_options(Options& options, Settings& s) {
   s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
   add_partition(options, s.partition, "parts");
+  options.add("--checkpoint-interval", s.checkpoint_interval,
+              "layers of a stage of which only the last one's output is kept; 0: keep all", 0, 1 << 10);
   options.add_flag("--print", s.print, "show the schedule and train nothing");
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,
@@ -42,6 +45,10 @@ inline void complete(Settings& s, const Options& options) {
                 std::to_string(ranks) + ", unless with --print");
   }
   s.pipeline.complete(s.stages, "--stages");
+  if (s.checkpoint_interval > 0 && options.gpt.recompute != "none") {
+    usage_error("--checkpoint-interval is '%d'; expected 0 with --recompute %s, which is another way",
+                s.checkpoint_interval, options.gpt.recompute.c_str());
+  }
   if (!s.print) s.pipeline.require_divisor(options.batch_size);
 }
 

@@ -59,7 +59,9 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   // END TODO 07.7
   probe("07.7", "number of shares of the samples, this rank's share", std::vector<int>{shares, share});
   const bool reports = mesh.at.pipeline == 0 && mesh.at.tensor == 0;
-  Training training(options, job, {shares, share, reports}, network.data(), stream);
+  DataSource data = network.data();
+  data.needs_x = mesh.at.pipeline == 0;
+  Training training(options, job, {shares, share, reports}, data, stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };

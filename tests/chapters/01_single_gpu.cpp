@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 01. Its numbers are compared with PyTorch's by the golden tests; here is what those cannot see.
 #include <algorithm>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
 
 #include "tests/harness/expect.h"
 
@@ -22,8 +27,49 @@ TESTS(gradients) {
   // A value that is shifted in a copy which the stream does not wait for need not have arrived when the loss is
   // computed.
   add("in_order", on(1, mlp, "--gradient-check --layers 3,2,2 --max-steps 1").in("WORKSHOP_ORDER=1"));
-  // One cuBLAS handle, and so one workspace, for each stream.
+}
+
+// The programs of all chapters, as CMakeLists.txt has them.
+std::vector<std::string> programs() {
+  std::vector<std::string> names;
+  std::ifstream list(source("CMakeLists.txt").path);
+  for (std::string line; std::getline(list, line);) {
+    std::smatch chapter;
+    if (!std::regex_match(line, chapter, std::regex(R"(workshop_chapter\((\w+) (.*)\))"))) continue;
+    std::istringstream words(chapter[2]);
+    for (std::string program; words >> program;) names.push_back(text(chapter[1], "/", program));
+  }
+  return names;
+}
+
+// One cuBLAS handle, and so one workspace, for each stream: in every program that trains, a new one too, with an MLP,
+// and with the language model where it takes that. And none hangs where CUDA and NCCL block the host.
+TESTS(handles) {
   test("solution.01.shared_handles", {}, [] { succeed(on(1, {WORKSHOP_BUILD "/tests/chapters/shared_handles"})); });
+  const std::map<std::string, std::string> options = {{"03_model_parallel/one_process", "--devices 2"},
+                                                      {"04_pipeline/pipeline", "--schedule interleaved"},
+                                                      {"06_fsdp/fsdp", "--cpu-offload"},
+                                                      {"07_3d/train_3d", "--pp 2"}};
+  const std::set<std::string> own_model = {"01_single_gpu/gpt", "05_tensor_parallel/tensor_parallel_gather",
+                                           "05_tensor_parallel/sequence_parallel", "05_tensor_parallel/attention"};
+  for (const std::string& name : programs()) {
+    if (name.starts_with("00_") || name == "07_3d/plan") continue;
+    const bool alone = name.starts_with("01_") || name.ends_with("/one_process");
+    const bool has_layers = name != "01_single_gpu/gpt" && name != "05_tensor_parallel/attention";
+    const Command command =
+        on(alone ? 1 : 2, solution(name), "--max-steps 2 --log-every 0", options.contains(name) ? options.at(name) : "")
+            .in("WORKSHOP_BLOCKING=1");
+    test("solution.handles." + name.substr(name.find('/') + 1), {.ranks = 2}, [=] {
+      const auto expect_one = [](const Run& run) {
+        EXPECT_EQ(static_cast<int>(run.record.host.size()), run.record.world) << run.command;
+        for (const auto& [rank, host] : run.record.host) {
+          EXPECT_EQ(host.at("handles"), 1) << report(run, "a handle a stream", text(host.at("handles"), " on one"));
+        }
+      };
+      expect_one(record(with(command, has_layers ? "--layers 6,8,4,8,2" : "")));
+      if (!own_model.contains(name)) expect_one(record(with(command, "--model gpt --blocks 4", text_option)));
+    });
+  }
 }
 
 // What a step must not do, and what the README says that a run sends and holds: 6,4,2 has 38 parameters; activations of

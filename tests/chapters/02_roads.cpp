@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string_view>
 
 #include "tests/harness/expect.h"
 
@@ -184,7 +185,7 @@ TESTS(local_sgd) {
 const std::string with_probes = "WORKSHOP_PROBES=1";
 
 // The tensor of a probe on a rank in a step; of those of one name the number-th.
-const tools::Tensor& probed(const Run& run, const std::string& name, int rank, int step, int number = 0) {
+const tools::Tensor& probed(const Run& run, std::string_view name, int rank, int step, int number = 0) {
   for (const tools::Probe& probe : run.record.probes) {
     if (probe.tensor.name == name && probe.rank == rank && probe.step == step && number-- == 0) return probe.tensor;
   }

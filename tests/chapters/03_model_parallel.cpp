@@ -180,7 +180,8 @@ TESTS(one_process_memory) {
       EXPECT_EQ(held.at("in_use"), held.at("accounted")) << device;
     }
     if (kCuda) return;
-    const std::map<std::string, double> host = {{"allocations", 0}, {"synchronizations", 0}, {"devices", 3}};
+    const std::map<std::string, double> host = {
+        {"allocations", 0}, {"synchronizations", 0}, {"devices", 3}, {"handles", 1}};
     EXPECT_EQ(run.record.host.at(0), host);
   });
   // A model that one device of 12 MB cannot hold.

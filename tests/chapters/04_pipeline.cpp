@@ -44,6 +44,8 @@ TESTS(equal) {
     // The schedule changes nothing that is computed but the order of sums; recomputation not even that.
     const Command piped = on(2, pipeline, network, "--schedule", schedule);
     same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute stages"));
+    same_training("solution.04.checkpoint_interval." + schedule, kSameBits, piped,
+                  with(piped, "--checkpoint-interval 2"));
   }
   // PyTorch's losses, on two ranks with four micro-batches.
   for (const char* name :
@@ -114,6 +116,7 @@ TESTS(ledger) {
   add("gpipe", 4, 8, 1, "--schedule gpipe");
   add("1f1b", 4, 8, 1, "--schedule 1f1b");
   add("recompute", 2, 4, 1, "--recompute stages");
+  add("checkpoint_interval", 2, 4, 1, "--checkpoint-interval 1");
   // Three boundaries between four parts, all of them between the two ranks.
   add("interleaved", 2, 4, 3, "--schedule interleaved");
   add("one_rank", 1, 4, 1, "");
@@ -176,6 +179,20 @@ TESTS(launch_blocking) {
     refused(text("solution.04.launch_blocking.", schedule),
             text("^error: CUDA_LAUNCH_BLOCKING is '1'; expected 0 or none, because --schedule ", schedule, " "),
             blocking(text("--micro-batches 8 --schedule ", schedule)));
+  }
+}
+
+// What may block the host with CUDA and NCCL blocks it: nothing hangs, and what is trained is the same.
+TESTS(blocking) {
+  const std::string gpt = "--model gpt --blocks 7 --text " + source("tests/golden/text").path;
+  for (const auto& [name, model] : {std::pair("mlp", network), std::pair("gpt", gpt)}) {
+    for (const std::string& schedule : schedules) {
+      for (int stages : {2, 4}) {
+        const Command command = on(stages, pipeline, model, "--max-steps 3 --micro-batches 4 --schedule", schedule);
+        same_training(text("solution.04.blocking.", name, ".", schedule, ".", stages), 0, command,
+                      command.in("WORKSHOP_BLOCKING=1"));
+      }
+    }
   }
 }
 

@@ -225,6 +225,25 @@ TESTS(overlap) {
   overlaps("solution.07.overlap_is_real", run.in("WORKSHOP_SIMULATE=compute=1M,link=10us+1G/s"));
 }
 
+// A host that waits for each call, and one that waits where it may have to with CUDA and NCCL: there nothing hangs.
+TESTS(blocking) {
+  const std::string cube = network + "--dp 2 --pp 2 --tp 2 --micro-batches 8 --batch-size 24 --max-steps 3 --schedule ";
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
+    const Command command = on(8, train_3d, cube + schedule), launching = command.in("CUDA_LAUNCH_BLOCKING=1");
+    same_training("solution.07.blocking." + schedule, 0, command, command.in("WORKSHOP_BLOCKING=1"));
+    same_training("solution.07.blocking.zero." + schedule, 0, with(command, "--zero 1 --clip-norm 0.5"),
+                  with(command, "--zero 1 --clip-norm 0.5").in("WORKSHOP_BLOCKING=1"));
+    const std::string name = "solution.07.launch_blocking." + schedule;
+    if (schedule == "gpipe") {
+      same_training(name, 0, command, launching);
+    } else {
+      test(name, {.ranks = 8}, [=] {  // the mesh is printed first
+        expect_output(run(launching), 2, {"^error: CUDA_LAUNCH_BLOCKING is '1'.* because --schedule " + schedule});
+      });
+    }
+  }
+}
+
 // As if nodes had so many ranks each.
 TESTS(nodes) {
   const auto on_nodes = [](int ranks, int per_node, const std::string& options) {

@@ -3,6 +3,7 @@
 // strategy, what is sent and held, and what a step takes on a simulated machine.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ TESTS(alexnet_golden) {
   add("uniform", 4, pipeline, "--partition uniform");
   add("time", 2, pipeline, "--partition time");
   add("recompute", 4, pipeline, "--recompute stages");
+  add("checkpoint_interval", 2, pipeline, "--partition uniform --checkpoint-interval 3");
   // golden.cpp has ddp itself.
   const Golden two = golden("tests/golden/alexnet_ddp2.json");
   golden_test("golden.alexnet_ddp2.fsdp", two, on(2, solution("06_fsdp/fsdp"), two.options));
@@ -53,6 +55,7 @@ TESTS(alexnet_everywhere) {
               {"ddp.accumulation", "02_ddp/ddp", 2, 4, "--accumulation-steps 2"},
               {"ddp_overlap", "02_ddp/ddp_overlap", 2, 2, "--bucket-mb 0.01"},
               {"model_parallel", "03_model_parallel/model_parallel", 3, 1, ""},
+              {"one_process", "03_model_parallel/one_process", 1, 1, "--devices 3 --partition uniform"},
               {"gpipe", "04_pipeline/pipeline", 3, 1, "--schedule gpipe --partition uniform"},
               {"1f1b", "04_pipeline/pipeline", 2, 1, "--micro-batches 6"},
               {"interleaved", "04_pipeline/pipeline", 2, 1, "--schedule interleaved --recompute stages"},
@@ -67,6 +70,14 @@ TESTS(alexnet_everywhere) {
   }
   same_training("solution.alexnet.accumulation", kBound, on(1, mlp, options, 12),
                 on(1, mlp, options, 4, "--accumulation-steps 3"));
+  // What is computed again has the same dropout, and the same bits.
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
+    const Command all_kept = on(2, pipeline, options, 12, "--partition uniform --schedule", schedule);
+    for (int interval : {1, 3}) {
+      same_training(text("solution.alexnet.checkpoint_interval.", schedule, ".", interval), kSameBits, all_kept,
+                    with(all_kept, "--checkpoint-interval", interval));
+    }
+  }
   // In the middle of an epoch, with dropout: the masks go on too.
   test("solution.alexnet.resumed", {.ranks = 4}, [=] {
     const Command whole = on(1, mlp, options, 12, "--optimizer adamw --lr 0.001");
@@ -83,6 +94,8 @@ TESTS(alexnet_everywhere) {
   )");
   refusals("solution.alexnet.bad.", on(4, pipeline, options, 12), R"(
     layers | --schedule interleaved --chunks 4 --micro-batches 4 | --model is 'alexnet', 8 layers for 4 stages of 4; expected at least 16 layers
+    interval  | --checkpoint-interval 2 --recompute stages | --checkpoint-interval is '2'; expected 0 with --recompute stages, which is another way
+    intervals | --checkpoint-interval -1 | --checkpoint-interval is '-1'; expected
     shrink | --shrink 3 | --shrink is '3'; expected 1, 2, 4, 8, 16, 32 or 64
   )");
 }
@@ -94,6 +107,11 @@ TESTS(alexnet_everywhere) {
 struct Floats {
   int parameters, saved, windows, widest;
 };
+// The buffers of what each of these layers keeps, and its output.
+struct Kept {
+  std::vector<int> buffers;
+  int output;
+};
 constexpr int C1 = 2, C2 = 6, C3 = 12, C4 = 8, C5 = 8, H = 128;
 const Floats layers[] = {{C1 * (363 + 1), 225 * C1 + 2 * 49 * C1, 225 * 363, 225 * C1},
                          {C2 * (25 * C1 + 1), 49 * C2 + 2 * 9 * C2, 49 * 25 * C1, 49 * C2},
@@ -103,6 +121,15 @@ const Floats layers[] = {{C1 * (363 + 1), 225 * C1 + 2 * 49 * C1, 225 * 363, 225
                          {H * (36 * C5 + 1), H + 36 * C5, 0, H},
                          {H * (H + 1), H + H, 0, H},
                          {10 * (H + 1), 10, 0, 10}};
+
+const Kept kept[] = {{{225 * C1, 49 * C1, 49 * C1}, 49 * C1},
+                     {{49 * C2, 9 * C2, 9 * C2}, 9 * C2},
+                     {{9 * C3}, 9 * C3},
+                     {{9 * C4}, 9 * C4},
+                     {{9 * C5, C5, C5, 36 * C5}, 36 * C5},
+                     {{H, 36 * C5}, H},
+                     {{H, H}, H},
+                     {{10}, 10}};
 
 Floats total(int first, int last) {
   Floats all{0, 0, 0, 0};
@@ -143,6 +170,45 @@ TESTS(alexnet_memory) {
   }
 }
 
+// Of every N layers the last one's output, for each micro-batch in flight; and room for one such group, whose j-th
+// buffer is the j-th largest of any group.
+TESTS(alexnet_checkpoint_interval) {
+  const auto held = [](int first, int last, int interval, int in_flight) {
+    int outputs = 0;
+    std::vector<int> room;
+    for (int begin = first; begin < last; begin += interval) {
+      std::vector<int> group;
+      const int end = std::min(begin + interval, last);
+      for (int i = begin; i < end; ++i) group.insert(group.end(), kept[i].buffers.begin(), kept[i].buffers.end());
+      std::sort(group.rbegin(), group.rend());
+      room.resize(std::max(room.size(), group.size()));
+      for (std::size_t j = 0; j < group.size(); ++j) room[j] = std::max(room[j], group[j]);
+      outputs += kept[end - 1].output;
+    }
+    return in_flight * outputs + std::accumulate(room.begin(), room.end(), 0);
+  };
+  const auto add = [&](const std::string& name, int interval, const std::string& options, int first_in_flight,
+                       int second_in_flight, int inputs) {
+    test(text("solution.alexnet.memory.checkpoint_interval.", name, interval),
+         on(2, pipeline, small, "--partition uniform --checkpoint-interval", interval, options), [=](const Run& run) {
+           expect_clean_steps(run);
+           for (int rank : {0, 1}) {
+             const Floats all = total(4 * rank, 4 * rank + 4);
+             const int activations =
+                 held(4 * rank, 4 * rank + 4, interval, rank == 0 ? first_in_flight : second_in_flight);
+             expect_memory(run, rank,
+                           {{"parameters", 4 * all.parameters},
+                            {"activations",
+                             4 * 2 * (activations + all.windows + 2 * all.widest + (rank == 1 ? inputs : 0) * 9 * C4)},
+                            // Images that the second stage does not read it does not prepare.
+                            {"host", 3 * 8 * 4 * ((rank == 0 ? 3 * 64 * 64 : 0) + 1)}});
+           }
+         });
+  };
+  for (int interval : {1, 2, 3, 4, 9}) add("1f1b.", interval, "", 2, 1, 2);
+  add("gpipe.", 2, "--schedule gpipe", 4, 4, 4);
+}
+
 TESTS(alexnet_ledger) {
   // 15 images in two steps of four micro-batches, and 3 images of the test in four, two of them with one and one with
   // none. Up and down over one boundary, which is as wide as the map below it, or as a linear layer: of equal shares of
@@ -165,30 +231,29 @@ TESTS(alexnet_ledger) {
 // On a machine that takes the same time for an operation wherever it is, a step takes what the README predicts from the
 // times of the layers, to 5 %: what remains are the messages and the update of the last micro-batch's stage.
 TESTS(alexnet_partitions) {
-  const auto add = [](int ranks, const std::string& options) {
-    test(text("solution.alexnet.step_time.", ranks), {.ranks = ranks, .cpu_only = "only the cpu backend simulates"},
-         [=] {
-           const auto measured = [&](const std::string& partition) {
-             return record(on(ranks, pipeline, options, "--partition", partition)
-                               .in("WORKSHOP_SIMULATE=compute=100G,link=5us+10G/s"));
-           };
-           const Run timed = measured("time");
-           double best = 0;
-           for (const std::string partition : {"time", "parameters", "uniform"}) {
-             const double expected = timed.record.values.at({0, "expected step, " + partition});
-             const double found = 1e3 * (partition == "time" ? timed : measured(partition)).record.seconds_per_step;
-             if (partition == "time") best = found;
-             EXPECT_TRUE(std::fabs(found - expected) <= 0.05 * expected)
-                 << text(partition, ": a step of ", found, " ms, expected ", expected);
-             EXPECT_TRUE(found >= 0.99 * best)
-                 << text(partition, " is faster than time: ", found, " and ", best, " ms");
-           }
-         });
+  const auto add = [](const std::string& name, int ranks, const std::string& options) {
+    test("solution.alexnet.step_time." + name, {.ranks = ranks, .cpu_only = "only the cpu backend simulates"}, [=] {
+      const auto measured = [&](const std::string& partition) {
+        return record(
+            on(ranks, pipeline, options, "--partition", partition).in("WORKSHOP_SIMULATE=compute=100G,link=5us+10G/s"));
+      };
+      const Run timed = measured("time");
+      double best = 0;
+      for (const std::string partition : {"time", "parameters", "uniform"}) {
+        const double expected = timed.record.values.at({0, "expected step, " + partition});
+        const double found = 1e3 * (partition == "time" ? timed : measured(partition)).record.seconds_per_step;
+        if (partition == "time") best = found;
+        EXPECT_TRUE(std::fabs(found - expected) <= 0.05 * expected)
+            << text(partition, ": a step of ", found, " ms, expected ", expected);
+        EXPECT_TRUE(found >= 0.99 * best) << text(partition, " is faster than time: ", found, " and ", best, " ms");
+      }
+    });
   };
   const std::string steps =
       "--model alexnet --dropout 0 --optimizer sgd --samples 64 --max-steps 6 --log-every 0 --batch-size";
-  add(2, steps + " 16 --micro-batches 8 --image-size 224 --shrink 8");
-  add(4, steps + " 16 --micro-batches 16 --image-size 100 --shrink 4");
+  add("2", 2, steps + " 16 --micro-batches 8 --image-size 224 --shrink 8");
+  add("checkpoint_interval", 2, steps + " 16 --micro-batches 8 --image-size 100 --shrink 8 --checkpoint-interval 2");
+  add("4", 4, steps + " 16 --micro-batches 16 --image-size 100 --shrink 4");
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ TESTS(gpt_everywhere) {
               {"gpipe.blocks", "04_pipeline/pipeline", 3, 1, "--schedule gpipe --recompute blocks"},
               {"1f1b", "04_pipeline/pipeline", 4, 1, "--micro-batches 6"},
               {"1f1b.stages", "04_pipeline/pipeline", 2, 1, "--recompute stages"},
+              {"1f1b.interval", "04_pipeline/pipeline", 2, 1, "--checkpoint-interval 2"},
               {"interleaved", "04_pipeline/pipeline", 2, 1, "--schedule interleaved"},
               {"interleaved.stages", "04_pipeline/pipeline", 1, 1, "--schedule interleaved --recompute stages"},
               {"zero_0", "06_fsdp/zero", 2, 2, "--stage 0"},

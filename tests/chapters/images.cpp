@@ -74,6 +74,7 @@ TESTS(images_accuracy) {
     std::string options;
   } runs[] = {{"02_ddp/ddp", 3, 4, ""},
               {"03_model_parallel/model_parallel", 2, 12, ""},
+              {"03_model_parallel/one_process", 1, 12, "--devices 3 --partition uniform"},
               {"04_pipeline/pipeline", 2, 12, "--micro-batches 3"},
               {"06_fsdp/zero", 2, 6, "--stage 3"},
               {"06_fsdp/fsdp", 2, 6, ""},

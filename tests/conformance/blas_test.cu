@@ -181,14 +181,15 @@ TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
 
 TEST(Bfloat16, IsRoundedToTheNearestAndThenToEven) {
   const float last = 1.0f / 128;  // of 1 and up to 2
-  for (auto [value, expected] : {std::pair(1.0f, 1.0f),
-                                 {1 + 0.49f * last, 1},
-                                 {1 + 0.5f * last, 1},
-                                 {1 + 0.51f * last, 1 + last},
-                                 {1 + 1.5f * last, 1 + 2 * last},
-                                 {-1 - 1.5f * last, -1 - 2 * last},
-                                 {3.4e38f, std::numeric_limits<float>::infinity()},
-                                 {0.0f, 0.0f}})
+  const std::pair<float, float> roundings[] = {{1, 1},
+                                               {1 + 0.49f * last, 1},
+                                               {1 + 0.5f * last, 1},
+                                               {1 + 0.51f * last, 1 + last},
+                                               {1 + 1.5f * last, 1 + 2 * last},
+                                               {-1 - 1.5f * last, -1 - 2 * last},
+                                               {3.4e38f, std::numeric_limits<float>::infinity()},
+                                               {0, 0}};
+  for (const auto& [value, expected] : roundings)
     EXPECT_EQ(__bfloat162float(__float2bfloat16(value)), expected) << value;
   EXPECT_TRUE(std::isnan(__bfloat162float(__float2bfloat16(kNaN))));
 }

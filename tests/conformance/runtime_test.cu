@@ -736,6 +736,26 @@ TEST(Counters, CountAllocationsAndWaits) {
   EXPECT_EQ(after.synchronizations, before.synchronizations + 2);
 }
 
+TEST(Counters, CountTheCublasHandlesOfAStream) {
+  const Stream one, other;
+  const auto make = [](cudaStream_t stream) {
+    cublasHandle_t handle = nullptr;
+    CUBLAS_CHECK(cublasCreate(&handle));
+    CUBLAS_CHECK(cublasSetStream(handle, stream));
+    return handle;
+  };
+  const int before = workshop::cpu::counters().handles;
+  std::vector<cublasHandle_t> handles;
+  for (int i = 0; i <= before; ++i) {
+    handles.push_back(make(one));
+    handles.push_back(make(other));
+    cublasDestroy(make(other));  // its place is free again
+  }
+  EXPECT_EQ(workshop::cpu::counters().handles, before + 2);
+  for (cublasHandle_t handle : handles) cublasDestroy(handle);
+  EXPECT_EQ(workshop::cpu::counters().handles, before + 2);
+}
+
 TEST(Slow, KernelsShowAMissingEvent) {
   const char* slow = std::getenv("WORKSHOP_SLOW");
   if (slow == nullptr || std::string(slow) == "collectives") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";

@@ -275,6 +275,7 @@ void expect_clean_steps(const Run& run) {
     compare(differences, of_rank + "allocations in steps", host.at("allocations"), 0);
     compare(differences, of_rank + "waits of the host in steps", host.at("synchronizations"), 0);
     compare(differences, of_rank + "devices in use", host.at("devices"), 1);
+    compare(differences, of_rank + "cuBLAS handles of a stream", host.at("handles"), 1);
   }
   for (const auto& [rank, device] : run.record.device) {
     compare(differences, text("rank ", rank, ", bytes in use on the device"), device.at("in_use"),

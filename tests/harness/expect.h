@@ -51,15 +51,16 @@ using Bytes = std::map<std::string, long>;  // by kind of memory
 // The peaks of these kinds, on one rank or on all.
 void expect_memory(const Run& run, int rank, const Bytes& expected);
 // On the cpu backend no rank allocates device memory or waits for the device between the first and the last step of an
-// epoch, or uses another device than its own, and the accounts have all that the device holds.
+// epoch, or uses another device than its own, or has two cuBLAS handles on a stream, and the accounts have all that the
+// device holds.
 void expect_clean_steps(const Run& run);
 // A test of both.
 void step(const std::string& name, const Command& command, const Bytes& memory, const Where& where = Where::current());
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
-// The job ends with that status and prints exactly one line, which matches. (That ranks share a GPU, or GPUs stay idle, is
-// said in a line of its own.)
+// The job ends with that status and prints exactly one line, which matches. (That ranks share a GPU, or GPUs stay idle,
+// is said in a line of its own.)
 void expect_one_line(const Run& run, int status, const std::string& regex);
 // It ends with that status and prints what matches each of them.
 void expect_output(const Run& run, int status, const std::vector<std::string>& regexes);

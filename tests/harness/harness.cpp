@@ -147,16 +147,14 @@ void write_ctest_file(const std::string& path, const std::string& program) {
   std::ofstream file(path);
   for (const TestCase& test : test_cases()) {
     const Properties& p = test.properties;
-    const bool runs_on_gpus = kCuda && test.cpu_only().empty();
     const std::string label = test.name.substr(0, test.name.find('.'));
-    file << "add_test(\"" << test.name << "\"";
-    if (runs_on_gpus) file << " \"" << source("tests/on_gpus").path << "\"";
-    file << " \"" << program << "\" \"" << test.name << "\")\n"
+    file << "add_test(\"" << test.name << "\" \"" << source("tests/on_gpus").path << "\" \"" << program << "\" \""
+         << test.name << "\")\n"
          << "set_tests_properties(\"" << test.name << "\" PROPERTIES LABELS \"" << label << (p.soak ? ";soak" : "")
-         << "\" SKIP_RETURN_CODE 77 TIMEOUT " << test.timeout() * (p.measures ? 3 : 1);
+         << "\" SKIP_RETURN_CODE 77 TIMEOUT " << test.timeout() * (p.measures ? 3 : 1) << " RESOURCE_GROUPS \""
+         << p.ranks << ",gpus:1\"";
     if (p.measures) file << " RUN_SERIAL TRUE";
     if (p.processors > 1) file << " PROCESSORS " << p.processors;
-    if (runs_on_gpus) file << " RESOURCE_GROUPS \"" << p.ranks << ",gpus:1\"";
     file << ")\n";
   }
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
@@ -198,9 +196,12 @@ std::string report(const Run& run, const std::string& expected, const std::strin
 }
 
 Run run(const Command& command) {
+  const int slots = current->properties.ranks;  // of GPUs
+  if (command.ranks > slots) fail(text("a command on ", command.ranks, " ranks, in a test with .ranks = ", slots));
   for (const std::string& variable : command.environment) {
     const std::string name = variable.substr(0, variable.find('='));
-    if (kCuda && (name == "WORKSHOP_SLOW" || name == "WORKSHOP_SIMULATE" || name.starts_with("WORKSHOP_DEVICE_")))
+    const bool of_cpu = name == "WORKSHOP_SLOW" || name == "WORKSHOP_SIMULATE" || name == "WORKSHOP_BLOCKING";
+    if (kCuda && (of_cpu || name.starts_with("WORKSHOP_DEVICE_")))
       throw Skipped("skipped on the cuda backend: " + name + " is a setting of the cpu backend");
   }
   const auto left = std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count() - 5;

@@ -70,6 +70,19 @@ TEST_P(HostLoaderTest, MakesTheBatchesOfAnEpoch) {
   }
 }
 
+TEST_P(HostLoaderTest, PreparesTargetsAlone) {
+  HostLoader loader(images_, 4, GetParam(), stream_, /*needs_x=*/false);
+  loader.start_epoch(range(0, 10));
+  for (int step = 0; step < loader.steps(); ++step) {
+    const Batch batch = loader.batch(step);
+    EXPECT_EQ(batch.x, nullptr);
+    EXPECT_EQ(batch.x_bytes, 0U);
+    ASSERT_EQ(batch.samples, step < 2 ? 4 : 2);
+    const std::vector<std::int32_t> y = download<std::int32_t>(batch.y, batch.samples);
+    for (int i = 0; i < batch.samples; ++i) EXPECT_EQ(y[i], images_->label(4 * step + i));
+  }
+}
+
 TEST_P(HostLoaderTest, GivesTheSameBatchAgain) {
   loader_.start_epoch({9, 0, 5, 5, 2, 1});
   expect_batch(loader_.batch(0), {9, 0, 5, 5});

@@ -32,6 +32,8 @@ elseif(WORKSHOP_BACKEND STREQUAL "cuda")
     message(FATAL_ERROR "nvcc is of CUDA ${_nvcc}, the toolkit in ${CUDAToolkit_INCLUDE_DIRS} of ${CUDAToolkit_VERSION}. "
                         "CUDAToolkit_ROOT says where nvcc's is.")
   endif()
+  # nvcc may use an older GCC than CMake, as on Debian 13. The C++ compiler links, and with its own library alone.
+  list(FILTER CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES EXCLUDE REGEX "/gcc/[^/]+/[0-9.]+$")
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know yet that nvcc has it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)

@@ -101,7 +101,7 @@ endfunction()
 # workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n] [MOST_RANKS n]
 # [CPU_ONLY reason]): a test in a working directory of its own. With RANKS the command is started on that many ranks;
 # STATUS is the exit status expected. On the cuda backend a test that is CPU_ONLY, or asks for what only the cpu backend
-# can do, is skipped and says why; the others take a slot of a GPU for each of MOST_RANKS ranks, where ctest is told of
+# can do, is skipped and says why. Every test takes a slot of a GPU for each of MOST_RANKS ranks, where ctest is told of
 # GPUs (./workshop test does).
 function(workshop_test name)
   cmake_parse_arguments(arg "" "RANKS;TIMEOUT;STATUS;MOST_RANKS;CPU_ONLY" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
@@ -116,27 +116,24 @@ function(workshop_test name)
     set(arg_TIMEOUT 300)  # a few seconds on a machine that is not busy
   endif()
   math(EXPR arg_TIMEOUT "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
-  if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_DEVICE_[A-Z]+)=")
+  if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_BLOCKING|WORKSHOP_DEVICE_[A-Z]+)=")
     set(arg_CPU_ONLY "${CMAKE_MATCH_1} is a setting of the cpu backend")
   endif()
-  set(slots)
   if(WORKSHOP_BACKEND STREQUAL "cuda" AND arg_CPU_ONLY)
     set(command sh -c "echo \"$0\" && exit 77" "skipped on the cuda backend: ${arg_CPU_ONLY}")
-  elseif(WORKSHOP_BACKEND STREQUAL "cuda")
-    if(NOT arg_MOST_RANKS)
-      _workshop_most_ranks(arg_MOST_RANKS "${command}")
-    endif()
-    list(POP_FRONT command program)
-    if(TARGET ${program})  # add_test() knows a target only where it comes first
-      set(program $<TARGET_FILE:${program}>)
-    endif()
-    set(command ${CMAKE_SOURCE_DIR}/tests/on_gpus ${program} ${command})
-    set(slots RESOURCE_GROUPS "${arg_MOST_RANKS},gpus:1")
+  endif()
+  if(NOT arg_MOST_RANKS)
+    _workshop_most_ranks(arg_MOST_RANKS "${command}")
+  endif()
+  list(POP_FRONT command program)
+  if(TARGET ${program})  # add_test() knows a target only where it comes first
+    set(program $<TARGET_FILE:${program}>)
   endif()
   string(MAKE_C_IDENTIFIER ${name} folder)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
-  add_test(NAME ${name} COMMAND ${command} WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
+  add_test(NAME ${name} COMMAND ${CMAKE_SOURCE_DIR}/tests/on_gpus ${program} ${command}
+           WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
-                       ${slots}
+                       RESOURCE_GROUPS "${arg_MOST_RANKS},gpus:1"
                        ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=20;${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
 endfunction()

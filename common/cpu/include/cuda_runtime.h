@@ -157,6 +157,9 @@ inline constexpr std::size_t kTaskBytes = 176;
 // Enqueues `run(copy of task)` as a kernel. Its operations count where a machine is simulated (WORKSHOP_SIMULATE).
 void enqueue_kernel(cudaStream_t stream, double operations, void (*run)(void*), const void* task, std::size_t bytes);
 
+// The kernel is about to be launched (WORKSHOP_BLOCKING).
+void load_kernel(const void* kernel);
+
 // True if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
 bool may_launch(cudaStream_t stream);
 

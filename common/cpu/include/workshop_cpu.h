@@ -15,6 +15,7 @@ struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
   std::uint64_t synchronizations;  // synchronization of device, stream or event; cudaMemcpy; BLAS results on the host
   std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
+  int handles;                     // of cuBLAS, the most alive at a time on one stream: each has a workspace of its own
 };
 Counters counters();
 
