@@ -182,7 +182,8 @@ Formula of_stage(const StagePlan& stage) {
 
 std::map<int, Formula> formulas(const RunRecord& run) {
   std::optional<Layout> layout = layout_of(run);
-  const bool known = layout && plain(run, {{"clip-norm", "0.0"},
+  const bool known = layout && plain(run, {{"precision", "fp32"},
+                                           {"clip-norm", "0.0"},
                                            {"partition", ""},
                                            {"chunks", "1"},
                                            {"simulate-compute", "0.0"},

@@ -100,7 +100,7 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
   const bool waits_for_none = stream != nullptr && !stream->legacy && !stream->blocking;
   if (waits_for_none && !simulates() && stream->pushed() > 0 && stream->idle()) {
     const std::lock_guard lock(event->mutex);
-    event->reached = Clock::now();
+    if (event->generation == generation) event->reached = Clock::now();
     return mark(stream);
   }
   const auto stamp = [event, generation] {

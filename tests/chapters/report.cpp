@@ -106,6 +106,7 @@ TESTS(formulas) {
           {"06_fsdp/fsdp", "--hybrid 1"},
           {"06_fsdp/fsdp", "--no-prefetch"},
           {"05_tensor_parallel/tensor_parallel_gather", ""},
+          {"02_ddp/ddp", "--precision bf16"},
           {"02_ddp/ddp", "--clip-norm 1"}}) {
       record(on(2, solution(program), options, "--max-steps 2"), "run.jsonl");
       EXPECT_EQ(report_of({"run.jsonl"}).at("formulas").size(), 0) << program << " " << options;
