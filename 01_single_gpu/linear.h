@@ -63,8 +63,20 @@ __global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
+// The same for what is exact with mixed precision, too.
+__global__ void add_floats(float* y, const float* x, float factor, int n) {
+  for (int i : grid_stride(n)) y[i] += factor * x[i];
+}
+
 __global__ void fill(Reals y, float value, int n) {
   for (int i : grid_stride(n)) y[i] = value;
+}
+
+// The numbers x[n], which are floats, as Reals: with mixed precision rounded in `room`, else as they are.
+inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
+  if (!kMixedPrecision) return static_cast<const Real*>(x);
+  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
+  return room.data();
 }
 
 // ---- one layer -----------------------------------------------------------------------------------------------------

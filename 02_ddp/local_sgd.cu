@@ -33,13 +33,21 @@ struct OuterStep {
 
 class Rounds {
  public:
-  // Rounds of so many steps, which begin with the replicas alike.
-  Rounds(int steps, OuterStep outer, const Model& model, const Group& replicas, cudaStream_t stream)
-      : steps_(steps), outer_(outer), model_(model), replicas_(replicas), stream_(stream) {
+  // Rounds of so many steps, which begin with the replicas alike. With mixed precision they are of the optimizer's
+  // exact weights: what a round has moved a weight by may be less than what lies between two bfloat16s.
+  Rounds(int steps, OuterStep outer, const Model& model, Optimizer& optimizer, const Group& replicas,
+         cudaStream_t stream)
+      : steps_(steps),
+        outer_(outer),
+        model_(model),
+        optimizer_(optimizer),
+        weights_(optimizer.weights(model.values())),
+        replicas_(replicas),
+        stream_(stream) {
     if (outer_.is_the_mean()) return;
     start_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
     momentum_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
-    CUDA_CHECK(cudaMemcpyAsync(start_.data(), model.values(), start_.bytes(), cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(start_.data(), weights_, start_.bytes(), cudaMemcpyDeviceToDevice, stream));
     CUDA_CHECK(cudaMemsetAsync(momentum_.data(), 0, momentum_.bytes(), stream));
   }
 
@@ -64,7 +72,7 @@ class Rounds {
  private:
   void end() {
     const Range range("end of a round", stream_);
-    float* values = model_.values();
+    float* values = weights_;
     const int count = model_.count();
     const ncclComm_t comm = replicas_.comm();
     // TODO 02.14: Make the parameters of all replicas their mean, in place.
@@ -77,11 +85,14 @@ class Rounds {
              static_cast<float>(outer_.momentum), count);
       probe("02.15", "parameters after the outer step", values, {count}, stream_);
     }
+    optimizer_.weights_changed(model_.values());
   }
 
   int steps_, made_ = 0;  // of a round; in all
   OuterStep outer_;
   const Model& model_;
+  Optimizer& optimizer_;
+  float* weights_;
   const Group& replicas_;
   cudaStream_t stream_;
   DeviceBuffer<float> start_, momentum_;
@@ -96,6 +107,7 @@ int main(int argc, char** argv) {
   options.add("--outer-lr", outer.lr, "by what the way from there to the mean is multiplied", 0.0);
   options.add("--outer-momentum", outer.momentum, "Nesterov's, of the ways of all rounds", 0.0, 1);
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -110,11 +122,12 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  Rounds rounds(sync_every, outer, model, job.group(), stream);
+  Rounds rounds(sync_every, outer, model, optimizer, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // Within a round no replica is like another: all are saved.
-  training.add_all(of_replica(parts_of(model, model.values()), job.rank(), job.world()), model.values(),
+  float* weights = optimizer.weights(model.values());
+  training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
                    optimizer.state(model.values()));
   rounds.add_to(training);
 

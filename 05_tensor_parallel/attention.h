@@ -21,9 +21,9 @@ namespace workshop {
 
 // Turns scores[rows, S] into probabilities, in place; row i belongs to position i mod S. Position j gets a probability
 // where allowed[position, j] is 1, and zero elsewhere. One row an iteration.
-__global__ void masked_softmax(float* scores, const int* allowed, int rows, int S) {
+__global__ void masked_softmax(Reals scores, const int* allowed, int rows, int S) {
   for (int row : grid_stride(rows)) {
-    float* p = scores + row * S;
+    const Reals p = scores + row * S;
     const int* mask = allowed + row % S * S;
     float largest = -INFINITY, sum = 0;
     for (int j = 0; j < S; ++j) largest = mask[j] == 1 && p[j] > largest ? p[j] : largest;
@@ -36,7 +36,7 @@ __global__ void masked_softmax(float* scores, const int* allowed, int rows, int 
 }
 
 // dots[rows] = Σⱼ a[row, j]·b[row, j]
-__global__ void row_dots(float* dots, const float* a, const float* b, int rows, int width) {
+__global__ void row_dots(float* dots, ConstReals a, ConstReals b, int rows, int width) {
   for (int row : grid_stride(rows)) {
     float sum = 0;
     for (int j = 0; j < width; ++j) sum += a[row * width + j] * b[row * width + j];
@@ -45,7 +45,7 @@ __global__ void row_dots(float* dots, const float* a, const float* b, int rows, 
 }
 
 // dp[rows, width] becomes p·(dp - dots[row]).
-__global__ void softmax_backward(float* dp, const float* p, const float* dots, int rows, int width) {
+__global__ void softmax_backward(Reals dp, ConstReals p, const float* dots, int rows, int width) {
   for (int i : grid_stride(rows * width)) dp[i] = p[i] * (dp[i] - dots[i / width]);
 }
 
@@ -113,21 +113,21 @@ class ParallelAttention : public Layer {
     }
   }
 
-  void bind(float* values, float* grads) override {
+  void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const Parameter &weight = parameters[0], &bias = parameters[3];
     qkv_ = {"qkv", E_, 3 * features(), weight.value, bias.value, weight.grad, bias.grad};
     out_ = linear_part("out", parameters[6], parameters[7]);
   }
 
-  const float* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
+  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range("forward attention", stream);
     const Buffers values = buffers(saved.buffers);
-    float* y = saved.buffers[3].data();
+    Real* y = saved.buffers[3].data();
     const int positions = samples * S_;
     const float scale = 1.0f / std::sqrt(static_cast<float>(d_));
-    column_parallel_forward(blas, qkv_, static_cast<const float*>(x), values.qkv, positions);
+    column_parallel_forward(blas, qkv_, static_cast<const Real*>(x), values.qkv, positions);
     for (int h = 0; h < heads_; ++h) {
       const Head head = head_of(values, h, samples);
       // TODO 05.14: Compute this head's scores for all samples: head.p = scale · q kᵀ.
@@ -152,7 +152,7 @@ class ParallelAttention : public Layer {
 
   // The gradient of x is the same on every rank. It is computed even where it is not asked for: below a block is
   // another one, or an embedding.
-  float* backward(const Saved& saved, const Gradients& g) override {
+  Real* backward(const Saved& saved, const Gradients& g) override {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range("backward attention", stream);
@@ -169,7 +169,8 @@ class ParallelAttention : public Layer {
       todo("05.16");
       // END TODO 05.16
     }
-    float *p = values.p, *dp = gradients.p, *dots = dots_.data();
+    Real *p = values.p, *dp = gradients.p;
+    float* dots = dots_.data();
     probe("05.16", "gradient of the probabilities", dp, {heads_, samples, S_, S_}, stream);
     // TODO 05.17: Back through the softmax: dp becomes the gradient of the scores, p·(dp - Σⱼ pⱼ·dpⱼ).
     //   Why a sum over the row? Two kernels from above, row_dots and softmax_backward, with `rows` rows of S_ values;
@@ -186,8 +187,8 @@ class ParallelAttention : public Layer {
       // END TODO 05.18
     }
     probe("05.18", "gradient of query, key and value", gradients.qkv, {positions, qkv_.out}, stream);
-    float* dx = g.dx != nullptr ? g.dx : g.spare;
-    column_parallel_backward(blas, group_, qkv_, static_cast<const float*>(saved.x), gradients.qkv, dx, g.ones,
+    Real* dx = g.dx != nullptr ? g.dx : g.spare;
+    column_parallel_backward(blas, group_, qkv_, static_cast<const Real*>(saved.x), gradients.qkv, dx, g.ones,
                              positions, g.accumulate);
     return dx;
   }
@@ -195,11 +196,11 @@ class ParallelAttention : public Layer {
  private:
   // What the forward pass computes, or the gradients of that.
   struct Buffers {
-    float* qkv;      // [samples·S, 3·E/P]: queries, keys and values of this rank's heads side by side
-    float* p;        // [H/P, samples, S, S]
-    float* context;  // [samples·S, E/P]
+    Real* qkv;      // [samples·S, 3·E/P]: queries, keys and values of this rank's heads side by side
+    Real* p;        // [H/P, samples, S, S]
+    Real* context;  // [samples·S, E/P]
   };
-  static Buffers buffers(const std::vector<DeviceBuffer<float>>& of) {
+  static Buffers buffers(const std::vector<DeviceBuffer<Real>>& of) {
     return {of[0].data(), of[1].data(), of[2].data()};
   }
 
@@ -227,7 +228,7 @@ class ParallelAttention : public Layer {
   const Group& group_;
   Linear qkv_{}, out_{};       // this rank's parts
   DeviceBuffer<int> allowed_;  // [S, S]
-  std::vector<DeviceBuffer<float>> gradients_;
+  std::vector<DeviceBuffer<Real>> gradients_;
   DeviceBuffer<float> dots_;
 };
 

@@ -16,7 +16,7 @@
 namespace workshop {
 
 // y[rows, cols] += bias[rows], the same bias for every column.
-__global__ void add_bias_to_columns(float* y, const float* bias, int rows, int cols) {
+__global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols) {
   for (int i : grid_stride(rows * cols)) y[i] += bias[i / cols];
 }
 
@@ -28,9 +28,11 @@ class GatheredMlp {
         group_(group),
         blas_(stream),
         parameters_(group, stream),
+        mean_square_(options.layers.back()),
+        x_(kMixedPrecision ? options.batch_size * options.layers.front() : 0, Memory::data),
         ones_(options.batch_size, Memory::data),
         target_(options.batch_size * options.layers.back(), Memory::data),
-        scratch_(1, Memory::data) {
+        scratch_(std::max(1, options.batch_size * mean_square_.scratch()), Memory::data) {
     const int rows = options.batch_size;
     for (int i = 0; i < depth(); ++i) {
       parameters_.add(name(i) + ".weight", {widths_[i + 1], widths_[i]}, Split::rows);
@@ -43,8 +45,8 @@ class GatheredMlp {
       output_.emplace_back(rows * widths_[i + 1], Memory::activations);
     }
     const int widest = *std::max_element(widths_.begin() + 1, widths_.end());
-    gradient_ = DeviceBuffer<float>(rows * widest, Memory::activations);
-    dz_ = DeviceBuffer<float>(rows * widest / group.size(), Memory::activations);
+    gradient_ = DeviceBuffer<Real>(rows * widest, Memory::activations);
+    dz_ = DeviceBuffer<Real>(rows * widest / group.size(), Memory::activations);
     launch(fill, rows, stream, ones_.data(), 1.0f, rows);
   }
 
@@ -58,14 +60,15 @@ class GatheredMlp {
     }
   }
 
-  // x is [rows, in], as the data set has it. Every layer's whole output is kept, transposed.
-  void forward(const float* x, int rows) {
+  // The samples are floats [rows, in], as the data set has them. Every layer's whole output is kept, transposed.
+  void forward(const void* samples, int rows) {
+    const Real* x = read_ = as_reals(samples, x_, rows * widths_.front(), blas_.stream());
     for (int i = 0; i < depth(); ++i) {
       const Linear& l = layers_[i];
       const Range range("forward " + l.name, blas_.stream());
-      float* whole = output_[i].data();                    // [size·l.out, rows]
-      float* part = whole + group_.rank() * l.out * rows;  // [l.out, rows], this rank's block of it
-      float* z = activated(i) ? z_[i].data() : part;
+      Real* whole = output_[i].data();                    // [size·l.out, rows]
+      Real* part = whole + group_.rank() * l.out * rows;  // [l.out, rows], this rank's block of it
+      Real* z = activated(i) ? z_[i].data() : part;
       // Zᵀ = W Xᵀ; chapter 01's y = x Wᵀ read the other way round. The data come in rows.
       gemm(blas_, Op::as_is, i == 0 ? Op::transposed : Op::as_is, l.out, rows, l.in, l.weight, input(i, x), 0, z);
       launch(add_bias_to_columns, rows * l.out, blas_.stream(), z, l.bias, l.out, rows);
@@ -88,16 +91,16 @@ class GatheredMlp {
     const float one = 1.0f, zero = 0.0f;
     CUBLAS_CHECK(cublasSgeam(blas_, CUBLAS_OP_T, CUBLAS_OP_N, rows, outputs, &one, target, outputs, &zero,
                              target_.data(), rows, target_.data(), rows));
-    mse_loss(blas_, output_.back().data(), target_.data(), rows * outputs, rows_of_mean * outputs, loss,
-             gradient_.data(), scratch_.data());
+    mean_square_.add(blas_, output_.back().data(), target_.data(), rows, rows_of_mean, loss, gradient_.data(),
+                     scratch_.data());
   }
 
   // The gradients of this rank's parts, from the loss's gradient. What would go down to the data is left out.
-  void backward(const float* x, int rows) {
+  void backward(int rows) {
     const cudaStream_t stream = blas_.stream();
     const int outputs = rows * layers_.back().out;
     // TODO 05.6: Copy this rank's features of the output's gradient to dz_: the last all-gather's backward.
-    //   gradient_ is [size·out, rows], dz_ is [out, rows], `outputs` floats. Every rank has computed the same loss:
+    //   gradient_ is [size·out, rows], dz_ is [out, rows], `outputs` numbers. Every rank has computed the same loss:
     //   what would be wrong with a reduce-scatter here? cudaMemcpyAsync(to, from, bytes, kind, stream) counts in
     //   bytes, and its kind is cudaMemcpyDeviceToDevice.
     todo("05.6");
@@ -106,14 +109,13 @@ class GatheredMlp {
     for (int i = depth() - 1; i >= 0; --i) {
       const Linear& l = layers_[i];
       const Range range("backward " + l.name, stream);
-      float* dz = dz_.data();  // [l.out, rows]
+      Real* dz = dz_.data();  // [l.out, rows]
       if (activated(i)) activation_backward(activation_, dz, z_[i].data(), rows * l.out, stream);
-      const float one = 1.0f, zero = 0.0f;
-      gemm(blas_, Op::as_is, i == 0 ? Op::as_is : Op::transposed, l.out, l.in, rows, dz, input(i, x), 0, l.weight_grad);
-      CUBLAS_CHECK(
-          cublasSgemv(blas_, CUBLAS_OP_T, rows, l.out, &one, dz, rows, ones_.data(), 1, &zero, l.bias_grad, 1));
+      gemm(blas_, Op::as_is, i == 0 ? Op::as_is : Op::transposed, l.out, l.in, rows, dz, input(i, read_), 0,
+           l.weight_grad);
+      add_up_rows(dz, l.bias_grad, l.out, rows);
       if (i == 0) return;
-      float* dx = gradient_.data();  // [l.in, rows], what reached x through this rank's features
+      Real* dx = gradient_.data();  // [l.in, rows], what reached x through this rank's features
       gemm(blas_, Op::transposed, Op::as_is, l.in, rows, l.out, l.weight, dz, 0, dx);
       const int part = rows * layers_[i - 1].out;
       // TODO 05.7: Add the ranks' shares of dx up, each rank for its own features, which go to dz.
@@ -130,7 +132,17 @@ class GatheredMlp {
   int depth() const { return static_cast<int>(widths_.size()) - 1; }
   bool activated(int i) const { return activation_ != Activation::none && i + 1 < depth(); }
   std::string name(int i) const { return layer_name(i, activation_); }
-  const float* input(int i, const float* x) const { return i == 0 ? x : output_[i - 1].data(); }
+
+  // sums[n] of the rows of x[n, columns]. Of bfloat16s cuBLAS has no such product with a vector, but that of matrices.
+  void add_up_rows(const Real* x, Real* sums, int n, int columns) const {
+    const float* floats = if_floats(x);
+    if (floats == nullptr) return gemm(blas_, Op::as_is, Op::transposed, 1, n, columns, ones_.data(), x, 0, sums);
+    const float one = 1.0f, zero = 0.0f;
+    CUBLAS_CHECK(cublasSgemv(blas_, CUBLAS_OP_T, columns, n, &one, floats, columns, if_floats(ones_.data()), 1, &zero,
+                             if_floats(sums), 1));
+  }
+
+  const Real* input(int i, const Real* x) const { return i == 0 ? x : output_[i - 1].data(); }
 
   std::vector<int> widths_;
   Activation activation_;
@@ -138,10 +150,13 @@ class GatheredMlp {
   Blas blas_;
   ShardedParameters parameters_;
   std::vector<Linear> layers_;
-  DeviceBuffer<float> ones_, target_, scratch_;  // target_ is transposed
-  std::vector<DeviceBuffer<float>> z_;           // [out/P, rows] before the activation, if there is one
-  std::vector<DeviceBuffer<float>> output_;      // [out, rows]
-  DeviceBuffer<float> gradient_, dz_;            // of a whole output, and of this rank's features
+  MeanSquaredError mean_square_;
+  const Real* read_ = nullptr;              // the samples of the last forward pass
+  DeviceBuffer<Real> x_, ones_;             // x_: with mixed precision, those samples
+  DeviceBuffer<float> target_, scratch_;    // target_ is transposed
+  std::vector<DeviceBuffer<Real>> z_;       // [out/P, rows] before the activation, if there is one
+  std::vector<DeviceBuffer<Real>> output_;  // [out, rows]
+  DeviceBuffer<Real> gradient_, dz_;        // of a whole output, and of this rank's features
 };
 
 }  // namespace workshop

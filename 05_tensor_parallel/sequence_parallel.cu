@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   bool gradient_check = false;
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.shuffle = false;
+  options.with_precision();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
   require_pairs(options.layers, process_ranks().world);
@@ -47,7 +48,7 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {.reports = job.rank() == 0}, {options.layers.front(), options.layers.back()},
                     stream);
-  training.add_all(parameters.parts(parameters.values()), parameters.values(), optimizer.state(parameters.values()));
+  add_all(training, parameters, optimizer);
 
   // This rank's rows of a batch.
   const auto own_rows = [&](const Batch& batch) {
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
     return batch.slice(group.rank() * r, r);
   };
   if (gradient_check) {
+    require_floats();
     const Batch batch = own_rows(training.first_samples());
     DeviceBuffer<float> sum(1, Memory::data);
     const auto loss = [&]() -> double {

@@ -11,6 +11,7 @@
 
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/model.h"
+#include "01_single_gpu/optimizer.h"
 #include "common/group.h"
 
 namespace workshop {
@@ -208,5 +209,11 @@ class ShardedParameters {
   std::vector<Parameter> parameters_;
   DeviceBuffer<Real> values_, grads_;
 };
+
+// Has checkpoints keep them, and what the optimizer of all of them keeps.
+inline void add_all(Training& training, const ShardedParameters& parameters, Optimizer& optimizer) {
+  float* weights = optimizer.weights(parameters.values());
+  training.add_all(parameters.parts(weights), weights, optimizer.state(parameters.values()));
+}
 
 }  // namespace workshop

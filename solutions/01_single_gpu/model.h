@@ -319,11 +319,7 @@ class Model {
   const Real* forward(const Batch& batch, Activations& activations) {
     const void* x = batch.x;
     activations.samples = batch.samples;
-    if (rounds_x_) {
-      const int n = batch.samples * input_size();
-      launch(to_reals, n, blas_.stream(), activations.x.data(), static_cast<const float*>(x), n);
-      x = activations.x.data();
-    }
+    if (rounds_x_) x = as_reals(x, activations.x, batch.samples * input_size(), blas_.stream());
     for (int i = 0; i < depth(); ++i) {
       Saved& saved = activations.layers[i];
       saved.x = x;

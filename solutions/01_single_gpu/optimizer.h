@@ -120,12 +120,16 @@ class Optimizer {
   OptimizerState state(Real* values) {
     OptimizerState state{first_.data(), second_.data(), &steps_, {}};
     if (kMixedPrecision) {
-      state.loaded = [this, values] {
-        const OnDevice on_device(device_);
-        round_weights(values);
-      };
+      state.loaded = [this, values] { weights_changed(values); };
     }
     return state;
+  }
+
+  // Call where another than step() has changed weights(values): gives the model those that it computes with.
+  void weights_changed(Real* values) {
+    if (!kMixedPrecision) return;
+    const OnDevice on_device(device_);
+    round_weights(values);
   }
 
   // Enqueues one step: updates values[count] with grad[count], at `factor` times the learning rate of the options.

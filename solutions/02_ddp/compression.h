@@ -102,7 +102,7 @@ __global__ void place_largest(Found* found, const Threshold* threshold, int piec
   }
 }
 
-__global__ void take_largest(float* picked, int* places, const float* values, const Threshold* threshold,
+__global__ void take_largest(Reals picked, int* places, const float* values, const Threshold* threshold,
                              const Found* found, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     int at = found[piece].above_or_begin, equal = found[piece].equal;
@@ -125,7 +125,7 @@ class LargestValues {
         threshold_(1, Memory::buckets) {}
 
   // The k of values[n] with the largest magnitudes, in the order of their places in it, which go to places[k].
-  void pick(float* picked, int* places, int k, const float* values, int n, cudaStream_t stream) const {
+  void pick(Real* picked, int* places, int k, const float* values, int n, cudaStream_t stream) const {
     const Pieces pieces(n);
     launch(start_threshold, 1, stream, threshold_.data(), k);
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -170,19 +170,20 @@ __global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
 
 // The values at these places, of which there is one in each part. With `for_all` each stands for all of its part: so
 // the expected value of what is picked is that of all values.
-__global__ void take_at(float* picked, const float* values, const int* places, bool for_all, int k, int n) {
+__global__ void take_at(Reals picked, const float* values, const int* places, bool for_all, int k, int n) {
   for (int j : grid_stride(k)) {
     const int length = begin_of_part(j + 1, k, n) - begin_of_part(j, k, n);
     picked[j] = values[places[j]] * static_cast<float>(for_all ? length : 1);
   }
 }
 
-__global__ void add_at(float* values, const float* picked, const int* places, float factor, int k) {
+__global__ void add_at(float* values, ConstReals picked, const int* places, float factor, int k) {
   for (int j : grid_stride(k)) values[places[j]] += factor * picked[j];
 }
 
-__global__ void clear_at(float* values, const int* places, int k) {
-  for (int j : grid_stride(k)) values[places[j]] = 0;
+// Leaves zero where what is picked is the value itself; with mixed precision, what rounding has taken from it.
+__global__ void take_away_at(float* values, ConstReals picked, const int* places, int k) {
+  for (int j : grid_stride(k)) values[places[j]] -= picked[j];
 }
 
 // ---- all values in a few bits --------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ struct CompressionOptions {
   int kept(int n) const { return std::clamp(static_cast<int>(std::ceil(ratio * n)), 1, n); }
 };
 
-// Averages arrays of at most `most` values over all ranks, approximately: all of it on `stream`.
+// Averages arrays of at most `most` values over all ranks, approximately: all of it on `stream`. Values are floats
+// here, with mixed precision too; those that are sent as they are, picked ones, are sent as Reals.
 class Compressor {
  public:
   Compressor(const CompressionOptions& options, int most, const Group& replicas, cudaStream_t stream)
@@ -39,7 +40,7 @@ class Compressor {
         stream_(stream) {
     const std::size_t ranks = replicas.size();
     if (options.is_sparse()) {
-      picked_ = DeviceBuffer<float>(ranks * options.kept(most), Memory::buckets);
+      picked_ = DeviceBuffer<Real>(ranks * options.kept(most), Memory::buckets);
       places_ = DeviceBuffer<int>(ranks * options.kept(most), Memory::buckets);
     }
     if (options.kind == "topk") largest_ = LargestValues(most);
@@ -55,23 +56,21 @@ class Compressor {
   void average(float* values, float* left_out, int n, int number) {
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
-    if (options_.is_coded()) return send_codes(values, left_out, n);
-    NCCL_CHECK(ncclAllReduce(values, values, n, ncclFloat, ncclAvg, comm_, stream_));
-    if (left_out != nullptr) CUDA_CHECK(cudaMemsetAsync(left_out, 0, n * sizeof(float), stream_));
+    send_codes(values, left_out, n);
   }
 
  private:
   // Each rank's largest values are at other places: all of them go to all ranks, with their places.
   void send_largest(float* values, float* left_out, int n) {
     const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
-    float *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
+    Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
     int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
     largest_.pick(mine, my_places, k, values, n, stream_);
-    if (left_out != nullptr) keep_rest(left_out, values, my_places, k, n);
+    if (left_out != nullptr) keep_rest(left_out, values, mine, my_places, k, n);
     // TODO 02.18: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
-    //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Places
-    //   are of type ncclInt.
-    NCCL_CHECK(ncclAllGather(mine, picked, k, ncclFloat, comm_, stream_));
+    //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Values
+    //   are of type kReal, places of type ncclInt.
+    NCCL_CHECK(ncclAllGather(mine, picked, k, kReal, comm_, stream_));
     NCCL_CHECK(ncclAllGather(my_places, places, k, ncclInt, comm_, stream_));
     // END TODO 02.18
     probe("02.18", "values picked by each rank", picked, {ranks, k}, stream_);
@@ -92,19 +91,19 @@ class Compressor {
     const int k = options_.kept(n);
     launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
     launch(take_at, k, stream_, picked_.data(), values, places_.data(), left_out == nullptr, k, n);
-    if (left_out != nullptr) keep_rest(left_out, values, places_.data(), k, n);
-    NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, ncclFloat, ncclAvg, comm_, stream_));
+    if (left_out != nullptr) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
+    NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, kReal, ncclAvg, comm_, stream_));
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
     launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
   }
 
-  // left_out[n] becomes values[n] but for those at the k places, which are sent.
-  void keep_rest(float* left_out, const float* values, const int* places, int k, int n) const {
-    // TODO 02.17: Copy values[n] to left_out, and make left_out zero at places[k].
-    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of clear_at(values, places,
-    //   k) of compression.h.
+  // left_out[n] becomes values[n] less the picked[k] at their places, which are sent.
+  void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
+    // TODO 02.17: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
+    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
+    //   picked, places, k) of compression.h.
     CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
-    launch(clear_at, k, stream_, left_out, places, k);
+    launch(take_away_at, k, stream_, left_out, picked, places, k);
     // END TODO 02.17
     probe("02.17", "left out by this rank", left_out, {n}, stream_);
   }
@@ -148,7 +147,7 @@ class Compressor {
     make_code(my_code, my_scale, part, mine);
     if (left_out != nullptr) {  // this rank alone knows what the mean has lost, which is the loss of all ranks
       float* part_left_out = left_out + (part - values);
-      launch(add_scaled, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
+      launch(add_floats, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
       launch(add_decoded, mine, stream_, part_left_out, my_code, my_scale, -static_cast<float>(ranks), code_, mine);
     }
     NCCL_CHECK(ncclAllGather(my_code, codes, bytes, ncclUint8, comm_, stream_));
@@ -179,8 +178,8 @@ class Compressor {
   ncclComm_t comm_;
   cudaStream_t stream_;
   LargestValues largest_;
-  DeviceBuffer<float> picked_;  // [ranks, k]
-  DeviceBuffer<int> places_;    // likewise
+  DeviceBuffer<Real> picked_;  // [ranks, k]
+  DeviceBuffer<int> places_;   // likewise
   DeviceBuffer<std::uint8_t> codes_, received_;
   DeviceBuffer<float> scales_, of_pieces_;
 };
@@ -191,8 +190,10 @@ class CompressedAverage : public OverlappedAverage {
   CompressedAverage(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
                     cudaStream_t compute)
       : OverlappedAverage(model, bucket_bytes, replicas, compute),
+        sends_all_(options.kind == "none"),
         left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
-        compressor_(options, std::ranges::max(buckets_, {}, &Bucket::count).count, replicas, communication_) {
+        exact_(kMixedPrecision ? largest_bucket() : 0, Memory::buckets),
+        compressor_(options, largest_bucket(), replicas, communication_) {
     if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
   }
 
@@ -204,24 +205,32 @@ class CompressedAverage : public OverlappedAverage {
   }
 
  protected:
-  void average(const Bucket& bucket, float* grads) override {
+  void average(const Bucket& bucket, Real* of_model) override {
+    if (sends_all_) return OverlappedAverage::average(bucket, of_model);
+    float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
+    if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
     if (left_out != nullptr) {
       // TODO 02.16: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
-      //   A launch of add_scaled(y, x, factor, n), y += factor·x, on the communication stream.
-      launch(add_scaled, bucket.count, communication_, grads, left_out, 1.0f, bucket.count);
+      //   A launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
+      launch(add_floats, bucket.count, communication_, grads, left_out, 1.0f, bucket.count);
       // END TODO 02.16
       probe("02.16", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
     const int buckets = static_cast<int>(buckets_.size()), number = static_cast<int>(next_) + 1;
     compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
+    if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
     if (number == buckets) ++steps_;
     if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 
  private:
-  int steps_ = 0;                 // made so far
+  int largest_bucket() const { return std::ranges::max(buckets_, {}, &Bucket::count).count; }
+
+  int steps_ = 0;  // made so far
+  bool sends_all_;
   DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
+  DeviceBuffer<float> exact_;     // with mixed precision: the gradients of a bucket, which are compressed as floats
   Compressor compressor_;
 };
 
@@ -235,6 +244,7 @@ int main(int argc, char** argv) {
   options.add("--ratio", compression.ratio, "share of the values that topk and randomk send", 0.0, 1);
   options.add_flag("--error-feedback", compression.error_feedback, "add what was left out to the next step's gradient");
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("full");
@@ -246,7 +256,7 @@ int main(int argc, char** argv) {
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
   // One call for all parameters: they lie one after the other.
-  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), ncclFloat, 0, job.comm(), stream));
+  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);

@@ -39,18 +39,21 @@ static std::vector<int> neighbors_in(const Group& ring) {
 
 class NeighborAverage {
  public:
-  NeighborAverage(const Model& model, const Group& ring, cudaStream_t compute)
-      : model_(model),
+  // Of weights[count]: with mixed precision the optimizer's exact ones. Were rounded ones averaged, the mean would draw
+  // each weight back to the nearest bfloat16, and the steps that are too small for one would never add up.
+  NeighborAverage(float* weights, int count, const Group& ring, cudaStream_t compute)
+      : weights_(weights),
+        count_(count),
         ring_(ring),
         neighbors_(neighbors_in(ring)),
-        received_(neighbors_.size() * model.count(), Memory::buckets),
+        received_(neighbors_.size() * count, Memory::buckets),
         compute_(compute) {}
 
   // Call at the beginning of a step. The parameters travel while forward and backward compute, which only read them, so
   // they need no second buffer. What is received needs none either: the mean before has read it when this begins.
   void start() {
-    float* values = model_.values();
-    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    float* values = weights_;
+    const int count = count_, neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
     // TODO 02.10: Let the communication stream wait for the parameters, which the compute stream has still to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.5.
@@ -73,7 +76,7 @@ class NeighborAverage {
 
   // Call before the update, which is made to the mean.
   void finish() {
-    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    const int count = count_, neighbors = static_cast<int>(neighbors_.size());
     // TODO 02.12: Let the compute stream wait for the communication stream, with the event exchanged_.
     //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
     //   the mean is going to overwrite?
@@ -81,8 +84,8 @@ class NeighborAverage {
     CUDA_CHECK(cudaStreamWaitEvent(compute_, exchanged_));
     // END TODO 02.12
     probe("02.12", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
-    launch(average_with, count, compute_, model_.values(), received_.data(), neighbors, count);
-    probe("02.13", "parameters after the mean", model_.values(), {count}, compute_);
+    launch(average_with, count, compute_, weights_, received_.data(), neighbors, count);
+    probe("02.13", "parameters after the mean", weights_, {count}, compute_);
     ++steps_;
   }
 
@@ -100,11 +103,10 @@ class NeighborAverage {
   double distance() const {
     if (ring_.size() == 1) return 0;
     float* difference = received_.data();
-    const int count = model_.count();
-    NCCL_CHECK(ncclAllReduce(model_.values(), difference, count, ncclFloat, ncclAvg, ring_.comm(), compute_));
-    launch(add_scaled, count, compute_, difference, model_.values(), -1.0f, count);
-    std::vector<float> on_host(count);
-    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count * sizeof(float), cudaMemcpyDeviceToHost, compute_));
+    NCCL_CHECK(ncclAllReduce(weights_, difference, count_, ncclFloat, ncclAvg, ring_.comm(), compute_));
+    launch(add_floats, count_, compute_, difference, weights_, -1.0f, count_);
+    std::vector<float> on_host(count_);
+    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count_ * sizeof(float), cudaMemcpyDeviceToHost, compute_));
     CUDA_CHECK(cudaStreamSynchronize(compute_));
     double squares = 0, of_all = 0;
     for (double d : on_host) squares += d * d;
@@ -112,7 +114,8 @@ class NeighborAverage {
     return std::sqrt(of_all / ring_.size());
   }
 
-  const Model& model_;
+  float* weights_;
+  int count_;
   const Group& ring_;
   std::vector<int> neighbors_;
   DeviceBuffer<float> received_;  // [neighbors, count]
@@ -129,6 +132,7 @@ int main(int argc, char** argv) {
   options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");
   options.add_flag("--average-at-end", average_at_end, "make all replicas their mean after the last step");
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
@@ -143,11 +147,12 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  NeighborAverage average(model, job.group(), stream);
+  float* weights = optimizer.weights(model.values());
+  NeighborAverage average(weights, model.count(), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // No replica is like another: all are saved.
-  training.add_all(of_replica(parts_of(model, model.values()), job.rank(), job.world()), model.values(),
+  training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
                    optimizer.state(model.values()));
   training.add(average.steps());
 
@@ -173,7 +178,8 @@ int main(int argc, char** argv) {
     evaluate(training, job.group(), stream, add_loss);
   }
   if (average_at_end) {
-    NCCL_CHECK(ncclAllReduce(model.values(), model.values(), model.count(), ncclFloat, ncclAvg, job.comm(), stream));
+    NCCL_CHECK(ncclAllReduce(weights, weights, model.count(), ncclFloat, ncclAvg, job.comm(), stream));
+    optimizer.weights_changed(model.values());
   }
   evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);

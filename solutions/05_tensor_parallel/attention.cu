@@ -17,7 +17,9 @@ namespace {
 // Compares the gradients of the parameters, and that of the input, with central differences of the loss of `batch`.
 bool check_block(Model& model, Activations& activations, const Batch& batch, const Group& group, cudaStream_t stream) {
   const int size = batch.samples * model.input_size();
-  DeviceBuffer<float> x(size, Memory::data), dx(size, Memory::data), loss(1, Memory::data);
+  require_floats();
+  DeviceBuffer<Real> x(size, Memory::data), dx(size, Memory::data);
+  DeviceBuffer<float> loss(1, Memory::data);
   CUDA_CHECK(cudaMemcpyAsync(x.data(), batch.x, x.bytes(), cudaMemcpyDeviceToDevice, stream));
   const auto loss_of_batch = [&]() -> double {
     CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
   options.add("--heads", heads, "attention heads; they divide the width, and the ranks divide them", 1);
   options.add_flag("--gradient-check", gradient_check, "compare the gradients with central differences, then train");
   options.shuffle = false;
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);

@@ -11,6 +11,11 @@
 
 namespace workshop {
 
+// Ends the job with status 2 with mixed precision, whose rounding is coarser than the differences.
+inline void require_floats() {
+  if (kMixedPrecision) usage_error("--gradient-check is for --precision fp32 alone");
+}
+
 // Compares the gradients that backward() has left with central differences, for up to 20 values of each part of each
 // parameter, and prints a line a parameter. `loss` computes L of the whole group, the same number on every rank,
 // and all ranks call it together: only the owner of a value shifts it, all ranks where they are replicas. True if all
@@ -24,9 +29,9 @@ inline bool check_gradients(const std::vector<Parameter>& parameters, const Grou
   const double rounding = 4 * std::pow(2.0, -24) * loss() / (2 * h);
   bool agree = true;
   for (const Parameter& p : parameters) {
-    std::vector<float> value(p.count()), grad(p.count());
-    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    std::vector<Real> value(p.count()), grad(p.count());
+    CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(Real), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(Real), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
     for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size()); ++owner) {
@@ -34,7 +39,7 @@ inline bool check_gradients(const std::vector<Parameter>& parameters, const Grou
       for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
         const double difference = central_difference(mine ? p.value + i : nullptr, value[i], h, loss, stream);
         if (!mine) continue;
-        sums[0] += static_cast<float>(std::pow(difference - grad[i], 2));
+        sums[0] += static_cast<float>(std::pow(difference - static_cast<float>(grad[i]), 2));
         sums[1] += static_cast<float>(std::pow(difference, 2));
         ++sums[2];
       }

@@ -26,6 +26,7 @@ void require_divisible(const std::vector<int>& widths, int ranks) {
 int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel_gather", "Trains an MLP with column-parallel layers alone.");
   options.shuffle = false;
+  options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
@@ -40,19 +41,18 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, parameters.count(), stream);
 
   Training training(options, job, {.reports = job.rank() == 0}, {inputs, outputs}, stream);
-  training.add_all(parameters.parts(parameters.values()), parameters.values(), optimizer.state(parameters.values()));
+  add_all(training, parameters, optimizer);
 
   while (training.next_epoch()) {
     while (training.next_step()) {
       const Batch batch = training.batch();
-      const float *x = static_cast<const float*>(batch.x), *y = static_cast<const float*>(batch.y);
-      model.forward(x, batch.samples);
-      model.loss(y, batch.samples, batch.samples, training.loss());
-      model.backward(x, batch.samples);
+      model.forward(batch.x, batch.samples);
+      model.loss(static_cast<const float*>(batch.y), batch.samples, batch.samples, training.loss());
+      model.backward(batch.samples);
       optimizer.step(parameters.values(), parameters.grads());
     }
     training.evaluate([&](const Batch& batch, float* loss) {  // every rank has the whole loss
-      model.forward(static_cast<const float*>(batch.x), batch.samples);
+      model.forward(batch.x, batch.samples);
       model.loss(static_cast<const float*>(batch.y), batch.samples, training.evaluated(), loss);
     });
   }
