@@ -155,6 +155,9 @@ class Optimizer {
     todo("01.25");
     // END TODO 01.25
     probe("01.25", "weights of the model", values, {count_}, stream_);
+    if (kind_ != OptimizerKind::adamw) return;
+    probe("01.25", "running means of the gradient, which stay floats", first_.data(), {count_}, stream_);
+    probe("01.25", "those of its square, likewise", second_.data(), {count_}, stream_);
   }
 
   // What the stream needs to know of a step when it gets there; the program may be many steps ahead by then.

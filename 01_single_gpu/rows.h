@@ -18,11 +18,15 @@ __device__ inline float sum_of(int n, Term term) {
   return sum;
 }
 
-// The largest of values[n].
-__device__ inline float max_of(int n, ConstReals values) {
+// The largest of values[n], Reals or floats.
+template <typename Values>
+__device__ inline float max_of(int n, Values values) {
   float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
-  for (int j = 0; j < n; ++j) largest = values[j] > largest ? values[j] : largest;
+  for (int j = 0; j < n; ++j) {
+    const float value = values[j];
+    largest = value > largest ? value : largest;
+  }
   return largest;
 }
 

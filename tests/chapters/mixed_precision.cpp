@@ -12,10 +12,16 @@ namespace {
 const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
+const Path compressed = solution("02_ddp/ddp_compressed");
+const Path local_sgd = solution("02_ddp/local_sgd");
+const Path decentralized = solution("02_ddp/decentralized");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
 const Path one_process = solution("03_model_parallel/one_process");
 const Path pipeline = solution("04_pipeline/pipeline");
 const Path tensor_parallel = solution("05_tensor_parallel/tensor_parallel");
+const Path gather = solution("05_tensor_parallel/tensor_parallel_gather");
+const Path sequence = solution("05_tensor_parallel/sequence_parallel");
+const Path attention = solution("05_tensor_parallel/attention");
 const Path zero = solution("06_fsdp/zero");
 const Path fsdp = solution("06_fsdp/fsdp");
 const Path train_3d = solution("07_3d/train_3d");
@@ -69,6 +75,67 @@ TESTS(equal) {
                 on(2, pipeline, alexnet, "--micro-batches 2"));
 }
 
+// What chapter 05 computes outside of tensor_parallel.
+TESTS(cut_otherwise) {
+  const std::string net = nets[0][1] + " --no-shuffle --batch-size 8";
+  for (int ranks : {2, 4}) {
+    const auto like = [=](const std::string& of, const Command& serial, const Path& program,
+                          const std::string& options) {
+      same_training(text("solution.bf16.", of, ".", ranks), kBound, serial, on(ranks, program, options));
+    };
+    like("tensor_parallel_gather", on(1, mlp, net), gather, net);
+    like("sequence_parallel_mlp", on(1, sequence, net), sequence, net);
+    const std::string block =
+        "--precision bf16 --sequence 6 --width 16 --samples 96 --batch-size 8 --epochs 2 --lr 0.1";
+    like("attention", on(1, attention, block), attention, block);
+  }
+}
+
+// The other roads of chapter 02, as far as they lead to where another one does; 02_roads.cpp has the rest.
+TESTS(roads) {
+  for (const auto& [net, options] : nets) {
+    const auto name = [net = net](const std::string& of) { return "solution.bf16." + net + "." + of; };
+    const Command serial = on(1, mlp, options, "--no-shuffle --batch-size 8"),
+                  replicas = on(2, ddp, options, "--batch-size 4");
+    same_training(name("decentralized"), kSameBits, serial,
+                  on(1, decentralized, options, "--no-shuffle --batch-size 8"));
+    same_training(name("local_sgd"), kSameBits, serial, on(1, local_sgd, options, "--no-shuffle --batch-size 8"));
+    // The average of two is rounded once here as well: what is sent is what has been picked, and all of it is.
+    for (const std::string kind : {"none", "topk --ratio 1", "randomk --ratio 1 --error-feedback"}) {
+      same_training(name("compressed." + kind.substr(0, kind.find(' '))), kSameBits, replicas,
+                    on(2, compressed, options, "--batch-size 4 --bucket-mb 0.001 --compress", kind));
+    }
+  }
+  // The mean of exact weights after a step of each rank is one step along the mean of the gradients, but for the
+  // rounding of that mean, which is not made. (Clipping, as the language model's here, is each rank's own.)
+  same_training("solution.bf16.local_sgd_is_ddp", kBound, on(2, ddp, nets[0][1], "--batch-size 4"),
+                on(2, local_sgd, nets[0][1], "--batch-size 4 --sync-every 1"));
+}
+
+// What is sent in fewer bits is, over all steps, what was there: with error feedback steps that are too small for a
+// bfloat16 of what is sent come later. The losses follow those of floats; the replicas are alike.
+TESTS(compressed) {
+  const std::string options =
+      "--layers 16,32,8 --activation gelu --samples 256 --batch-size 8 --epochs 3 --lr 0.05 "
+      "--error-feedback --compress";
+  for (const std::string kind : {"topk --ratio 0.2", "randomk --ratio 0.5", "int8", "sign"}) {
+    test("solution.bf16.error_feedback." + kind.substr(0, kind.find(' ')), {.ranks = 3}, [=] {
+      const Run floats = record(on(3, compressed, options, kind), "floats.jsonl");
+      const Run run = record(on(3, compressed, options, kind, "--precision bf16"), "run.jsonl");
+      expect_same_training(run, run, kSameBits);  // the replicas are alike
+      ASSERT_EQ(run.record.losses.size(), floats.record.losses.size());
+      const auto last_mean = [](const Run& of) {
+        double sum = 0;
+        for (std::size_t i = of.record.losses.size() / 2; i < of.record.losses.size(); ++i)
+          sum += of.record.losses[i].loss;
+        return sum / static_cast<double>(of.record.losses.size() - of.record.losses.size() / 2);
+      };
+      const double expected = last_mean(floats), found = last_mean(run);
+      EXPECT_TRUE(std::fabs(found - expected) <= 0.01 * expected) << report(run, text(expected), text(found));
+    });
+  }
+}
+
 // A value, its gradient and the optimizer's three floats are 2 + 2 + 12 bytes (Rajbhandari et al., 2020, section 3.1):
 // Ψ values, of which each of N ranks has a share as the stage says.
 TESTS(memory) {
@@ -80,6 +147,13 @@ TESTS(memory) {
       {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}, {"buckets", 2 * unit}}};
   const std::string options = "--precision bf16 --optimizer adamw --layers 32,32,32,32,32,32,32,32,32 --max-steps 2";
   step("solution.bf16.memory.mlp", on(1, mlp, options), stages[0]);
+  // The exact weights of two neighbors; each rank's part of all layers.
+  step("solution.bf16.memory.decentralized", on(4, decentralized, options),
+       {{"parameters", whole}, {"gradients", whole}, {"optimizer", state}, {"buckets", 2 * 4 * psi}});
+  step("solution.bf16.memory.local_sgd", on(4, local_sgd, options, "--outer-momentum 0.9"),
+       {{"parameters", whole}, {"gradients", whole}, {"optimizer", state + 8 * psi}, {"buckets", 0}});
+  step("solution.bf16.memory.tensor_parallel_gather", on(4, gather, options),
+       {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}, {"buckets", 0}});
   step("solution.bf16.memory.ddp", on(4, ddp, options), stages[0]);
   for (int stage : {0, 1, 2, 3})
     step(text("solution.bf16.memory.zero.", stage), on(4, zero, options, "--stage", stage), stages[stage]);
@@ -92,6 +166,33 @@ TESTS(ledger) {
   const int bytes = 2 * 38, steps = 16;
   ledger("solution.bf16.ledger.ddp", on(2, ddp, "--precision bf16"),
          {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", 4 * steps + 1, steps * (bytes + 4)}});
+  // Weights that are averaged are the exact ones.
+  ledger("solution.bf16.ledger.decentralized", on(2, decentralized, "--precision bf16"),
+         {{kAll, "ncclBroadcast", 4, bytes},
+          {kAll, "ncclSend", steps, steps * 2 * bytes},
+          {kAll, "ncclRecv", steps, steps * 2 * bytes},
+          {kAll, "ncclAllReduce", 2, steps * 4 + 2 * bytes}});
+  ledger("solution.bf16.ledger.local_sgd", on(2, local_sgd, "--precision bf16 --sync-every 8"),
+         {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", 2 + 1, 2 * 2 * bytes + steps * 4}});
+  // Four values of 38, of which each has a place beside it.
+  const Traffic parameters{kAll, "ncclBroadcast", 1, bytes}, losses{kAll, "ncclAllReduce", 1, 4 * steps};
+  ledger("solution.bf16.ledger.compressed_none", on(2, compressed, "--precision bf16 --compress none"),
+         {parameters, {kAll, "ncclAllReduce", steps + 1, steps * (bytes + 4)}});
+  ledger("solution.bf16.ledger.compressed_topk", on(2, compressed, "--precision bf16 --compress topk --ratio 0.1"),
+         {parameters, losses, {kAll, "ncclAllGather", 2 * steps, steps * 4 * (2 + 4)}});
+  ledger("solution.bf16.ledger.compressed_randomk",
+         on(2, compressed, "--precision bf16 --compress randomk --ratio 0.1"),
+         {parameters, {kAll, "ncclAllReduce", steps + 1, steps * (4 * 2 + 4)}});
+  ledger("solution.bf16.ledger.tensor_parallel_gather", on(2, gather, "--precision bf16"),
+         {{kAll, "ncclAllGather", 32 * 2, 32 * 2 * 32 * (4 + 2) / 2},
+          {kAll, "ncclReduceScatter", 32, 32 * 2 * 32 * 4 / 2}});
+  ledger("solution.bf16.ledger.sequence_parallel", on(2, sequence, "--precision bf16"),
+         {{kAll, "ncclAllGather", 32 * 3, 32 * 2 * 16 * (2 * 6 + 2)},
+          {kAll, "ncclReduceScatter", 32 * 2, 32 * 2 * 16 * (6 + 2)},
+          {kAll, "ncclAllReduce", 32, 32 * 2 * 2 * 6},
+          {kAll, "ncclReduce", 1, 4 * 32}});
+  ledger("solution.bf16.ledger.attention", on(2, attention, "--precision bf16"),
+         {{kAll, "ncclAllReduce", 32 * 2, 32 * 2 * 2 * 32 * 8 * 16}});
   // 8·9 and 8·8 values in two units, and each of them is gathered for both passes but the last, which is still there.
   ledger("solution.bf16.ledger.zero_1", on(2, zero, "--precision bf16 --stage 1 --layers 7,8,8"),
          {{kAll, "ncclAllGather", 2 * (steps + 1), (steps + 1) * 2 * (64 + 72) / 2},
@@ -105,7 +206,8 @@ TESTS(order) {
     test("solution.bf16.in_order." + net, {.ranks = 2, .cpu_only = "only the cpu backend checks the order"},
          [options = options] {
            for (const Command& command :
-                {on(2, overlap, options), on(2, fsdp, options), on(2, pipeline, options, "--micro-batches 4")})
+                {on(2, overlap, options), on(2, compressed, options), on(2, decentralized, options),
+                 on(2, fsdp, options), on(2, pipeline, options, "--micro-batches 4")})
              succeed(with(command, "--log-every 0").in("WORKSHOP_ORDER=1"));
          });
   }
@@ -124,7 +226,10 @@ TESTS(resume) {
                     {"ddp", 2, ddp, ""},
                     {"zero_1", 2, zero, "--stage 1"},
                     {"fsdp", 2, fsdp, ""},
-                    {"train_3d", 4, train_3d, "--dp 2 --tp 2 --zero 1"}};
+                    {"train_3d", 4, train_3d, "--dp 2 --tp 2 --zero 1"},
+                    {"compressed", 2, compressed, "--error-feedback"},
+                    {"decentralized", 3, decentralized, "--average-at-end"},
+                    {"local_sgd", 2, local_sgd, "--sync-every 3 --outer-momentum 0.9"}};
   for (const auto& s : strategies) {
     test("solution.bf16.resume." + s.name, {.ranks = s.ranks}, [=] {
       const Command command = on(s.ranks, s.program, training, "--precision bf16", s.options);
@@ -166,6 +271,10 @@ TESTS(refused) {
     type           | --precision fp16                      | --precision is 'fp16'; expected fp32, bf16
     gradient_check | --precision bf16 --gradient-check     | --gradient-check is for --precision fp32 alone
   )");
+  for (const auto& [name, program] : {std::pair{"attention", attention}, std::pair{"sequence_parallel", sequence}}) {
+    refused(text("solution.bf16.refused.gradient_check.", name), "--gradient-check is for --precision fp32 alone",
+            on(2, program, "--precision bf16 --gradient-check"));
+  }
 }
 
 }  // namespace

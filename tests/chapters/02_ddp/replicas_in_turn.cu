@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // replicas_in_turn: what decentralized and local_sgd compute on several ranks, in one process without NCCL. It holds
-// all replicas, trains them in turn, and mixes their parameters on the host, in double precision.
+// all replicas, trains them in turn, and mixes their parameters, the exact ones, on the host in double precision.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -37,12 +37,13 @@ struct Replica {
   }
   void update() { optimizer.step(model.values(), model.grads(), training.lr_factor()); }
 
-  Values values(cudaStream_t stream) const {
-    const std::vector<float> read = downloaded(model.values(), model.count(), stream);
+  Values values(cudaStream_t stream) {
+    const std::vector<float> read = downloaded(optimizer.weights(model.values()), model.count(), stream);
     return {read.begin(), read.end()};
   }
-  void set(const Values& values, cudaStream_t stream) const {
-    upload(model.values(), {values.begin(), values.end()}, stream);
+  void set(const Values& values, cudaStream_t stream) {
+    upload(optimizer.weights(model.values()), {values.begin(), values.end()}, stream);
+    optimizer.weights_changed(model.values());
   }
 
   static std::vector<float> downloaded(const float* from, int count, cudaStream_t stream) {
@@ -168,6 +169,7 @@ int main(int argc, char** argv) {
   options.add_flag("--own-initial-values", own_initial_values, "");
   options.add_flag("--average-at-end", average_at_end, "");
   options.with_models();
+  options.with_precision();
   options.with_accumulation();
   options.parse(argc, argv);
   Job job(options);
