@@ -4,7 +4,7 @@
 //
 // The server has a communicator with each worker, and for each a stream and buffers: no worker waits for another. Every
 // message has one float more than the model. Behind the parameters comes a word that says whether to go on; behind a
-// gradient, the loss of its batch.
+// gradient, the loss of its batch. With mixed precision it is a float as well, at the next place where one may lie.
 #pragma once
 
 #include <deque>
@@ -22,6 +22,15 @@
 namespace workshop {
 
 inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of a worker and the server
+
+// Where a message has its float behind `count` Reals, how many Reals it has in all, and how many of them a probe can
+// show: a float is none where Reals are not.
+inline int place_of_word(int count) { return (count + reals_for(1) - 1) / reals_for(1) * reals_for(1); }
+inline int message_length(int count) { return place_of_word(count) + reals_for(1); }
+inline int shown_of_message(int count) { return kMixedPrecision ? count : count + 1; }
+inline float* word_of(Real* message, int count) {
+  return static_cast<float*>(static_cast<void*>(message + place_of_word(count)));
+}
 
 // A communicator for each worker, which has the server, too. By worker; empty where this rank is in none.
 inline std::vector<Group> connect_workers(const Group& world) {
@@ -47,24 +56,30 @@ inline std::vector<Group> connect_workers(const Group& world) {
   return pairs;
 }
 
+// The word that says to go on.
+__global__ void allow(float* word) {
+  for ([[maybe_unused]] int once : grid_stride(1)) *word = 1;
+}
+
 // ---- the server ----------------------------------------------------------------------------------------------------
 
 class ParameterServer {
  public:
   // Serves values[count], which the compute stream updates. `order` has the updates in the order in which to make them;
   // where it is empty, gradients are taken as they arrive.
-  ParameterServer(const Group& world, const float* values, int count, const Clocks& clocks, std::vector<Update> order,
+  ParameterServer(const Group& world, const Real* values, int count, const Clocks& clocks, std::vector<Update> order,
                   cudaStream_t compute)
       : values_(values),
         count_(count),
+        length_(message_length(count)),
         clocks_(clocks),
         order_(std::move(order)),
         compute_(compute),
         arrivals_(clocks.count()) {
     for (Group& pair : connect_workers(world)) {
       if (pair.comm() == nullptr) continue;
-      channels_.emplace_back(std::move(pair), count + 1);
-      launch(fill, 1, compute, channels_.back().parameters.data() + count, 1.0f, 1);  // go on
+      channels_.emplace_back(std::move(pair), length_);
+      launch(allow, 1, compute, word_of(channels_.back().parameters.data(), count));
     }
   }
 
@@ -79,7 +94,7 @@ class ParameterServer {
   }
 
   // Waits for the next worker's gradient and returns it, [count], with its loss behind it: for the compute stream.
-  float* next_gradient() {
+  Real* next_gradient() {
     const Channel& channel = channels_[next_worker() - 1];
     CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
     return channel.gradient.data();
@@ -88,7 +103,7 @@ class ParameterServer {
   // After the last update, when all workers wait: none goes on.
   void stop() {
     for (int worker = 1; worker <= clocks_.count(); ++worker) {
-      float* go_on = channels_[worker - 1].parameters.data() + count_;
+      float* go_on = word_of(channels_[worker - 1].parameters.data(), count_);
       CUDA_CHECK(cudaMemsetAsync(go_on, 0, sizeof(float), compute_));
       send_parameters(worker);
     }
@@ -100,33 +115,34 @@ class ParameterServer {
  private:
   // What the server has for a worker.
   struct Channel {
-    Channel(Group pair, int floats)
-        : pair(std::move(pair)), parameters(floats, Memory::buckets), gradient(floats, Memory::buckets) {}
+    Channel(Group pair, int length)
+        : pair(std::move(pair)), parameters(length, Memory::buckets), gradient(length, Memory::buckets) {}
     Group pair;
     Stream stream{"worker"};
-    DeviceBuffer<float> parameters, gradient;
+    DeviceBuffer<Real> parameters, gradient;
     Event copied, arrived;  // the parameters, the gradient
   };
 
   void send_parameters(int worker) {
     Channel& channel = channels_[worker - 1];
-    float* copy = channel.parameters.data();
+    Real* copy = channel.parameters.data();
     const ncclComm_t comm = channel.pair.comm();
     // TODO 02.21: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
-    //   A copy, because the next update may come while it is sent. cudaMemcpyAsync takes values_, count_ floats, to
+    //   A copy, because the next update may come while it is sent. cudaMemcpyAsync takes values_, count_ Reals, to
     //   `copy` on the stream of the updates, compute_; channel.stream waits for that, by the event channel.copied, and
-    //   sends copy[count_ + 1], with the word behind it, to kWorker. The host does not wait.
+    //   sends copy[length_], with the word behind it, to kWorker: numbers of type kReal. The host does not wait.
     todo("02.21");
     // END TODO 02.21
-    probe("02.21", "parameters for worker " + std::to_string(worker), copy, {count_ + 1}, channel.stream);
+    probe("02.21", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
   }
 
   void receive_gradient(int worker) {
     Channel& channel = channels_[worker - 1];
-    float* gradient = channel.gradient.data();
-    NCCL_CHECK(ncclRecv(gradient, count_ + 1, ncclFloat, kWorker, channel.pair.comm(), channel.stream));
+    Real* gradient = channel.gradient.data();
+    NCCL_CHECK(ncclRecv(gradient, length_, kReal, kWorker, channel.pair.comm(), channel.stream));
     CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
-    probe("02.22", "gradient and loss of worker " + std::to_string(worker), gradient, {count_ + 1}, channel.stream);
+    probe("02.22", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
+          channel.stream);
     arrivals_.note(worker, channel.stream);
   }
 
@@ -152,8 +168,8 @@ class ParameterServer {
     usage_error("--replay: " + what + "; expected a record of a run with the same options");
   }
 
-  const float* values_;
-  int count_;
+  const Real* values_;
+  int count_, length_;  // of the model, of a message
   Clocks clocks_;
   std::vector<Update> order_, updates_;
   cudaStream_t compute_;
@@ -168,22 +184,23 @@ class Worker {
   // Of the server of all ranks; for a model of so many parameters, which works on this stream.
   Worker(const Group& world, int count, cudaStream_t stream)
       : count_(count),
+        length_(message_length(count)),
         pair_(std::move(connect_workers(world)[world.rank()])),
         stream_(stream),
-        parameters_(count + 1, Memory::parameters),
-        gradient_(count + 1, Memory::gradients),
+        parameters_(length_, Memory::parameters),
+        gradient_(length_, Memory::gradients),
         go_on_(1) {}
 
-  float* parameters() const { return parameters_.data(); }   // [count]
-  float* gradient() const { return gradient_.data(); }       // [count]
-  float* loss() const { return gradient_.data() + count_; }  // travels with the gradient
+  Real* parameters() const { return parameters_.data(); }            // [count]
+  Real* gradient() const { return gradient_.data(); }                // [count]
+  float* loss() const { return word_of(gradient_.data(), count_); }  // travels with the gradient
 
   // Gets the parameters as the server has them; false where no step is left to make. The host has to know, so this is
   // where it waits.
   bool pull() {
-    NCCL_CHECK(ncclRecv(parameters_.data(), count_ + 1, ncclFloat, kServer, pair_.comm(), stream_));
-    probe("02.21", "parameters and the word behind them", parameters_.data(), {count_ + 1}, stream_);
-    const float* word = parameters_.data() + count_;
+    NCCL_CHECK(ncclRecv(parameters_.data(), length_, kReal, kServer, pair_.comm(), stream_));
+    probe("02.21", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);
+    const float* word = word_of(parameters_.data(), count_);
     CUDA_CHECK(cudaMemcpyAsync(go_on_.data(), word, sizeof(float), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     return *go_on_.data() != 0;
@@ -193,18 +210,18 @@ class Worker {
   void push() {
     const ncclComm_t comm = pair_.comm();
     // TODO 02.22: Send the gradient and the loss behind it to the server.
-    //   ncclSend(buffer, count, ncclFloat, peer, comm, stream): one message, gradient_.data(), of count_ + 1 floats, to
+    //   ncclSend(buffer, count, kReal, peer, comm, stream): one message, gradient_.data(), of length_ numbers, to
     //   kServer, on stream_, which has computed them.
     todo("02.22");
     // END TODO 02.22
-    probe("02.22", "gradient and loss", gradient_.data(), {count_ + 1}, stream_);
+    probe("02.22", "gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
   }
 
  private:
-  int count_;
+  int count_, length_;  // of the model, of a message
   Group pair_;
   cudaStream_t stream_;
-  DeviceBuffer<float> parameters_, gradient_;
+  DeviceBuffer<Real> parameters_, gradient_;
   HostBuffer<float> go_on_;
 };
 

@@ -38,7 +38,7 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
            cudaStream_t stream) {
   const int workers = job.world() - 1;
   Model model(network, options.batch_size, stream, {0, network.depth()}, Storage::bound);
-  const DeviceBuffer<float> values(model.count(), Memory::parameters);
+  const DeviceBuffer<Real> values(model.count(), Memory::parameters);
   model.bind(values.data(), /*grads=*/nullptr);
   model.initialize(options.model_seed);
   Optimizer optimizer(options, model.count(), stream);
@@ -56,8 +56,8 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
   server.answer();
   while (training.next_epoch()) {
     while (training.next_step()) {
-      float* gradient = server.next_gradient();
-      const float* loss = gradient + model.count();
+      Real* gradient = server.next_gradient();
+      const float* loss = word_of(gradient, model.count());
       CUDA_CHECK(cudaMemcpyAsync(training.loss(), loss, sizeof(float), cudaMemcpyDeviceToDevice, stream));
       clipping.clip_whole(gradient, model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), gradient, training.lr_factor());
@@ -108,6 +108,7 @@ int main(int argc, char** argv) {
   ServerOptions settings;
   settings.add_to(options);
   options.with_models();
+  options.with_precision();
   options.with_validation();
   options.parse(argc, argv);
   settings.complete();

@@ -52,6 +52,9 @@ TESTS(one_worker) {
                   on(1, solution("01_single_gpu/mlp"), "--no-shuffle --layers 16,9,3 --activation gelu", options),
                   on(2, server, "--no-shuffle --layers 16,9,3 --activation gelu", options, "--staleness 0"));
   }
+  const std::string bf16 = "--precision bf16 --no-shuffle --layers 16,9,3 --activation gelu";
+  same_training("solution.bf16.server_one_worker", kSameBits, on(1, solution("01_single_gpu/mlp"), bf16),
+                on(2, server, bf16, "--staleness 0"));
   const std::string regularized = "--dropout 0.2 --clip-norm 0.3 --warmup-steps 4 --lr-schedule cosine";
   same_training("solution.02.server_one_worker.gpt", kSameBits, on(1, ddp, gpt, regularized),
                 on(2, server, gpt, regularized));
@@ -65,6 +68,7 @@ TESTS(replay) {
     std::string name, options;
   } runs[] = {{"sgd", "--samples 1000 --epochs 2 --log-every 0 --batch-size 16 --validation-samples 40"},
               {"bounded", "--samples 1000 --epochs 2 --log-every 0 --batch-size 16 --staleness 1 --optimizer adamw"},
+              {"bf16", "--precision bf16 --samples 1000 --epochs 2 --log-every 0 --batch-size 16 --optimizer adamw"},
               {"gpt", gpt + " --dropout 0.2 --clip-norm 0.3 --warmup-steps 4"}};
   for (const auto& run : runs) {
     test("solution.02.server_replay." + run.name, {.ranks = 4}, [=] {
@@ -80,7 +84,8 @@ TESTS(replay) {
       const Path delayed_sgd{WORKSHOP_BUILD "/tests/chapters/delayed_sgd"};
       std::string alone = run.options;
       if (const auto at = alone.find("--staleness 1"); at != alone.npos) alone.erase(at, 13);
-      expect_same_training(first, record(on(1, delayed_sgd, alone, "--replay first.jsonl --workers-of-run 3"), "alone.jsonl"),
+      expect_same_training(first,
+                           record(on(1, delayed_sgd, alone, "--replay first.jsonl --workers-of-run 3"), "alone.jsonl"),
                            kSameBits);
     });
   }

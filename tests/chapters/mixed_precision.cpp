@@ -13,6 +13,7 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
 const Path compressed = solution("02_ddp/ddp_compressed");
+const Path server = solution("02_ddp/parameter_server");
 const Path local_sgd = solution("02_ddp/local_sgd");
 const Path decentralized = solution("02_ddp/decentralized");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
@@ -183,6 +184,12 @@ TESTS(ledger) {
   ledger("solution.bf16.ledger.compressed_randomk",
          on(2, compressed, "--precision bf16 --compress randomk --ratio 0.1"),
          {parameters, {kAll, "ncclAllReduce", steps + 1, steps * (4 * 2 + 4)}});
+  // 43 values, and at the next even place a float: 46 times two bytes.
+  ledger("solution.bf16.ledger.parameter_server", on(2, server, "--precision bf16 --layers 6,4,3"),
+         {{0, "ncclSend", 33, 33 * 2 * 46},
+          {0, "ncclRecv", 32, 32 * 2 * 46},
+          {1, "ncclRecv", 33, 33 * 2 * 46},
+          {1, "ncclSend", 32, 32 * 2 * 46}});
   ledger("solution.bf16.ledger.tensor_parallel_gather", on(2, gather, "--precision bf16"),
          {{kAll, "ncclAllGather", 32 * 2, 32 * 2 * 32 * (4 + 2) / 2},
           {kAll, "ncclReduceScatter", 32, 32 * 2 * 32 * 4 / 2}});

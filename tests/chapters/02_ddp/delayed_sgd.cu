@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// delayed_sgd --replay RECORD --workers-of-run K [OPTION]...: what a parameter server and K workers have trained, in one
-// process. Every update of the record takes the gradient of old parameters: w_{t+1} = w_t - γ ∇f(w_{t-τ}).
+// delayed_sgd --replay RECORD --workers-of-run K [OPTION]...: what a parameter server and K workers have trained, in
+// one process. Every update of the record takes the gradient of old parameters: w_{t+1} = w_t - γ ∇f(w_{t-τ}).
 #include <deque>
 #include <vector>
 
@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   options.add("--replay", replay, "run record", {});
   options.add("--workers-of-run", workers, "of that run", 1);
   options.with_models();
+  options.with_precision();
   options.with_validation();
   options.parse(argc, argv);
   Job job(options);
@@ -43,9 +44,10 @@ int main(int argc, char** argv) {
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
 
-  std::vector<std::vector<float>> versions{model.initial_values(options.model_seed)};
+  const std::vector<float> initial = model.initial_values(options.model_seed);
+  std::vector<std::vector<Real>> versions{{initial.begin(), initial.end()}};
   const auto use = [&](std::size_t version) {
-    const std::size_t bytes = model.count() * sizeof(float);
+    const std::size_t bytes = model.count() * sizeof(Real);
     CUDA_CHECK(cudaMemcpyAsync(model.values(), versions.at(version).data(), bytes, cudaMemcpyHostToDevice, stream));
     stream.synchronize();
   };
@@ -61,8 +63,8 @@ int main(int argc, char** argv) {
       use(update);
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
-      std::vector<float>& version = versions.emplace_back(model.count());
-      CUDA_CHECK(cudaMemcpyAsync(version.data(), model.values(), version.size() * sizeof(float), cudaMemcpyDeviceToHost,
+      std::vector<Real>& version = versions.emplace_back(model.count());
+      CUDA_CHECK(cudaMemcpyAsync(version.data(), model.values(), version.size() * sizeof(Real), cudaMemcpyDeviceToHost,
                                  stream));
       stream.synchronize();
     }
