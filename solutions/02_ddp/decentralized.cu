@@ -39,21 +39,21 @@ static std::vector<int> neighbors_in(const Group& ring) {
 
 class NeighborAverage {
  public:
-  // Of weights[count]: with mixed precision the optimizer's exact ones. Were rounded ones averaged, the mean would draw
-  // each weight back to the nearest bfloat16, and the steps that are too small for one would never add up.
-  NeighborAverage(float* weights, int count, const Group& ring, cudaStream_t compute)
-      : weights_(weights),
-        count_(count),
+  // Of the model's weights: with mixed precision the optimizer's exact ones. Were rounded ones averaged, the mean would
+  // draw each weight back to the nearest bfloat16, and the steps that are too small for one would never add up.
+  NeighborAverage(const Model& model, float* weights, const Group& ring, cudaStream_t compute)
+      : model_(model),
+        weights_(weights),
         ring_(ring),
         neighbors_(neighbors_in(ring)),
-        received_(neighbors_.size() * count, Memory::buckets),
+        received_(neighbors_.size() * model.count(), Memory::buckets),
         compute_(compute) {}
 
   // Call at the beginning of a step. The parameters travel while forward and backward compute, which only read them, so
   // they need no second buffer. What is received needs none either: the mean before has read it when this begins.
   void start() {
     float* values = weights_;
-    const int count = count_, neighbors = static_cast<int>(neighbors_.size());
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
     // TODO 02.10: Let the communication stream wait for the parameters, which the compute stream has still to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.5.
@@ -76,7 +76,7 @@ class NeighborAverage {
 
   // Call before the update, which is made to the mean.
   void finish() {
-    const int count = count_, neighbors = static_cast<int>(neighbors_.size());
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     // TODO 02.12: Let the compute stream wait for the communication stream, with the event exchanged_.
     //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
     //   the mean is going to overwrite?
@@ -103,10 +103,11 @@ class NeighborAverage {
   double distance() const {
     if (ring_.size() == 1) return 0;
     float* difference = received_.data();
-    NCCL_CHECK(ncclAllReduce(weights_, difference, count_, ncclFloat, ncclAvg, ring_.comm(), compute_));
-    launch(add_floats, count_, compute_, difference, weights_, -1.0f, count_);
-    std::vector<float> on_host(count_);
-    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count_ * sizeof(float), cudaMemcpyDeviceToHost, compute_));
+    const int count = model_.count();
+    NCCL_CHECK(ncclAllReduce(weights_, difference, count, ncclFloat, ncclAvg, ring_.comm(), compute_));
+    launch(add_floats, count, compute_, difference, weights_, -1.0f, count);
+    std::vector<float> on_host(count);
+    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count * sizeof(float), cudaMemcpyDeviceToHost, compute_));
     CUDA_CHECK(cudaStreamSynchronize(compute_));
     double squares = 0, of_all = 0;
     for (double d : on_host) squares += d * d;
@@ -114,8 +115,8 @@ class NeighborAverage {
     return std::sqrt(of_all / ring_.size());
   }
 
+  const Model& model_;
   float* weights_;
-  int count_;
   const Group& ring_;
   std::vector<int> neighbors_;
   DeviceBuffer<float> received_;  // [neighbors, count]
@@ -148,7 +149,7 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
   float* weights = optimizer.weights(model.values());
-  NeighborAverage average(weights, model.count(), job.group(), stream);
+  NeighborAverage average(model, weights, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   // No replica is like another: all are saved.
