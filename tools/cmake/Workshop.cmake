@@ -41,10 +41,12 @@ endfunction()
 # when they are asked for.
 function(workshop_bf16 chapter)
   foreach(name ${ARGN})
-    workshop_twin(solution_${chapter}_${name})
     workshop_twin(${chapter}_${name})
     set_target_properties(${chapter}_${name}_bf16 PROPERTIES EXCLUDE_FROM_ALL TRUE)
-    add_dependencies(programs solution_${chapter}_${name}_bf16)
+    if(NOT WORKSHOP_PREBUILT)
+      workshop_twin(solution_${chapter}_${name})
+      add_dependencies(programs solution_${chapter}_${name}_bf16)
+    endif()
   endforeach()
 endfunction()
 
@@ -62,14 +64,17 @@ function(workshop_chapter chapter)
   endif()
   foreach(name ${ARGN})
     set_property(GLOBAL APPEND PROPERTY WORKSHOP_PROGRAMS ${chapter}/${name})
-    workshop_program(solution_${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.cu
-                     INCLUDE ${CMAKE_SOURCE_DIR}/solutions OUTPUT ${CMAKE_BINARY_DIR}/solutions/${chapter})
     workshop_program(${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/${chapter}/${name}.cu
                      INCLUDE ${CMAKE_SOURCE_DIR}/${mine} OUTPUT ${CMAKE_BINARY_DIR}/${chapter})
-    target_compile_options(solution_${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
     target_compile_options(${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
                            $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)  # declared but never referenced
-    add_dependencies(programs solution_${chapter}_${name} ${chapter}_${name})
+    add_dependencies(programs ${chapter}_${name})
+    if(NOT WORKSHOP_PREBUILT)
+      workshop_program(solution_${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.cu
+                       INCLUDE ${CMAKE_SOURCE_DIR}/solutions OUTPUT ${CMAKE_BINARY_DIR}/solutions/${chapter})
+      target_compile_options(solution_${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
+      add_dependencies(programs solution_${chapter}_${name})
+    endif()
   endforeach()
 endfunction()
 
