@@ -28,7 +28,7 @@ function(workshop_export)
     return()
   endif()
   get_property(all DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
-  list(FILTER all INCLUDE REGEX "^solution_")
+  list(FILTER all INCLUDE REGEX "^solution_")  # programs and models
   set(libraries workshop_backend workshop_common)
   if(WORKSHOP_BACKEND STREQUAL "cpu")
     list(APPEND libraries workshop_cpu)
