@@ -19,7 +19,7 @@ namespace workshop {
 
 // Turns rows of scores, which begin `stride` floats apart, into probabilities, in place. Row i belongs to position
 // first + i mod positions, and has a score for each of the positions up to first + positions - 1. One row an iteration.
-__global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
+static __global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
   for (int row : grid_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
@@ -33,7 +33,7 @@ __global__ void causal_softmax(Reals scores, float scale, int rows, int position
 }
 
 // Turns the gradient dp[rows, positions] of probabilities p into that of the scores, in place.
-__global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
+static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
   for (int row : grid_stride(rows)) {
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;

@@ -13,19 +13,19 @@
 namespace workshop {
 
 // sums[i] = Σ values² over chunk number i of `length` values.
-__global__ void chunk_squares(float* sums, ConstReals values, int n, int length) {
+static __global__ void chunk_squares(float* sums, ConstReals values, int n, int length) {
   for (int chunk : grid_stride((n + length - 1) / length)) {
     const int first = chunk * length, count = n - first < length ? n - first : length;
     sums[chunk] = sum_of(count, [=](int i) { return values[first + i] * values[first + i]; });
   }
 }
 
-__global__ void take_root(float* value) {
+static __global__ void take_root(float* value) {
   for ([[maybe_unused]] int once : grid_stride(1)) *value = sqrtf(*value);
 }
 
 // Scales values[n], whose norm is *norm, to a norm of at most `most`, as torch.nn.utils.clip_grad_norm_ does.
-__global__ void clip_to(Reals values, const float* norm, float most, int n) {
+static __global__ void clip_to(Reals values, const float* norm, float most, int n) {
   const float factor = most / (*norm + 1e-6f);
   for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;
 }

@@ -13,8 +13,8 @@ namespace workshop {
 
 // losses[rows] = log Σⱼ e^z[j] - z[target] of logits z[rows, vocabulary], and log_sums[rows], its first term. One row
 // an iteration.
-__global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals logits, const std::int32_t* targets,
-                                      int rows, int vocabulary) {
+static __global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals logits,
+                                             const std::int32_t* targets, int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     // TODO 01.15: log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
@@ -25,8 +25,8 @@ __global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals
 }
 
 // The gradient of Σ losses / `tokens` by the logits. One row an iteration.
-__global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const float* log_sums,
-                                       const std::int32_t* targets, int rows, int vocabulary, int tokens) {
+static __global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const float* log_sums,
+                                              const std::int32_t* targets, int rows, int vocabulary, int tokens) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
@@ -40,7 +40,8 @@ __global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const 
 
 // correct[rows] = 1 where the target has the largest of the logits, the first of several such, else 0. One row an
 // iteration.
-__global__ void mark_correct(float* correct, ConstReals logits, const std::int32_t* targets, int rows, int vocabulary) {
+static __global__ void mark_correct(float* correct, ConstReals logits, const std::int32_t* targets, int rows,
+                                    int vocabulary) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const int target = targets[row];

@@ -30,8 +30,8 @@ struct Part {
 
 // y = x with some values set to zero and the others multiplied by `scale`: n values, which are `part` of those of all
 // samples, `width` of each. The samples' numbers are number, number + stride, …. y may be x.
-__global__ void drop(Reals y, ConstReals x, int n, Part part, int width, int number, int stride, std::uint64_t key,
-                     std::uint32_t threshold, float scale) {
+static __global__ void drop(Reals y, ConstReals x, int n, Part part, int width, int number, int stride,
+                            std::uint64_t key, std::uint32_t threshold, float scale) {
   for (int i : grid_stride(n)) {
     const int place = i / part.count * part.whole + part.first + i % part.count;  // among those of all ranks
     const std::uint64_t sample =

@@ -18,26 +18,26 @@ namespace workshop {
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
 // y[rows, cols] += bias[cols], the same bias for every row.
-__global__ void add_bias(Reals y, ConstReals bias, int rows, int cols) {
+static __global__ void add_bias(Reals y, ConstReals bias, int rows, int cols) {
   for_each_element(rows, cols, [=](int i, int column) { y[i] += bias[column]; });
 }
 
-__global__ void relu_forward(Reals a, ConstReals z, int n) {
+static __global__ void relu_forward(Reals a, ConstReals z, int n) {
   for (int i : grid_stride(n)) a[i] = z[i] > 0 ? z[i] : 0;
 }
 
 // dz = da · relu'(z); dz may be da.
-__global__ void relu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
+static __global__ void relu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
   for (int i : grid_stride(n)) dz[i] = z[i] > 0 ? da[i] : 0;
 }
 
 // The exact GELU, z·Φ(z) with the normal distribution Φ (Hendrycks and Gimpel, 2016); not the tanh approximation.
-__global__ void gelu_forward(Reals a, ConstReals z, int n) {
+static __global__ void gelu_forward(Reals a, ConstReals z, int n) {
   for (int i : grid_stride(n)) a[i] = 0.5f * z[i] * (1.0f + erff(z[i] * 0.70710678f));
 }
 
 // gelu'(z) = Φ(z) + z·φ(z)
-__global__ void gelu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
+static __global__ void gelu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
   for (int i : grid_stride(n)) {
     const float cdf = 0.5f * (1.0f + erff(z[i] * 0.70710678f));
     const float pdf = 0.39894228f * expf(-0.5f * z[i] * z[i]);
@@ -55,20 +55,21 @@ inline void activation_backward(Activation activation, Real* da, const Real* z, 
   launch(activation == Activation::relu ? relu_backward : gelu_backward, n, stream, da, da, z, n);
 }
 
-__global__ void subtract(float* difference, ConstReals a, const float* b, int n) {
+static __global__ void subtract(float* difference, ConstReals a, const float* b, int n) {
   for (int i : grid_stride(n)) difference[i] = a[i] - b[i];
 }
 
-__global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
+// y += factor·x: not every program has a use for it.
+[[maybe_unused]] static __global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
 // The same for what is exact with mixed precision, too.
-__global__ void add_floats(float* y, const float* x, float factor, int n) {
+[[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
-__global__ void fill(Reals y, float value, int n) {
+static __global__ void fill(Reals y, float value, int n) {
   for (int i : grid_stride(n)) y[i] = value;
 }
 

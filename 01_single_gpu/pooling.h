@@ -13,7 +13,7 @@ namespace workshop {
 
 // y[samples, out.size()] from x[samples, in.size()], and the pixel of the map that each value is from. Windows without
 // padding.
-__global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in, Map out, Windows w, int samples) {
+static __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * out.pixels(), out.channels, [=](int i, int channel) {
     const int place = i / out.channels, sample = place / out.pixels();
     const int top = w.begin(place % out.pixels() / out.width), left = w.begin(place % out.width);
@@ -35,7 +35,8 @@ __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in, Map o
 }
 
 // dx[samples, in.size()] from dy[samples, out.size()]. Windows overlap, so a value may be the largest of several.
-__global__ void max_pool_backward(Reals dx, ConstReals dy, const int* from, Map in, Map out, Windows w, int samples) {
+static __global__ void max_pool_backward(Reals dx, ConstReals dy, const int* from, Map in, Map out, Windows w,
+                                         int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
     const Places rows = w.with(pixel / in.width, out.height), columns = w.with(pixel % in.width, out.width);
@@ -60,7 +61,7 @@ __host__ __device__ inline Places pixels_of(int cell, int cells, int length) {
 }
 
 // y[samples, channels, cells, cells], as the linear layers behind it have their inputs, from x[samples, in.size()].
-__global__ void average_pool_forward(Reals y, ConstReals x, Map in, int cells, int samples) {
+static __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int cells, int samples) {
   for (int i : grid_stride(samples * in.channels * cells * cells)) {
     const int channel = i / (cells * cells) % in.channels, sample = i / (cells * cells) / in.channels;
     const Places rows = pixels_of(i / cells % cells, cells, in.height);
@@ -76,7 +77,7 @@ __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int cells, i
 }
 
 // dx[samples, in.size()] from dy: a value gets its share of the gradient of each cell that has it.
-__global__ void average_pool_backward(Reals dx, ConstReals dy, Map in, int cells, int samples) {
+static __global__ void average_pool_backward(Reals dx, ConstReals dy, Map in, int cells, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
     const int y = pixel / in.width, x = pixel % in.width;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor parallelism: every rank works on every batch, with its part of every layer (parallel_models.h), and so each
+// Tensor parallelism: every rank works on every batch, with its part of every layer (parallel_models.cu), and so each
 // has the whole loss.
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"

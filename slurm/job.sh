@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the jobs of all chapters share. Their scripts call it on the job's first node, in the folder of the repository:
 #
-#   slurm/job.sh CHAPTER DEFAULT [PROGRAM] [--solution] [OPTION]...
+#   slurm/job.sh CHAPTER DEFAULT [PROGRAM] [--solution] [--report] [OPTION]...
 #
-# starts the chapter's program, by default DEFAULT, on all of the job's nodes, with the options given.
+# starts the chapter's program, by default DEFAULT, on all of the job's nodes, with the options given. With --report it then
+# says what the run has done, and draws it where there is plotly.
 set -u
 # shellcheck disable=SC1091  # it is checked by itself
 source slurm/site.sh
@@ -12,10 +13,22 @@ chapter=$1 program=$2 folder=$WORKSHOP_BUILD
 shift 2
 if [[ ${1-} == [!-]* ]]; then program=$1; shift; fi
 if [[ ${1-} == --solution ]]; then folder+=/solutions; shift; fi
+report=''
+if [[ ${1-} == --report ]]; then report=runs/report/job-$SLURM_JOB_ID; shift; fi
 program=$folder/$chapter/$program
 if [[ ! -x $program ]]; then
   echo "job.sh: there is no program '$program'; './workshop setup --backend $WORKSHOP_BACKEND' builds it" >&2
   exit 2
 fi
 
-exec "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"
+[[ $report ]] || exec "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"
+
+mkdir -p runs/report
+files=("$report.jsonl" "$report.json")
+WORKSHOP_PROBES=0 "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" --record "${files[0]}" --timeline "${files[1]}" || exit
+"$WORKSHOP_BUILD/tools/report" "${files[@]}" || exit
+if tools/python_with_plotly >/dev/null; then
+  ./workshop report -o "$report.html" "${files[@]}"
+else
+  echo "Where plotly is, './workshop report ${files[*]}' draws it"
+fi

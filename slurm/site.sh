@@ -24,3 +24,9 @@ export WORKSHOP_INTERFACE=${WORKSHOP_INTERFACE-}
 # How srun starts programs that use MPI ('srun --mpi=list' shows what there is). With none, programs for the cuda backend
 # meet without MPI.
 export WORKSHOP_SRUN_MPI=${WORKSHOP_SRUN_MPI:-pmix}
+
+# What two GPUs should send each other, in GB/s each way: of one node, and of two nodes. './workshop doctor --cluster' holds
+# what it measures against it; empty: it only says how much it is. NVLink 4 has 450, PCIe 5 has 64, InfiniBand NDR has 50;
+# four fifths of that is what a program sees.
+export WORKSHOP_NODE_GBS=${WORKSHOP_NODE_GBS-}
+export WORKSHOP_NETWORK_GBS=${WORKSHOP_NETWORK_GBS-}

@@ -52,7 +52,7 @@ struct Windows {
 
 // rows[samples · windows, channels · k · k] from maps[samples, in.size()]. `out` has a pixel for each window. An
 // iteration is a channel of a window.
-__global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map out, Windows w, int samples) {
+static __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map out, Windows w, int samples) {
   for (int i : grid_stride(samples * out.pixels() * in.channels)) {
     const int channel = i % in.channels, window = i / in.channels;
     const int sample = window / out.pixels(), place = window % out.pixels();
@@ -76,7 +76,7 @@ __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map out, Win
 
 // The gradient of a map, dx, from that of its windows, drows: a value went to all windows that have it. Each iteration
 // adds up for a value of its own, so nothing is written by two threads, and the order of a sum is always the same.
-__global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, Windows w, int samples) {
+static __global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int pixel = i / in.channels, sample = pixel / in.pixels();
     const int y = pixel % in.pixels() / in.width, x = pixel % in.width;

@@ -10,8 +10,8 @@
 namespace workshop {
 
 // y[rows, width] = words[tokens[row]] + positions[first + row mod context], for rows of tokens.
-__global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReals words, ConstReals positions,
-                                  int first, int context, int rows, int width) {
+static __global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReals words, ConstReals positions,
+                                         int first, int context, int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int row = i / width;
     y[i] = words[tokens[row] * width + column] + positions[(first + row % context) * width + column];
@@ -21,8 +21,8 @@ __global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReal
 // Adds the rows of dy[rows, width] to the gradients of the words and positions that they came from. A thread has some
 // columns and goes down all rows: so no two threads write to the same place, and the order of each sum is always the
 // same, which atomicAdd() would not give.
-__global__ void embedding_backward(Reals words_grad, Reals positions_grad, ConstReals dy, const std::int32_t* tokens,
-                                   int context, int rows, int width) {
+static __global__ void embedding_backward(Reals words_grad, Reals positions_grad, ConstReals dy,
+                                          const std::int32_t* tokens, int context, int rows, int width) {
   for (int row = 0; row < rows; ++row) {
     const ConstReals gradient = dy + row * width;
     const Reals position = positions_grad + row % context * width;

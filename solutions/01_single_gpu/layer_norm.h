@@ -12,8 +12,8 @@ namespace workshop {
 
 // y[rows, width] from x[rows, width], and what the backward pass needs: mean[rows] and rstd[rows] = 1/√(variance + ε).
 // One row an iteration: rows do not depend on each other, which is why they can be cut over ranks.
-__global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals x, ConstReals gamma, ConstReals beta,
-                                   int rows, int width) {
+static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals x, ConstReals gamma,
+                                          ConstReals beta, int rows, int width) {
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
@@ -32,8 +32,8 @@ __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals
 
 // dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that comes to x by another
 // way, past the norm; null for none. It may be dx.
-__global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
-                                    const float* rstd, ConstReals gamma, int rows, int width) {
+static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
+                                           const float* rstd, ConstReals gamma, int rows, int width) {
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];
@@ -59,9 +59,9 @@ constexpr int kColumns = 1;
 #else
 constexpr int kColumns = 64;
 #endif
-__global__ void layer_norm_parameter_gradients(Reals dgamma, Reals dbeta, ConstReals dy, ConstReals x,
-                                               const float* mean, const float* rstd, int rows, int width,
-                                               float accumulate) {
+static __global__ void layer_norm_parameter_gradients(Reals dgamma, Reals dbeta, ConstReals dy, ConstReals x,
+                                                      const float* mean, const float* rstd, int rows, int width,
+                                                      float accumulate) {
   for (int block : grid_stride((width + kColumns - 1) / kColumns)) {
     const int first = block * kColumns, count = width - first < kColumns ? width - first : kColumns;
     float scale[kColumns], shift[kColumns];

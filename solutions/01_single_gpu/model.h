@@ -2,7 +2,7 @@
 // A model as the strategies see it: layers one after the other, each with its parameters, forward and backward.
 //
 // Data, model, pipeline and fully sharded parallelism cut, copy and shard layers without knowing what they compute. A
-// new kind of model is a new Layer, and a line in models.h.
+// new kind of model is a new Layer, and a line in models.cu.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models that every strategy can train. A new one is a line here.
+// The models that every strategy can train.
 #pragma once
 
-#include "alexnet.h"
-#include "gpt.h"
-#include "mlp.h"
+#include "common/options.h"
+#include "model.h"
 
 namespace workshop {
 
-inline Network make_network(const Options& options) {
-  if (options.model == ModelKind::gpt) return make_gpt(options);
-  if (options.model == ModelKind::alexnet) return make_alexnet(options);
-  return make_mlp(options.layers, options.activation);
-}
+// The one that --model names. In models.cu, which is compiled once for the programs of all chapters.
+Network make_network(const Options& options);
 
 }  // namespace workshop

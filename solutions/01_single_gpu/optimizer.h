@@ -19,7 +19,7 @@ __host__ __device__ inline void sgd_value(float& value, float grad, float lr, fl
   value -= lr * (grad + weight_decay * value);
 }
 
-__global__ void sgd(float* value, ConstReals grad, float lr, float weight_decay, int n) {
+static __global__ void sgd(float* value, ConstReals grad, float lr, float weight_decay, int n) {
   for (int i : grid_stride(n)) sgd_value(value[i], grad[i], lr, weight_decay);
 }
 
@@ -58,7 +58,7 @@ __host__ __device__ inline void adamw_value(float& value, float grad, float& fir
   value = value * s.decay - s.step_size * first / denominator;
 }
 
-__global__ void adamw(float* value, ConstReals grad, float* first, float* second, AdamWStep s, int n) {
+static __global__ void adamw(float* value, ConstReals grad, float* first, float* second, AdamWStep s, int n) {
   for (int i : grid_stride(n)) adamw_value(value[i], grad[i], first[i], second[i], s);
 }
 

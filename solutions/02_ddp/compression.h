@@ -45,13 +45,14 @@ struct Found {
   int above_or_begin, equal;
 };
 
-__global__ void start_threshold(Threshold* threshold, int k) {
+static __global__ void start_threshold(Threshold* threshold, int k) {
   for ([[maybe_unused]] int once : grid_stride(1)) *threshold = {0, k};
 }
 
 // counts[piece, 256]: how often each value of the digit at `shift` comes, among magnitudes with the digits above it
 // that the threshold has.
-__global__ void count_digits(int* counts, const float* values, const Threshold* threshold, int shift, Pieces pieces) {
+static __global__ void count_digits(int* counts, const float* values, const Threshold* threshold, int shift,
+                                    Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     int* count = counts + piece * 256;
     for (int digit = 0; digit < 256; ++digit) count[digit] = 0;
@@ -63,14 +64,14 @@ __global__ void count_digits(int* counts, const float* values, const Threshold* 
 }
 
 // counts[256] of the first piece: of all pieces together.
-__global__ void add_counts(int* counts, int pieces) {
+static __global__ void add_counts(int* counts, int pieces) {
   for (int digit : grid_stride(256)) {
     for (int piece = 1; piece < pieces; ++piece) counts[digit] += counts[piece * 256 + digit];
   }
 }
 
 // The threshold's next digit: going down from 255, the first at which there are enough values.
-__global__ void choose_digit(Threshold* threshold, const int* counts, int shift) {
+static __global__ void choose_digit(Threshold* threshold, const int* counts, int shift) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     int digit = 255;
     for (; digit > 0 && counts[digit] < threshold->rest; --digit) threshold->rest -= counts[digit];
@@ -78,7 +79,7 @@ __global__ void choose_digit(Threshold* threshold, const int* counts, int shift)
   }
 }
 
-__global__ void count_largest(Found* found, const float* values, const Threshold* threshold, Pieces pieces) {
+static __global__ void count_largest(Found* found, const float* values, const Threshold* threshold, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     int above = 0, equal = 0;
     for (int i = pieces.first(piece); i < pieces.last(piece); ++i) {
@@ -90,7 +91,7 @@ __global__ void count_largest(Found* found, const float* values, const Threshold
 }
 
 // Of the values at the threshold the first ones are chosen.
-__global__ void place_largest(Found* found, const Threshold* threshold, int pieces) {
+static __global__ void place_largest(Found* found, const Threshold* threshold, int pieces) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     int begin = 0, rest = threshold->rest;
     for (int piece = 0; piece < pieces; ++piece) {
@@ -102,8 +103,8 @@ __global__ void place_largest(Found* found, const Threshold* threshold, int piec
   }
 }
 
-__global__ void take_largest(Reals picked, int* places, const float* values, const Threshold* threshold,
-                             const Found* found, Pieces pieces) {
+static __global__ void take_largest(Reals picked, int* places, const float* values, const Threshold* threshold,
+                                    const Found* found, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     int at = found[piece].above_or_begin, equal = found[piece].equal;
     for (int i = pieces.first(piece); i < pieces.last(piece); ++i) {
@@ -161,7 +162,7 @@ __host__ __device__ inline int begin_of_part(int j, int k, int n) {
 
 // A place in each of the k parts of [0, n): all are different, and those of a part equally likely. The same on every
 // rank that gives the same seed.
-__global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
+static __global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
   for (int j : grid_stride(k)) {
     const int begin = begin_of_part(j, k, n), length = begin_of_part(j + 1, k, n) - begin;
     places[j] = begin + static_cast<int>(scrambled(seed + j) % static_cast<std::uint32_t>(length));
@@ -170,19 +171,19 @@ __global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
 
 // The values at these places, of which there is one in each part. With `for_all` each stands for all of its part: so
 // the expected value of what is picked is that of all values.
-__global__ void take_at(Reals picked, const float* values, const int* places, bool for_all, int k, int n) {
+static __global__ void take_at(Reals picked, const float* values, const int* places, bool for_all, int k, int n) {
   for (int j : grid_stride(k)) {
     const int length = begin_of_part(j + 1, k, n) - begin_of_part(j, k, n);
     picked[j] = values[places[j]] * static_cast<float>(for_all ? length : 1);
   }
 }
 
-__global__ void add_at(float* values, ConstReals picked, const int* places, float factor, int k) {
+static __global__ void add_at(float* values, ConstReals picked, const int* places, float factor, int k) {
   for (int j : grid_stride(k)) values[places[j]] += factor * picked[j];
 }
 
 // Leaves zero where what is picked is the value itself; with mixed precision, what rounding has taken from it.
-__global__ void take_away_at(float* values, ConstReals picked, const int* places, int k) {
+static __global__ void take_away_at(float* values, ConstReals picked, const int* places, int k) {
   for (int j : grid_stride(k)) values[places[j]] -= picked[j];
 }
 
@@ -198,7 +199,7 @@ __device__ inline float decoded(Code code, const std::uint8_t* bytes, float scal
   return scale * static_cast<float>(static_cast<std::int8_t>(bytes[i]));
 }
 
-__global__ void largest_or_sum(float* of_piece, const float* values, Code code, Pieces pieces) {
+static __global__ void largest_or_sum(float* of_piece, const float* values, Code code, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     float largest = 0, sum = 0;
     for (int i = pieces.first(piece); i < pieces.last(piece); ++i) {
@@ -210,7 +211,7 @@ __global__ void largest_or_sum(float* of_piece, const float* values, Code code, 
   }
 }
 
-__global__ void make_scale(float* scale, const float* of_piece, Code code, int pieces, int n) {
+static __global__ void make_scale(float* scale, const float* of_piece, Code code, int pieces, int n) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     const float sum = sum_of(pieces, [=](int i) { return of_piece[i]; }), largest = max_of(pieces, of_piece);
     float result = 0;
@@ -224,7 +225,7 @@ __global__ void make_scale(float* scale, const float* of_piece, Code code, int p
 }
 
 // bytes[code_bytes(n)] of values[n].
-__global__ void encode(std::uint8_t* bytes, const float* values, const float* scale, Code code, int n) {
+static __global__ void encode(std::uint8_t* bytes, const float* values, const float* scale, Code code, int n) {
   for (int b : grid_stride(code_bytes(code, n))) {
     if (code == Code::int8) {
       bytes[b] = static_cast<std::uint8_t>(*scale > 0 ? static_cast<int>(rintf(values[b] / *scale)) : 0);
@@ -237,8 +238,8 @@ __global__ void encode(std::uint8_t* bytes, const float* values, const float* sc
 }
 
 // values[n] += factor·what their code says.
-__global__ void add_decoded(float* values, const std::uint8_t* bytes, const float* scale, float factor, Code code,
-                            int n) {
+static __global__ void add_decoded(float* values, const std::uint8_t* bytes, const float* scale, float factor,
+                                   Code code, int n) {
   for (int i : grid_stride(n)) values[i] += factor * decoded(code, bytes, *scale, i);
 }
 

@@ -21,7 +21,7 @@ namespace workshop {
 
 // Turns scores[rows, S] into probabilities, in place; row i belongs to position i mod S. Position j gets a probability
 // where allowed[position, j] is 1, and zero elsewhere. One row an iteration.
-__global__ void masked_softmax(Reals scores, const int* allowed, int rows, int S) {
+static __global__ void masked_softmax(Reals scores, const int* allowed, int rows, int S) {
   for (int row : grid_stride(rows)) {
     const Reals p = scores + row * S;
     const int* mask = allowed + row % S * S;
@@ -36,7 +36,7 @@ __global__ void masked_softmax(Reals scores, const int* allowed, int rows, int S
 }
 
 // dots[rows] = Σⱼ a[row, j]·b[row, j]
-__global__ void row_dots(float* dots, ConstReals a, ConstReals b, int rows, int width) {
+static __global__ void row_dots(float* dots, ConstReals a, ConstReals b, int rows, int width) {
   for (int row : grid_stride(rows)) {
     float sum = 0;
     for (int j = 0; j < width; ++j) sum += a[row * width + j] * b[row * width + j];
@@ -45,7 +45,7 @@ __global__ void row_dots(float* dots, ConstReals a, ConstReals b, int rows, int 
 }
 
 // dp[rows, width] becomes p·(dp - dots[row]).
-__global__ void softmax_backward(Reals dp, ConstReals p, const float* dots, int rows, int width) {
+static __global__ void softmax_backward(Reals dp, ConstReals p, const float* dots, int rows, int width) {
   for (int i : grid_stride(rows * width)) dp[i] = p[i] * (dp[i] - dots[i / width]);
 }
 

@@ -16,7 +16,7 @@
 namespace workshop {
 
 // y[rows, cols] += bias[rows], the same bias for every column.
-__global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols) {
+static __global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols) {
   for (int i : grid_stride(rows * cols)) y[i] += bias[i / cols];
 }
 

@@ -2,57 +2,17 @@
 // The models whose layers can be sharded across the ranks of a tensor-parallel group.
 #pragma once
 
-#include <memory>
-#include <vector>
-
-#include "01_single_gpu/gpt.h"
+#include "01_single_gpu/model.h"
+#include "common/group.h"
+#include "common/options.h"
 #include "parallel_linear.h"
-#include "parallel_transformer.h"
-#include "vocabulary_parallel.h"
 
 namespace workshop {
 
-// Chapter 01's language model over the ranks of a group, which must live as long, as must `side`. Ends the job with
-// status 2 unless the ranks divide the heads and, with sequence parallelism, the context, and each has a word.
-inline Network make_parallel_gpt(const Options& options, const Group& group, SideStream* side = nullptr,
-                                 bool sequence_parallel = false) {
-  const GptOptions& o = options.gpt;
-  const int ranks = group.size();
-  if (o.heads % ranks != 0) usage_error("--heads is '%d'; expected a multiple of the %d ranks", o.heads, ranks);
-  if (sequence_parallel && o.context % ranks != 0) {
-    usage_error("--context is '%d'; --sequence-parallel expects a multiple of the %d ranks", o.context, ranks);
-  }
-  Network network = make_gpt(options);
-  const int vocabulary = static_cast<int>(network.vocabulary.size());
-  if (vocabulary < ranks) usage_error("the vocabulary has %d words; expected one a rank, %d", vocabulary, ranks);
-
-  const auto cut = std::make_shared<TensorParallel>(group, side, sequence_parallel);
-  const auto room = std::make_shared<SharedActivations::element_type>();
-  const Words own = words_of(sharded("head.weight", {vocabulary, o.width}, Split::rows, group));
-  for (int i = 0; i < network.depth(); ++i) {
-    std::shared_ptr<Layer>& layer = network.layers[i];
-    if (i == 0) {
-      layer = std::make_shared<ParallelEmbedding>(layer, o.context, o.width, cut);
-    } else if (i + 1 == network.depth()) {
-      layer = std::make_shared<ParallelHead>(layer, o.context, o.width, own, cut);
-    } else {
-      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, cut);
-      if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(layer, room);
-    }
-  }
-  network.loss = std::make_shared<ParallelCrossEntropy>(o.context, own, group);
-  return network;
-}
-
-// What --model names. `side` may be null: everything on one stream.
-inline Network make_parallel_network(const Options& options, const Group& group, SideStream* side = nullptr,
-                                     bool sequence_parallel = false) {
-  if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, side, sequence_parallel);
-  if (options.model == ModelKind::alexnet) {
-    usage_error("--model is 'alexnet'; expected mlp or gpt, whose layers tensor parallelism knows how to cut");
-  }
-  if (sequence_parallel) usage_error("--sequence-parallel is for --model gpt alone");
-  return make_parallel_mlp(options.layers, options.activation, group, side);
-}
+// What --model names, over the ranks of a group, which must live as long, as must `side`, which may be null: everything
+// on one stream. Ends the job with status 2 for alexnet, and unless the ranks divide the heads of the language model
+// and, with sequence parallelism, which is for it alone, the context, and each has a word. In parallel_models.cu.
+Network make_parallel_network(const Options& options, const Group& group, SideStream* side = nullptr,
+                              bool sequence_parallel = false);
 
 }  // namespace workshop

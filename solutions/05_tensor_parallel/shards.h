@@ -73,7 +73,7 @@ inline Linear linear_part(const std::string& name, const Parameter& weight, cons
 // ---- what is left of a training run --------------------------------------------------------------------------------
 
 // whole[rows, size·columns] from `size` blocks [rows, columns] that lie one after the other.
-__global__ void join_columns(Reals whole, ConstReals blocks, int rows, int columns, int size) {
+static __global__ void join_columns(Reals whole, ConstReals blocks, int rows, int columns, int size) {
   for (int i : grid_stride(rows * columns * size)) {
     const int row = i / (columns * size), column = i % (columns * size);
     whole[i] = blocks[(column / columns * rows + row) * columns + column % columns];

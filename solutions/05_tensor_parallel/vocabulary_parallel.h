@@ -30,8 +30,8 @@ inline Words words_of(const Parameter& p) { return {p.first_row(p.part), p.rows(
 // ---- embedding -----------------------------------------------------------------------------------------------------
 
 // share[rows, width]: the vectors of the tokens that are among this rank's words, and zeros for the others.
-__global__ void embed_own_words(Reals share, const std::int32_t* tokens, ConstReals words, Words own, int rows,
-                                int width) {
+static __global__ void embed_own_words(Reals share, const std::int32_t* tokens, ConstReals words, Words own, int rows,
+                                       int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
     float value = 0;
@@ -44,14 +44,15 @@ __global__ void embed_own_words(Reals share, const std::int32_t* tokens, ConstRe
 }
 
 // y[rows, width] += positions[(first + row) mod context]
-__global__ void add_positions(Reals y, ConstReals positions, int first, int context, int rows, int width) {
+static __global__ void add_positions(Reals y, ConstReals positions, int first, int context, int rows, int width) {
   for_each_element(rows, width,
                    [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
 }
 
 // As chapter 01's embedding_backward(), for the words of this rank alone.
-__global__ void embedding_backward_of_own(Reals words_grad, Reals positions_grad, ConstReals dy,
-                                          const std::int32_t* tokens, Words own, int context, int rows, int width) {
+static __global__ void embedding_backward_of_own(Reals words_grad, Reals positions_grad, ConstReals dy,
+                                                 const std::int32_t* tokens, Words own, int context, int rows,
+                                                 int width) {
   for (int row = 0; row < rows; ++row) {
     const ConstReals gradient = dy + row * width;
     const Reals position = positions_grad + row % context * width;
@@ -166,12 +167,12 @@ class ParallelHead : public ParallelLayer {
 // ---- loss ----------------------------------------------------------------------------------------------------------
 
 // maxima[rows] of this rank's logits z[rows, words].
-__global__ void row_maxima(float* maxima, ConstReals z, int rows, int words) {
+static __global__ void row_maxima(float* maxima, ConstReals z, int rows, int words) {
   for (int row : grid_stride(rows)) maxima[row] = max_of(words, z + static_cast<std::size_t>(row) * words);
 }
 
 // sums[rows] of e^(z - maximum) over this rank's logits.
-__global__ void row_exponentials(float* sums, ConstReals z, const float* maxima, int rows, int words) {
+static __global__ void row_exponentials(float* sums, ConstReals z, const float* maxima, int rows, int words) {
   for (int row : grid_stride(rows)) {
     const ConstReals logits = z + static_cast<std::size_t>(row) * words;
     const float maximum = maxima[row];
@@ -181,8 +182,8 @@ __global__ void row_exponentials(float* sums, ConstReals z, const float* maxima,
 
 // target_logits[rows]: the logits of the words that come next, as far as they are this rank's, and zeros for the
 // others.
-__global__ void own_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets, Words own,
-                                  int rows) {
+static __global__ void own_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets, Words own,
+                                         int rows) {
   for (int row : grid_stride(rows)) {
     const ConstReals logits = z + static_cast<std::size_t>(row) * own.count;
     const int target = targets[row];
@@ -196,7 +197,7 @@ __global__ void own_target_logits(float* target_logits, ConstReals z, const std:
 }
 
 // Turns the sums into their logarithms, log Σ e^z over the whole vocabulary, and the logits of the targets into losses.
-__global__ void sharded_losses(float* losses, float* log_sums, const float* maxima, int rows) {
+static __global__ void sharded_losses(float* losses, float* log_sums, const float* maxima, int rows) {
   for (int row : grid_stride(rows)) {
     log_sums[row] = maxima[row] + logf(log_sums[row]);
     losses[row] = log_sums[row] - losses[row];
@@ -205,8 +206,8 @@ __global__ void sharded_losses(float* losses, float* log_sums, const float* maxi
 
 // The gradient of Σ losses / `tokens` by this rank's logits: chapter 01's, where 1 is taken off only on the rank that
 // has the target.
-__global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
-                                               const std::int32_t* targets, Words own, int rows, int tokens) {
+static __global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
+                                                      const std::int32_t* targets, Words own, int rows, int tokens) {
   for (int row : grid_stride(rows)) {
     const std::size_t begin = static_cast<std::size_t>(row) * own.count;
     const ConstReals logits = z + begin;

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "01_single_gpu/gpt.h"
 #include "01_single_gpu/models.h"
 #include "04_pipeline/check_schedule.h"
 #include "04_pipeline/pipeline_options.h"

@@ -608,8 +608,8 @@ TEST_F(TwoDevices, HaveDefaultStreamsOfTheirOwn) {
     finish(nullptr);
     finish(here);
     EXPECT_FALSE(finished(there));
+    gate.open();  // before `y` is freed, which may wait for all devices
   }
-  gate.open();
   finish(there);
 }
 

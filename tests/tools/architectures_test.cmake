@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -P architectures_test.cmake: for which GPUs tools/cmake/Backend.cmake builds where nobody says it. The module is run
+# cmake -P architectures_test.cmake: for which GPUs tools/cmake/Cuda.cmake builds where nobody says it. The module is run
 # as a script, with made-up toolkits and an nvidia-smi that is missing, finds no driver, or finds a GPU.
 find_program(nvcc nvcc PATHS /usr/local/cuda/bin NO_CACHE)
 find_program(bash bash NO_CACHE REQUIRED)
@@ -34,7 +34,7 @@ function(expect version expected says)
   string(REGEX MATCH "^([0-9]+)[.]([0-9]+)" CUDAToolkit_VERSION ${version})
   set(CUDAToolkit_VERSION_MAJOR ${CMAKE_MATCH_1})
   set(CUDAToolkit_VERSION_MINOR ${CMAKE_MATCH_2})
-  include(${source}/tools/cmake/Backend.cmake)
+  include(${source}/tools/cmake/Cuda.cmake)
   set(ENV{PATH} "${path}")
   if(NOT CMAKE_CUDA_ARCHITECTURES STREQUAL expected)
     message("CUDA ${version}, nvidia-smi: '${says}': '${CMAKE_CUDA_ARCHITECTURES}', expected '${expected}'")

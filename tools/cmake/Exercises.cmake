@@ -3,32 +3,6 @@
 
 set(_check ${CMAKE_SOURCE_DIR}/tools/check_exercise)
 
-# _workshop_todo_sources(result FOLDER FILE OTHERS): the sources that a program's TODOs are in: FILE and the headers of its
-# own chapter, which these include by name alone. With OTHERS also those of the other chapters, "01_single_gpu/model.h".
-function(_workshop_todo_sources result folder file others)
-  set(queue ${file})
-  set(found)
-  while(queue)
-    list(POP_FRONT queue name)
-    if(name IN_LIST found OR NOT EXISTS ${folder}/${name})
-      continue()
-    endif()
-    list(APPEND found ${name})
-    get_filename_component(chapter ${name} DIRECTORY)
-    file(STRINGS ${folder}/${name} lines REGEX "^#include \"[^\"]+\"")
-    foreach(line IN LISTS lines)
-      string(REGEX REPLACE "^#include \"(.+)\".*" "\\1" header "${line}")
-      if(NOT header MATCHES "/")
-        list(APPEND queue ${chapter}/${header})
-      elseif(others)
-        list(APPEND queue ${header})
-      endif()
-    endforeach()
-  endwhile()
-  list(TRANSFORM found PREPEND ${folder}/)
-  set(${result} ${found} PARENT_SCOPE)
-endfunction()
-
 # The command line of check_exercise for a program, without the number of ranks and the program to judge. `sources` has
 # the participant's chapters.
 function(_workshop_check_command result chapter program sources)
@@ -38,9 +12,9 @@ function(_workshop_check_command result chapter program sources)
   if(WORKSHOP_BUILD_ON STREQUAL "mine" AND sources STREQUAL CMAKE_SOURCE_DIR)
     set(others TRUE)  # then the earlier chapters are the participant's too
   endif()
-  _workshop_todo_sources(files ${CMAKE_SOURCE_DIR}/solutions ${chapter}/${program}.cu ${others})
+  _workshop_files(files ${CMAKE_SOURCE_DIR}/solutions ${chapter}/${program}.cu ${others})
   foreach(file ${files})
-    list(APPEND command --todos ${file})
+    list(APPEND command --todos ${CMAKE_SOURCE_DIR}/solutions/${file})
   endforeach()
   set(${result} ${command} PARENT_SCOPE)
 endfunction()
@@ -86,13 +60,26 @@ function(_workshop_generate chapter folder)
                      COMMAND make_exercises ${fillings} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter})
 endfunction()
 
-# Builds `target` from `source`, with the chapters of the folders given.
-function(_workshop_generated_program target source)
-  get_filename_component(folder ${source} DIRECTORY)
-  workshop_program(${target} SOURCE ${source} INCLUDE ${ARGN} OUTPUT ${folder})
-  # Programs that run for some milliseconds: not optimized, they compile in half the time.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-O0>
-                         $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
+# What runs for some milliseconds: not optimized, it compiles in half the time.
+set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-O0>
+    $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
+
+# _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from a copy of it
+# in FOLDER, on the solutions of the others: the targets PREFIX_02_ddp_program and PREFIX_02_ddp_models.
+function(_workshop_generated prefix chapter folder)
+  file(GLOB models RELATIVE ${CMAKE_SOURCE_DIR}/solutions ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*models.cu)
+  if(models)
+    _workshop_models(earlier ${models} ${prefix}_ solution_)
+    workshop_models(${prefix}_${chapter}_models SOURCE ${folder}/${models} INCLUDE ${CMAKE_SOURCE_DIR}/solutions
+                    MODELS ${earlier} OPTIONS ${_generated_options})
+  endif()
+  foreach(program ${ARGN})
+    set(target ${prefix}_${chapter}_${program})
+    _workshop_models(models ${chapter}/${program}.cu ${prefix}_ solution_)
+    workshop_program(${target} SOURCE ${folder}/${chapter}/${program}.cu INCLUDE ${CMAKE_SOURCE_DIR}/solutions
+                     MODELS ${models} OUTPUT ${folder}/${chapter})
+    target_compile_options(${target} PRIVATE ${_generated_options})
+  endforeach()
 endfunction()
 
 # workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [OPTIONS …]
@@ -187,6 +174,9 @@ function(workshop_exercises chapter)
     elseif(line MATCHES "^cpu_only (.*)")
       list(APPEND run CPU_ONLY "${CMAKE_MATCH_1}")
     elseif(line MATCHES "^(([0-9.]+)-[^:]+)(: (.+))?$")
+      if(WORKSHOP_PREBUILT)
+        continue()  # what tests the judge is built where that is
+      endif()
       set(mistake ${CMAKE_MATCH_1})
       set(expect "TODO ${CMAKE_MATCH_2}")
       if(CMAKE_MATCH_3)
@@ -223,14 +213,14 @@ function(workshop_exercises chapter)
 
   get_property(checks GLOBAL PROPERTY WORKSHOP_CHECKS_${chapter})
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/checks/${chapter} CONTENT "${checks}")
+  if(WORKSHOP_PREBUILT)
+    return()
+  endif()
 
   list(REMOVE_DUPLICATES snippets)
   list(REMOVE_DUPLICATES wrong)
   _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings FILLINGS ${snippets})
-  foreach(program ${wrong})
-    _workshop_generated_program(wrong_${chapter}_${program} ${CMAKE_BINARY_DIR}/fillings/${chapter}/${program}.cu
-                                ${CMAKE_SOURCE_DIR}/solutions)
-  endforeach()
+  _workshop_generated(wrong ${chapter} ${CMAKE_BINARY_DIR}/fillings ${wrong})
   list(REMOVE_DUPLICATES wrong_bf16)
   foreach(program ${wrong_bf16})
     workshop_twin(wrong_${chapter}_${program})

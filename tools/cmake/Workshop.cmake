@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # How chapters and tests are built and run.
 
-# workshop_program(target SOURCE file INCLUDE folder…): one program from one .cu file, as CUDA or as C++.
-function(workshop_program target)
-  cmake_parse_arguments(arg "" "SOURCE;OUTPUT" "INCLUDE" ${ARGN})
-  get_filename_component(name ${arg_SOURCE} NAME_WE)
-  add_executable(${target} ${arg_SOURCE})
+# _workshop_source(target file): how a .cu file is compiled, as CUDA or as C++, and what it is linked to.
+function(_workshop_source target file)
   if(WORKSHOP_BACKEND STREQUAL "cpu")
     # Sums that may be added up in any order say so, with #pragma omp simd, for which no OpenMP is needed otherwise.
     # GCC takes half of AVX-512's registers unless it is asked for the whole.
@@ -13,26 +10,100 @@ function(workshop_program target)
     if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
       list(APPEND options -mprefer-vector-width=512)
     endif()
-    set_source_files_properties(${arg_SOURCE} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${options}")
+    set_source_files_properties(${file} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${options}")
   else()
-    set_source_files_properties(${arg_SOURCE} PROPERTIES LANGUAGE CUDA)
+    set_source_files_properties(${file} PROPERTIES LANGUAGE CUDA)
   endif()
   # The folder of chapters comes first: "01_single_gpu/mlp.h" is the solution's or the participant's.
-  target_include_directories(${target} BEFORE PRIVATE ${arg_INCLUDE})
-  target_link_libraries(${target} PRIVATE workshop_common)
+  target_include_directories(${target} BEFORE PRIVATE ${ARGN})
+  target_link_libraries(${target} PUBLIC workshop_common)
+endfunction()
+
+# workshop_program(target SOURCE file INCLUDE folder… [MODELS target…]): one program from one .cu file, and the models it
+# trains.
+function(workshop_program target)
+  cmake_parse_arguments(arg "" "SOURCE;OUTPUT" "INCLUDE;MODELS" ${ARGN})
+  get_filename_component(name ${arg_SOURCE} NAME_WE)
+  add_executable(${target} ${arg_SOURCE})
+  target_link_libraries(${target} PRIVATE ${arg_MODELS})
+  _workshop_source(${target} ${arg_SOURCE} ${arg_INCLUDE})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${arg_OUTPUT})
+endfunction()
+
+# workshop_models(target SOURCE file INCLUDE folder… [MODELS target…] [OPTIONS …]): the models of a chapter, compiled once
+# for all programs, and once more for --precision bf16 as target_bf16.
+function(workshop_models target)
+  cmake_parse_arguments(arg "" "SOURCE" "INCLUDE;MODELS;OPTIONS" ${ARGN})
+  foreach(precision "" _bf16)
+    set(library ${target}${precision})
+    add_library(${library} STATIC EXCLUDE_FROM_ALL ${arg_SOURCE})
+    foreach(models ${arg_MODELS})
+      target_link_libraries(${library} PUBLIC ${models}${precision})
+    endforeach()
+    _workshop_source(${library} ${arg_SOURCE} ${arg_INCLUDE})
+    target_compile_options(${library} PRIVATE ${arg_OPTIONS})
+  endforeach()
+  target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
+endfunction()
+
+# _workshop_files(result FOLDER FILE OTHERS): what a chapter's FILE, "02_ddp/ddp.cu", is made of: itself, the headers of its
+# own chapter, which these include by name alone, and the .cu files of the same name. With OTHERS also those of the other
+# chapters, "01_single_gpu/model.h".
+function(_workshop_files result folder file others)
+  set(queue ${file})
+  set(found)
+  while(queue)
+    list(POP_FRONT queue name)
+    if(name IN_LIST found OR NOT EXISTS ${folder}/${name})
+      continue()
+    endif()
+    list(APPEND found ${name})
+    get_filename_component(chapter ${name} DIRECTORY)
+    string(REGEX REPLACE "[.]h$" ".cu" source ${name})
+    list(APPEND queue ${source})
+    file(STRINGS ${folder}/${name} lines REGEX "^#include \"[^\"]+\"")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^#include \"(.+)\".*" "\\1" header "${line}")
+      if(NOT header MATCHES "/")
+        list(APPEND queue ${chapter}/${header})
+      elseif(others)
+        list(APPEND queue ${header})
+      endif()
+    endforeach()
+  endwhile()
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+# _workshop_models(result FILE OWN OTHERS): the libraries of models that a program or another library is linked to: those
+# of its own chapter are called OWN_CHAPTER_models, those of earlier ones OTHERS_CHAPTER_models.
+function(_workshop_models result file own others)
+  get_filename_component(chapter ${file} DIRECTORY)
+  _workshop_files(files ${CMAKE_SOURCE_DIR}/solutions ${file} TRUE)
+  list(REMOVE_ITEM files ${file})
+  list(FILTER files INCLUDE REGEX "models[.]cu$")
+  set(libraries)
+  foreach(models ${files})
+    get_filename_component(of ${models} DIRECTORY)
+    if(of STREQUAL chapter)
+      list(APPEND libraries ${own}${of}_models)
+    else()
+      list(APPEND libraries ${others}${of}_models)
+    endif()
+  endforeach()
+  set(${result} ${libraries} PARENT_SCOPE)
 endfunction()
 
 # workshop_twin(target): the same program for --precision bf16, target_bf16, beside it as PROGRAM_bf16.
 function(workshop_twin target)
-  foreach(property SOURCES INCLUDE_DIRECTORIES RUNTIME_OUTPUT_DIRECTORY COMPILE_OPTIONS OUTPUT_NAME)
+  foreach(property SOURCES INCLUDE_DIRECTORIES RUNTIME_OUTPUT_DIRECTORY COMPILE_OPTIONS LINK_LIBRARIES OUTPUT_NAME)
     get_target_property(${property} ${target} ${property})
   endforeach()
   add_executable(${target}_bf16 ${SOURCES})
   target_include_directories(${target}_bf16 BEFORE PRIVATE ${INCLUDE_DIRECTORIES})
   target_compile_options(${target}_bf16 PRIVATE ${COMPILE_OPTIONS})
   target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
-  target_link_libraries(${target}_bf16 PRIVATE workshop_common)
+  list(TRANSFORM LINK_LIBRARIES REPLACE "_models$" "_models_bf16")
+  target_link_libraries(${target}_bf16 PRIVATE ${LINK_LIBRARIES})
   set_target_properties(${target}_bf16 PROPERTIES OUTPUT_NAME ${OUTPUT_NAME}_bf16
                         RUNTIME_OUTPUT_DIRECTORY ${RUNTIME_OUTPUT_DIRECTORY})
 endfunction()
@@ -41,10 +112,12 @@ endfunction()
 # when they are asked for.
 function(workshop_bf16 chapter)
   foreach(name ${ARGN})
-    workshop_twin(solution_${chapter}_${name})
     workshop_twin(${chapter}_${name})
     set_target_properties(${chapter}_${name}_bf16 PROPERTIES EXCLUDE_FROM_ALL TRUE)
-    add_dependencies(programs solution_${chapter}_${name}_bf16)
+    if(NOT WORKSHOP_PREBUILT)
+      workshop_twin(solution_${chapter}_${name})
+      add_dependencies(programs solution_${chapter}_${name}_bf16)
+    endif()
   endforeach()
 endfunction()
 
@@ -57,19 +130,40 @@ set(WORKSHOP_WARNINGS -Wall -Wextra -Wformat-security -Wno-restrict)
 set(WORKSHOP_EXERCISE_WARNINGS ${WORKSHOP_WARNINGS} -Wno-unused -Wno-unused-parameter)
 function(workshop_chapter chapter)
   set(mine solutions)
+  set(others solution_)
   if(WORKSHOP_BUILD_ON STREQUAL "mine")
     set(mine .)
+    set(others "")
+  endif()
+  set(exercise $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
+               $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)  # declared but never referenced
+  set(solution $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
+  file(GLOB models RELATIVE ${CMAKE_SOURCE_DIR}/solutions ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*models.cu)
+  if(models)
+    _workshop_models(earlier ${models} "" "${others}")
+    workshop_models(${chapter}_models SOURCE ${CMAKE_SOURCE_DIR}/${models} INCLUDE ${CMAKE_SOURCE_DIR}/${mine}
+                    MODELS ${earlier} OPTIONS ${exercise})
+    if(NOT WORKSHOP_PREBUILT)
+      _workshop_models(earlier ${models} solution_ solution_)
+      workshop_models(solution_${chapter}_models SOURCE ${CMAKE_SOURCE_DIR}/solutions/${models}
+                      INCLUDE ${CMAKE_SOURCE_DIR}/solutions MODELS ${earlier} OPTIONS ${solution})
+    endif()
   endif()
   foreach(name ${ARGN})
     set_property(GLOBAL APPEND PROPERTY WORKSHOP_PROGRAMS ${chapter}/${name})
-    workshop_program(solution_${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.cu
-                     INCLUDE ${CMAKE_SOURCE_DIR}/solutions OUTPUT ${CMAKE_BINARY_DIR}/solutions/${chapter})
-    workshop_program(${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/${chapter}/${name}.cu
+    _workshop_models(models ${chapter}/${name}.cu "" "${others}")
+    workshop_program(${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/${chapter}/${name}.cu MODELS ${models}
                      INCLUDE ${CMAKE_SOURCE_DIR}/${mine} OUTPUT ${CMAKE_BINARY_DIR}/${chapter})
-    target_compile_options(solution_${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
-    target_compile_options(${chapter}_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
-                           $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)  # declared but never referenced
-    add_dependencies(programs solution_${chapter}_${name} ${chapter}_${name})
+    target_compile_options(${chapter}_${name} PRIVATE ${exercise})
+    add_dependencies(programs ${chapter}_${name})
+    if(NOT WORKSHOP_PREBUILT)
+      _workshop_models(models ${chapter}/${name}.cu solution_ solution_)
+      workshop_program(solution_${chapter}_${name} SOURCE ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.cu
+                       MODELS ${models} INCLUDE ${CMAKE_SOURCE_DIR}/solutions
+                       OUTPUT ${CMAKE_BINARY_DIR}/solutions/${chapter})
+      target_compile_options(solution_${chapter}_${name} PRIVATE ${solution})
+      add_dependencies(programs solution_${chapter}_${name})
+    endif()
   endforeach()
 endfunction()
 

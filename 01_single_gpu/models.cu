@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models that every strategy can train, and all layers they are made of. A new one is a line here.
+#include "models.h"
+
+#include "alexnet.h"
+#include "gpt.h"
+#include "mlp.h"
+
+namespace workshop {
+
+Network make_network(const Options& options) {
+  if (options.model == ModelKind::gpt) return make_gpt(options);
+  if (options.model == ModelKind::alexnet) return make_alexnet(options);
+  return make_mlp(options.layers, options.activation);
+}
+
+}  // namespace workshop
