@@ -107,7 +107,8 @@ class Comparison {
   std::vector<Known> others(const ProbeKey& key) const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
   TodoIds unobserved() const;
-  // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in words.
+  // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in
+  // words.
   struct End {
     std::string next, last;
     TodoIds passed;
@@ -296,8 +297,8 @@ TodoIds Comparison::unobserved() const {
 // A small error that has grown from TODO to TODO until it was too large is the mistake of the first of them.
 void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
   blame(drift_->id, true);
-  std::printf("%s is the first that is off by more than rounding.\n%s  %s\n",
-              todos_.heading(drift_->id).c_str(), todos_.place_line(drift_->id).c_str(), place_of(*drift_).c_str());
+  std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
+              todos_.place_line(drift_->id).c_str(), place_of(*drift_).c_str());
   std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", place_of(key).c_str(),
               key.id.c_str(), difference.c_str());
   const std::string sentence = known(key, drift_->id);

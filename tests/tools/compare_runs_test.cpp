@@ -187,7 +187,8 @@ TEST_F(CompareRuns, ASmallErrorThatGrowsBeganEarlier) {
   off[5] += 1e-3;  // of an rms of 3.9
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.1 is the first that is off by more than rounding.\n  tensor 'bias' on rank 1, step 0\n",
-              "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off", "such as an epsilon, another one or elsewhere?"});
+              "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
+              "such as an epsilon, another one or elsewhere?"});
   off[5] += 1;
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.2 is the first that differs"});
