@@ -73,7 +73,8 @@ struct Stage {
     clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
   }
   void step(const float* norm, double lr_factor) {
-    if (probes.update != nullptr) probe(probes.update, "factor of the learning rate of " + probes.name, std::vector{lr_factor});
+    if (probes.update != nullptr)
+      probe(probes.update, "factor of the learning rate of " + probes.name, std::vector{lr_factor});
     clock.compute([&] {
       clipping.clip(model.grads(), model.count(), norm);
       optimizer.step(model.values(), model.grads(), lr_factor);
