@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <optional>
 #include <regex>
 #include <stdexcept>
 #include <utility>
@@ -36,7 +35,7 @@ std::string after(const std::string& line, std::string_view marker) {
 
 using Found = std::map<std::string, Todo, TodoOrder>;
 
-// The functions of a source that is laid out as clang-format does it.
+// The functions that a line of a source is in, where it is laid out as clang-format does it.
 class Functions {
  public:
   void read(const std::string& line) {
@@ -45,38 +44,27 @@ class Functions {
     std::smatch match;
     const std::size_t indent = line.find_first_not_of(' ');
     if (std::regex_match(line, match, kBegin)) {
-      open_[indent] = all_.size();
-      all_.push_back({match[2], ""});
+      names_[indent] = match[2];
+    } else if (indent != std::string::npos && line[indent] == '}') {
+      names_.erase(indent);
     }
-    if (const auto now = innermost()) all_[*now].body += line + '\n';
-    if (indent != std::string::npos && line[indent] == '}') open_.erase(indent);
   }
-  std::optional<std::size_t> innermost() const {
-    return open_.empty() ? std::nullopt : std::optional(open_.rbegin()->second);
-  }
-  struct Function {
-    std::string name, body;
-  };
-  const Function& at(std::size_t number) const { return all_[number]; }
+  std::string innermost() const { return names_.empty() ? "" : names_.rbegin()->second; }
 
  private:
-  std::vector<Function> all_;
-  std::map<std::size_t, std::size_t> open_;  // those that the line is in, by their indentation
+  std::map<std::size_t, std::string> names_;  // by their indentation
 };
 
 void read_source(std::ifstream& file, const std::string& name, Found& found) {
   Functions functions;
-  std::map<std::string, std::size_t> function_of;
   std::string line, open;
   bool in_comment = false;
   for (int number = 1; std::getline(file, line); ++number) {
-    functions.read(line);
     if (const std::string rest = after(line, "// TODO "); !rest.empty()) {
       const std::size_t colon = rest.find(": ");
       if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) continue;
       open = rest.substr(0, colon);
-      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, "", "", number, number};
-      if (const auto function = functions.innermost()) function_of[open] = *function;
+      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", number, number};
       in_comment = true;
     } else if (const std::string id = after(line, "// END TODO "); !id.empty()) {
       if (found.contains(id)) found[id].last = number;
@@ -85,12 +73,11 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       const std::string text = after(line, "//");
       in_comment = in_comment && !text.empty();
       if (in_comment) found[open].whole_text += " " + text.substr(std::min(text.find_first_not_of(' '), text.size()));
+      if (text.empty()) found[open].code += line + '\n';
       found[open].last = number;
+    } else {
+      functions.read(line);
     }
-  }
-  for (const auto& [id, number] : function_of) {
-    found[id].function = functions.at(number).name;
-    found[id].body = functions.at(number).body;
   }
 }
 
@@ -128,7 +115,7 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     todo.first = found == mine.end() ? 0 : found->second.first;
     todo.last = found == mine.end() ? 0 : found->second.last;
     todo.function = found == mine.end() ? "" : found->second.function;
-    todo.body = found == mine.end() ? "" : found->second.body;
+    todo.code = found == mine.end() ? "" : found->second.code;
   }
 }
 
@@ -161,8 +148,7 @@ std::string Todos::at_in_solution(const Place& place) const {
 bool Todos::calls(const std::string& caller, const std::string& callee) const {
   const auto from = all_.find(caller), to = all_.find(callee);
   if (from == all_.end() || to == all_.end() || to->second.function.empty()) return false;
-  if (from->second.function == to->second.function) return false;
-  return std::regex_search(from->second.body, std::regex("\\b" + to->second.function + "\\("));
+  return std::regex_search(from->second.code, std::regex("\\b" + to->second.function + "\\("));
 }
 
 std::string Todos::nearest(const Place& place) const {
