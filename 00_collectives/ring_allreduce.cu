@@ -89,6 +89,7 @@ void ring_all_gather(float* data, const Chunks& chunks, const Ring& ring) {
     //   What can it send in the step after, and which of its chunks is overwritten in this one?
     todo("00.13");
     // END TODO 00.13
+    probe("00.13", "offset to send from and offset to overwrite", std::vector{outgoing.begin, incoming.begin});
     probe("00.13", "finished chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
     probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, data + incoming.begin, incoming, ring);

@@ -309,7 +309,8 @@ class Model {
     if (rounds_x_) activations.x = DeviceBuffer<Real>(max_samples_ * input_size(), Memory::data);
     for (const auto& layer : layers_) {
       Saved& saved = activations.layers.emplace_back();
-      for (int size : layer->saved()) saved.buffers.emplace_back(max_samples_ * size, Memory::activations);
+      for (int size : layer->saved())  // made here: messages name the line that has allocated something
+        saved.buffers.emplace_back(DeviceBuffer<Real>(max_samples_ * size, Memory::activations));
     }
     return activations;
   }

@@ -150,8 +150,9 @@ class Optimizer {
   void round_weights(Real* values) {
     const float* value = weights(values);
     // TODO 01.25: Round the weights value[count_] to those of the model, values[count_].
-    //   launch() a kernel of precision.h. The exact ones stay as they are: what a step is too small to change in the
-    //   rounded ones adds up in them.
+    //   launch() a kernel of precision.h: both are in the device's memory, which the host can read and write on the cpu
+    //   backend alone. The exact ones stay as they are: what a step is too small to change in the rounded ones adds up
+    //   in them.
     todo("01.25");
     // END TODO 01.25
     probe("01.25", "weights of the model", values, {count_}, stream_);

@@ -18,7 +18,7 @@ namespace {
 // Layers on one device: the one that is current when they are made.
 struct Part {
   Part(const Network& network, LayerRange layers, const Options& options, int number)
-      : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8"}),
+      : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8", "03.9"}),
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
@@ -95,6 +95,8 @@ void backward(Parts& parts, int rows) {
     //   copy() is above, stage.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     todo("03.8");
     // END TODO 03.8
+    const OnDevice on_device(part.device);
+    probe("03.8", "gradient of " + stage.probes.name, stage.model.grads(), {stage.model.count()}, part.stream);
   }
 }
 

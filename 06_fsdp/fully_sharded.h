@@ -45,12 +45,12 @@ class FullyShardedModel {
     for (const Unit& unit : units_) {
       const std::size_t padded = unit.sharding.padded();
       largest = std::max(largest, padded);
-      if (!fsdp.reshard_after_forward) kept_.emplace_back(padded, Memory::buckets);
+      if (!fsdp.reshard_after_forward) kept_.emplace_back(DeviceBuffer<Real>(padded, Memory::buckets));
     }
     const int forward = fsdp.reshard_after_forward ? forward_values() : 0;
     const int backward = backward_values() + gradients();
     while (static_cast<int>(buffers_.size()) < std::max(forward, backward))
-      buffers_.emplace_back(largest, Memory::buckets);
+      buffers_.emplace_back(DeviceBuffer<Real>(largest, Memory::buckets));
   }
 
   // Gives every rank its shards of the initial values, as the options say. Collective over `ranks`, all of the job.

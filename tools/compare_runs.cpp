@@ -18,6 +18,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -57,6 +58,9 @@ struct ProbeKey {
 };
 using Probes = std::map<ProbeKey, const Probe*>;
 
+constexpr double kRounding = 0.1;  // of the tolerance: more than rounding comes to within one TODO
+constexpr double kSmall = 1e-3;    // an error that may have grown from one within the tolerance
+
 std::string place_of(const ProbeKey& key) {
   return "tensor '" + key.name + "' on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step);
 }
@@ -92,23 +96,29 @@ class Comparison {
   // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
   // rank may have zeros and one small value of a tensor whose other values are the other ranks'.
   double scale(const ProbeKey& key) const;
-  // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps the largest difference.
+  // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps its error, and the largest of all.
   std::string differing(const Tensor& mine, const Tensor& expected, double scale);
   std::string diagnosis(const ProbeKey& key) const;
-  // The sentence of the known mistake that looks like this; empty where there is none.
-  std::string known(const ProbeKey& key) const;
+  // The sentence of the known mistake that looks like this, where `todo` is to blame; empty where there is none.
+  std::string known(const ProbeKey& key, const std::string& todo) const;
   // Prints such a sentence, if there is one.
   void explain(const Sighting& seen) const;
   Symptom symptom(const ProbeKey& key) const;
   std::vector<Known> others(const ProbeKey& key) const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
   TodoIds unobserved() const;
-  // The TODO that a rank was at when the run ended, and the last one that it had passed.
-  std::pair<std::string, std::string> where_it_ended() const;
+  // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in
+  // words.
+  struct End {
+    std::string next, last;
+    TodoIds passed;
+  };
+  End where_it_ended() const;
 
   // Each prints what differs first and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
+  void print_drift(const ProbeKey& key, const std::string& difference);
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
@@ -128,7 +138,9 @@ class Comparison {
   std::string blamed_;
   bool certain_ = false;
   std::string traffic_note_;
-  double largest_ = 0;  // relative difference seen
+  double largest_ = 0;             // relative difference seen
+  double error_ = 0;               // of the tensor compared last
+  std::optional<ProbeKey> drift_;  // the first tensor of this program that agrees, but not to rounding
 };
 
 void Comparison::index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order) {
@@ -186,6 +198,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
     at = i;
     if (expected.integers) break;  // they differ or do not
   }
+  error_ = worst;
   largest_ = std::max(largest_, worst);
   if (!(worst <= tolerance_)) {
     const std::string name = name_of_entry(expected, at);
@@ -196,7 +209,8 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
   // Of a large tensor the record holds the first values; the sums speak for the rest.
   const double l2 = relative_error(mine.l2, expected.l2, scale * std::sqrt(expected.size()));
   const double sum = relative_error(mine.sum, expected.sum, scale * expected.size());
-  largest_ = std::max({largest_, l2, sum});
+  error_ = std::max({worst, l2, sum});
+  largest_ = std::max(largest_, error_);
   if (l2 <= tolerance_ && sum <= tolerance_) return "";
   return "  the first " + std::to_string(expected.values.size()) + " values agree, later ones do not: l2 norm yours " +
          text(mine.l2) + ", expected " + text(expected.l2) + "\n";
@@ -255,9 +269,9 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   return diagnose(symptom(key));
 }
 
-std::string Comparison::known(const ProbeKey& key) const {
+std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
   return known_.sentence(expected_, mine_,
-                         sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), key.id);
+                         sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), todo);
 }
 
 void Comparison::explain(const Sighting& seen) const {
@@ -280,6 +294,19 @@ TodoIds Comparison::unobserved() const {
   return calling.empty() ? ids : calling;
 }
 
+// A small error that has grown from TODO to TODO until it was too large is the mistake of the first of them.
+void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
+  blame(drift_->id, true);
+  std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
+              todos_.place_line(drift_->id).c_str(), place_of(*drift_).c_str());
+  std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", place_of(key).c_str(),
+              key.id.c_str(), difference.c_str());
+  const std::string sentence = known(key, drift_->id);
+  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // it is not another TODO's
+  std::printf("  %s\n", fits ? sentence.c_str() : "Is a small number, such as an epsilon, another one or elsewhere?");
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+}
+
 bool Comparison::probe_agrees(std::size_t position) {
   const ProbeKey& key = expected_order_[position];
   const auto mine = mine_probes_.find(key);
@@ -290,14 +317,19 @@ bool Comparison::probe_agrees(std::size_t position) {
     what = " was not reached as often as expected.\n";
     details = "  " + place_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
-    if (const std::string sentence = known(key); !sentence.empty()) details += "  " + sentence + "\n";
+    if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
     const std::string difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty()) {
       if (todos_.contains(key.id)) right_.insert(key.id);
+      if (!drift_ && todos_.contains(key.id) && error_ > kRounding * tolerance_) drift_ = key;
       return true;
     }
-    std::string sentence = known(key);
+    if (drift_ && drift_->id != key.id && error_ < kSmall) {
+      print_drift(key, difference);
+      return false;
+    }
+    std::string sentence = known(key, key.id);
     if (sentence.empty()) sentence = diagnosis(key);
     what = " is the first that differs.\n";
     details = "  " + place_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
@@ -453,12 +485,13 @@ void Comparison::print_success() const {
   if (!missing.empty()) std::printf("Not reached in this run: TODO %s\n", joined(missing).c_str());
 }
 
-std::pair<std::string, std::string> Comparison::where_it_ended() const {
-  std::string next, last;
+Comparison::End Comparison::where_it_ended() const {
+  End end;
   std::size_t earliest = expected_order_.size();
   for (int rank = 0; rank < expected_.world; ++rank) {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
     std::string before;
+    TodoIds behind;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
       const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
@@ -469,24 +502,26 @@ std::pair<std::string, std::string> Comparison::where_it_ended() const {
                                          : passed != mine_.passed.end() &&
                                                expected_probes_.at(key)->sequence <= passed->second.sequence;
       if (done) {
+        behind.insert(key.id);
         before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
         continue;
       }
       if (!todos_.contains(key.id)) continue;
       if (i < earliest) {
         earliest = i;
-        next = key.id;
-        last = before.empty() ? "none" : before + " on rank " + std::to_string(rank);
+        end = {key.id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), behind};
       }
       break;
     }
   }
-  return {next, last};
+  return end;
 }
 
 int Comparison::print_ending() {
-  const auto [next, last] = where_it_ended();
-  const std::string named = ending_->todo(todos_, next);
+  const auto [next, last, passed] = where_it_ended();
+  std::string named = ending_->todo(todos_, next);
+  // What has worked before was called with something wrong.
+  if (passed.contains(named) && todos_.calls(next, named)) named = next;
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <stdexcept>
 #include <utility>
 
@@ -34,7 +35,28 @@ std::string after(const std::string& line, std::string_view marker) {
 
 using Found = std::map<std::string, Todo, TodoOrder>;
 
+// The functions that a line of a source is in, where it is laid out as clang-format does it.
+class Functions {
+ public:
+  void read(const std::string& line) {
+    // "void copy(Part& to, …": words of a type, and a name.
+    static const std::regex kBegin(R"(^( *)(?!return|else)[A-Za-z_][\w:<>,*& ]* [*&]?(\w+)\(.*[,({]$)");
+    std::smatch match;
+    const std::size_t indent = line.find_first_not_of(' ');
+    if (std::regex_match(line, match, kBegin)) {
+      names_[indent] = match[2];
+    } else if (indent != std::string::npos && line[indent] == '}') {
+      names_.erase(indent);
+    }
+  }
+  std::string innermost() const { return names_.empty() ? "" : names_.rbegin()->second; }
+
+ private:
+  std::map<std::size_t, std::string> names_;  // by their indentation
+};
+
 void read_source(std::ifstream& file, const std::string& name, Found& found) {
+  Functions functions;
   std::string line, open;
   bool in_comment = false;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -42,7 +64,7 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       const std::size_t colon = rest.find(": ");
       if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) continue;
       open = rest.substr(0, colon);
-      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, number, number};
+      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", number, number};
       in_comment = true;
     } else if (const std::string id = after(line, "// END TODO "); !id.empty()) {
       if (found.contains(id)) found[id].last = number;
@@ -51,7 +73,10 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       const std::string text = after(line, "//");
       in_comment = in_comment && !text.empty();
       if (in_comment) found[open].whole_text += " " + text.substr(std::min(text.find_first_not_of(' '), text.size()));
+      if (text.empty()) found[open].code += line + '\n';
       found[open].last = number;
+    } else {
+      functions.read(line);
     }
   }
 }
@@ -89,6 +114,8 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     todo.last_in_solution = todo.last;
     todo.first = found == mine.end() ? 0 : found->second.first;
     todo.last = found == mine.end() ? 0 : found->second.last;
+    todo.function = found == mine.end() ? "" : found->second.function;
+    todo.code = found == mine.end() ? "" : found->second.code;
   }
 }
 
@@ -116,6 +143,12 @@ std::string Todos::at_in_solution(const Place& place) const {
       return id;
   }
   return "";
+}
+
+bool Todos::calls(const std::string& caller, const std::string& callee) const {
+  const auto from = all_.find(caller), to = all_.find(callee);
+  if (from == all_.end() || to == all_.end() || to->second.function.empty()) return false;
+  return std::regex_search(from->second.code, std::regex("\\b" + to->second.function + "\\("));
 }
 
 std::string Todos::nearest(const Place& place) const {

@@ -20,6 +20,8 @@ struct Todo {
   std::string text;         // its first line
   std::string whole_text;   // all of its lines, in one
   std::string file;         // "02_ddp/replicas.h"
+  std::string function;     // in which it stands in the participant's file; empty where that is not seen
+  std::string code;         // between its comments, there
   int first = 0, last = 0;  // its lines in the participant's file; 0 where its comment is gone
   int first_in_solution = 0, last_in_solution = 0;
 };
@@ -53,6 +55,8 @@ class Todos {
   std::string at(const Place& place) const;
   // The same of a place in the solution.
   std::string at_in_solution(const Place& place) const;
+  // Does the code of one TODO call the function in which another stands?
+  bool calls(const std::string& caller, const std::string& callee) const;
   // The TODO whose lines a place is in or, of the file's, the nearest.
   std::string nearest(const Place& place) const;
 

@@ -70,7 +70,10 @@ class Heap {
   void allocated_at(const void* pointer, const char* file, int line) {
     const std::lock_guard lock(mutex_);
     const auto block = blocks_.find(static_cast<const std::byte*>(pointer));
-    if (block != blocks_.end()) block->second.site = {"", file, line};
+    if (block == blocks_.end()) return;
+    // A line of the standard library, where emplace_back() has made the buffer, would say nothing.
+    const bool known = std::strstr(file, "/c++/") == nullptr;
+    block->second.site = {"", file, known ? line : 0};
   }
 
   // The block in which the address lies, or in the guard zone of which.

@@ -45,8 +45,8 @@ std::array<Range, 2> ranges_of(const Operation& o) {
   }
   const std::size_t element = element_size(o.type), bytes = o.count * element;
   const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
-  return {Range{"sendbuff", o.from, parts_from * bytes, false, element, unit},
-          Range{"recvbuff", o.to, parts_to * bytes, true, element, unit}};
+  return {Range{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, true},
+          Range{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, true}};
 }
 
 void check_order(const std::vector<GroupedOperation>& grouped) {

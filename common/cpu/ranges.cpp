@@ -68,6 +68,7 @@ void check_bounds(const char* call, const Range& range, int device) {
   }
   if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
   const std::optional<Block> block = find_block(range.begin);
+  if (!block && range.on_device) out_of_bounds(call, range, "is memory of the host: no device can reach it");
   if (!block) return;
   if (device != kAnyDevice && !block->is_on(device)) {
     out_of_bounds(call, range,

@@ -27,6 +27,7 @@ struct Range {
   std::size_t element = 1;  // bytes of what the caller counts
   const char* unit = "bytes";
   std::size_t count = 1, pitch = 0;
+  bool on_device = false;  // a device has to reach it
 
   std::size_t extent() const { return (count - 1) * pitch + bytes; }
 };
@@ -63,7 +64,7 @@ std::atomic<std::uint64_t>& released_blocks();
 CallSite call_site(const char* call);
 
 // Ends the program if a range is NULL, leaves its block, or lies on another device than this one. Host memory that CUDA
-// has not allocated is not judged.
+// has not allocated is not judged, unless a device has to reach it.
 inline constexpr int kAnyDevice = -1;
 void check_bounds(const char* call, std::span<const Range> ranges, int device = kAnyDevice);
 

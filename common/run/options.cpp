@@ -234,6 +234,16 @@ void Options::parse(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     print0("%s", impl_->app.help().c_str());
     std::exit(0);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string message = error.what(), name = message.substr(0, message.find(':'));  // "--lr: 1 required …"
+    const auto read = impl_->readers.find(name);
+    const std::string accepted = read == impl_->readers.end() ? "" : read->second("");
+    usage_error("%s lacks its value%s%s", name.c_str(), accepted.empty() ? "" : "; expected ", accepted.c_str());
+  } catch (const CLI::ExtrasError&) {
+    const std::vector<std::string> left = impl_->app.remaining();  // in no certain order
+    const auto option = std::ranges::find_if(left, [](const std::string& word) { return word.starts_with('-'); });
+    usage_error("there is no option '%s'; --help lists those there are",
+                (option == left.end() ? left.front() : *option).c_str());
   } catch (const CLI::ParseError& error) {
     std::string message = error.what();
     std::replace(message.begin(), message.end(), '\n', ' ');

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -47,6 +48,7 @@ struct Options::Impl {
   using Read = std::function<std::string(const std::string&)>;
 
   CLI::App app;
+  std::map<std::string, Read> readers;  // by the option's name
   CLI::Option* model_seed = nullptr;
   std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
   std::vector<CLI::Option*> training;
@@ -80,6 +82,7 @@ struct Options::Impl {
 
   // Texts are checked here and not by CLI11's conversions, which take 010 for 8 and do not say what they would accept.
   CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, const Read& read) {
+    readers[name] = read;
     CLI::callback_t callback = [name, read](const CLI::results_t& texts) {
       const std::string accepted = read(texts.back());
       if (!accepted.empty()) {

@@ -96,6 +96,7 @@ void ring_all_gather(float* data, const Chunks& chunks, const Ring& ring) {
     outgoing = chunks[ring.rank + 1 - step];
     incoming = chunks[ring.rank - step];
     // END TODO 00.13
+    probe("00.13", "offset to send from and offset to overwrite", std::vector{outgoing.begin, incoming.begin});
     probe("00.13", "finished chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
     probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, data + incoming.begin, incoming, ring);

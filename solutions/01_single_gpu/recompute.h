@@ -33,7 +33,7 @@ class Recomputed : public Layer {
     device_ = current_device();
     std::vector<DeviceBuffer<Real>>& room = (*room_)[device_];
     if (!room.empty()) return;
-    for (int size : layer_->saved()) room.emplace_back(max_samples * size, Memory::activations);
+    for (int size : layer_->saved()) room.emplace_back(DeviceBuffer<Real>(max_samples * size, Memory::activations));
   }
   void bind(Real* values, Real* grads) override {
     layer_->bind(values, grads);
@@ -56,7 +56,7 @@ class Recomputed : public Layer {
   // What earlier positions have left is kept here: there is one sample.
   const Real* forward_position(const Blas& blas, const void* x, int position, Saved&) override {
     if (cache_.buffers.empty()) {
-      for (int size : layer_->saved()) cache_.buffers.emplace_back(size, Memory::activations);
+      for (int size : layer_->saved()) cache_.buffers.emplace_back(DeviceBuffer<Real>(size, Memory::activations));
     }
     return layer_->forward_position(blas, x, position, cache_);
   }

@@ -18,7 +18,7 @@ namespace {
 // Layers on one device: the one that is current when they are made.
 struct Part {
   Part(const Network& network, LayerRange layers, const Options& options, int number)
-      : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8"}),
+      : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8", "03.9"}),
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
@@ -103,6 +103,8 @@ void backward(Parts& parts, int rows) {
     }
     stage.backward(rows, dx);
     // END TODO 03.8
+    const OnDevice on_device(part.device);
+    probe("03.8", "gradient of " + stage.probes.name, stage.model.grads(), {stage.model.count()}, part.stream);
   }
 }
 

@@ -15,10 +15,11 @@
 
 namespace workshop {
 
-// What the probes call a stage, and the TODOs that have brought it its input and the gradient of its output.
+// What the probes call a stage, and the TODOs that have brought it its input and the gradient of its output, and that
+// have it updated, where one does.
 struct StageProbes {
   std::string name = "the stage";
-  const char *input = "03.3", *gradient = "03.4";
+  const char *input = "03.3", *gradient = "03.4", *update = nullptr;
 };
 
 // The layers of one rank, with what they need beyond a model on one GPU: room for what arrives and for what goes back.
@@ -72,6 +73,8 @@ struct Stage {
     clock.compute([&] { clipping.add_squares(model.grads(), model.count(), norm); });
   }
   void step(const float* norm, double lr_factor) {
+    if (probes.update != nullptr)
+      probe(probes.update, "factor of the learning rate of " + probes.name, std::vector{lr_factor});
     clock.compute([&] {
       clipping.clip(model.grads(), model.count(), norm);
       optimizer.step(model.values(), model.grads(), lr_factor);

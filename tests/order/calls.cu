@@ -253,7 +253,18 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
     {"null", [](Case& t) { t.product(4, 4, 4, t.a.data(), t.b.data(), nullptr, 4); }},
     {"all_gather",
      [](Case& t) { NCCL_CHECK(ncclAllGather(t.a.data(), t.b.data() + 16, kFloats, ncclFloat, t.comm, t.first)); }},
+    {"all_reduce_on_the_host",
+     [](Case& t) {
+       float sum = 1;
+       NCCL_CHECK(ncclAllReduce(&sum, &sum, 1, ncclFloat, ncclSum, t.comm, t.first));
+     }},
     {"kernel", [](Case& t) { launch(set, kFloats + 2, t.first, t.a.data(), 1.0f, kFloats + 2); }},
+    {"kernel_in_a_vector",
+     [](Case& t) {
+       std::vector<DeviceBuffer<float>> buffers;
+       buffers.emplace_back(kFloats, Memory::data);  // allocates in a line of the standard library
+       launch(set, kFloats + 2, t.first, buffers[0].data(), 1.0f, kFloats + 2);
+     }},
     {"kernel_at_the_end",
      [](Case& t) {
        launch(set, kFloats + 2, t.first, t.a.data() - 2, 1.0f, kFloats + 2);

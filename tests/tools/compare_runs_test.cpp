@@ -181,6 +181,23 @@ TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
   verdict(1, {"TODO 02.1 is the first that differs"});
 }
 
+TEST_F(CompareRuns, ASmallErrorThatGrowsBeganEarlier) {
+  mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-6});  // of an rms of 1.2
+  Values off = kGradient;
+  off[5] += 1e-3;  // of an rms of 3.9
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.1 is the first that is off by more than rounding.\n  tensor 'bias' on rank 1, step 0\n",
+              "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
+              "such as an epsilon, another one or elsewhere?"});
+  off[5] += 1;
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-7});
+  off[5] = kGradient[5] + 1e-3;
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
 TEST_F(CompareRuns, NotANumber) {
   mine.set_values("probe", 2, Values(6, NAN));
   verdict(1, {"TODO 02.2", "Every value is NaN or infinite: that comes from arithmetic"});
@@ -499,6 +516,17 @@ TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
   ended(1, "rank 1: the layers are in no bucket: see TODO 02.1\n", {"TODO 02.1 (Broadcast.) is where"});
   ended(1, "bounds: recvbuff of ncclAllGather at 02_ddp/ddp.cu:3 has 48 floats, 16 too many (rank 1)\n",
         {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
+}
+
+// It has worked before: what it was called with is wrong.
+TEST_F(EndedRuns, AFailedCallInAFunctionOfAnotherTodoIsTheCallers) {
+  const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n}\n";
+  const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n}\n";
+  const std::string failed = "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n";
+  folder_.write("chapters/02_ddp/ddp.cu", copy + "void average(int i,\n             int j) {\n" + average);
+  ended(1, failed, {"TODO 02.2 (Average the gradient.) is where", "at 02_ddp/ddp.cu:8"});
+  mine.lines.clear();  // it has not
+  ended(1, failed, {"TODO 02.1 (Broadcast.) is where"});
 }
 
 // The other one was ended before it had come to anything.
