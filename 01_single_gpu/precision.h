@@ -109,10 +109,10 @@ constexpr auto* if_floats(T* values) {
 constexpr int reals_for(int floats) { return floats * static_cast<int>(sizeof(float) / sizeof(Real)); }
 
 // The same numbers in the other type.
-static __global__ void to_reals(Reals y, const float* x, int n) {
+[[maybe_unused]] static __global__ void to_reals(Reals y, const float* x, int n) {
   for (int i : grid_stride(n)) y[i] = x[i];
 }
-static __global__ void to_floats(float* y, ConstReals x, int n) {
+[[maybe_unused]] static __global__ void to_floats(float* y, ConstReals x, int n) {
   for (int i : grid_stride(n)) y[i] = x[i];
 }
 
