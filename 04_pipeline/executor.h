@@ -111,7 +111,8 @@ class PipelineExecutor {
     // TODO 04.7: Enqueue all messages of the group on channel.stream, with channel.comm: none may wait for another.
     //   Two neighbors that both send before they receive would wait for each other forever. What does a group of NCCL
     //   calls do about that (docs/calls.md)? For each i of group.instructions: is_send(i.kind), the rank
-    //   peer(schedule_, rank_, i.kind), the floats stage_.message(i), and their number stage_.message_size(i).
+    //   peer(schedule_, rank_, i.kind), the numbers stage_.message(i), of type kReal, and how many there are,
+    //   stage_.message_size(i).
     todo("04.7");
     // END TODO 04.7
     for (const Instruction& i : group.instructions) {

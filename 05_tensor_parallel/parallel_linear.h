@@ -47,8 +47,8 @@ class SideStream {
 // f, backward: every rank gets the whole dx[rows, l.in].
 inline void f_backward(const Group& group, const Linear& l, Real* dx, int rows, cudaStream_t stream) {
   // TODO 05.4: Add the ranks' shares of dx up, in place (f, backward).
-  //   So far dx is what reached x through this rank's features. One NCCL call over the group, for rows * l.in floats,
-  //   on `stream`.
+  //   So far dx is what reached x through this rank's features. One NCCL call over the group, for the rows * l.in
+  //   numbers, which are kReal, on `stream`.
   todo("05.4");
   // END TODO 05.4
   probe("05.4", l.name + ": dy W, summed over the ranks", dx, {rows, l.in}, stream);
@@ -57,8 +57,9 @@ inline void f_backward(const Group& group, const Linear& l, Real* dx, int rows, 
 // g, forward, and the bias: every rank gets the whole y[rows, l.out].
 inline void g_forward(const Group& group, const Linear& l, Real* y, int rows, cudaStream_t stream) {
   // TODO 05.3: Add the ranks' shares of the product up, in place (g, forward), and add the bias to every row.
-  //   So far y is this rank's share of x Wᵀ. One NCCL call over group.comm(), on `stream`, for rows * l.out floats, and
-  //   the kernel add_bias as in TODO 01.2 (docs/calls.md). Every rank has the whole bias: in which order?
+  //   So far y is this rank's share of x Wᵀ. One NCCL call over group.comm(), on `stream`, for the rows * l.out
+  //   numbers, which are kReal, and the kernel add_bias as in TODO 01.2 (docs/calls.md). Every rank has the whole bias:
+  //   in which order?
   todo("05.3");
   // END TODO 05.3
   probe("05.3", l.name + ": x W^T + b, summed over the ranks", y, {rows, l.out}, stream);

@@ -74,6 +74,7 @@ std::string all_off_by(const Symptom& s) {
 }
 
 std::string inverted(const Symptom& s) {
+  if (s.mine.values.size() < 2) return "";  // one flag of a condition says nothing of the others
   for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
     const double m = s.mine.values[i], e = s.expected.values[i];
     if ((e != 0 && e != 1) || m != 1 - e) return "";
@@ -101,6 +102,7 @@ std::string all_times(const Symptom& s) {
 }
 
 std::string of_another_rank(const Symptom& s) {
+  if (std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";  // "none" is what many have
   for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
     const Tensor* other = s.expected_by_rank[rank];
     if (other == &s.expected || other->values != s.mine.values) continue;

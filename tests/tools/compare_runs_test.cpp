@@ -351,6 +351,11 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   both("gather", {0, 1, 1});
   mine.set_values("probe", 2, {1, 0, 0});
   verdict(1, {"Every flag is the opposite"});
+  // Of a single one nothing of the kind can be said, and -1, "none", is nothing that another rank's value explains.
+  both("accumulate", {0});
+  mine.set_values("probe", 2, {1});
+  verdict(1, {"yours 1, expected 0"});
+  EXPECT_EQ(compare("").output.find("the opposite"), std::string::npos);
   mine.set_shape("probe", 2, {2}, {0, 1});
   mine.line("probe", 2)["integers"] = true;
   verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
