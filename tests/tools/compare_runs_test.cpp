@@ -356,6 +356,7 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   mine.set_values("probe", 2, {1});
   verdict(1, {"yours 1, expected 0"});
   EXPECT_EQ(compare("").output.find("the opposite"), std::string::npos);
+  both("gather", {0, 1, 1});
   mine.set_shape("probe", 2, {2}, {0, 1});
   mine.line("probe", 2)["integers"] = true;
   verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
