@@ -218,7 +218,7 @@ class ZeroModel {
     if (!add) return;
     // TODO 06.7: Add the gradients of this batch, `received`, to those of the step's earlier ones, `part`.
     //   launch(kernel, elements, stream_, the kernel's arguments...) with chapter 01's add_scaled(y, x, factor, n),
-    //   which does y += factor · x for n floats.
+    //   which does y += factor · x for n numbers.
     todo("06.7");
     // END TODO 06.7
     probe("06.7", name(u) + ": gradients, accumulated", part, {sharding.shard}, stream_);

@@ -40,9 +40,7 @@ enum ExitStatus : int {
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 [[noreturn]] void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line);
 [[noreturn]] void nccl_failed(ncclResult_t status, const char* call, const char* file, int line);
-#ifdef WORKSHOP_MPI
-[[noreturn]] void mpi_failed(int status, const char* call, const char* file, int line);
-#endif
+[[noreturn]] void mpi_failed(int status, const char* call, const char* file, int line);  // where there is MPI
 
 }  // namespace workshop
 

@@ -438,6 +438,13 @@ bool Comparison::traffic_agrees() {
 
 void Comparison::print_notes() const {
   std::printf("%s", traffic_note_.c_str());
+  for (const auto& [id, todo] : todos_.all()) {
+    if (!todo.says_float) continue;
+    std::printf(
+        "Note: TODO %s says ncclFloat, which is right as long as the numbers are floats. kReal is their type with "
+        "--precision bf16 too.\n",
+        id.c_str());
+  }
   for (const auto& [rank, peak] : expected_.peak_memory) {
     const auto mine = mine_.peak_memory.find(rank);
     if (mine == mine_.peak_memory.end() || mine->second == peak) continue;

@@ -222,7 +222,7 @@ std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& 
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
   const auto mistake = known_ ? known_->find(expected, seen) : std::nullopt;
   if (!mistake) return "";
-  return (mistake->certain ? "" : "For instance: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
+  return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
          mistake->sentence;
 }
 

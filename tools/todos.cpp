@@ -115,7 +115,9 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     todo.first = found == mine.end() ? 0 : found->second.first;
     todo.last = found == mine.end() ? 0 : found->second.last;
     todo.function = found == mine.end() ? "" : found->second.function;
-    todo.code = found == mine.end() ? "" : found->second.code;
+    const std::string in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
+    const auto has = [](const std::string& code, const char* word) { return code.find(word) != std::string::npos; };
+    todo.says_float = has(in_solution, "kReal") && !has(in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
   }
 }
 

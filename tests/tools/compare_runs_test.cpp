@@ -558,6 +558,16 @@ TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
         {"is the first that differs", "Your program does not wait for work that it needs. It may be a consequence."});
 }
 
+TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
+  mine = Record();
+  folder_.write("solutions/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(kReal);\n// END TODO 02.1\n// TODO 02.2: y\nf(ncclFloat);\n// END TODO 02.2\n");
+  folder_.write("chapters/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(ncclFloat);\n// END TODO 02.1\n// TODO 02.2: y\nf(ncclFloat);\n// END TODO 02.2\n");
+  verdict(0, {"Note: TODO 02.1 says ncclFloat"}, sources_);
+  EXPECT_EQ(compare(sources_).output.find("TODO 02.2 says"), std::string::npos);
+}
+
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
   mine = Record();
   for (Record* run : {&expected, &mine}) {

@@ -4,9 +4,11 @@ add_library(workshop_backend INTERFACE)
 add_library(workshop::backend ALIAS workshop_backend)
 target_include_directories(workshop_backend INTERFACE ${CMAKE_SOURCE_DIR})
 
+# For what calls MPI itself: common/, not the chapters, which compile the same with and without it.
+add_library(workshop_mpi INTERFACE)
 if(WORKSHOP_MPI)
-  target_link_libraries(workshop_backend INTERFACE MPI::MPI_CXX)
-  target_compile_definitions(workshop_backend INTERFACE WORKSHOP_MPI OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+  target_link_libraries(workshop_mpi INTERFACE MPI::MPI_CXX)
+  target_compile_definitions(workshop_mpi INTERFACE WORKSHOP_MPI OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
