@@ -13,6 +13,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "tools/json.h"
+
 namespace workshop::tools {
 namespace {
 
@@ -32,7 +34,7 @@ struct Line {
       const std::size_t first = found + key.size();
       text.erase(first, read_values(std::string_view(text).substr(first)));
     }
-    json = Json::parse(text);
+    json = parse_json(text);
   }
   const Json& at(const char* name) const { return json.at(name); }
 

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
 
 #include "common/run/text.h"
+#include "tools/json.h"
 
 namespace workshop::tools {
 namespace {
@@ -141,10 +141,8 @@ std::string Span::what() const {
 }
 
 Timeline read_timeline(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path);
   try {
-    return read(Json::parse(file));
+    return read(read_json(path));
   } catch (const Json::exception& error) {
     throw std::runtime_error(path + ": no timeline: " + error.what());
   }

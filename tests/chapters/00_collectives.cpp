@@ -2,10 +2,10 @@
 // Chapter 00: every program checks its own results and ends with status 1 when they are wrong; what it sends is
 // compared with the README's formulas here.
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/harness/expect.h"
+#include "tools/json.h"
 
 namespace workshop::tests {
 namespace {
@@ -95,8 +95,7 @@ double squared_error(const Json& measurements, double alpha, double beta) {
 
 // Every number must follow from the measured times, and no other alpha and beta may explain these better.
 void expect_fit(const Run& run, const std::string& path, std::size_t sizes, double bus_factor) {
-  std::ifstream file(path);
-  const Json json = Json::parse(file);
+  const Json json = tools::read_json(path);
   const Json& measurements = json.at("measurements");
   EXPECT_EQ(measurements.size(), sizes) << run.command;
   const auto expect_close = [&](const std::string& what, double found, double expected) {
@@ -159,8 +158,7 @@ TESTS(simulated) {
         on(ranks, bandwidth, "--op", op, "--min-kib 64 --max-mib 1 --iterations 2 --json bandwidth.json");
     test("solution.00.simulated." + name, {.ranks = ranks, .cpu_only = "only the cpu backend simulates"}, [=] {
       const Run run = succeed(command.in("WORKSHOP_SIMULATE=" + machine));
-      std::ifstream file("bandwidth.json");
-      const Json json = Json::parse(file);
+      const Json json = tools::read_json("bandwidth.json");
       const double found_alpha = json.at("alpha_seconds"), found_beta = json.at("beta_seconds_per_byte");
       EXPECT_TRUE(std::abs(found_alpha - alpha) <= 0.01 * alpha) << report(run, text(alpha), text(found_alpha));
       EXPECT_TRUE(std::abs(found_beta - beta) <= 0.01 * beta) << report(run, text(beta), text(found_beta));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/harness/expect.h"
+#include "tools/json.h"
 
 namespace workshop::tests {
 namespace {
@@ -35,8 +36,7 @@ const Kinds all_kinds = {"parameters", "gradients", "optimizer", "activations", 
 // step in each group, up to 2 %: for the padding of shards, which a plan leaves out, and for what a run sends once or
 // once an epoch, such as its losses.
 std::string differences(const std::string& plan_file, const Run& run, const Kinds& kinds) {
-  std::ifstream file(plan_file);
-  const auto plans = nlohmann::json::parse(file).at("plans");
+  const auto plans = tools::read_json(plan_file).at("plans");
   if (plans.size() != 1) fail(plan_file + ": expected the plan of one mesh");
   const auto& mesh = plans[0];
   const int of_stage = mesh.at("dp").get<int>() * mesh.at("tp").get<int>(), world = run.record.world;
@@ -155,7 +155,7 @@ const std::string gpt = "--model gpt ";
 // The plans that a command writes, the best first.
 nlohmann::json plans_of(const std::string& options) {
   succeed(on(1, plan, options, "--json plan.json"));
-  return nlohmann::json::parse(std::ifstream("plan.json")).at("plans");
+  return tools::read_json("plan.json").at("plans");
 }
 
 // Narayanan et al., SC 2021, table 1: GPT models of 1.7 billion to a trillion parameters, T = 2,048, on A100 GPUs with

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tests/harness/expect.h"
+#include "tools/json.h"
 #include "tools/timeline.h"
 
 namespace workshop::tests {
@@ -14,7 +15,7 @@ namespace {
 nlohmann::json report_of(const std::vector<std::string>& files) {
   std::vector<std::string> arguments{"--json"};
   arguments.insert(arguments.end(), files.begin(), files.end());
-  return nlohmann::json::parse(script(Path{WORKSHOP_BUILD "/tools/report"}, arguments).output).at("runs").at(0);
+  return tools::parse_json(script(Path{WORKSHOP_BUILD "/tools/report"}, arguments).output).at("runs").at(0);
 }
 
 // A timeline says as the program's own clocks do how much of a step each rank computes, and what the others wait for.

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <regex>
+
+#include "tools/json.h"
 
 namespace workshop::tests {
 namespace {
@@ -107,8 +108,7 @@ void same_training(const std::string& name, double bound, const Command& expecte
 
 Golden golden(const std::string& path) {
   const Path file = source(path);
-  std::ifstream in(file.path);
-  const Json json = Json::parse(in), &options = json.at("options");
+  const Json json = tools::read_json(file.path), &options = json.at("options");
   Golden golden{file, options.value("program", ""), "", options.value("world", 1),
                 json.at("ranks")[0].contains("grads")};
   for (const std::string word : options.at("command")) {
@@ -127,8 +127,7 @@ void golden_test(const std::string& name, const Golden& golden, const Command& c
 // root mean square of its tensor, whichever is larger: a weight that happens to lie near zero is no more precise than
 // its neighbors.
 void expect_golden(const Run& run, const Path& path) {
-  std::ifstream file(path.path);
-  const Json golden = Json::parse(file);
+  const Json golden = tools::read_json(path.path);
   const Json& ranks = golden.at("ranks");
   // A bfloat16 has eight bits: two that are rounded otherwise differ by 2⁻⁸ of themselves or more. A loss is the mean of
   // many, of which as many are too large as too small.
@@ -345,8 +344,7 @@ void refusals(const std::string& prefix, const Command& command, const std::stri
 // ---- timelines -----------------------------------------------------------------------------------------------------
 
 std::map<int, std::vector<Span>> read_timeline(const std::string& path) {
-  std::ifstream file(path);
-  const Json timeline = Json::parse(file);
+  const Json timeline = tools::read_json(path);
   std::map<int, std::vector<Span>> ranks;
   for (const Json& event : timeline.at("traceEvents")) {
     if (event.at("ph") != "X") continue;  // a name, not a span

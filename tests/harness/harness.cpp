@@ -44,8 +44,9 @@ struct Skipped : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-std::vector<void (*)()>& registrations() {
-  static std::vector<void (*)()> functions;
+// What registers tests, by the name of its file.
+std::multimap<std::string, void (*)()>& registrations() {
+  static std::multimap<std::string, void (*)()> functions;
   return functions;
 }
 std::vector<TestCase>& test_cases() {
@@ -148,8 +149,8 @@ void write_ctest_file(const std::string& path, const std::string& program) {
   for (const TestCase& test : test_cases()) {
     const Properties& p = test.properties;
     const std::string label = test.name.substr(0, test.name.find('.'));
-    file << "add_test(\"" << test.name << "\" \"" << source("tests/on_gpus").path << "\" \"" << program << "\" \""
-         << test.name << "\")\n"
+    file << "add_test(\"" << test.name << "\" \"" << source("tests/on_gpus").path << "\" \"" << program << "\" --in \""
+         << fs::path(test.where.file_name()).filename().string() << "\" \"" << test.name << "\")\n"
          << "set_tests_properties(\"" << test.name << "\" PROPERTIES LABELS \"" << label << (p.soak ? ";soak" : "")
          << "\" SKIP_RETURN_CODE 77 TIMEOUT " << test.timeout() * (p.measures ? 3 : 1) << " RESOURCE_GROUPS \""
          << p.ranks << ",gpus:1\"";
@@ -237,15 +238,19 @@ void test(const std::string& name, const Command& command, std::function<void(co
       name, {.ranks = command.ranks}, [=] { check(record(command)); }, where);
 }
 
-Registration::Registration(void (*function)()) { registrations().push_back(function); }
+Registration::Registration(const char* file, void (*function)()) {
+  registrations().emplace(fs::path(file).filename(), function);
+}
 
 }  // namespace workshop::tests
 
 // chapter_tests NAME...           runs these tests
+// chapter_tests --in FILE NAME... likewise, of one source file, for CTest: to register all takes longer than many run
 // chapter_tests --ctest FILE      writes all tests for CTest
 // chapter_tests --compare EXPECTED FOUND BOUND [resumed]   for scripts: have two runs learned the same?
 // chapter_tests [--gtest_…]       runs all, or what GoogleTest's options say
 int main(int argc, char** argv) {
+  char** const words = argv;
   using namespace workshop::tests;
   try {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -257,7 +262,14 @@ int main(int argc, char** argv) {
       std::printf("%s\n", difference.c_str());
       return difference.empty() ? 0 : 1;
     }
-    for (const auto& add_tests : registrations()) add_tests();
+    std::string file;
+    if (argc > 2 && arguments[0] == "--in") {
+      file = arguments[1];
+      argc -= 2, argv += 2;
+    }
+    for (const auto& [of_file, add_tests] : registrations()) {
+      if (file.empty() || file == of_file) add_tests();
+    }
     std::map<std::string, const TestCase*> by_name;
     for (const TestCase& test : test_cases()) {
       if (!by_name.emplace(test.name, &test).second) fail("two tests are named " + test.name);
@@ -287,7 +299,7 @@ int main(int argc, char** argv) {
     // What is wrong is wrong each time, a busy machine is not.
     if (status != 0 && measures && attempt() < 3) {
       setenv("WORKSHOP_TEST_ATTEMPT", std::to_string(attempt() + 1).c_str(), 1);
-      execv("/proc/self/exe", argv);
+      execv("/proc/self/exe", words);
     }
     return status == 0 && testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? 77 : status;
   } catch (const std::exception& error) {

@@ -124,11 +124,11 @@ void test(const std::string& name, const Command& command, std::function<void(co
 
 // Registers the tests of a file.
 struct Registration {
-  explicit Registration(void (*function)());
+  Registration(const char* file, void (*function)());
 };
-#define TESTS(name)                                                             \
-  static void name##_tests();                                                   \
-  static const ::workshop::tests::Registration name##_registered(name##_tests); \
+#define TESTS(name)                                                                       \
+  static void name##_tests();                                                             \
+  static const ::workshop::tests::Registration name##_registered(__FILE__, name##_tests); \
   static void name##_tests()
 
 }  // namespace workshop::tests
