@@ -63,7 +63,7 @@ std::string zeros(const Symptom& s) {
 
 // Too far off for rounding, and too near for any other mistake.
 std::string nearly(const Symptom& s) {
-  if (!same(s.mine.values, s.expected.values)) return "";
+  if (!same(s.mine.values, s.expected.values) || s.expected.values.size() < 3) return "";
   if (static_cast<double>(s.expected.values.size()) != s.expected.size()) return "";  // the rest may be far off
   if (s.expected_before != nullptr && same(s.mine.values, s.expected_before->values)) return "";  // stale, then
   return "All values are nearly right, but off by more than rounding: is a small number, such as an epsilon, another "
@@ -114,7 +114,7 @@ std::string quantities(const Symptom& s, double factor) {
       names += (names.empty() ? "" : " and ") + name;
       number = (root ? "√" : "") + text(value);
     }
-    if (!names.empty()) found += (found.empty() ? " " : ", ") + number + " is " + names;
+    if (!names.empty()) found += (found.empty() ? " " : ", ") + number + " is " + (root ? "the root of " : "") + names;
   }
   return found.empty() ? "" : found + " here.";
 }
@@ -139,9 +139,11 @@ std::string constant_factor(const Symptom& s) {
   const std::string known = quantities(s, factor);
   if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
   if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing." + known;
-  if (m.size() < 3 && known.empty()) return "";  // some factor fits any two numbers too often
   const bool fraction = std::abs(factor) < 1;
-  return "Every value is " + text(fraction ? 1 / factor : factor) + (fraction ? " times smaller than" : " times") +
+  const double times = fraction ? 1 / factor : factor;
+  // Some factor fits any two numbers, but a whole one by chance only rarely.
+  if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
+  return "Every value is " + text(times) + (fraction ? " times smaller than" : " times") +
          " what is expected" +
          (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
 }
@@ -194,6 +196,7 @@ std::string same_in_every_row(const Symptom& s) {
 std::string kept_or_lost(const Symptom& s) {
   for (const Tensor* before : s.mine_before) {
     if (before->values.size() != s.mine.values.size() || all_zero(before->values)) continue;
+    if (before->values.size() < 3) continue;  // a sum of some two numbers too often
     Values sum = s.expected.values, rest = s.expected.values;
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += before->values[i], rest[i] -= before->values[i];
     if (same(s.mine.values, sum))

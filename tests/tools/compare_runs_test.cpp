@@ -321,9 +321,9 @@ TEST_F(CompareRuns, FactorsOfTheRunsOptions) {
   verdict(1, {"8 times smaller than what is expected. 8 is --micro-batches here."});
   mine.scale_gradient(4);
   for (Record* run : {&expected, &mine}) run->options["context"] = 16;
-  verdict(1, {"4 times what is expected. 4 is --heads, √16 is --context here."});
+  verdict(1, {"4 times what is expected. 4 is --heads, √16 is the root of --context here."});
   mine.scale_gradient(std::sqrt(10));
-  verdict(1, {"3.16228 times what is expected. √10 is the features of a head here."});
+  verdict(1, {"3.16228 times what is expected. √10 is the root of the features of a head here."});
 }
 
 TEST_F(CompareRuns, NumbersOfTheHost) {
