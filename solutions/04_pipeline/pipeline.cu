@@ -28,9 +28,10 @@ namespace {
 // Steps of a model that waits. The first one does not count: in it NCCL connects the ranks.
 void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, IdleClock& clock) {
   const int steps = options.max_steps > 0 ? options.max_steps : 6;
+  const DeviceBuffer<float> x(options.batch_size * stage.chunks().front().model.input_size(), Memory::data);
   for (int step = 0; step < steps; ++step) {
     clock.next_step();
-    stage.begin_step({.samples = options.batch_size}, nullptr);
+    stage.begin_step({.x = x.data(), .samples = options.batch_size}, nullptr);
     executor.step([] {});
   }
   clock.stop();

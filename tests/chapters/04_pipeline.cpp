@@ -154,6 +154,7 @@ TESTS(bubble) {
   add("gpipe", 4, 8);
   add("interleaved", 4, 8, 2);
   add("interleaved", 2, 4, 3, "--chunks 3");
+  add("1f1b", 2, 8, 1, "--precision bf16");
 
   // Messages travel behind the computation.
   for (const std::string& schedule : schedules) {
