@@ -12,8 +12,8 @@ if(WORKSHOP_MPI)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
-  # Users build for the machine they run on. Kernels vectorize at -O3, which Release is; those that take a root or call
-  # erff or expf need -fno-math-errno too, because a vector has no errno. Not -ffast-math: that would lose NaNs.
+  # Users build for the machine they run on. Kernels that take a root or call erff or expf vectorize with -fno-math-errno
+  # only, because a vector has no errno. Not -ffast-math: that would lose NaNs.
   target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CPU)
   add_subdirectory(${CMAKE_SOURCE_DIR}/common/cpu ${CMAKE_BINARY_DIR}/common/cpu)
