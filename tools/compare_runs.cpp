@@ -6,7 +6,8 @@
 //
 // --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
 // --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
-// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2".
+// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2", with
+// "known" behind it where the mistake is a known one.
 // --fingerprints: what known mistakes look like; --sightings: say what the first difference looks like, for such a
 // file. Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no
 // comparison.
@@ -137,6 +138,7 @@ class Comparison {
   TodoIds right_;  // of this program's TODOs, those whose tensors agree until one does not
   std::string blamed_;
   bool certain_ = false;
+  mutable bool explained_ = false;  // as a known mistake
   std::string traffic_note_;
   double largest_ = 0;             // relative difference seen
   double error_ = 0;               // of the tensor compared last
@@ -184,9 +186,18 @@ double Comparison::scale(const ProbeKey& key) const {
   return std::max(expected_probes_.at(key)->tensor.rms(), std::sqrt(squares / std::max(size, 1.0)));
 }
 
+// A short list of integers says more as a whole than at one place.
+std::string whole_lists(const Tensor& mine, const Tensor& expected) {
+  const std::size_t longer = std::max(mine.values.size(), expected.values.size());
+  if (!expected.integers || expected.shape.size() != 1 || longer < 2 || longer > 24) return "";
+  const auto list = [](const Tensor& t) { return bracketed(std::vector<long>(t.values.begin(), t.values.end())); };
+  return "  the whole list: yours " + list(mine) + ", expected " + list(expected) + "\n";
+}
+
 std::string Comparison::differing(const Tensor& mine, const Tensor& expected, double scale) {
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) {
-    return "  shape: yours " + bracketed(mine.shape) + ", expected " + bracketed(expected.shape) + "\n";
+    return "  shape: yours " + bracketed(mine.shape) + ", expected " + bracketed(expected.shape) + "\n" +
+           whole_lists(mine, expected);
   }
   if (expected.integers) scale = 0;
   double worst = 0;
@@ -204,7 +215,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
     const std::string name = name_of_entry(expected, at);
     return std::string(expected.integers ? "  first difference at " : "  largest difference at ") +
            bracketed(workshop::tools::place_of(at, expected.shape)) + (name.empty() ? "" : ", " + name) + ": yours " +
-           text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n";
+           text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n" + whole_lists(mine, expected);
   }
   // Of a large tensor the record holds the first values; the sums speak for the rest.
   const double l2 = relative_error(mine.l2, expected.l2, scale * std::sqrt(expected.size()));
@@ -270,13 +281,17 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
 }
 
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
-  return known_.sentence(expected_, mine_,
-                         sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), todo);
+  const std::string sentence = known_.sentence(
+      expected_, mine_, sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), todo);
+  explained_ |= !sentence.empty();
+  return sentence;
 }
 
 void Comparison::explain(const Sighting& seen) const {
-  if (const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_); !sentence.empty())
-    std::printf("%s\n", sentence.c_str());
+  const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_);
+  if (sentence.empty()) return;
+  explained_ = true;
+  std::printf("%s\n", sentence.c_str());
 }
 
 TodoIds Comparison::unobserved() const {
@@ -567,7 +582,8 @@ void Comparison::write_summary(std::ostream& file) const {
                                               : "unreached";
     file << state << ' ' << id << '\n';
   }
-  if (!blamed_.empty()) file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << '\n';
+  if (!blamed_.empty())
+    file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << (explained_ ? " known" : "") << '\n';
 }
 
 struct Arguments {

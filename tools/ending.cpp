@@ -102,6 +102,26 @@ int rank_at_the_end(const std::string& line) {
   return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
 }
 
+// What to ask oneself of a call that names a rank that does not exist.
+std::string advice_on_peer(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    int rank = -1, peer = 0, last = 0;
+    const std::size_t at = line.find("root or peer is ");
+    if (at == std::string::npos) continue;
+    std::sscanf(line.c_str() + at, "root or peer is %d; expected 0 to %d", &peer, &last);
+    std::string of_rank = "this rank";
+    for (const std::string& other : lines) {
+      if (std::sscanf(other.c_str(), "rank %d: ", &rank) == 1) {
+        of_rank = "rank " + std::to_string(rank);
+        break;
+      }
+    }
+    return "  There is no rank " + std::to_string(peer) + ": the ranks are 0 to " + std::to_string(last) +
+           ". Is it the neighbor on the other side that is meant, or is " + of_rank + " not to make this call?\n";
+  }
+  return "";
+}
+
 }  // namespace
 
 Ending::Ending(int status, const std::string& output) : status_(status), sighting_(failure(status, output)) {
@@ -169,7 +189,7 @@ std::string Ending::quote() const {
            "  Does every rank make the same calls in the same order? Has each send its receive?\n";
   }
   if (lines_.empty()) return "";
-  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines);
+  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_peer(lines_);
 }
 
 }  // namespace workshop::tools

@@ -32,26 +32,32 @@ std::vector<std::string> parts_of(std::string list) {
 
 std::string text(double value) { return formatted("%.10g", value); }
 
-// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass".
+// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first layer
+// of each rank, and the number of layers" the end as well.
 struct Entries {
   std::vector<std::string> parts;
   std::string each;  // empty where the parts come once
+  std::string last;  // of the last entry, where it is none of these
 };
 
 Entries entries_of(const Tensor& list) {
-  std::string name = list.name, each;
+  std::string name = list.name, each, last;
   if (const std::size_t colon = name.rfind(": "); colon != std::string::npos) name.erase(0, colon + 2);
   if (const std::size_t of = name.find(" of each "); of != std::string::npos) {
     each = name.substr(of + 9);
     name.erase(of);
   }
-  return {parts_of(name), each};
+  if (const std::size_t and_ = each.find(", and "); and_ != std::string::npos) {
+    last = each.substr(and_ + 6);
+    each.erase(and_);
+  }
+  return {parts_of(name), each, last};
 }
 
 std::string other_length(const Symptom& s) {
   const auto m = static_cast<long>(s.mine.values.size()), e = static_cast<long>(s.expected.values.size());
   if (m == e) return "";
-  const auto [parts, each] = entries_of(s.expected);
+  const auto [parts, each, last] = entries_of(s.expected);
   const auto size = each.empty() ? 1L : static_cast<long>(parts.size());
   const bool whole = std::abs(m - e) % size == 0;
   const long off = std::abs(m - e) / (whole ? size : 1);
@@ -136,8 +142,10 @@ std::string how_many(const Symptom& s) {
 
 std::string name_of_entry(const Tensor& list, std::size_t position) {
   if (!list.integers && list.shape.size() != 1) return "";
-  const auto [parts, each] = entries_of(list);
-  if (!each.empty() && list.values.size() % parts.size() == 0)
+  const auto [parts, each, last] = entries_of(list);
+  const std::size_t repeated = list.values.size() - (last.empty() ? 0 : 1);
+  if (position == repeated) return last;
+  if (!each.empty() && repeated % parts.size() == 0)
     return parts[position % parts.size()] + " of " + each + " " + std::to_string(position / parts.size());
   if (each.empty() && parts.size() > 1 && parts.size() == list.values.size()) return parts[position];
   return "";

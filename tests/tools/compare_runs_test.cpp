@@ -340,7 +340,12 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"first difference at [5], gather of pass 1: yours 1, expected 0\n"});
   mine.set_shape("probe", 2, {3}, {0, 0, 1});
   mine.line("probe", 2)["integers"] = true;
-  verdict(1, {"Your list has 1 pass too few."});
+  verdict(1, {"the whole list: yours [0, 0, 1], expected [0, 0, 1, 1, 0, 0]\n", "Your list has 1 pass too few."});
+  both("first layer of each rank, and the number of layers", {0, 3, 5});
+  mine.set_values("probe", 2, {0, 2, 5});
+  verdict(1, {"[1], first layer of rank 1: yours 2, expected 3\n  the whole list: yours [0, 2, 5], expected [0, 3, 5]\n"});
+  mine.set_values("probe", 2, {0, 3, 4});
+  verdict(1, {"[2], the number of layers: yours 4, expected 5\n"});
   both("part of the unit: offset, count", {4, 8});
   mine.set_values("probe", 2, {5, 9});
   verdict(1, {"first difference at [0], offset: yours 5, expected 4", "Every entry is 1 too large"});
