@@ -6,8 +6,8 @@
 //
 // --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
 // --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
-// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2", with
-// "known" behind it where the mistake is a known one.
+// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2",
+// with "known" behind it where the mistake is a known one.
 // --fingerprints: what known mistakes look like; --sightings: say what the first difference looks like, for such a
 // file. Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no
 // comparison.

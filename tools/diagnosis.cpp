@@ -2,6 +2,7 @@
 #include "tools/diagnosis.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -143,8 +144,7 @@ std::string constant_factor(const Symptom& s) {
   const double times = fraction ? 1 / factor : factor;
   // Some factor fits any two numbers, but a whole one by chance only rarely.
   if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
-  return "Every value is " + text(times) + (fraction ? " times smaller than" : " times") +
-         " what is expected" +
+  return "Every value is " + text(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
          (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
 }
 
@@ -231,6 +231,25 @@ std::string shifted(const Symptom& s) {
   return "";
 }
 
+// The matrix, or each of several one behind the other.
+std::string transposed(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  const std::size_t axes = s.expected.shape.size();
+  if (axes < 2 || m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
+  const auto rows = static_cast<std::size_t>(s.expected.shape[axes - 2]);
+  const auto cols = static_cast<std::size_t>(s.expected.shape[axes - 1]);
+  if (rows < 2 || cols < 2) return "";
+  Values transpose;
+  for (std::size_t matrix = 0; matrix < e.size(); matrix += rows * cols) {
+    for (std::size_t j = 0; j < cols; ++j) {
+      for (std::size_t i = 0; i < rows; ++i) transpose.push_back(e[matrix + i * cols + j]);
+    }
+  }
+  if (!same(m, transpose)) return "";
+  return "This is the transpose of what is expected: row-major and column-major are mixed up, or a matrix product "
+         "has its operands swapped.";
+}
+
 std::string name_of_axis(const Symptom& s, std::size_t axis) {
   const long extent = s.expected.shape[axis];
   const std::size_t from_behind = s.expected.shape.size() - axis;
@@ -252,6 +271,36 @@ std::string third(const Symptom& s, std::size_t axis, long first, long last) {
   return std::string(", of the ") + kNames[first / part];
 }
 
+// What is wrong with the entries `first` to `last` of an axis, looked at by themselves: " There: …", or nothing.
+std::string within(const Symptom& s, std::size_t axis, long first, long last) {
+  const auto part = [&](const Tensor& whole) {
+    Tensor t{whole.name, whole.shape, {}};
+    t.shape[axis] = last - first + 1;
+    for (std::size_t i = 0; i < whole.values.size(); ++i) {
+      const long at = place_of(i, whole.shape)[axis];
+      if (at >= first && at <= last) t.values.push_back(whole.values[i]);
+    }
+    t.l2 = std::sqrt(std::inner_product(t.values.begin(), t.values.end(), t.values.begin(), 0.0));
+    return t;
+  };
+  const Tensor mine = part(s.mine), expected = part(s.expected);
+  std::vector<Tensor> before;
+  Symptom symptom{mine, expected, s.world};
+  symptom.options = s.options;
+  for (const Tensor* earlier : s.mine_before) {
+    if (earlier->shape == s.mine.shape && earlier->values.size() == s.mine.values.size())
+      before.push_back(part(*earlier));
+  }
+  for (const Tensor& earlier : before) symptom.mine_before.push_back(&earlier);
+  for (const auto check : {zeros, constant_factor, transposed, kept_or_lost}) {
+    std::string sentence = check(symptom);
+    if (sentence.empty()) continue;
+    sentence[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(sentence[0])));
+    return " There: " + sentence;
+  }
+  return "";
+}
+
 // The part of the tensor that is wrong, where the rest is right.
 std::string wrong_part(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
@@ -271,7 +320,8 @@ std::string wrong_part(const Symptom& s) {
     const bool one = wrong.size() == 1;
     return "Only " + name_of_axis(s, axis) + (one ? " " : "s ") + std::to_string(wrong.front()) +
            (one ? "" : " to " + std::to_string(wrong.back())) + " of 0 to " + std::to_string(extent - 1) +
-           (one ? " is wrong" : " are wrong") + third(s, axis, wrong.front(), wrong.back()) + ".";
+           (one ? " is wrong" : " are wrong") + third(s, axis, wrong.front(), wrong.back()) + "." +
+           within(s, axis, wrong.front(), wrong.back());
   }
   return "";
 }
@@ -284,25 +334,6 @@ std::string how_many(const Symptom& s) {
   int wrong = 0;
   for (std::size_t i = 0; i < m.size(); ++i) wrong += relative_error(m[i], e[i], rms) <= kTolerance ? 0 : 1;
   return std::to_string(wrong) + " of " + std::to_string(m.size()) + " values differ.";
-}
-
-// The matrix, or each of several one behind the other.
-std::string transposed(const Symptom& s) {
-  const Values &m = s.mine.values, &e = s.expected.values;
-  const std::size_t axes = s.expected.shape.size();
-  if (axes < 2 || m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
-  const auto rows = static_cast<std::size_t>(s.expected.shape[axes - 2]);
-  const auto cols = static_cast<std::size_t>(s.expected.shape[axes - 1]);
-  if (rows < 2 || cols < 2) return "";
-  Values transpose;
-  for (std::size_t matrix = 0; matrix < e.size(); matrix += rows * cols) {
-    for (std::size_t j = 0; j < cols; ++j) {
-      for (std::size_t i = 0; i < rows; ++i) transpose.push_back(e[matrix + i * cols + j]);
-    }
-  }
-  if (!same(m, transpose)) return "";
-  return "This is the transpose of what is expected: row-major and column-major are mixed up, or a matrix product "
-         "has its operands swapped.";
 }
 
 std::string only_a_part(const Symptom& s) {

@@ -32,8 +32,8 @@ std::vector<std::string> parts_of(std::string list) {
 
 std::string text(double value) { return formatted("%.10g", value); }
 
-// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first layer
-// of each rank, and the number of layers" the end as well.
+// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first
+// layer of each rank, and the number of layers" the end as well.
 struct Entries {
   std::vector<std::string> parts;
   std::string each;  // empty where the parts come once

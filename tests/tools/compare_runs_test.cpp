@@ -293,7 +293,12 @@ TEST_F(CompareRuns, PartsOfATensor) {
   mine.set_values("probe", 2, {1, -2, 8, 4, 5, 9});
   verdict(1, {"Only column 2 of 0 to 2 is wrong."});
   for (Record* run : {&expected, &mine}) run->line("probe", 2)["name"] = "queries, keys and values";
-  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values."});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values.\n"});
+  // What is wrong is looked at by itself.
+  mine.set_values("probe", 2, {1, -2, 0, 4, 5, 0});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is zero: "});
+  mine.set_values("probe", 2, {1, -2, 1.5, 4, 5, 3});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is half of what is expected: "});
 }
 
 TEST_F(CompareRuns, ABiasTooMuch) {
