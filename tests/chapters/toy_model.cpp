@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model of a test's own, in toy_model/01_single_gpu/models.h, trained with every strategy: none names a model.
+// A model of a test's own, in toy_model/models.cu, trained with every strategy: none names a model.
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {

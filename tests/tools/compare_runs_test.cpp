@@ -298,7 +298,7 @@ TEST_F(CompareRuns, PartsOfATensor) {
   mine.set_values("probe", 2, {1, -2, 0, 4, 5, 0});
   verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is zero: "});
   mine.set_values("probe", 2, {1, -2, 1.5, 4, 5, 3});
-  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is half of what is expected: "});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is 1/2 of what is expected: "});
 }
 
 TEST_F(CompareRuns, ABiasTooMuch) {

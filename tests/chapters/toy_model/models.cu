@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of chapter 01's models.h: a model that the strategies have never heard of, of residual layers
+// In place of chapter 01's models.cu: a model that the strategies have never heard of, of residual layers
 // y = x + s·(x Wᵀ), with a loss that is a mean over samples and not over elements.
-#pragma once
+#include "01_single_gpu/models.h"
 #include "01_single_gpu/mlp.h"
 
 namespace workshop {
@@ -52,7 +52,7 @@ struct SquaredErrorPerSample : Loss {
     mse_loss(blas, output, static_cast<const float*>(y), 7 * samples, samples_of_step, loss, gradient, scratch);
   }
 };
-inline Network make_network(const Options& options) {
+Network make_network(const Options& options) {
   Network network{{}, std::make_shared<SquaredErrorPerSample>()};
   for (int i = 0; i < 4; ++i) network.layers.push_back(std::make_shared<ResidualLayer>(i, options.layers.front()));
   return network;
