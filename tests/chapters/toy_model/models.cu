@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // In place of chapter 01's models.cu: a model that the strategies have never heard of, of residual layers
 // y = x + s·(x Wᵀ), with a loss that is a mean over samples and not over elements.
-#include "01_single_gpu/models.h"
 #include "01_single_gpu/mlp.h"
+#include "01_single_gpu/models.h"
 
 namespace workshop {
 __global__ void add_scaled_columns(float* y, const float* x, const float* z, const float* s, int n, int width) {
