@@ -148,6 +148,10 @@ Ending::Ending(int status, const std::string& output) : status_(status), sightin
   }
 }
 
+bool Ending::uses_memory_twice() const {
+  return order_.find(" in one group") != std::string::npos || order_.find(" in one call") != std::string::npos;
+}
+
 bool Ending::waits() const { return status_ == kStuck || status_ == kTimedOut; }
 
 std::string Ending::todo(const Todos& todos, const std::string& next) const {
@@ -165,8 +169,9 @@ std::string Ending::headline(int world, bool behind_todo) const {
   const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
   const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
   if (has_verdict()) {
-    return where + (order_.find(" in one group") != std::string::npos ? "uses the same memory twice in one group."
-                                                                      : "does not wait for work that it needs.");
+    if (!uses_memory_twice()) return where + "does not wait for work that it needs.";
+    return where + "uses the same memory twice in one " +
+           (order_.find(" in one group") != std::string::npos ? "group." : "call.");
   }
   if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";

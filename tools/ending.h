@@ -18,6 +18,8 @@ class Ending {
 
   // Did the order checker find an access that nothing orders? That is the verdict, whatever else went wrong.
   bool has_verdict() const { return !order_.empty(); }
+  // Within one call, or one group of calls? That is a mistake of where these stand, and of no TODO before.
+  bool uses_memory_twice() const;
   // Did ranks wait, or run on, until they were ended?
   bool waits() const;
   // The rank that ended first, where that is known; -1.

@@ -182,28 +182,31 @@ Fingerprints::Fingerprints(const std::string& path) {
   }
 }
 
-std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*>& found) const {
+std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*>& found,
+                                            const std::string& todo) const {
   std::optional<Mistake> mistake;
   for (const Fingerprint* f : found) {
     const auto sentence = sentences_.find(f->mistake);
     if (sentence == sentences_.end() || (mistake && mistake->sentence != sentence->second)) return std::nullopt;
-    mistake = {f->mistake, f->mistake.substr(0, f->mistake.find('-')), sentence->second, false};
+    if (!mistake || mistake->todo != todo)
+      mistake = {f->mistake, f->mistake.substr(0, f->mistake.find('-')), sentence->second, false};
   }
   return mistake;
 }
 
-std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting) const {
+std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
+                                          const std::string& todo) const {
   std::vector<const Fingerprint*> found;
   for (const Fingerprint& f : fingerprints_) {
     if (f.program != run.program || f.world != run.world || f.sighting.where != sighting.where) continue;
     if (std::ranges::equal(sighting.numbers, f.sighting.numbers, alike)) found.push_back(&f);
   }
-  std::optional<Mistake> mistake = common(found);
+  std::optional<Mistake> mistake = common(found, todo);
   if (!mistake) {
     std::erase_if(found, [&](const Fingerprint* f) {
       return f->sighting.calls != sighting.calls || f->sighting.bytes != sighting.bytes;
     });
-    mistake = common(found);
+    mistake = common(found, todo);
   }
   if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0;
   return mistake;
@@ -214,14 +217,14 @@ KnownMistakes::KnownMistakes(const std::string& fingerprints, bool shows) : show
 }
 
 std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
-                                    const std::string& todo) const {
+                                    const std::string& todo, bool of_others) const {
   for (const Collective& c : mine.collectives) {
     seen.calls += c.calls;
     seen.bytes += c.bytes;
   }
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
-  const auto mistake = known_ ? known_->find(expected, seen) : std::nullopt;
-  if (!mistake) return "";
+  const auto mistake = known_ ? known_->find(expected, seen, todo) : std::nullopt;
+  if (!mistake || (mistake->todo != todo && !of_others)) return "";
   return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
          mistake->sentence;
 }

@@ -56,8 +56,9 @@ class Fingerprints {
   // Throws std::runtime_error where the file cannot be read.
   explicit Fingerprints(const std::string& path);
 
-  // The mistake that looks like this. None where several do, after the same calls, that have not the same sentence.
-  std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting) const;
+  // The mistake that looks like this. None where several do, after the same calls, that have not the same sentence; of
+  // those that have it, one of `todo` if there is one.
+  std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
 
  private:
   struct Fingerprint {
@@ -67,7 +68,7 @@ class Fingerprints {
     Sighting sighting;
   };
   // The mistake of those that have one and the same sentence; none otherwise.
-  std::optional<Mistake> common(const std::vector<const Fingerprint*>& found) const;
+  std::optional<Mistake> common(const std::vector<const Fingerprint*>& found, const std::string& todo) const;
 
   std::vector<Fingerprint> fingerprints_;
   std::map<std::string, std::string> sentences_;  // by the mistake's name
@@ -80,9 +81,9 @@ class KnownMistakes {
   KnownMistakes(const std::string& fingerprints, bool shows);
 
   // The sentence of the mistake that looks like this; empty where none does. It begins with the mistake's TODO, unless
-  // that is `todo`, which the reader has been told.
-  std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
-                       const std::string& todo = "") const;
+  // that is `todo`, which the reader has been told; without `of_others` it is that TODO's or none.
+  std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
+                       bool of_others = true) const;
 
  private:
   std::optional<Fingerprints> known_;

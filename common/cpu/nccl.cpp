@@ -101,7 +101,10 @@ ncclResult_t check_peer(const Operation& o, const char* function) {
 
 ncclResult_t submit(const Operation& operation, cudaStream_t stream, const char* function) {
   ncclResult_t result = check_operation(operation, stream, function);
-  if (result == ncclSuccess) check_bounds(function, ranges_of(operation));
+  if (result == ncclSuccess) {
+    check_bounds(function, ranges_of(operation));
+    check_in_place(operation, function);
+  }
   if (result == ncclSuccess && open_group.depth == 0) result = check_peer(operation, function);
   if (open_group.depth > 0) {
     if (open_group.error == ncclSuccess) open_group.error = result;

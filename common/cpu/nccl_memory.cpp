@@ -4,6 +4,7 @@
 
 #include "common/cpu/nccl_operations.h"
 #include "common/cpu/order.h"
+#include "common/run/place.h"
 
 namespace workshop::cpu {
 
@@ -47,6 +48,40 @@ std::array<Range, 2> ranges_of(const Operation& o) {
   const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
   return {Range{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, true},
           Range{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, true}};
+}
+
+const void* part(const void* buffer, const Operation& o, int rank) {
+  return static_cast<const std::byte*>(buffer) + static_cast<std::size_t>(rank) * o.count * element_size(o.type);
+}
+
+bool overlaps_itself(const Operation& o) {
+  const auto [from, to] = ranges_of(o);
+  if (from.bytes == 0 || to.bytes == 0 || !overlap(from, to)) return false;
+  switch (o.kind) {
+    case Kind::all_gather:
+    case Kind::gather:
+      return o.from != part(o.to, o, o.comm->rank);
+    case Kind::reduce_scatter:
+    case Kind::scatter:
+      return o.to != part(o.from, o, o.comm->rank);
+    default:
+      return o.from != o.to;
+  }
+}
+
+void check_in_place(const Operation& o, const char* function) {
+  if (!checks_order() || !overlaps_itself(o)) return;
+  const bool gathers = o.kind == Kind::all_gather || o.kind == Kind::gather;
+  const bool scatters = o.kind == Kind::reduce_scatter || o.kind == Kind::scatter;
+  const CallSite site = call_site(function);
+  const std::string in_place = scatters  ? "recvbuff is sendbuff + rank * recvcount"
+                               : gathers ? "sendbuff is recvbuff + rank * sendcount"
+                                         : "they are equal";
+  end_with_mistake(
+      "order: " + (site.line == 0 ? "" : place(&site) + " ") + "(" + function + " of " + std::to_string(o.count) + " " +
+      ranges_of(o)[0].unit +
+      ") reads and writes the same memory in one call: sendbuff and recvbuff overlap and are not in place, " +
+      "for which " + in_place);
 }
 
 void check_order(const std::vector<GroupedOperation>& grouped) {

@@ -99,11 +99,6 @@ const DataType& data_type(ncclDataType_t type) {
 
 bool is_collective(Kind kind) { return kind != Kind::send && kind != Kind::receive; }
 
-// Where rank's part of a buffer of one part a rank begins.
-const void* part(const void* buffer, const Operation& o, int rank) {
-  return static_cast<const std::byte*>(buffer) + static_cast<std::size_t>(rank) * o.count * element_size(o.type);
-}
-
 // On the root broadcast reads `from`, and `to` gets a copy.
 void* broadcast_buffer(const Operation& o) {
   if (o.comm->rank != o.root) return o.to;
@@ -203,11 +198,8 @@ void end_turn(ncclComm& comm, std::uint64_t ticket) {
 // Buffers that overlap and are not in place: each version of MPI leaves something else there. The result is that of
 // buffers that are apart, so that a mistake looks the same everywhere.
 std::vector<std::byte> apart(Operation& o) {
-  const auto [from, to] = ranges_of(o);
-  if (from.bytes == 0 || to.bytes == 0 || o.kind == Kind::reduce_scatter || !overlap(from, to))
-    return {};  // see call()
-  const bool gathers = o.kind == Kind::all_gather || o.kind == Kind::gather;
-  if (o.from == (gathers ? part(o.to, o, o.comm->rank) : o.to)) return {};
+  if (o.kind == Kind::reduce_scatter || !overlaps_itself(o)) return {};  // see call()
+  const Range from = ranges_of(o)[0];
   const auto* bytes = static_cast<const std::byte*>(o.from);
   std::vector<std::byte> copy(bytes, bytes + from.bytes);
   o.from = copy.data();

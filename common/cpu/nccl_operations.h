@@ -77,6 +77,12 @@ struct Operation {
 // The memory that an operation uses on this rank.
 std::array<Range, 2> ranges_of(const Operation& operation);
 
+// Where rank's part of a buffer of one part a rank begins.
+const void* part(const void* buffer, const Operation& operation, int rank);
+
+// Do its buffers overlap without being in place (docs of NCCL, "In-place Operations")?
+bool overlaps_itself(const Operation& operation);
+
 // An operation and the stream that it was issued on, inside a group, and where.
 struct GroupedOperation {
   Operation operation;
@@ -87,6 +93,8 @@ struct GroupedOperation {
 // Asks the order checker. A group's operations are one operation on all of their streams, but those of each
 // communicator by themselves: NCCL has a kernel for each.
 void check_order(const std::vector<GroupedOperation>& grouped);
+// The same of an operation's two buffers: ends the program if they overlap and are not in place.
+void check_in_place(const Operation& operation, const char* function);
 
 // Takes the time of operations that run together, on a simulated machine.
 void pass_time(const std::vector<Operation>& operations);

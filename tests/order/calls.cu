@@ -211,6 +211,11 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        NCCL_CHECK(ncclRecv(t.a.data(), kFloats, ncclFloat, 0, t.comm, t.first));
        NCCL_CHECK(ncclGroupEnd());
      }},
+    {"one_call",
+     [](Case& t) {
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.a.data(), kFloats, ncclFloat, ncclSum, t.comm, t.first));
+       NCCL_CHECK(ncclAllReduce(t.a.data(), t.a.data() + 4, kFloats - 4, ncclFloat, ncclSum, t.comm, t.first));
+     }},
 
     // ---- bounds ----
     {"inside",

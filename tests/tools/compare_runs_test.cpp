@@ -288,6 +288,18 @@ TEST_F(CompareRuns, AnOffset) {
   verdict(1, {"right but 1 element too far ahead"});
 }
 
+// bfloat16 has eight bits: the same arithmetic in another order may come to the number beside.
+TEST_F(CompareRuns, ARoundingOfBfloat16) {
+  const Values rounded = {1, -2, 3, 4.03125, 5, 6}, wrong = {1, -2, 3, 4.125, 5, 6};
+  mine.set_values("probe", 2, rounded);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  for (Record* run : {&expected, &mine}) run->options["precision"] = "bf16";
+  verdict(0, {"right: TODO 02.1, 02.2\nNote: with --precision bf16, tensor 'grad' on rank 0, step 0 (TODO 02.2) is a "
+              "rounding away from the solution's"});
+  mine.set_values("probe", 2, wrong);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
 TEST_F(CompareRuns, PartsOfATensor) {
   for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {2, 3}, kGradient);
   mine.set_values("probe", 2, {1, -2, 8, 4, 5, 9});
@@ -348,7 +360,8 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"the whole list: yours [0, 0, 1], expected [0, 0, 1, 1, 0, 0]\n", "Your list has 1 pass too few."});
   both("first layer of each rank, and the number of layers", {0, 3, 5});
   mine.set_values("probe", 2, {0, 2, 5});
-  verdict(1, {"[1], first layer of rank 1: yours 2, expected 3\n  the whole list: yours [0, 2, 5], expected [0, 3, 5]\n"});
+  verdict(1,
+          {"[1], first layer of rank 1: yours 2, expected 3\n  the whole list: yours [0, 2, 5], expected [0, 3, 5]\n"});
   mine.set_values("probe", 2, {0, 3, 4});
   verdict(1, {"[2], the number of layers: yours 4, expected 5\n"});
   both("part of the unit: offset, count", {4, 8});
@@ -493,6 +506,20 @@ class EndedRuns : public CompareRuns {
   }
   std::string sources_;
 };
+
+TEST_F(EndedRuns, ARankThatDoesNotExist) {
+  const std::string line =
+      "rank 1: ncclSend(x, 4, ncclFloat, rank + 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid "
+      "argument (ncclSend: root or peer is 2; expected 0 to 1)\n";
+  ended(1, line,
+        {"There is no rank 2: the ranks are 0 to 1. Is it the neighbor on the other side that is meant, or is rank "
+         "1 not to make this call?\n"});
+}
+
+TEST_F(EndedRuns, BuffersThatOverlap) {
+  ended(1, "order: 02_ddp/ddp.cu:6 (ncclAllGather) reads and writes the same memory in one call: x\n",
+        {"TODO 02.2 (Average the gradient.) is where your program uses the same memory twice in one call."});
+}
 
 TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
   ended(139, "launch: rank 1 was ended by signal SEGV\n",

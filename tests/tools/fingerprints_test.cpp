@@ -90,6 +90,13 @@ TEST_F(FingerprintsTest, TellNothingWhereTwoSentencesFit) {
   EXPECT_FALSE(file(says_ + run_ + sum + max).find(run("ddp", 2), seen(kSum)));
 }
 
+TEST_F(FingerprintsTest, TellTheMistakeOfTheTodoToBlame) {
+  const std::string sighting = " | " + text(seen(kSum)) + "\n";
+  const Fingerprints known = file("says 02.2-sum It was summed.\nsays 02.5-sum It was summed.\n" + run_ + "02.2-sum" +
+                                  sighting + "02.5-sum" + sighting);
+  for (const char* todo : {"02.2", "02.5"}) EXPECT_EQ(known.find(run("ddp", 2), seen(kSum), todo)->todo, todo);
+}
+
 TEST_F(FingerprintsTest, AreNotCertainOfWhatHasManyCauses) {
   for (const Values& values : {Values{0, 0, 0, 0}, Values{kNan, kNan, kNan, kNan}}) {
     const auto mistake =
