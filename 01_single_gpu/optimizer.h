@@ -140,6 +140,7 @@ class Optimizer {
     } else {
       const AdamWStep s = adamw_step(lr, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
+      probe("01.8", "mean of the gradient's squares", second_.data(), {count_}, stream_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);
     if (kMixedPrecision) round_weights(values);

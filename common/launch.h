@@ -42,7 +42,9 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
     if (cpu::checks_order()) {
       cpu::order_kernel({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
     }
-    if (elements < cpu::kSharedElements) {
+    if (elements < cpu::kSharedElements && cpu::checks_order()) {
+      cpu::enqueue_kernel(on.stream, elements, [run] { cpu::run_in_turn(run); });
+    } else if (elements < cpu::kSharedElements) {
       cpu::enqueue_kernel(on.stream, elements, run);
     } else {
       cpu::enqueue_kernel(on.stream, elements, [run] { cpu::run_shared(run); });

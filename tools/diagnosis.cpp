@@ -171,7 +171,8 @@ bool telling(const Values& values) {  // few different values fit elsewhere by c
 std::string elsewhere(const Symptom& s) {
   if (!telling(s.mine.values)) return "";
   for (const Known& other : s.others) {
-    if (same(s.mine.values, other.tensor->values))
+    // Of a large tensor the sum of squares speaks for what was not recorded.
+    if (same(s.mine.values, other.tensor->values) && relative_error(s.mine.l2, other.tensor->l2) <= kTolerance / 10)
       return "These are " + other.name + (other.name.ends_with('?') ? "" : ".");
   }
   return "";

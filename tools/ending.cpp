@@ -102,9 +102,12 @@ int rank_at_the_end(const std::string& line) {
   return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
 }
 
-// What to ask oneself of a call that names a rank that does not exist.
+// What to ask oneself of a call that names a rank that does not exist, or this rank itself alone.
 std::string advice_on_peer(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
+    if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
+      return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
+             "group.\n";
     int rank = -1, peer = 0, last = 0;
     const std::size_t at = line.find("root or peer is ");
     if (at == std::string::npos) continue;

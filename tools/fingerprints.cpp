@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <regex>
 #include <sstream>
@@ -201,6 +202,9 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     if (f.program != run.program || f.world != run.world || f.sighting.where != sighting.where) continue;
     if (std::ranges::equal(sighting.numbers, f.sighting.numbers, alike)) found.push_back(&f);
   }
+  // How a run failed is said of the TODO in which it did.
+  const auto of_todo = [&](const Fingerprint* f) { return f->mistake.starts_with(todo + "-"); };
+  if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
   std::optional<Mistake> mistake = common(found, todo);
   if (!mistake) {
     std::erase_if(found, [&](const Fingerprint* f) {

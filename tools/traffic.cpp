@@ -83,9 +83,12 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
   TrafficVerdict verdict{lines, differing_todo(expected, mine, todos)};
   const Traffic theirs = in_all(expected), yours = in_all(mine);
   const auto todo = todos.all().find(verdict.todo);
-  const bool one_call = todo != todos.all().end() && todo->second.whole_text.find("ne NCCL call") != std::string::npos;
+  const auto asks_for = [&](const char* calls) {
+    return todo != todos.all().end() && todo->second.whole_text.find(calls) != std::string::npos;
+  };
+  const bool one_call = asks_for("ne NCCL call"), two_calls = asks_for("two NCCL calls");
   const bool more = yours.bytes > theirs.bytes * (1 + 1e-9);
-  verdict.wrong = more || (one_call && yours.calls > theirs.calls);
+  verdict.wrong = more || (one_call && yours.calls > theirs.calls) || (two_calls && yours.calls < theirs.calls);
   const std::string subject = verdict.todo.empty() ? "" : todos.heading(verdict.todo) + ": ";
   if (!verdict.wrong) {
     verdict.text =
@@ -97,7 +100,8 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
   if (more) {
     verdict.text += "  In all your ranks send " + text(yours.bytes) + " bytes, expected " + text(theirs.bytes) + ".\n";
   } else {
-    verdict.text += "  As many bytes are sent, but the TODO asks for one NCCL call.\n";
+    verdict.text += std::string("  As many bytes are sent, but the TODO asks for ") +
+                    (one_call ? "one NCCL call" : "two NCCL calls") + ".\n";
   }
   return verdict;
 }

@@ -162,6 +162,15 @@ class Benchmark {
   bool timing_plausible() const {
     return group_.world == 1 || time_is_simulated() || (share_timed() >= 0.1 && share_timed() <= 1.1);
   }
+  // What a time may be that is not.
+  const char* advice(int iterations) const {
+    const double share = share_timed(), one = 1.0 / iterations;
+    if (share < 0) return ": start and stop are exchanged";
+    if (share > 0.3 * one && share < 3 * one)
+      return ": that is the time of one call; it is divided by `iterations` later";
+    if (share > 0.3e-3 && share < 3e-3) return ": milliseconds are asked for, or no call lies between the two events";
+    return ": do the events lie around the calls, on the same stream?";
+  }
 
  private:
   void check_result(std::size_t count) {
@@ -250,8 +259,8 @@ int main(int argc, char** argv) {
     std::printf("rank %d: WRONG, the calls left other values than expected\n", job.rank());
   }
   if (!benchmark.timing_plausible()) {
-    std::printf("rank %d: WRONG, TODO 00.15 measures %.2g times the time that the host waited for the calls\n",
-                job.rank(), benchmark.share_timed());
+    std::printf("rank %d: WRONG, TODO 00.15 measures %.2g times the time that the host waited for the calls%s\n",
+                job.rank(), benchmark.share_timed(), benchmark.advice(iterations));
   }
   return benchmark.results_right() && benchmark.timing_plausible() ? 0 : kFailed;
 }

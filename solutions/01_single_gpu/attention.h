@@ -53,6 +53,16 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
   }
 }
 
+// For its probe: the probabilities of large scores, as a model has that has learned for long.
+inline void probe_large_scores(cudaStream_t stream) {
+  constexpr int kPositions = 3;
+  DeviceBuffer<Real> scores(kPositions * kPositions, Memory::data);
+  scores.upload({Real(100), Real(0), Real(0), Real(100), Real(101), Real(0), Real(-101), Real(-100), Real(-102)},
+                stream);
+  launch(causal_softmax, kPositions * kPositions, stream, scores.data(), 1.0f, kPositions, kPositions, 0, kPositions);
+  probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
+}
+
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 // The heads that a rank holds, of samples of `positions` positions.

@@ -54,6 +54,19 @@ static __global__ void mark_correct(float* correct, ConstReals logits, const std
   }
 }
 
+// For their probes: the losses of large logits, as a model has that has learned for long.
+inline void probe_large_logits(cudaStream_t stream) {
+  constexpr int kRows = 2, kVocabulary = 3;
+  DeviceBuffer<Real> logits(kRows * kVocabulary, Memory::data);
+  DeviceBuffer<std::int32_t> targets(kRows, Memory::data);
+  DeviceBuffer<float> losses(kRows, Memory::data), log_sums(kRows, Memory::data);
+  logits.upload({Real(100), Real(101), Real(102), Real(-102), Real(-101), Real(-100)}, stream);
+  targets.upload({0, 2}, stream);
+  launch(cross_entropy_forward, kRows * kVocabulary, stream, losses.data(), log_sums.data(), logits.data(),
+         targets.data(), kRows, kVocabulary);
+  probe("01.15", "losses of large logits", losses.data(), {kRows}, stream);
+}
+
 // The mean over all tokens, with `context` targets a sample.
 class CrossEntropy : public Loss {
  public:

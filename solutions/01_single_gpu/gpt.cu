@@ -41,6 +41,8 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
+  probe_large_scores(stream);
+  probe_large_logits(stream);
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {

@@ -516,6 +516,14 @@ TEST_F(EndedRuns, ARankThatDoesNotExist) {
          "1 not to make this call?\n"});
 }
 
+TEST_F(EndedRuns, AMessageToOneself) {
+  ended(
+      1,
+      "rank 1: ncclGroupEnd() failed at 02_ddp/ddp.cu:6: invalid usage (a group sends to this rank itself what it does "
+      "not receive, or the reverse)\n",
+      {"Does every rank send, or receive, where one alone is to?"});
+}
+
 TEST_F(EndedRuns, BuffersThatOverlap) {
   ended(1, "order: 02_ddp/ddp.cu:6 (ncclAllGather) reads and writes the same memory in one call: x\n",
         {"TODO 02.2 (Average the gradient.) is where your program uses the same memory twice in one call."});

@@ -188,4 +188,14 @@ void run_shared(const Kernel& kernel) {
   run_shared([](const void* task) { (*static_cast<const Kernel*>(task))(); }, &kernel);
 }
 
+// Calls `kernel` for one share after the other, so that what a kernel does in every thread is done more than once.
+template <typename Kernel>
+void run_in_turn(const Kernel& kernel) {
+  for (int index = 0; index < 2; ++index) {
+    share = {index, 2};
+    kernel();
+  }
+  share = {};
+}
+
 }  // namespace workshop::cpu
