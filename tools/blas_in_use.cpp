@@ -6,6 +6,6 @@
 
 int main() {
   const int cores = workshop::cpu::cores_of_rank();
-  std::printf("OpenBLAS with kernels for %s, on %d core%s\n", workshop::cpu::blas_kernels(), cores,
-              cores == 1 ? "" : "s");
+  std::printf("OpenBLAS with kernels for %s%s, on %d core%s\n", workshop::cpu::blas_kernels(),
+              workshop::cpu::uses_onednn() ? ", oneDNN for large products" : "", cores, cores == 1 ? "" : "s");
 }

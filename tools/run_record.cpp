@@ -25,25 +25,33 @@ double number(const Json& value) {
   return value.is_string() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-// A line of a record, with its array "values" beside it: nearly all of a record are these floats, and from_chars()
-// reads them several times as fast as a parser of JSON does.
+// A line of a record, with its array "floats" or "values", of doubles, beside it: nearly all of a record are these
+// numbers, and from_chars() reads them several times as fast as a parser of JSON does.
 struct Line {
   explicit Line(std::string text) {
-    constexpr std::string_view key = "\"values\":[";  // in a string the quotes would be escaped
-    if (const std::size_t found = text.find(key); found != std::string::npos) {
-      const std::size_t first = found + key.size();
-      text.erase(first, read_values(std::string_view(text).substr(first)));
-    }
+    has_values = take_values<float>(text, "\"floats\":[") || take_values<double>(text, "\"values\":[");
     json = parse_json(text);
   }
   const Json& at(const char* name) const { return json.at(name); }
 
   Json json;
+  bool has_values;
   std::vector<double> values;
   int unwritten = 0;
 
  private:
+  // Takes the elements of the array that begins with `key`, if there is one; in a string its quotes would be escaped.
+  template <typename T>
+  bool take_values(std::string& text, std::string_view key) {
+    const std::size_t found = text.find(key);
+    if (found == std::string::npos) return false;
+    const std::size_t first = found + key.size();
+    text.erase(first, read_values<T>(std::string_view(text).substr(first)));
+    return true;
+  }
+
   // Returns how many characters lie before the closing bracket.
+  template <typename T>
   std::size_t read_values(std::string_view text) {
     const char *at = text.data(), *const end = text.data() + text.size();
     while (at != end && *at != ']') {
@@ -54,8 +62,10 @@ struct Line {
         values.push_back(std::numeric_limits<double>::quiet_NaN());
         at = close == end ? end : close + 1;
       } else {
-        const auto [next, error] = std::from_chars(at, end, values.emplace_back());
+        T value;
+        const auto [next, error] = std::from_chars(at, end, value);
         if (error != std::errc()) throw std::runtime_error("a value is no number");
+        values.push_back(value);
         at = next;
       }
     }
@@ -67,7 +77,7 @@ Tensor read_tensor(const Line& line) {
   Tensor tensor{line.at("name"), line.at("shape"), line.values, number(line.at("l2")), number(line.at("sum"))};
   tensor.integers = line.json.value("integers", false);
   tensor.unwritten = line.unwritten;
-  line.at("values");  // throws where there are none
+  if (!line.has_values) throw std::runtime_error("a tensor without values");
   if (static_cast<double>(tensor.values.size()) > tensor.size()) throw std::runtime_error("more values than the shape");
   return tensor;
 }

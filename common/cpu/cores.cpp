@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,18 @@ int count_cores() {
   return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks_of_node())), 1, 16);
 }
 
+// Gives way for as long as a short kernel takes, and sleeps only then: a thread that slept is at work again after some
+// 50 us, about as long as its share takes.
+template <typename Predicate>
+void wait_while(const std::atomic<int>& value, Predicate holds) {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kAwake(100);
+  for (const auto end = steady_clock::now() + kAwake; steady_clock::now() < end; std::this_thread::yield()) {
+    if (!holds(value)) return;
+  }
+  for (int now = value; holds(now); now = value) value.wait(now);
+}
+
 // Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.
 class Team {
  public:
@@ -59,14 +72,14 @@ class Team {
     ++calls_;
     calls_.notify_all();
     run_share(0, kernel, task);
-    for (int busy = busy_; busy > 0; busy = busy_) busy_.wait(busy);
+    wait_while(busy_, [](int busy) { return busy > 0; });
   }
 
  private:
   void help(int index) {
     flush_denormals();
     for (int seen = 0;; ++seen) {
-      calls_.wait(seen);
+      wait_while(calls_, [seen](int calls) { return calls == seen; });
       run_share(index, kernel_, task_);
       if (--busy_ == 0) busy_.notify_one();
     }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/cpu/blocking.h"
+#include "common/cpu/onednn.h"
 #include "common/cpu/openblas.h"
 #include "common/cpu/order.h"
 #include "common/cpu/ranges.h"
@@ -109,7 +110,7 @@ struct Gemm {
   int batch;
 
   // From here on, waking other cores costs less than they save.
-  bool is_large() const { return std::int64_t{m} * n * k * batch >= 1 << 21; }
+  bool is_large() const { return multiplications() >= 1 << 21; }
 
   // The calling core's share: some products of the batch, or of a single one some columns or rows of C. What a core
   // computes does not depend on who else is at work, so that the result is always the same to the last bit.
@@ -137,8 +138,8 @@ struct Gemm {
 
   void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
     if constexpr (std::is_same_v<T, float>) {
-      openblas().sgemm(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
-                       beta.value(), block_c, c.ld);
+      sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
+              beta.value(), block_c, c.ld);
     } else {  // in floats, and rounded once in the end
       thread_local std::vector<float> floats_a, floats_b, floats_c;
       const bool as_is_a = transa == CblasNoTrans, as_is_b = transb == CblasNoTrans;
@@ -147,12 +148,19 @@ struct Gemm {
       const float old = beta.value();
       floats_c.resize(static_cast<std::size_t>(rows) * columns);
       if (old != 0) to_floats(floats_c, block_c, rows, columns, c.ld);
-      openblas().sgemm(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), floats_a.data(), ld_a,
-                       floats_b.data(), ld_b, old, floats_c.data(), rows);
+      sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), floats_a.data(), ld_a, floats_b.data(),
+              ld_b, old, floats_c.data(), rows);
       for (int j = 0; j < columns; ++j) {
         std::copy_n(floats_c.data() + static_cast<std::size_t>(j) * rows, rows, block_c + std::ptrdiff_t{j} * c.ld);
       }
     }
+  }
+
+  std::int64_t multiplications() const { return std::int64_t{m} * n * k * batch; }
+
+  // oneDNN's first product takes tens of milliseconds, in which it compiles its kernels.
+  decltype(&cblas_sgemm) sgemm() const {
+    return multiplications() >= 1 << 24 ? workshop::cpu::large_sgemm() : openblas().sgemm;
   }
 
   // A matrix as floats, without what lies between its columns; returns its leading dimension.

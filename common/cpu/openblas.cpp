@@ -22,7 +22,7 @@ class Library {
     const char* threads = std::getenv("OPENBLAS_NUM_THREADS");
     const std::string asked = threads != nullptr ? threads : "";
     setenv("OPENBLAS_NUM_THREADS", "1", 1);
-    handle_ = dlopen(WORKSHOP_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+    handle_ = dlopen(WORKSHOP_OPENBLAS, RTLD_LAZY | RTLD_LOCAL);
     if (handle_ == nullptr) {
       std::fprintf(stderr, "error: OpenBLAS cannot be loaded: %s\n", dlerror());
       std::exit(1);

@@ -222,7 +222,7 @@ std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
 // Until a quarter of the queue is free: a host that woke up for every slot would take the processor from the worker.
 void CUstream_st::wait_for_room(std::uint64_t number) {
   ++blocked_hosts;
-  while (number - head_.load() > kSlots / 4 * 3) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  wait_for(number - kSlots / 4 * 3);
   --blocked_hosts;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_bf16.h>
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -84,10 +85,12 @@ class Journal {
   }
   bool is_open() const { return file_ >= 0; }
   // A line at a time, so that a rank which is killed leaves whole ones.
-  void write(const Json& json) const {
+  void write(const Json& json) const { write_text(json.dump()); }
+  void write_text(const std::string& text) const {
     if (!is_open()) return;
-    const std::string line = json.dump() + "\n";
-    if (::write(file_, line.data(), line.size()) < 0) return;  // nothing depends on it
+    char end = '\n';
+    const iovec line[] = {{const_cast<char*>(text.data()), text.size()}, {&end, 1}};
+    if (writev(file_, line, 2) < 0) return;  // nothing depends on it
   }
 
  private:
@@ -96,10 +99,25 @@ class Journal {
     if (asked == nullptr || std::string_view(asked) != "1" || recorder().record_path.empty()) return;
     const std::string path = recorder().record_path + ".rank" + std::to_string(process_ranks().rank);
     file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    write(Json::parse(recorder().run_line));
+    write_text(recorder().run_line);
   }
   int file_ = -1;
 };
+
+std::string text_of(PendingProbe& probe) {
+  switch (probe.elements) {
+    case Elements::integers:
+      probe.line["integers"] = true;
+      return with_values(probe.line, reinterpret_cast<const int*>(probe.values), probe.count);
+    case Elements::bfloat16s: {
+      const auto* values = reinterpret_cast<const __nv_bfloat16*>(probe.values);
+      const std::vector<float> floats(values, values + probe.count);
+      return with_values(probe.line, floats.data(), probe.count);
+    }
+    default:
+      return with_values(probe.line, probe.values, probe.count);
+  }
+}
 
 // The probes that have been copied become lines, in order. "Not ready" where the next one has not been.
 cudaError_t collect_probes() {
@@ -109,22 +127,9 @@ cudaError_t collect_probes() {
     const cudaError_t status = cudaEventQuery(probe.copied);
     if (status == cudaErrorNotReady) cudaGetLastError();  // it was an answer
     if (status != cudaSuccess) return status;
-    switch (probe.elements) {
-      case Elements::floats:
-        add_values(probe.line, probe.values, probe.count);
-        break;
-      case Elements::integers:
-        probe.line["integers"] = true;
-        add_values(probe.line, reinterpret_cast<const int*>(probe.values), probe.count);
-        break;
-      case Elements::bfloat16s: {
-        const auto* values = reinterpret_cast<const __nv_bfloat16*>(probe.values);
-        const std::vector<float> floats(values, values + probe.count);
-        add_values(probe.line, floats.data(), probe.count);
-      }
-    }
-    record_line(probe.line);
-    Journal::get().write(probe.line);
+    const std::string text = text_of(probe);
+    record_text(text);
+    Journal::get().write_text(text);
   }
   return cudaSuccess;
 }
@@ -276,10 +281,11 @@ void probe_on_host(const char* todo, const std::string& name, const std::vector<
   if (!line) return;
   (*line)["shape"] = {values.size()};
   if constexpr (std::is_integral_v<T>) (*line)["integers"] = true;
-  add_values(*line, values.data(), values.size());  // ends here where a TODO has left a null pointer to them
+  // Ends here where a TODO has left a null pointer to them.
+  const std::string text = with_values(*line, values.data(), values.size());
   note_passed(*line);
-  record_line(*line);
-  Journal::get().write(*line);
+  record_text(text);
+  Journal::get().write_text(text);
 }
 
 }  // namespace

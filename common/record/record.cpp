@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -74,6 +75,24 @@ Json number(double value) {
   return value > 0 ? "inf" : "-inf";
 }
 
+namespace {
+
+template <typename T>
+void append(std::string& text, T value) {
+  if (std::isfinite(value)) {
+    std::array<char, 32> digits;
+    text.append(digits.begin(), std::to_chars(digits.begin(), digits.end(), value).ptr);
+  } else {
+    text += number(value).dump();
+  }
+  text += ',';
+}
+
+}  // namespace
+
+void append_number(std::string& text, float value) { append(text, value); }
+void append_number(std::string& text, double value) { append(text, value); }
+
 void start_recording(const Options& options, const Ranks& ranks) {
   Recorder& r = recorder();
   r.record_path = options.record;
@@ -102,10 +121,11 @@ void start_recording(const Options& options, const Ranks& ranks) {
   r.run_line = run.dump();
 }
 
-void record_line(const Json& json) {
+void record_text(const std::string& line) {
   static std::mutex mutex;  // the thread that keeps the journal records too
   const std::lock_guard lock(mutex);
-  recorder().lines += json.dump() + "\n";
+  recorder().lines += line;
+  recorder().lines += '\n';
 }
 
 void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm) {
@@ -155,9 +175,7 @@ void record_parameter(int replica, const std::string& name, const float* device,
                    {"name", name},
                    {"hash", std::to_string(std::hash<std::string_view>{}(bytes))}});
   if (replica > 0) return;
-  Json line{{"type", "parameter"}, {"name", name}, {"shape", shape}};
-  add_values(line, values.data(), count);
-  record_line(line);
+  record_text(with_values({{"type", "parameter"}, {"name", name}, {"shape", shape}}, values.data(), count));
 }
 
 MemoryUse memory_use(Memory kind) { return memory()[current_device()].use[static_cast<int>(kind)]; }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "common/device.h"
@@ -32,19 +33,32 @@ Recorder& recorder();
 // the cpu backend fills memory with, and what is computed from it.
 Json number(double value);
 
+// Appends the number, as number() writes it, with as few digits as tell it from others of its type; and a comma.
+void append_number(std::string& text, float value);
+void append_number(std::string& text, double value);
+
+// The line with `count` values, their norm and their sum, as text: to have Json make a value and its text of each
+// number would take most of the time of a run that records. The values are "floats" or, of another type, "values".
 template <typename T>
-void add_values(Json& line, const T* values, std::size_t count) {
+std::string with_values(const Json& line, const T* values, std::size_t count) {
   constexpr std::size_t kMaxValues = 4096;  // of a tensor that are written out in full
+  using Written = std::conditional_t<std::is_same_v<T, float>, float, double>;
+  std::string text = line.dump();
+  text.back() = ',';
+  text += std::is_same_v<T, float> ? "\"floats\":[" : "\"values\":[";
   double squares = 0, sum = 0;
-  Json list = Json::array();
   for (std::size_t i = 0; i < count; ++i) {
     squares += static_cast<double>(values[i]) * values[i];
     sum += values[i];
-    if (i < kMaxValues) list.push_back(number(values[i]));
+    if (i < kMaxValues) append_number(text, static_cast<Written>(values[i]));
   }
-  line["values"] = std::move(list);
-  line["l2"] = number(std::sqrt(squares));
-  line["sum"] = number(sum);
+  if (count > 0) text.pop_back();  // the last comma
+  text += "],\"l2\":";
+  append_number(text, std::sqrt(squares));
+  text += "\"sum\":";
+  append_number(text, sum);
+  text.back() = '}';
+  return text;
 }
 
 // Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so
@@ -59,8 +73,9 @@ void finish_probes(std::chrono::milliseconds patience);
 // Gathers what every rank has recorded and writes the files on rank 0. Collective over `comm`.
 void write_record(ncclComm_t comm);
 
-// Adds one JSON line to the record of this rank.
-void record_line(const Json& json);
+// Adds one line of JSON to the record of this rank.
+void record_text(const std::string& line);
+inline void record_line(const Json& json) { record_text(json.dump()); }
 
 // Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the devices are asked too. What other
 // processes hold there counts as well.

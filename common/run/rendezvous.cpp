@@ -303,6 +303,11 @@ Socket connect_to_host(const MeetingPoint& point) {
   }
 }
 
+// Rank 0 has closed the connection.
+struct Closed : MeetingFailed {
+  Closed() : MeetingFailed("rank 0 ended before all had come") {}
+};
+
 // The next `size` bytes that rank 0 sends.
 std::string receive(int host, std::size_t size, const MeetingPoint& point) {
   std::string bytes(size, '\0');
@@ -312,11 +317,10 @@ std::string receive(int host, std::size_t size, const MeetingPoint& point) {
   if (count < 0 && errno == EAGAIN) {
     throw MeetingFailed("rank 0 at MASTER_ADDR:MASTER_PORT, " + place(point) + ", does not answer " + in_time(point));
   }
-  throw MeetingFailed("rank 0 ended before all had come");
+  throw Closed();
 }
 
-std::string ask(const MeetingPoint& point, const std::string& key, int rank, int world) {
-  const Socket host = connect_to_host(point);
+std::string ask(int host, const MeetingPoint& point, const std::string& key, int rank, int world) {
   // Rank 0 waits as long as this for the others and then says so; it keeps silent for longer only if it is stopped.
   limit_waiting(host, std::chrono::seconds(point.seconds + 5));
   const auto challenge = read_challenge(receive(host, kChallengeSize, point));
@@ -331,6 +335,20 @@ std::string ask(const MeetingPoint& point, const std::string& key, int rank, int
   if (!answer) throw not_rank_0(point);
   if (!answer->met) throw MeetingFailed(answer->text);
   return answer->text;
+}
+
+std::string ask(const MeetingPoint& point, const std::string& key, int rank, int world) {
+  Socket host = connect_to_host(point);
+  for (;;) {
+    try {
+      return ask(host, point, key, rank, world);
+    } catch (const Closed&) {
+      // It is still there if, in a crowd, it took this rank for a stranger that says nothing.
+      std::string reason;
+      host = try_to_connect(point, Clock::now() + std::chrono::seconds(1), reason);
+      if (host < 0) throw;
+    }
+  }
 }
 
 }  // namespace

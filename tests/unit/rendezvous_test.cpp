@@ -45,22 +45,30 @@ class PlainSocket {
 
   int port() const { return ntohs(address_.sin_port); }
   void say(const std::string& text) { send(fd_, text.data(), text.size(), MSG_NOSIGNAL); }
+  std::string hear(std::size_t size) {
+    std::string text(size, '\0');
+    EXPECT_EQ(recv(fd_, text.data(), size, MSG_WAITALL), static_cast<ssize_t>(size));
+    return text;
+  }
   void wait_for_end() {
     char buffer[256];
     while (recv(fd_, buffer, sizeof buffer, 0) > 0) {
     }
   }
+  PlainSocket let_in() const { return PlainSocket(Guest{accept(fd_, nullptr, nullptr)}); }
   // Answers the first who comes.
-  void answer(const std::string& text) {
-    const int guest = accept(fd_, nullptr, nullptr);
-    send(guest, text.data(), text.size(), MSG_NOSIGNAL);
-    char buffer[256];
-    while (recv(guest, buffer, sizeof buffer, 0) > 0) {
-    }
-    close(guest);
+  void answer(const std::string& text) const {
+    PlainSocket guest = let_in();
+    guest.say(text);
+    guest.wait_for_end();
   }
 
  private:
+  struct Guest {
+    int fd;
+  };
+  explicit PlainSocket(Guest guest) : fd_(guest.fd) {}
+
   int fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address_{};
 };
@@ -249,6 +257,19 @@ TEST(Rendezvous, SilentCrowd) {
   EXPECT_EQ(status, 0);
 }
 
+// A rank that has not spoken yet when rank 0 has no more room for strangers is turned out with them, and comes again.
+TEST(Rendezvous, OneOfTheCrowd) {
+  const PlainSocket rank_0(0);
+  Outcome rank = come({"127.0.0.1", rank_0.port(), 30}, 1, 2);
+  { PlainSocket turned_out = rank_0.let_in(); }
+  PlainSocket guest = rank_0.let_in();
+  const Nonce challenge = make_nonce();
+  guest.say(make_challenge(challenge));
+  const auto hello = read_hello("key", challenge, guest.hear(kHelloSize));
+  guest.say(make_answer("key", hello.value().nonce, {true, "the id"}));
+  EXPECT_EQ(rank.get(), "the id");
+}
+
 // Who connects and says nothing, or not all of it, finds the connection closed soon.
 TEST(Rendezvous, TheSilentAreTurnedOut) {
   const MeetingPoint point = free_point(30);
@@ -280,16 +301,12 @@ TEST(Rendezvous, StrangersDoNotDisturb) {
 
 TEST(Rendezvous, ARankThatEndsEarly) {
   const MeetingPoint point = free_point(30);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
-    meet(point, "key", 2, 3, "");
-    _exit(0);
-  }
   Outcome host = come(point, 0, 3);
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
+  {
+    PlainSocket second(point.port);
+    const auto challenge = read_challenge(second.hear(kChallengeSize));
+    second.say(make_hello("key", challenge.value(), {2, 3, make_nonce()}));
+  }
   EXPECT_EQ(host.get(), "error: rank 2 ended before all had come");
 }
 

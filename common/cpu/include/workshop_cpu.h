@@ -43,4 +43,7 @@ void name_stream(cudaStream_t stream, const char* name);
 // The processor that OpenBLAS's kernels in use are made for, such as "SkylakeX".
 const char* blas_kernels();
 
+// True where large products are oneDNN's.
+bool uses_onednn();
+
 }  // namespace workshop::cpu
