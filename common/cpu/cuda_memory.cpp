@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime API: memory.
+#include <sys/mman.h>
 #include <workshop_cpu.h>
 
-#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -26,6 +28,12 @@ using namespace workshop::cpu;
 namespace {
 
 constexpr int kPoison = 0xFF;  // makes a NaN of every float, double and bfloat16
+
+// What the bytes around a block hold: signalling NaNs, as floats and as bfloat16. Adding to one of kPoison's would
+// leave it as it is.
+std::byte guard(const std::byte* at) {
+  return std::byte{reinterpret_cast<std::uintptr_t>(at) % 2 == 0 ? std::uint8_t{0xBF} : std::uint8_t{0xFF}};
+}
 
 // Where the program allocates. A container of the standard library that does it for the program says nothing.
 workshop::CallSite allocation_site() {
@@ -51,10 +59,12 @@ class Heap {
     const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_[device]) return cudaErrorMemoryAllocation;
     const std::size_t with_guards = kGuardBytes + rounded(bytes) + kGuardBytes;
-    void* raw = std::aligned_alloc(kAlignment, with_guards);
+    void* raw = allocate_pages(with_guards);
     if (raw == nullptr) return cudaErrorMemoryAllocation;
     std::memset(raw, kPoison, with_guards);
     auto* block = static_cast<std::byte*>(raw) + kGuardBytes;
+    for (auto* at = block - kGuardBytes; at != block; ++at) *at = guard(at);
+    for (auto* at = block + bytes; at != block + rounded(bytes) + kGuardBytes; ++at) *at = guard(at);
     blocks_[block] = {block, bytes, allocation_site(), device, on_host_};
     used_[device] += bytes;
     *pointer = block;
@@ -112,21 +122,34 @@ class Heap {
  private:
   static constexpr std::size_t kAlignment = 256;
 
+  // Of what is large in huge pages, if the system has them: a core has addresses of few small ones at hand.
+  static void* allocate_pages(std::size_t bytes) {
+    constexpr std::size_t kHugePage = std::size_t{1} << 21;
+    if (bytes < 2 * kHugePage) return std::aligned_alloc(kAlignment, bytes);
+    const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    void* pages = std::aligned_alloc(kHugePage, whole);
+    if (pages != nullptr) madvise(pages, whole, MADV_HUGEPAGE);
+    return pages;
+  }
+
   static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   // Nothing may have written to the bytes around the block.
   static void check_guards(const Block& block) {
-    const auto untouched = [](std::byte byte) { return byte == std::byte{kPoison}; };
+    const auto untouched = [](const std::byte* at) { return *at == guard(at); };
     const auto* end = block.begin + block.bytes;
     const auto* guards_end = block.begin + rounded(block.bytes) + kGuardBytes;
-    const auto* before = std::find_if_not(block.begin - kGuardBytes, block.begin, untouched);
+    const auto* before = block.begin - kGuardBytes;
+    while (before != block.begin && untouched(before)) ++before;
     if (before != block.begin) report_overwritten(block, block.begin - before, "before the beginning");
     const auto* behind = guards_end;
-    while (behind != end && untouched(behind[-1])) --behind;
+    while (behind != end && untouched(behind - 1)) --behind;
     if (behind != end) report_overwritten(block, behind - end, "beyond the end");
   }
 
+  // What adds to a number of a guard leaves some of its bytes as they are.
   [[noreturn]] static void report_overwritten(const Block& block, std::ptrdiff_t distance, const char* where) {
+    distance += distance % 2;
     end_with_mistake("bounds: a kernel has written " + std::to_string(distance) + " bytes " + where +
                      " of an allocation of " + std::to_string(block.bytes) + " bytes" +
                      (block.site.line == 0 ? "" : " at " + place(&block.site)));

@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
 
 #include "common/device.h"
 #include "common/record.h"
@@ -182,6 +185,13 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
 #ifdef WORKSHOP_BACKEND_CPU
   cpu::on_mistake([](const char* message) {
     std::fprintf(stderr, "%s (rank %d)\n", message, process_ranks().rank);
+    // What was computed until then may show where the mistake is; of order the message says it. This thread may hold
+    // locks that reading it takes, so that another one does.
+    std::future<void> read;
+    if (std::string_view(message).starts_with("bounds: ")) {
+      read = std::async(std::launch::async, finish_probes, std::chrono::milliseconds(500));
+      read.wait_for(std::chrono::seconds(1));
+    }
     end_job(kFailed);
   });
 #endif

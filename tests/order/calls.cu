@@ -22,6 +22,10 @@ __global__ void set(float* y, float value, int n) {
   for (int i : grid_stride(n)) y[i] = value;
 }
 
+__global__ void increase(float* a, int n) {
+  for (int i : grid_stride(n)) a[i] += 1.0f;
+}
+
 __global__ void copy(float* y, const float* x, int n) {
   for (int i : grid_stride(n)) y[i] = x[i];
 }
@@ -264,6 +268,7 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        NCCL_CHECK(ncclAllReduce(&sum, &sum, 1, ncclFloat, ncclSum, t.comm, t.first));
      }},
     {"kernel", [](Case& t) { launch(set, kFloats + 2, t.first, t.a.data(), 1.0f, kFloats + 2); }},
+    {"kernel_adds", [](Case& t) { launch(increase, kFloats + 2, t.first, t.a.data(), kFloats + 2); }},
     {"kernel_in_a_vector",
      [](Case& t) {
        std::vector<DeviceBuffer<float>> buffers;
