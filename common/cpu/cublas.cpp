@@ -158,9 +158,10 @@ struct Gemm {
 
   std::int64_t multiplications() const { return std::int64_t{m} * n * k * batch; }
 
-  // oneDNN's first product takes tens of milliseconds, in which it compiles its kernels.
+  // oneDNN's first product takes tens of milliseconds, in which it compiles its kernels. A batch is one of many, one for each
+  // head of each block.
   decltype(&cblas_sgemm) sgemm() const {
-    return multiplications() >= 1 << 24 ? workshop::cpu::large_sgemm() : openblas().sgemm;
+    return multiplications() >= (batch > 1 ? 1 << 22 : 1 << 24) ? workshop::cpu::large_sgemm() : openblas().sgemm;
   }
 
   // A matrix as floats, without what lies between its columns; returns its leading dimension.
