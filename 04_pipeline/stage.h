@@ -149,7 +149,7 @@ class Stage {
   std::deque<Chunk>& chunks() { return chunks_; }
 
  private:
-  void make_buffers(Chunk& chunk, const std::vector<Instruction>& list, int number, int samples) {
+  void make_buffers(Chunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
     const auto assign = [&](Instruction::Kind takes) {
       return assign_buffers(list, micro_batches_, number, takes, Instruction::backward);
     };

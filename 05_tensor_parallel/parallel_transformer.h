@@ -21,8 +21,8 @@ namespace workshop {
 class ParallelBlock : public ParallelLayer {
  public:
   // The group must divide the heads and, with sequence parallelism, T.
-  ParallelBlock(std::shared_ptr<const Layer> whole, int number, const GptOptions& options, std::uint64_t seed,
-                std::shared_ptr<TensorParallel> cut)
+  ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
+                const std::shared_ptr<TensorParallel>& cut)
       : ParallelLayer(whole, cut->own(options.context) * options.width, cut->own(options.context) * options.width,
                       {Split::rows, Split::rows, Split::columns, Split::none, Split::rows, Split::rows, Split::columns,
                        Split::none, Split::none, Split::none, Split::none, Split::none},

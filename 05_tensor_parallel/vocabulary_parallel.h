@@ -66,7 +66,8 @@ static __global__ void embedding_backward_of_own(Reals words_grad, Reals positio
 // Reads token ids [samples, context]; returns this rank's rows of [samples·context, width].
 class ParallelEmbedding : public ParallelLayer {
  public:
-  ParallelEmbedding(std::shared_ptr<const Layer> whole, int context, int width, std::shared_ptr<TensorParallel> cut)
+  ParallelEmbedding(const std::shared_ptr<const Layer>& whole, int context, int width,
+                    const std::shared_ptr<TensorParallel>& cut)
       : ParallelLayer(whole, context, cut->own(context) * width, {Split::rows, Split::none}, cut),
         context_(context),
         width_(width),
@@ -112,8 +113,8 @@ class ParallelEmbedding : public ParallelLayer {
 // The logits [samples, context, V/P] of this rank's words: a norm on its own rows, and a column-parallel layer.
 class ParallelHead : public ParallelLayer {
  public:
-  ParallelHead(std::shared_ptr<const Layer> whole, int context, int width, Words own,
-               std::shared_ptr<TensorParallel> cut)
+  ParallelHead(const std::shared_ptr<const Layer>& whole, int context, int width, Words own,
+               const std::shared_ptr<TensorParallel>& cut)
       : ParallelLayer(whole, cut->own(context) * width, context * own.count, {Split::none, Split::none, Split::rows},
                       cut),
         context_(context),

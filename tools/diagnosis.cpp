@@ -35,7 +35,7 @@ Values scaled(Values values, double factor) {
   return values;
 }
 
-std::string text(double value) { return formatted("%.6g", value); }
+std::string rounded(double value) { return formatted("%.6g", value); }
 
 bool finite(double value) { return std::isfinite(value); }
 
@@ -113,7 +113,7 @@ std::string quantities(const Symptom& s, double factor) {
       const double size = root ? std::sqrt(value) : value;
       if (value < 2 || std::abs(times - size) > kTolerance * size || names.find(name) != std::string::npos) continue;
       names += (names.empty() ? "" : " and ") + name;
-      number = (root ? "√" : "") + text(value);
+      number = (root ? "√" : "") + rounded(value);
     }
     if (!names.empty()) found += (found.empty() ? " " : ", ") + number + " is " + (root ? "the root of " : "") + names;
   }
@@ -144,7 +144,7 @@ std::string constant_factor(const Symptom& s) {
   const double times = fraction ? 1 / factor : factor;
   // Some factor fits any two numbers, but a whole one by chance only rarely.
   if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
-  return "Every value is " + text(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
+  return "Every value is " + rounded(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
          (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
 }
 

@@ -30,7 +30,7 @@ std::vector<std::string> parts_of(std::string list) {
   return parts;
 }
 
-std::string text(double value) { return formatted("%.10g", value); }
+std::string exact(double value) { return formatted("%.10g", value); }
 
 // What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first
 // layer of each rank, and the number of layers" the end as well.
@@ -75,7 +75,7 @@ std::string all_off_by(const Symptom& s) {
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
-  return entries + text(std::abs(off)) + (off > 0 ? " too large" : " too small") +
+  return entries + exact(std::abs(off)) + (off > 0 ? " too large" : " too small") +
          (std::abs(off) == 1 ? ": does a count begin at 1, or end one too early or too late?" : ".");
 }
 
@@ -103,7 +103,7 @@ std::string all_times(const Symptom& s) {
   std::string why;
   if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
   if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";
-  return "Every entry is " + text(times) + (factor > 1 ? " times too large" : " times too small") +
+  return "Every entry is " + exact(times) + (factor > 1 ? " times too large" : " times too small") +
          (why.empty() ? "." : why);
 }
 
@@ -124,14 +124,14 @@ std::string other_order(const Symptom& s) {
   return m.size() > 1 && m == e ? "These are the right numbers in another order." : "";
 }
 
-std::string how_many(const Symptom& s) {
+std::string wrong_entries(const Symptom& s) {
   std::string list;
   int wrong = 0;
   for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
     if (s.mine.values[i] == s.expected.values[i] || ++wrong > 3) continue;
     const std::string name = name_of_entry(s.expected, i);
     list += (list.empty() ? "" : ", ") + (name.empty() ? "[" + std::to_string(i) + "]" : name) + " is " +
-            text(s.mine.values[i]) + ", expected " + text(s.expected.values[i]);
+            exact(s.mine.values[i]) + ", expected " + exact(s.expected.values[i]);
   }
   if (wrong < 2) return "";
   return std::to_string(wrong) + " of " + std::to_string(s.mine.values.size()) + " differ: " + list +
@@ -154,7 +154,7 @@ std::string name_of_entry(const Tensor& list, std::size_t position) {
 std::string diagnose_integers(const Symptom& symptom) {
   if (symptom.mine.values.empty() || symptom.mine.values.size() != symptom.expected.values.size())
     return other_length(symptom);
-  for (const auto check : {inverted, of_another_rank, all_off_by, all_times, other_order, how_many}) {
+  for (const auto check : {inverted, of_another_rank, all_off_by, all_times, other_order, wrong_entries}) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;
   }

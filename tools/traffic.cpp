@@ -19,7 +19,7 @@ struct Both {
   Traffic expected, mine;
 };
 
-std::string text(double value) { return formatted("%.7g", value); }
+std::string number(double value) { return formatted("%.7g", value); }
 
 void add(Traffic& traffic, double calls, double bytes) {
   traffic.calls += calls;
@@ -37,9 +37,9 @@ std::string differences(const RunRecord& expected, const RunRecord& mine) {
     for (const auto& [rank, both] : by_rank) {
       if (both.mine == both.expected) continue;
       lines += "  your " + operation.first + " on communicator '" + operation.second + "' is called " +
-               text(both.mine.calls) + " times on rank " + std::to_string(rank) + ", expected " +
-               text(both.expected.calls) + "; with " + text(both.mine.bytes) + " bytes, expected " +
-               text(both.expected.bytes) + "\n";
+               number(both.mine.calls) + " times on rank " + std::to_string(rank) + ", expected " +
+               number(both.expected.calls) + "; with " + number(both.mine.bytes) + " bytes, expected " +
+               number(both.expected.bytes) + "\n";
       break;
     }
   }
@@ -98,7 +98,8 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
   verdict.text =
       subject + "The numbers are right, but not what is sent for them:\n" + todos.place_line(verdict.todo) + lines;
   if (more) {
-    verdict.text += "  In all your ranks send " + text(yours.bytes) + " bytes, expected " + text(theirs.bytes) + ".\n";
+    verdict.text +=
+        "  In all your ranks send " + number(yours.bytes) + " bytes, expected " + number(theirs.bytes) + ".\n";
   } else {
     verdict.text += std::string("  As many bytes are sent, but the TODO asks for ") +
                     (one_call ? "one NCCL call" : "two NCCL calls") + ".\n";

@@ -86,7 +86,8 @@ void read_files(const std::string& checkpoint, Read read) {
     read();
   } catch (const std::runtime_error& failed) {
     const std::string message = failed.what(), before = checkpoint_before(checkpoint);
-    const bool of_file = message.find("index.json: ") != message.npos || message.find(".safetensors") != message.npos;
+    const bool of_file =
+        message.find("index.json: ") != std::string::npos || message.find(".safetensors") != std::string::npos;
     if (!of_file || before.empty()) throw;
     throw std::runtime_error(message + "; remove " + checkpoint + " to go on from the one before it, " + before);
   }

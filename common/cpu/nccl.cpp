@@ -27,7 +27,7 @@ struct LastError {
   char text[512] = "";
 };
 
-LastError& last_error() {
+LastError& last_nccl_error() {
   static LastError& instance = *new LastError;
   return instance;
 }
@@ -127,7 +127,7 @@ ncclResult_t check_pointer(const void* pointer, const char* name) {
 }
 
 ncclResult_t error(ncclResult_t result, const char* format, ...) {
-  LastError& last = last_error();
+  LastError& last = last_nccl_error();
   const std::lock_guard lock(last.mutex);
   va_list arguments;
   va_start(arguments, format);
@@ -174,7 +174,7 @@ const char* pncclGetErrorString(ncclResult_t result) {
 // The text belongs to the calling thread until its next call.
 const char* pncclGetLastError(ncclComm_t) {
   thread_local char copy[sizeof(LastError::text)];
-  LastError& last = last_error();
+  LastError& last = last_nccl_error();
   const std::lock_guard lock(last.mutex);
   std::memcpy(copy, last.text, sizeof copy);
   return copy;

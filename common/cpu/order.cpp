@@ -311,7 +311,7 @@ void with_checker(Use use) {
 bool order_is_asked_for() {
   const char* value = std::getenv("WORKSHOP_ORDER");
   const std::string_view text = value == nullptr ? "" : value;
-  if (text != "" && text != "0" && text != "1") bad_environment("WORKSHOP_ORDER", value, "0 or 1");
+  if (!text.empty() && text != "0" && text != "1") bad_environment("WORKSHOP_ORDER", value, "0 or 1");
   return text == "1";
 }
 

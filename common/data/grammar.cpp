@@ -52,7 +52,8 @@ class Grammar::Builder {
 
     states_.reserve(1 << 17);
     state(0, Memory(slots_.size(), 0));
-    for (std::size_t from = 0; from < places_.size(); ++from) {
+    for (std::size_t from = 0; from < places_.size();
+         ++from) {  // NOLINT(modernize-loop-convert): add_arcs() adds places
       grammar_.first_arcs_.push_back(static_cast<int>(grammar_.arcs_.size()));
       const auto [place, memory] = places_[from];
       add_arcs(place, memory);
@@ -202,7 +203,7 @@ class Grammar::Builder {
 };
 
 Grammar::Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules) {
-  Builder(*this, slots, rules);
+  const Builder built(*this, slots, rules);
   stationary_ = time_in_states();
 }
 
@@ -278,7 +279,7 @@ double Reader::read(std::int32_t token) {
     probability = first_probability_[token];
     belief_ = &belief;
   } else {
-    Belief& then = beliefs_[belief_ == &beliefs_[0] ? 1 : 0];
+    Belief& then = beliefs_[belief_ == beliefs_.data() ? 1 : 0];
     probability = follow(*belief_, token, then);
     belief_ = &then;
   }

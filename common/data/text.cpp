@@ -40,7 +40,7 @@ bool is_space(char32_t c) {
 // The words of a file, one after the other.
 class WordReader {
  public:
-  explicit WordReader(const std::string& path) : path_(path) {
+  explicit WordReader(std::string path) : path_(std::move(path)) {
     std::error_code unusable;
     if (fs::exists(path_, unusable) && !fs::is_regular_file(path_, unusable)) {
       throw std::runtime_error(path_ + ": it is no regular file");

@@ -20,7 +20,7 @@ struct Calls {
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> places = {};  // file:line -> calls, bytes
 };
 
-class Ledger : public CallObserver {
+class Ledger final : public CallObserver {
  public:
   void enqueued(std::span<const NcclCall> group, ncclResult_t status) override {
     for (const NcclCall& call : group) {

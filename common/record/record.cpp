@@ -146,7 +146,7 @@ std::vector<double> read_values(const std::string& path, const std::string& name
   std::map<std::string, double> named;
   std::string text;
   for (bool first = true; std::getline(lines, text); first = false) {
-    if (!first && text.find(name) == text.npos) continue;  // to read the probes would take seconds
+    if (!first && text.find(name) == std::string::npos) continue;  // to read the probes would take seconds
     const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!line.is_object() || !line.contains("type")) throw std::runtime_error(path + ": no run record");
     const auto has = [&](const char* key, auto value) { return line.contains(key) && line[key] == value; };

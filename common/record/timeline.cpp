@@ -64,7 +64,7 @@ struct DeviceClock {
   Event known{cudaEventDefault}, beginning{cudaEventDefault};
 };
 
-class Timeline : public CallObserver {
+class Timeline final : public CallObserver {
  public:
   // A group is one span on each stream that it uses.
   void enqueue_begins(std::span<const NcclCall> group) override {

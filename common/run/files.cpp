@@ -81,7 +81,7 @@ std::string read_file(const std::string& path, bool links) {
     error = "it is no regular file of at most 100 MB";
   } else {
     text.resize(static_cast<std::size_t>(status.st_size));
-    if (read(file, text.data(), text.size()) != status.st_size) error = "cannot be read to its end";
+    if (::read(file, text.data(), text.size()) != status.st_size) error = "cannot be read to its end";
   }
   close(file);
   if (!error.empty()) throw std::runtime_error(path + ": " + error);

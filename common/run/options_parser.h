@@ -110,7 +110,7 @@ struct Options::Impl {
 
   // One of these texts: `choose` is given its place.
   CLI::Option* add_choice(const std::string& name, const std::string& help, const std::vector<std::string>& choices,
-                          const std::string& otherwise, std::function<void(std::size_t)> choose) {
+                          const std::string& otherwise, const std::function<void(std::size_t)>& choose) {
     const auto read = [choices, choose](const std::string& text) {
       const auto found = std::ranges::find(choices, text);
       if (found == choices.end()) return join(choices, ", ");

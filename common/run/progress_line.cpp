@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "common/job.h"
 #include "common/run/text.h"
@@ -37,8 +38,8 @@ std::unique_ptr<ProgressLine> ProgressLine::make(const Work& work) {
   return std::make_unique<ProgressLine>(work, Pace{seconds, first, on_terminal});
 }
 
-ProgressLine::ProgressLine(const Work& work, const Pace& pace)
-    : work_(work), pace_(pace), next_line_(Clock::now() + in_clock(pace.first)) {
+ProgressLine::ProgressLine(Work work, const Pace& pace)
+    : work_(std::move(work)), pace_(pace), next_line_(Clock::now() + in_clock(pace.first)) {
   CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&host_loss_), sizeof(float)));
 }
 

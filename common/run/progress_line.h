@@ -35,7 +35,7 @@ class ProgressLine {
   // On rank 0, null on all others and where none is wanted: WORKSHOP_PROGRESS is the seconds between two lines, 0 for
   // none.
   static std::unique_ptr<ProgressLine> make(const Work& work);
-  ProgressLine(const Work& work, const Pace& pace);
+  ProgressLine(Work work, const Pace& pace);
   ~ProgressLine();
 
   // Call before a step's work is enqueued on `stream`, after so many others. The loss of the last one is on the device:

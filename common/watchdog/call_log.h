@@ -16,7 +16,7 @@ namespace workshop {
 
 // A ring: the calls [head, tail) have not completed; those before head are remembered until their place is taken. A
 // call that finds no place is not watched: the ones before it tell enough.
-class CallLog : public CallObserver {
+class CallLog final : public CallObserver {
  public:
   void call_begins(NcclCall& call) override;
   void enqueued(std::span<const NcclCall> calls, ncclResult_t status) override;

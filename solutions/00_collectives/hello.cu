@@ -192,7 +192,7 @@ std::vector<std::string> unused(const std::vector<Card>& cards) {
 // Says on rank 0 whether the job uses what it was given, with the same software everywhere.
 bool all_is_well(const std::vector<Card>& cards) {
   std::vector<std::string> wrong = unused(cards);
-  if (!same_versions(cards)) wrong.push_back("the ranks' drivers or libraries are not of the same version");
+  if (!same_versions(cards)) wrong.emplace_back("the ranks' drivers or libraries are not of the same version");
   for (const std::string& line : wrong) print0("WRONG: %s\n", line.c_str());
   if (!wrong.empty()) return false;
   const std::vector<Node> nodes = nodes_of(cards);

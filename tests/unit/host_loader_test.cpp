@@ -26,7 +26,7 @@ std::shared_ptr<const ImageDataset> images(int count) {
       ImageDataset{.trained_on = count, .size = 32, .records = draw_images(1, count, 10)});
 }
 
-Indices range(int first, int last) {
+Indices indices(int first, int last) {
   Indices indices(last - first);
   std::iota(indices.begin(), indices.end(), first);
   return indices;
@@ -63,16 +63,16 @@ class HostLoaderTest : public testing::TestWithParam<int> {
 
 TEST_P(HostLoaderTest, MakesTheBatchesOfAnEpoch) {
   for (int epoch = 0; epoch < 3; ++epoch) {
-    loader_.start_epoch(range(0, 50));
+    loader_.start_epoch(indices(0, 50));
     ASSERT_EQ(loader_.steps(), 13);
-    for (int step = 0; step < 12; ++step) expect_batch(loader_.batch(step), range(4 * step, 4 * step + 4));
+    for (int step = 0; step < 12; ++step) expect_batch(loader_.batch(step), indices(4 * step, 4 * step + 4));
     expect_batch(loader_.batch(12), {48, 49});
   }
 }
 
 TEST_P(HostLoaderTest, PreparesTargetsAlone) {
   HostLoader loader(images_, 4, GetParam(), stream_, /*needs_x=*/false);
-  loader.start_epoch(range(0, 10));
+  loader.start_epoch(indices(0, 10));
   for (int step = 0; step < loader.steps(); ++step) {
     const Batch batch = loader.batch(step);
     EXPECT_EQ(batch.x, nullptr);
@@ -91,18 +91,18 @@ TEST_P(HostLoaderTest, GivesTheSameBatchAgain) {
 }
 
 TEST_P(HostLoaderTest, GoesOnFromAnyStep) {
-  loader_.start_epoch(range(0, 50));
-  expect_batch(loader_.batch(7), range(28, 32));
-  expect_batch(loader_.batch(8), range(32, 36));
-  expect_batch(loader_.batch(2), range(8, 12));
-  expect_batch(loader_.batch(3), range(12, 16));
+  loader_.start_epoch(indices(0, 50));
+  expect_batch(loader_.batch(7), indices(28, 32));
+  expect_batch(loader_.batch(8), indices(32, 36));
+  expect_batch(loader_.batch(2), indices(8, 12));
+  expect_batch(loader_.batch(3), indices(12, 16));
 }
 
 TEST_P(HostLoaderTest, LeavesAnEpochAtAnyStep) {
   for (int steps = 0; steps < 9; ++steps) {
-    loader_.start_epoch(range(10 - steps, 50));
+    loader_.start_epoch(indices(10 - steps, 50));
     for (int step = 0; step < steps; ++step) {
-      expect_batch(loader_.batch(step), range(10 - steps + 4 * step, 14 - steps + 4 * step));
+      expect_batch(loader_.batch(step), indices(10 - steps + 4 * step, 14 - steps + 4 * step));
     }
   }
 }
@@ -113,7 +113,7 @@ TEST_P(HostLoaderTest, RefusesMoreIndicesThanSamples) {
 
 #ifdef WORKSHOP_BACKEND_CPU
 TEST_P(HostLoaderTest, NeitherAllocatesNorWaitsForTheDeviceInAStep) {
-  loader_.start_epoch(range(0, 50));
+  loader_.start_epoch(indices(0, 50));
   const auto before = cpu::counters();
   for (int step = 0; step < loader_.steps(); ++step) loader_.batch(step);
   EXPECT_EQ(cpu::counters().allocations, before.allocations);
@@ -148,7 +148,7 @@ TEST(HostLoader, PreparesAndCopiesAheadOfADeviceThatIsBusy) {
     for (int i = 0; i < 2000 && !in_time; ++i) std::this_thread::sleep_for(10ms);
     done = true;
   });
-  loader.start_epoch(range(0, 40));
+  loader.start_epoch(indices(0, 40));
   loader.batch(0);
   occupy(stream, done);  // step 0
   // Three batches are on the device or may be copied there, two more are in pinned memory as soon as those are copied.
@@ -174,7 +174,7 @@ TEST(HostLoader, KeepsADeviceBusyThatTakesLonger) {
   const auto eighty = images(80);
   expect_in_some([&] {
     HostLoader loader(eighty, 8, 2, stream);
-    loader.start_epoch(range(0, 80));
+    loader.start_epoch(indices(0, 80));
     for (int step = 0; step < 10; ++step) {
       loader.batch(step);
       occupy<20>(stream);
@@ -189,7 +189,7 @@ TEST(HostLoader, SaysHowLongTheDeviceHasWaited) {
       std::make_shared<ImageDataset>(ImageDataset{.trained_on = 64, .size = 224, .records = draw_images(1, 64, 10)});
   expect_in_some([&] {
     HostLoader loader(large, 16, 0, stream);  // prepares while nothing else is done
-    loader.start_epoch(range(0, 64));
+    loader.start_epoch(indices(0, 64));
     loader.batch(0);
     const auto first = std::chrono::steady_clock::now();
     for (int step = 1; step < 4; ++step) loader.batch(step);

@@ -3,7 +3,17 @@
 
 # How programs are optimized on the CPU: kernels vectorize as at -O3 and are as fast, and the rest, which takes no time,
 # compiles in two thirds of it.
-set(WORKSHOP_OPTIMIZATION "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1;-ftree-vectorize>")
+set(WORKSHOP_OPTIMIZATION "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1;-ftree-vectorize;-funswitch-loops>")
+
+# workshop_unity(target group file…): these files of a target are compiled together, for most of the time goes into the
+# headers that they include. clang-tidy wants to see each by itself. What has options of its own is not for this.
+option(WORKSHOP_UNITY "compile files of common/, tools/ and tests/ together" ON)
+function(workshop_unity target group)
+  if(WORKSHOP_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
+  endif()
+endfunction()
 
 # _workshop_source(target file): how a .cu file is compiled, as CUDA or as C++, and what it is linked to.
 function(_workshop_source target file)
