@@ -108,6 +108,8 @@ std::string advice_on_peer(const std::vector<std::string>& lines) {
     if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
       return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
              "group.\n";
+    if (line.find("to or from this rank itself outside a group") != std::string::npos)
+      return "  The peer of this call is the rank itself: is another one meant? A message to oneself needs a group.\n";
     int rank = -1, peer = 0, last = 0;
     const std::size_t at = line.find("root or peer is ");
     if (at == std::string::npos) continue;
