@@ -221,6 +221,7 @@ class CompressedAverage : public OverlappedAverage {
     compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
     if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
     if (number == buckets) ++steps_;
+    if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 
  private:
