@@ -564,6 +564,8 @@ int Comparison::print_ending() {
   std::string named = ending_->todo(todos_, next);
   // What has worked before was called with something wrong.
   if (passed.contains(named) && todos_.calls(next, named)) named = next;
+  // Behind all probes, what is known of the mistake says where it is.
+  if (named.empty() && next.empty() && ending_->sighting()) named = known_.todo(expected_, mine_, *ending_->sighting());
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),

@@ -220,14 +220,33 @@ KnownMistakes::KnownMistakes(const std::string& fingerprints, bool shows) : show
   if (!fingerprints.empty()) known_.emplace(fingerprints);
 }
 
-std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
-                                    const std::string& todo, bool of_others) const {
+namespace {
+
+Sighting with_traffic(Sighting seen, const RunRecord& mine) {
   for (const Collective& c : mine.collectives) {
     seen.calls += c.calls;
     seen.bytes += c.bytes;
   }
+  return seen;
+}
+
+}  // namespace
+
+std::optional<Mistake> KnownMistakes::find(const RunRecord& expected, const Sighting& seen,
+                                           const std::string& todo) const {
+  return known_ ? known_->find(expected, seen, todo) : std::nullopt;
+}
+
+std::string KnownMistakes::todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const {
+  const auto mistake = find(expected, with_traffic(seen, mine), "");
+  return mistake && mistake->certain ? mistake->todo : "";
+}
+
+std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
+                                    const std::string& todo, bool of_others) const {
+  seen = with_traffic(std::move(seen), mine);
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
-  const auto mistake = known_ ? known_->find(expected, seen, todo) : std::nullopt;
+  const auto mistake = find(expected, seen, todo);
   if (!mistake || (mistake->todo != todo && !of_others)) return "";
   return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
          mistake->sentence;

@@ -85,7 +85,12 @@ class KnownMistakes {
   std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
                        bool of_others = true) const;
 
+  // The TODO of the mistake that certainly looks like this; empty where none does.
+  std::string todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const;
+
  private:
+  std::optional<Mistake> find(const RunRecord& expected, const Sighting& seen, const std::string& todo) const;
+
   std::optional<Fingerprints> known_;
   bool shows_;
 };

@@ -52,8 +52,8 @@ class Grammar::Builder {
 
     states_.reserve(1 << 17);
     state(0, Memory(slots_.size(), 0));
-    for (std::size_t from = 0; from < places_.size();
-         ++from) {  // NOLINT(modernize-loop-convert): add_arcs() adds places
+    // NOLINTNEXTLINE(modernize-loop-convert): add_arcs() adds places
+    for (std::size_t from = 0; from < places_.size(); ++from) {
       grammar_.first_arcs_.push_back(static_cast<int>(grammar_.arcs_.size()));
       const auto [place, memory] = places_[from];
       add_arcs(place, memory);

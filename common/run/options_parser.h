@@ -68,7 +68,7 @@ struct Options::Impl {
     const std::string otherwise = option->get_default_str();
     option->default_str((otherwise.empty() ? "" : otherwise + "; ") + of_model + ": " + text);
   }
-  // What an option is where nobody gives it: another default than that of its declaration.
+  // What an option is where it is not given: another default than that of its declaration.
   void set_default(const std::string& name, const std::string& text) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr || option->count() > 0) return;
