@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdlib>
-#include <string_view>
+#include <cstring>
 
 namespace workshop {
 
@@ -16,7 +16,7 @@ __host__ __device__ inline bool filling([[maybe_unused]] const char* mistake) {
   return false;
 #else
   static const char* const wanted = std::getenv("WORKSHOP_FILLING");
-  return wanted != nullptr && std::string_view(mistake) == wanted;
+  return wanted != nullptr && std::strcmp(mistake, wanted) == 0;  // kernels ask for each element, unoptimized
 #endif
 }
 
