@@ -62,10 +62,6 @@ using Probes = std::map<ProbeKey, const Probe*>;
 constexpr double kRounding = 0.1;  // of the tolerance: more than rounding comes to within one TODO
 constexpr double kSmall = 1e-3;    // an error that may have grown from one within the tolerance
 
-std::string place_of(const ProbeKey& key) {
-  return "tensor '" + key.name + "' on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step);
-}
-
 class Comparison {
  public:
   Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos, const Ending* ending,
@@ -92,11 +88,18 @@ class Comparison {
   static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
   // From here on this TODO is the one to look at.
   void blame(const std::string& id, bool certain);
+  // "tensor 'grad' on rank 1, step 0", and the latter part of it.
+  std::string tensor_of(const ProbeKey& key) const { return "tensor '" + key.name + "'" + rank_and_step(key); }
+  std::string rank_and_step(const ProbeKey& key) const;
+  // A plan is made by one process, without steps.
+  bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
   // The TODO of this program that can have spoiled what one of another chapter works on.
   std::string own_before(std::size_t position) const;
   // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
-  // rank may have zeros and one small value of a tensor whose other values are the other ranks'.
+  // rank may have zeros and one small value of a tensor whose other values are the other ranks'. What is "left out of"
+  // other values, of the same TODO, is their difference to something near, and is rounded as they are.
   double scale(const ProbeKey& key) const;
+  double rms_over_ranks(const ProbeKey& key) const;
   // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps its error, and the largest of all.
   std::string differing(const Tensor& mine, const Tensor& expected, double scale);
   // With --precision bf16: are the two apart by a rounding at most?
@@ -165,6 +168,10 @@ void Comparison::blame(const std::string& id, bool certain) {
   right_.erase(id);
 }
 
+std::string Comparison::rank_and_step(const ProbeKey& key) const {
+  return has_steps() ? " on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step) : "";
+}
+
 std::string Comparison::own_before(std::size_t position) const {
   const int rank = expected_order_[position].rank;
   for (std::size_t i = position; i-- > 0;) {
@@ -177,6 +184,16 @@ std::string Comparison::own_before(std::size_t position) const {
 }
 
 double Comparison::scale(const ProbeKey& key) const {
+  double scale = rms_over_ranks(key);
+  if (!key.name.starts_with("left out of ")) return scale;
+  for (const auto& [other, probe] : expected_probes_) {
+    if (other.rank == key.rank && other.step == key.step && other.id == key.id && other.occurrence == key.occurrence)
+      scale = std::max(scale, rms_over_ranks(other));
+  }
+  return scale;
+}
+
+double Comparison::rms_over_ranks(const ProbeKey& key) const {
   double squares = 0, size = 0;
   ProbeKey other = key;
   for (other.rank = 0; other.rank < expected_.world; ++other.rank) {
@@ -252,9 +269,10 @@ std::vector<Known> Comparison::others(const ProbeKey& key) const {
     }
     const Tensor* tensor = &expected_probes_.at(other)->tensor;
     std::string name = "the values of '" + other.name + "'";
-    if (other.occurrence != key.occurrence) name += ", number " + std::to_string(other.occurrence + 1) + " of the step";
+    if (other.occurrence != key.occurrence)
+      name += ", number " + std::to_string(other.occurrence + 1) + (has_steps() ? " of the step" : " of the run");
     if (other.id == key.id) {
-      name += " on rank " + std::to_string(other.rank) + ", step " + std::to_string(other.step);
+      name += rank_and_step(other);
       same_todo.push_back({name, tensor});
     } else if (other.rank == key.rank && other.step == key.step) {
       name += " of TODO " + other.id;
@@ -327,8 +345,8 @@ TodoIds Comparison::unobserved() const {
 void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
   blame(drift_->id, true);
   std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
-              todos_.place_line(drift_->id).c_str(), place_of(*drift_).c_str());
-  std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", place_of(key).c_str(),
+              todos_.place_line(drift_->id).c_str(), tensor_of(*drift_).c_str());
+  std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", tensor_of(key).c_str(),
               key.id.c_str(), difference.c_str());
   const std::string sentence = known(key, drift_->id);
   const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // it is not another TODO's
@@ -344,7 +362,7 @@ bool Comparison::probe_agrees(std::size_t position) {
   if (mine == mine_probes_.end()) {
     if (!mine_.complete) return true;  // then only what was done before the end is there
     what = " was not reached as often as expected.\n";
-    details = "  " + place_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
+    details = "  " + tensor_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
     if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
@@ -366,7 +384,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     }
     if (sentence.empty()) sentence = diagnosis(key);
     what = " is the first that differs.\n";
-    details = "  " + place_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
+    details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
               (sentence.empty() ? "" : "  " + sentence + "\n");
   }
   if (todos_.contains(key.id)) {
@@ -395,7 +413,7 @@ bool Comparison::probes_agree() {
     if (expected_probes_.contains(key)) continue;
     blame(key.id, true);
     std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
-                todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), place_of(key).c_str(),
+                todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
                 key.occurrence + 1);
     explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
                                  key.step),
@@ -497,6 +515,17 @@ void Comparison::print_notes() const {
         rank, text(mine->second.at("synchronizations")).c_str(), text(waits).c_str());
     break;
   }
+  for (const auto& [rank, host] : expected_.host) {
+    const auto mine = mine_.host.find(rank);
+    if (mine == mine_.host.end() || !host.contains("events") || !mine->second.contains("events")) continue;
+    if (mine->second.at("events") <= host.at("events")) continue;
+    std::printf(
+        "Note: your rank %d records events %s times during the steps, the solution's %s times. An event that is "
+        "recorded again stands for all that its stream has been given by then: what waits for it may wait for more "
+        "than it needs, and less runs at the same time.\n",
+        rank, text(mine->second.at("events")).c_str(), text(host.at("events")).c_str());
+    break;
+  }
 }
 
 int Comparison::print_unfinished() const {
@@ -582,7 +611,7 @@ int Comparison::run() {
     if (ending_ != nullptr) {
       std::printf("Your program %s It may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
                   ending_->quote().c_str());
-      if (ending_->sighting()) explain(*ending_->sighting());
+      if (ending_->sighting() && !explained_) explain(*ending_->sighting());
     }
     return 1;
   }
@@ -593,7 +622,7 @@ int Comparison::run() {
     std::printf(
         "Note: with --precision bf16, %s (TODO %s) is a rounding away from the solution's, as the same arithmetic "
         "in another order may be. What comes behind it was not compared in this run.\n",
-        place_of(*rounded_).c_str(), rounded_->id.c_str());
+        tensor_of(*rounded_).c_str(), rounded_->id.c_str());
     return 0;
   }
   if (!losses_agree() || !parameters_agree() || !traffic_agrees()) return 1;

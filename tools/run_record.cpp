@@ -152,7 +152,7 @@ void read_line(const Line& read, RunRecord& record) {
   } else if (type == "memory") {
     read_memory(line, record);
   } else if (type == "host") {
-    for (const char* what : {"allocations", "synchronizations", "devices", "handles"}) {
+    for (const char* what : {"allocations", "synchronizations", "events", "devices", "handles"}) {
       if (line.contains(what)) record.host[line.at("rank")][what] = line.at(what);
     }
   } else if (type == "value") {

@@ -74,7 +74,8 @@ struct RunRecord {
   std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device, its number
   // The same two of the other devices that a rank uses: (rank, number of the device).
   std::map<std::pair<int, int>, std::map<std::string, double>> other_peaks, other_devices;
-  std::map<int, std::map<std::string, double>> host;  // rank -> allocations, synchronizations, devices, handles (cpu)
+  // rank -> allocations, synchronizations, events, devices, handles (cpu)
+  std::map<int, std::map<std::string, double>> host;
   std::map<int, Probe> passed;  // rank -> the last probe that it came to, without its values; of a journal
   bool complete = false;        // the run has come to its end
   std::string todo;             // the TODO that ended the run, if one did

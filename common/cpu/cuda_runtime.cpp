@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/cpu/cores.h"
+#include "common/cpu/order.h"
 #include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
 
@@ -19,6 +20,7 @@ namespace {
 
 std::atomic<std::uint64_t> allocations = 0;
 std::atomic<std::uint64_t> synchronizations = 0;
+std::atomic<std::uint64_t> recorded_events = 0;
 
 struct ErrorText {
   cudaError_t error;
@@ -117,10 +119,13 @@ std::size_t device_memory() {
 
 void count_allocation() { ++allocations; }
 void count_synchronization() { ++synchronizations; }
+void count_event() {
+  if (on_main_thread()) ++recorded_events;
+}
 
 Counters counters() {
   return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true),
-          most_handles()};
+          most_handles(), recorded_events.load()};
 }
 
 int hardware_queues() {

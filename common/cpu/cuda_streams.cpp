@@ -229,6 +229,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (const cudaError_t error = check(stream); error != cudaSuccess) return result(error);
   if (const cudaError_t error = check(event); error != cudaSuccess) return result(error);
   if (event->device != device_of(stream)) return result(cudaErrorInvalidResourceHandle);
+  count_event();
   order_event_recorded(event, stream);
   const Position position = enqueue_record(event, stream);
   const std::lock_guard lock(event->mutex);

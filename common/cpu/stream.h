@@ -102,6 +102,8 @@ void wait_for_blocked_hosts();
 
 // Adds one to counters().synchronizations.
 void count_synchronization();
+// Adds one to counters().events, on the main thread.
+void count_event();
 
 }  // namespace workshop::cpu
 

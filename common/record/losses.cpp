@@ -19,6 +19,7 @@ void count_host([[maybe_unused]] int sign) {
   const auto counters = cpu::counters();
   recorder().allocations += sign * static_cast<long>(counters.allocations);
   recorder().synchronizations += sign * static_cast<long>(counters.synchronizations);
+  recorder().events += sign * static_cast<long>(counters.events);
 #endif
 }
 

@@ -218,6 +218,7 @@ void write_record(ncclComm_t comm) {
                      {"rank", rank},
                      {"allocations", r.allocations},
                      {"synchronizations", r.synchronizations},
+                     {"events", r.events},
                      {"devices", cpu::counters().devices},
                      {"handles", cpu::counters().handles}});
 #endif

@@ -25,7 +25,7 @@ struct Recorder {
   int step = 0;       // optimizer step that is being enqueued
   int steps_done = 0;
   double seconds_per_step = 0;
-  long allocations = 0, synchronizations = 0;  // in steps (cpu backend)
+  long allocations = 0, synchronizations = 0, events = 0;  // in steps (cpu backend)
 };
 Recorder& recorder();
 

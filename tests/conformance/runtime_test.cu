@@ -736,6 +736,15 @@ TEST(Counters, CountAllocationsAndWaits) {
   EXPECT_EQ(after.synchronizations, before.synchronizations + 2);
 }
 
+TEST(Counters, CountEventsOfTheMainThread) {
+  const Stream stream;
+  const Event event;
+  const auto before = workshop::cpu::counters();
+  for (int i = 0; i < 2; ++i) CUDA_CHECK(cudaEventRecord(event, stream));
+  std::thread([&] { CUDA_CHECK(cudaEventRecord(event, stream)); }).join();
+  EXPECT_EQ(workshop::cpu::counters().events, before.events + 2);
+}
+
 TEST(Counters, CountTheCublasHandlesOfAStream) {
   const Stream one, other;
   const auto make = [](cudaStream_t stream) {

@@ -61,7 +61,7 @@ class Record {
                        {"rank", rank},
                        {"peak", {{"parameters", 100}, {"data", 5}}},
                        {"current", {{"parameters", 100}, {"data", 5}}}});
-      lines.push_back({{"type", "host"}, {"rank", rank}, {"allocations", 0}, {"synchronizations", 2}});
+      lines.push_back({{"type", "host"}, {"rank", rank}, {"allocations", 0}, {"synchronizations", 2}, {"events", 8}});
     }
   }
 
@@ -162,6 +162,27 @@ TEST_F(CompareRuns, ToleranceIsRelativeToTheTensorOnAllRanks) {
   verdict(0, {});
   mine.set_values("probe", 3, {0, 0, 1.1e-3, 0, 0, 0});
   verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
+TEST_F(CompareRuns, WhatIsLeftOutIsJudgedByWhatThereWas) {
+  for (Record* run : {&expected, &mine}) {
+    const Values left = run == &mine ? Values{1e-3, -1e-3 + 2e-6, 0, 0, 0, 0} : Values{1e-3, -1e-3, 0, 0, 0, 0};
+    for (int rank = 0; rank < 2; ++rank) run->probe(rank, "02.2", "left out of the bucket", 0, {6}, left);
+  }
+  verdict(0, {});
+  for (int n : {6, 7}) mine.set_values("probe", n, {1e-3, -1.1e-3, 0, 0, 0, 0});
+  verdict(1, {"TODO 02.2 is the first that differs", "'left out of the bucket'"});
+}
+
+TEST_F(CompareRuns, APlanHasNoRanksAndSteps) {
+  for (Record* run : {&expected, &mine}) {
+    run->world = 1;
+    run->end["steps"] = 0;
+    std::erase_if(run->lines, [](const Json& line) { return line["type"] != "probe" || line["rank"] != 0; });
+    run->probe(0, "02.2", "bytes", 0, {3}, {1, 2, 3});
+    run->probe(0, "02.2", "bytes", 0, {3}, run == &mine ? Values{1, 2, 3} : Values{4, 5, 7});
+  }
+  verdict(1, {"  tensor 'bytes', shape [3]\n", "These are the values of 'bytes', number 1 of the run.\n"});
 }
 
 TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
@@ -464,6 +485,15 @@ TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
   mine.line("host", 0)["synchronizations"] = 66;
   verdict(0, {"all 2 TODOs right", "Note: your rank 1 holds up to 200 bytes of device memory, the solution's 100",
               "Note: your rank 0 waits for its device 66 times during the steps, the solution's 2 times"});
+}
+
+TEST_F(CompareRuns, EventsThatAreRecordedAgainAreANote) {
+  mine.line("host", 1)["events"] = 12;
+  verdict(0, {"Note: your rank 1 records events 12 times during the steps, the solution's 8 times."});
+  mine.line("host", 1)["events"] = 4;
+  EXPECT_EQ(compare().output.find("Note:"), std::string::npos);
+  expected.line("host", 1).erase("events");  // on GPUs
+  verdict(0, {});
 }
 
 TEST_F(CompareRuns, UnfinishedButRightSoFar) {

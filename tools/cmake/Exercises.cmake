@@ -85,10 +85,14 @@ endfunction()
 # workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [OPTIONS …]
 # [CPU_ONLY reason]): the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong, and
 # the verdict matches and has the sentence, but where the program gives up, for any of its ranks may be
-# the first to say so.
+# the first to say so. EXPECT right, or a note: the TODO is filled in otherwise, and rightly.
 function(workshop_wrong_filling chapter program mistake)
   cmake_parse_arguments(arg "" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;OPTIONS" ${ARGN})
   set(expect -e "${arg_EXPECT}")
+  set(status 1)
+  if(arg_EXPECT MATCHES "^(right|Note)")
+    set(status 0)
+  endif()
   if(arg_SAYS AND NOT arg_EXPECT MATCHES "did not finish|see TODO|same memory")
     string(REGEX REPLACE "([][+.*()^?{}|])" "\\\\\\1" says "${arg_SAYS}")
     list(APPEND expect -e "${says}")
@@ -102,7 +106,7 @@ function(workshop_wrong_filling chapter program mistake)
   foreach(ranks ${arg_RANKS})
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
-                  COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status ${expect} 1
+                  COMMAND ${CMAKE_SOURCE_DIR}/tools/expect_status ${expect} ${status}
                           ${check} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
                           -- ${arg_OPTIONS})
   endforeach()
@@ -119,6 +123,7 @@ endfunction()
 #   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
 #                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
 #                                           in the file twice has it but once;
+#   02.1-name: right                        what is unusual, but right, and must be judged so; or the beginning of a note;
 #   says SENTENCE                           right below that line: what ./workshop check tells a participant who has
 #                                           made this mistake: what they did and why it is wrong, but not what is right.
 #                                           Mistakes that no run tells apart have the same sentence.
