@@ -236,8 +236,8 @@ class FullyShardedModel {
     if (prefetch(k) == Prefetch::none) fetch(k);
     if (prefetch(k + 1) == Prefetch::pre) fetch(k + 1);
     // TODO 06.14: Let the compute stream wait for what was fetched for pass k: for the event fetched_[k % 2].
-    //   The event is recorded already, by fetch(): to wait for it is all (docs/calls.md). Why is one event not enough
-    //   for all passes?
+    //   fetch() has recorded the event: to wait for it is all (docs/calls.md). The passes take turns with two events,
+    //   because with prefetching fetch() has recorded that of pass k + 1 by now, too.
     CUDA_CHECK(cudaStreamWaitEvent(compute_, fetched_[k % 2]));
     // END TODO 06.14
     Unit& unit = units_[passes_[k].unit];

@@ -27,9 +27,8 @@ inline ShardLayout lay_out(const std::deque<Unit>& units) {
     layout.count += unit.sharding.shard;
     // END TODO 06.11
   }
-  std::vector<int> numbers = layout.offsets;
-  numbers.push_back(layout.count);
-  probe("06.11", "offset of each unit's shard, values in all", numbers);
+  probe("06.11", "offset of the shard of each unit", layout.offsets);
+  probe("06.11", "values in the array", std::vector<int>{layout.count});
   return layout;
 }
 

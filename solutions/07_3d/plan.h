@@ -241,9 +241,9 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 // The share of a step's time that a stage idles.
 inline double bubble(const Layout& layout) {
   double share = 0;
-  // TODO 07.14: Which share of the time of a step does each of the K stages wait, with M micro-batches?
-  //   K is layout.pp, M is layout.micro_batches. A step is as long as M + K - 1 micro-batches are; see chapter 04. Not
-  //   the share of the ideal time.
+  // TODO 07.14: Which share of the time of a step does a stage wait?
+  //   With K stages and M micro-batches, layout.pp and layout.micro_batches, a step is as long as M + K - 1
+  //   micro-batches are; see chapter 04. Not the share of the ideal time.
   share = (layout.pp - 1.0) / (layout.micro_batches + layout.pp - 1);
   // END TODO 07.14
   probe("07.14", "bubble", std::vector<double>{share});
