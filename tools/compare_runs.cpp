@@ -107,6 +107,8 @@ class Comparison {
   std::string diagnosis(const ProbeKey& key) const;
   // The sentence of the known mistake that looks like this, where `todo` is to blame; empty where there is none.
   std::string known(const ProbeKey& key, const std::string& todo) const;
+  std::string known(const Sighting& seen, const std::string& todo) const;
+  Sighting sighting_of(const ProbeKey& key) const;
   // Prints such a sentence, if there is one, without `of_others` of the TODO that is blamed.
   void explain(const Sighting& seen, bool of_others = true) const;
   Symptom symptom(const ProbeKey& key) const;
@@ -125,6 +127,7 @@ class Comparison {
   bool probes_agree();
   bool probe_agrees(std::size_t position);
   void print_drift(const ProbeKey& key, const std::string& difference);
+  void print_other_way(const ProbeKey& key, const std::string& difference);
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
@@ -149,6 +152,7 @@ class Comparison {
   double error_ = 0;                 // of the tensor compared last
   std::optional<ProbeKey> rounded_;  // a tensor that is rounded otherwise, behind which nothing can be compared
   std::optional<ProbeKey> drift_;    // the first tensor of this program that agrees, but not to rounding
+  std::optional<ProbeKey> other_;    // the first one that says that something was done in another way
 };
 
 void Comparison::index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order) {
@@ -313,10 +317,17 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
 }
 
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
-  const std::string sentence = known_.sentence(
-      expected_, mine_, sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), todo);
+  return known(sighting_of(key), todo);
+}
+
+std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
+  const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
   explained_ |= !sentence.empty();
   return sentence;
+}
+
+Sighting Comparison::sighting_of(const ProbeKey& key) const {
+  return sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence);
 }
 
 void Comparison::explain(const Sighting& seen, bool of_others) const {
@@ -354,6 +365,27 @@ void Comparison::print_drift(const ProbeKey& key, const std::string& difference)
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
 }
 
+// A flag, say, that is "one way" to do something is no mistake where it differs, but the cause of what comes of it.
+bool is_one_way(const ProbeKey& key) { return key.name.ends_with(" (one way)"); }
+
+void Comparison::print_other_way(const ProbeKey& key, const std::string& difference) {
+  const auto &mine = mine_probes_.at(*other_)->tensor, &expected = expected_probes_.at(*other_)->tensor;
+  blame(other_->id, true);
+  std::printf("%s is done in another way than in the solution, and something else comes of it.\n%s  %s, shape %s\n%s",
+              todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), place_of(*other_).c_str(),
+              bracketed(expected.shape).c_str(), differing(mine, expected, scale(*other_)).c_str());
+  std::printf("  What comes of it: %s, of TODO %s:\n%s", place_of(key).c_str(), key.id.c_str(), difference.c_str());
+  // Its looks are those of both. The first numbers, which decide whether it is certain, are not to be zero.
+  Sighting seen = sighting_of(*other_), then = sighting_of(key);
+  seen.where += ", then " + then.where;
+  if (seen.numbers.front().l2 == 0) std::swap(seen.numbers, then.numbers);
+  std::ranges::move(then.numbers, std::back_inserter(seen.numbers));
+  std::string sentence = known(seen, other_->id);
+  if (sentence.empty()) sentence = diagnosis(key);
+  if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+}
+
 bool Comparison::probe_agrees(std::size_t position) {
   const ProbeKey& key = expected_order_[position];
   const auto mine = mine_probes_.find(key);
@@ -371,6 +403,15 @@ bool Comparison::probe_agrees(std::size_t position) {
       if (todos_.contains(key.id)) right_.insert(key.id);
       if (!drift_ && todos_.contains(key.id) && error_ > kRounding * tolerance_) drift_ = key;
       return true;
+    }
+    if (is_one_way(key)) {
+      if (!other_) other_ = key;
+      if (todos_.contains(key.id)) right_.insert(key.id);
+      return true;
+    }
+    if (other_ && todos_.contains(other_->id)) {
+      print_other_way(key, difference);
+      return false;
     }
     if (drift_ && drift_->id != key.id && error_ < kSmall) {
       print_drift(key, difference);
@@ -491,6 +532,10 @@ bool Comparison::traffic_agrees() {
 
 void Comparison::print_notes() const {
   std::printf("%s", traffic_note_.c_str());
+  if (other_ && todos_.contains(other_->id)) {
+    std::printf("Note: TODO %s does it in another way than the solution, and the same comes of it.\n",
+                other_->id.c_str());
+  }
   for (const auto& [id, todo] : todos_.all()) {
     if (!todo.says_float) continue;
     std::printf(

@@ -54,7 +54,7 @@ std::string not_a_number(const Symptom& s) {
            "logarithm of a negative one.";
   }
   return where + ": that is memory which nothing wrote (on the cpu backend cudaMalloc fills with NaN), or computed " +
-         "from it. Is the operation missing, is its count too small, or its place another one?";
+         "from it. Is the operation missing, or its count or its place another one?";
 }
 
 std::string zeros(const Symptom& s) {
@@ -127,17 +127,16 @@ std::string constant_factor(const Symptom& s) {
   const double factor = std::inner_product(m.begin(), m.end(), e.begin(), 0.0) / squares;
   if (!same(m, scaled(e, factor))) return "";
   const auto is = [factor](double value) { return std::abs(factor - value) <= kTolerance * std::abs(value); };
-  const std::string ranks = std::to_string(s.world);
+  const std::string ranks = std::to_string(s.world), known = quantities(s, factor);
   if (s.world > 1 && is(s.world)) {
     return "Every value is " + ranks + " times what is expected: summed over the " + ranks + " ranks, not averaged" +
-           (s.world == 2 ? ", or added twice." : ".");
+           (s.world == 2 ? ", or added twice." : ".") + (known.empty() ? "" : " Or is it a factor?" + known);
   }
   if (s.world > 1 && is(1.0 / s.world)) {
     return "Every value is 1/" + ranks + " of what is expected: divided by the number of ranks once too often.";
   }
   if (is(1)) return "";
   if (is(-1)) return "Every value has the wrong sign.";
-  const std::string known = quantities(s, factor);
   if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
   if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing." + known;
   const bool fraction = std::abs(factor) < 1;
@@ -346,7 +345,7 @@ std::string only_a_part(const Symptom& s) {
   const auto count = wrong - right.begin();
   if (count < 1 || m.size() < 4 || std::find(wrong, right.end(), true) != right.end()) return "";
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
-         " values are right and all others wrong: is a count or an offset too small? Counts are elements, not bytes.";
+         " values are right and all others wrong: is a count or an offset another one? Counts are elements, not bytes.";
 }
 
 std::string reordered(const Symptom& s) {

@@ -102,9 +102,24 @@ int rank_at_the_end(const std::string& line) {
   return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
 }
 
-// What to ask oneself of a call that names a rank that does not exist, or this rank itself alone.
-std::string advice_on_peer(const std::vector<std::string>& lines) {
+// What to ask oneself of a collective whose count, or place, is beyond a buffer.
+std::string advice_on_count(const std::string& bounds) {
+  const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
+  if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
+  if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)
+    return "  The count is that of one rank's part: is it that of all of them here?\n";
+  return std::string(gather ? "  An all-gather writes" : "  A reduce-scatter reads") +
+         " the parts of all ranks one behind the other: is the count that of one part, and " +
+         (gather ? "recvbuff where rank 0's belongs?\n" : "sendbuff where rank 0's begins?\n");
+}
+
+// What to ask oneself of a call that names a rank that does not exist, or this rank itself alone, or no memory.
+std::string advice_on_call(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
+    if (line.find("buff is NULL)") != std::string::npos)
+      return "  The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make "
+             "the "
+             "call?\n";
     if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
       return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
              "group.\n";
@@ -193,13 +208,13 @@ std::string Ending::headline(int world, bool behind_todo) const {
 
 std::string Ending::quote() const {
   if (has_verdict()) return listed({order_}, 1);
-  if (!bounds_.empty()) return listed({bounds_}, 1);
+  if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
   if (!verdict_.empty()) {
     return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
            "  Does every rank make the same calls in the same order? Has each send its receive?\n";
   }
   if (lines_.empty()) return "";
-  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_peer(lines_);
+  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_call(lines_);
 }
 
 }  // namespace workshop::tools

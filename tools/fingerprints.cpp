@@ -155,6 +155,11 @@ std::optional<Sighting> failure(int status, const std::string& output) {
     std::ranges::replace(reason, '|', ':');
     reasons.push_back(std::regex_replace(reason, kLineEnd, " / "));
   }
+  // Of a call without a buffer the rank and the reason alone: its arguments may be written in many ways.
+  static const std::regex kNull(R"((?:^|\n)(rank \d+: )[^\n]*\((nccl\w+: (send|recv)buff is NULL)\))");
+  const bool said = !reasons.empty();
+  for (std::sregex_iterator match(output.begin(), output.end(), kNull), end; !said && match != end; ++match)
+    reasons.push_back((*match)[1].str() + (*match)[2].str());
   // The ranks say it in no certain order, and perhaps not all of them.
   const auto first = std::ranges::min_element(reasons);
   if (first == reasons.end()) return std::nullopt;

@@ -406,6 +406,28 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
 }
 
+// What is one way to do something is judged by what comes of it.
+TEST_F(CompareRuns, AnotherWay) {
+  expected.lines.clear();
+  mine.lines.clear();
+  const auto both = [&](const char* id, const char* name, std::vector<int> shape, const Values& values) {
+    for (Record* run : {&expected, &mine}) run->probe(0, id, name, 0, shape, values);
+  };
+  both("02.1", "adds (one way)", {1}, {0});
+  both("01.3", "grad", {2, 3}, kGradient);
+  for (Record* run : {&expected, &mine}) run->line("probe")["integers"] = true;
+  const std::string own = folder_.write("own.h", "// TODO 02.1: Clear or add.\n");
+  verdict(0, {"the TODO is right"}, "--todos " + own);
+  mine.set_values("probe", 0, {1});
+  verdict(0, {"the TODO is right", "Note: TODO 02.1 does it in another way than the solution"}, "--todos " + own);
+  mine.set_values("probe", 1, kOther);
+  verdict(1,
+          {"TODO 02.1 (Clear or add.) is done in another way than in the solution, and something else comes of it.\n",
+           "tensor 'adds (one way)' on rank 0, step 0, shape [1]", "yours 1, expected 0",
+           "What comes of it: tensor 'grad' on rank 0, step 0, of TODO 01.3:", "5 of 6 values differ."},
+          "--todos " + own);
+}
+
 TEST_F(CompareRuns, NoKnownMistake) {
   mine.set_values("probe", 2, {1, -2, 3.3, -4, 5, 6.1});
   verdict(1, {"TODO 02.2 is the first that differs", "3 of 6 values differ."});
@@ -544,6 +566,27 @@ TEST_F(EndedRuns, ARankThatDoesNotExist) {
   ended(1, line,
         {"There is no rank 2: the ranks are 0 to 1. Is it the neighbor on the other side that is meant, or is rank "
          "1 not to make this call?\n"});
+}
+
+TEST_F(EndedRuns, ABufferWithoutMemory) {
+  ended(1,
+        "rank 0: ncclSend(x, 4, ncclFloat, 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid argument (ncclSend: "
+        "sendbuff is NULL)\n",
+        {"The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make the "
+         "call?\n"});
+}
+
+TEST_F(EndedRuns, ACountThatIsThatOfAllRanks) {
+  const auto beyond = [this](const std::string& call, const std::string& text) {
+    ended(1,
+          "bounds: " + call +
+              " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 16 bytes (rank 1)\n",
+          {text});
+  };
+  beyond("sendbuff of ncclAllGather", "The count is that of one rank's part: is it that of all of them here?\n");
+  beyond("recvbuff of ncclReduceScatter", "The count is that of one rank's part: is it that of all of them here?\n");
+  beyond("recvbuff of ncclAllGather", "An all-gather writes the parts of all ranks one behind the other");
+  beyond("sendbuff of ncclReduceScatter", "A reduce-scatter reads the parts of all ranks one behind the other");
 }
 
 TEST_F(EndedRuns, AMessageToOneself) {

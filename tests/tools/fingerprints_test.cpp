@@ -122,6 +122,15 @@ TEST(Failure, LeavesOutPlacesInFiles) {
   EXPECT_EQ(mine->where, known->where);
 }
 
+TEST(Failure, LeavesOutTheArgumentsOfACallThatIsRefused) {
+  const auto seen = failure(1,
+                            "rank 0: ncclSend(dx, n, ncclFloat, 1, comm, s) failed at a.cu:7: invalid argument "
+                            "(ncclSend: sendbuff is NULL)\n");
+  ASSERT_TRUE(seen);
+  EXPECT_EQ(seen->where, "status 1, rank 0: ncclSend: sendbuff is NULL");
+  EXPECT_FALSE(failure(1, "rank 0: ncclSend(dx, n, ncclFloat, 9, comm, s) failed at a.cu:7: invalid argument\n"));
+}
+
 TEST_F(FingerprintsTest, MustBeReadable) {
   EXPECT_THROW(Fingerprints("/no/such/file"), std::runtime_error);
   EXPECT_THROW(file(run_ + "02.2-sum | where | one two\n"), std::runtime_error);
