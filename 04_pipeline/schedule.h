@@ -125,14 +125,15 @@ inline std::vector<Instruction> connect(const Schedule& schedule, int stage, con
 
 // ---- schedules -----------------------------------------------------------------------------------------------------
 
-// Records the order of a stage: a forward as 1 + micro-batch + micro_batches · chunk, a backward as minus that.
+// Records the order of a stage: a forward as 1 + micro-batch + micro_batches · chunk, a backward as minus that, because
+// zero has no sign.
 inline void probe_order(const char* todo, const Schedule& s, int stage, const std::vector<Instruction>& order) {
   std::vector<int> numbers;
   for (const Instruction& i : order) {
     const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
     numbers.push_back(i.kind == Instruction::forward ? number : -number);
   }
-  probe(todo, "order of stage " + std::to_string(stage) + ", backwards negative", numbers);
+  probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
 }
 
 // All forwards, then all backwards.

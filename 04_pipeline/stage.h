@@ -193,7 +193,7 @@ class Stage {
     //   They still hold those of the last step. chunk.backwards counts the chunk's backwards in this step so far.
     todo("04.6");
     // END TODO 04.6
-    probe("04.6", "accumulate", std::vector<int>{accumulate});
+    probe("04.6", "accumulate (one way)", std::vector<int>{accumulate});
     if (batch.samples == 0) {  // of a short batch: nothing to add
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);

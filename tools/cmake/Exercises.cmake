@@ -82,17 +82,17 @@ function(_workshop_generated prefix chapter folder)
   endforeach()
 endfunction()
 
-# workshop_wrong_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [SAYS sentence] [TIMEOUT s] [OPTIONS …]
-# [CPU_ONLY reason]): the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong, and
-# the verdict matches and has the sentence, but where the program gives up, for any of its ranks may be
-# the first to say so. EXPECT right, or a note: the TODO is filled in otherwise, and rightly.
-function(workshop_wrong_filling chapter program mistake)
-  cmake_parse_arguments(arg "" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;OPTIONS" ${ARGN})
-  set(expect -e "${arg_EXPECT}")
+# workshop_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [RIGHT] [SAYS sentence] [TIMEOUT s] [OPTIONS …]
+# [CPU_ONLY reason]): the TODO filled in as tests/exercises/02_ddp.txt says, and all others right, is judged wrong, unless
+# it is RIGHT, and the verdict matches and has the sentence, but where the program gives up, for any of its ranks may be
+# the first to say so.
+function(workshop_filling chapter program mistake)
+  cmake_parse_arguments(arg "RIGHT" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;OPTIONS" ${ARGN})
   set(status 1)
-  if(arg_EXPECT MATCHES "^(right|Note)")
+  if(arg_RIGHT)
     set(status 0)
   endif()
+  set(expect -e "${arg_EXPECT}")
   if(arg_SAYS AND NOT arg_EXPECT MATCHES "did not finish|see TODO|same memory")
     string(REGEX REPLACE "([][+.*()^?{}|])" "\\\\\\1" says "${arg_SAYS}")
     list(APPEND expect -e "${says}")
@@ -123,10 +123,10 @@ endfunction()
 #   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
 #                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
 #                                           in the file twice has it but once;
-#   02.1-name: right                        what is unusual, but right, and must be judged so; or the beginning of a note;
 #   says SENTENCE                           right below that line: what ./workshop check tells a participant who has
 #                                           made this mistake: what they did and why it is wrong, but not what is right.
 #                                           Mistakes that no run tells apart have the same sentence.
+#   right 02.1-by-hand: REGEX               a filling that is not the solution's and right as well: so it must be judged.
 #
 # tools/make_fingerprints keeps in fingerprints/02_ddp.txt what the mistakes look like. Run it after every change here.
 # A sample of mutants in tests/mutants/02_ddp.txt is read in the same way.
@@ -178,27 +178,31 @@ function(workshop_exercises chapter)
       endforeach()
     elseif(line MATCHES "^cpu_only (.*)")
       list(APPEND run CPU_ONLY "${CMAKE_MATCH_1}")
-    elseif(line MATCHES "^(([0-9.]+)-[^:]+)(: (.+))?$")
+    elseif(line MATCHES "^(right )?(([0-9.]+)-[^:]+)(: (.+))?$")
       if(WORKSHOP_PREBUILT)
         continue()  # what tests the judge is built where that is
       endif()
-      set(mistake ${CMAKE_MATCH_1})
-      set(expect "TODO ${CMAKE_MATCH_2}")
-      if(CMAKE_MATCH_3)
-        set(expect "${CMAKE_MATCH_4}")
+      set(mistake ${CMAKE_MATCH_2})
+      set(how ${run})
+      set(expect "TODO ${CMAKE_MATCH_3}")
+      if(CMAKE_MATCH_1)
+        list(PREPEND how RIGHT)
+        set(expect "right")
+      endif()
+      if(CMAKE_MATCH_4)
+        set(expect "${CMAKE_MATCH_5}")
       endif()
       set(says "")
       if(text MATCHES "\n${mistake}(: [^\n]*)?\nsays ([^\n]*)\n")
         set(says "${CMAKE_MATCH_2}")
       endif()
-      if(text MATCHES "\n${mistake}(: [^\n]*)?\n(says [^\n]*\n)?(( [^\n]*)?\n)+")
+      if(text MATCHES "\n(right )?${mistake}(: [^\n]*)?\n(says [^\n]*\n)?(( [^\n]*)?\n)+")
         string(REGEX REPLACE "^\n[^\n]*\n(says [^\n]*\n)?" "" code "${CMAKE_MATCH_0}")
         string(REGEX REPLACE "\n+$" "\n" code "${code}")
         file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt CONTENT "${code}" @ONLY)
         list(APPEND snippets ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
       endif()
       # What nothing but these checkers has found is found nowhere else.
-      set(how ${run})
       string(REGEX MATCHALL "\n${mistake} [|] " found "${prints}")
       string(REGEX MATCHALL "\n${mistake} [|] status 1, (order|bounds):" by_checkers "${prints}")
       list(LENGTH found found)
@@ -210,7 +214,7 @@ function(workshop_exercises chapter)
       if("bf16" IN_LIST run)
         list(APPEND wrong_bf16 ${program})
       endif()
-      workshop_wrong_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" SAYS "${says}" ${how})
+      workshop_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" SAYS "${says}" ${how})
     elseif(NOT what STREQUAL "says")
       message(FATAL_ERROR "${chapter}.txt: what is '${line}'?")
     endif()
