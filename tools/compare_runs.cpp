@@ -372,9 +372,9 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   const auto &mine = mine_probes_.at(*other_)->tensor, &expected = expected_probes_.at(*other_)->tensor;
   blame(other_->id, true);
   std::printf("%s is done in another way than in the solution, and something else comes of it.\n%s  %s, shape %s\n%s",
-              todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), place_of(*other_).c_str(),
+              todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), tensor_of(*other_).c_str(),
               bracketed(expected.shape).c_str(), differing(mine, expected, scale(*other_)).c_str());
-  std::printf("  What comes of it: %s, of TODO %s:\n%s", place_of(key).c_str(), key.id.c_str(), difference.c_str());
+  std::printf("  What comes of it: %s, of TODO %s:\n%s", tensor_of(key).c_str(), key.id.c_str(), difference.c_str());
   // Its looks are those of both. The first numbers, which decide whether it is certain, are not to be zero.
   Sighting seen = sighting_of(*other_), then = sighting_of(key);
   seen.where += ", then " + then.where;
