@@ -18,6 +18,7 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -60,7 +61,7 @@ struct ProbeKey {
 using Probes = std::map<ProbeKey, const Probe*>;
 
 constexpr double kRounding = 0.1;  // of the tolerance: more than rounding comes to within one TODO
-constexpr double kSmall = 1e-3;    // an error that may have grown from one within the tolerance
+constexpr double kGrowth = 5;      // times the largest error before: more than that does not grow within one TODO
 
 class Comparison {
  public:
@@ -113,6 +114,8 @@ class Comparison {
   void explain(const Sighting& seen, bool of_others = true) const;
   Symptom symptom(const ProbeKey& key) const;
   std::vector<Known> others(const ProbeKey& key) const;
+  // The TODOs whose calls the solution's run has made.
+  TodoIds calling() const;
   // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
   TodoIds unobserved() const;
   // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in
@@ -210,18 +213,22 @@ double Comparison::rms_over_ranks(const ProbeKey& key) const {
   return std::max(expected_probes_.at(key)->tensor.rms(), std::sqrt(squares / std::max(size, 1.0)));
 }
 
+std::string shape_of(const Tensor& tensor) { return tensor.size() > 0 ? bracketed(tensor.shape) : "nothing"; }
+
 // A short list of integers says more as a whole than at one place.
 std::string whole_lists(const Tensor& mine, const Tensor& expected) {
   const std::size_t longer = std::max(mine.values.size(), expected.values.size());
   if (!expected.integers || expected.shape.size() != 1 || longer < 2 || longer > 24) return "";
-  const auto list = [](const Tensor& t) { return bracketed(std::vector<long>(t.values.begin(), t.values.end())); };
+  const auto list = [](const Tensor& t) {
+    return t.values.empty() ? "nothing" : bracketed(std::vector<long>(t.values.begin(), t.values.end()));
+  };
   return "  the whole list: yours " + list(mine) + ", expected " + list(expected) + "\n";
 }
 
 std::string Comparison::differing(const Tensor& mine, const Tensor& expected, double scale) {
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) {
-    return "  shape: yours " + bracketed(mine.shape) + ", expected " + bracketed(expected.shape) + "\n" +
-           whole_lists(mine, expected);
+    error_ = std::numeric_limits<double>::infinity();
+    return "  shape: yours " + shape_of(mine) + ", expected " + shape_of(expected) + "\n" + whole_lists(mine, expected);
   }
   if (expected.integers) scale = 0;
   double worst = 0;
@@ -337,19 +344,24 @@ void Comparison::explain(const Sighting& seen, bool of_others) const {
   std::printf("%s\n", sentence.c_str());
 }
 
+TodoIds Comparison::calling() const {
+  TodoIds ids;
+  for (const Collective& collective : expected_.collectives) {
+    for (const auto& [name, calls] : collective.places) {
+      for (const Place& place : places(name)) ids.insert(todos_.at_in_solution(place));
+    }
+  }
+  return ids;
+}
+
 TodoIds Comparison::unobserved() const {
-  TodoIds ids, calling;
+  TodoIds ids;
   for (const auto& [id, todo] : todos_.all()) ids.insert(id);
   for (const Probe& probe : expected_.probes) ids.erase(probe.id);
   // Of these, the ones that the solution's run has come to, as far as its calls tell.
-  for (const Collective& collective : expected_.collectives) {
-    for (const auto& [name, calls] : collective.places) {
-      for (const Place& place : places(name)) {
-        if (const std::string id = todos_.at_in_solution(place); ids.contains(id)) calling.insert(id);
-      }
-    }
-  }
-  return calling.empty() ? ids : calling;
+  TodoIds came_to = calling();
+  std::erase_if(came_to, [&](const std::string& id) { return !ids.contains(id); });
+  return came_to.empty() ? ids : came_to;
 }
 
 // A small error that has grown from TODO to TODO until it was too large is the mistake of the first of them.
@@ -398,6 +410,7 @@ bool Comparison::probe_agrees(std::size_t position) {
               "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
     if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
+    const double largest_before = largest_;
     const std::string difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty()) {
       if (todos_.contains(key.id)) right_.insert(key.id);
@@ -413,7 +426,7 @@ bool Comparison::probe_agrees(std::size_t position) {
       print_other_way(key, difference);
       return false;
     }
-    if (drift_ && drift_->id != key.id && error_ < kSmall) {
+    if (drift_ && drift_->id != key.id && error_ <= kGrowth * largest_before) {
       print_drift(key, difference);
       return false;
     }
@@ -677,13 +690,16 @@ int Comparison::run() {
 }
 
 void Comparison::write_summary(std::ostream& file) const {
-  const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty();
+  // Not checked is what the solution's run comes to behind the first mistake, or where this one ended.
+  const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty() || !blamed_.empty();
+  TodoIds reached = calling();
+  for (const Probe& probe : expected_.probes) reached.insert(probe.id);
   for (const auto& [id, todo] : todos_.all()) {
-    const char* state = id == blamed_         ? "wrong"
-                        : id == mine_.todo    ? "open"
-                        : right_.contains(id) ? "right"
-                        : cut_short           ? "unchecked"
-                                              : "unreached";
+    const char* state = id == blamed_                       ? "wrong"
+                        : id == mine_.todo                  ? "open"
+                        : right_.contains(id)               ? "right"
+                        : cut_short && reached.contains(id) ? "unchecked"
+                                                            : "unreached";
     file << state << ' ' << id << '\n';
   }
   if (!blamed_.empty())

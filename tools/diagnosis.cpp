@@ -333,6 +333,7 @@ std::string how_many(const Symptom& s) {
   const double rms = s.expected.rms();
   int wrong = 0;
   for (std::size_t i = 0; i < m.size(); ++i) wrong += relative_error(m[i], e[i], rms) <= kTolerance ? 0 : 1;
+  if (wrong == 0) return "";
   return std::to_string(wrong) + " of " + std::to_string(m.size()) + " values differ.";
 }
 
@@ -343,13 +344,15 @@ std::string only_a_part(const Symptom& s) {
   for (std::size_t i = 0; i < m.size(); ++i) right.push_back(relative_error(m[i], e[i]) <= kTolerance);
   const auto wrong = std::ranges::find(right, false);
   const auto count = wrong - right.begin();
-  if (count < 1 || m.size() < 4 || std::find(wrong, right.end(), true) != right.end()) return "";
+  if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
+    return "";
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
          " values are right and all others wrong: is a count or an offset another one? Counts are elements, not bytes.";
 }
 
 std::string reordered(const Symptom& s) {
   Values m = s.mine.values, e = s.expected.values;
+  if (same(m, e)) return "";  // the rest is another one
   std::ranges::sort(m);
   std::ranges::sort(e);
   if (m.size() < 2 || !same(m, e)) return "";

@@ -18,13 +18,14 @@ struct Summary {
   long not_finite = 0;
 };
 Summary summary(const std::vector<double>& values);
-bool alike(const Summary& a, const Summary& b);
+bool alike(const Summary& a, const Summary& b, bool integers = false);
 
 // What of a run is the first that is not as in the solution's.
 struct Sighting {
   std::string where;             // in words, which must be the same
   std::vector<Summary> numbers;  // which must be alike
   double calls = 0, bytes = 0;   // of NCCL, of all ranks: these tell those apart that are alike in the rest
+  bool integers = false;         // the numbers are of integers, which are the same on every machine
 };
 // "where | l2 sum mix not_finite | … | calls bytes"
 std::string text(const Sighting& sighting);

@@ -100,6 +100,7 @@ std::string all_times(const Symptom& s) {
   }
   if (factor <= 0 || factor == 1) return "";
   const double times = std::max(factor, 1 / factor);
+  if (m.size() == 1 && times != std::round(times)) return "";  // some quotient any two numbers have
   std::string why;
   if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
   if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";

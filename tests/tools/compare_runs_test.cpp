@@ -205,16 +205,19 @@ TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
 TEST_F(CompareRuns, ASmallErrorThatGrowsBeganEarlier) {
   mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-6});  // of an rms of 1.2
   Values off = kGradient;
-  off[5] += 1e-3;  // of an rms of 3.9
+  off[5] += 1e-4;  // of 6, four times as much
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.1 is the first that is off by more than rounding.\n  tensor 'bias' on rank 1, step 0\n",
               "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
               "such as an epsilon, another one or elsewhere?"});
-  off[5] += 1;
+  off[5] = kGradient[5] + 5e-4;  // more than grows from one to the next
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.2 is the first that differs"});
+  mine.line("probe", 2)["shape"] = {3, 2};
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  mine.set_shape("probe", 2, {2, 3}, off);
   mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-7});
-  off[5] = kGradient[5] + 1e-3;
+  off[5] = kGradient[5] + 1e-4;
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.2 is the first that differs"});
 }
@@ -404,6 +407,14 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   mine.set_shape("probe", 2, {2}, {0, 1});
   mine.line("probe", 2)["integers"] = true;
   verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
+  mine.set_shape("probe", 2, {0}, {});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"shape: yours nothing, expected [3]\n  the whole list: yours nothing, expected [0, 1, 1]\n",
+              "Your list has 3 numbers too few."});
+  both("next token", {107});
+  mine.set_values("probe", 2, {109});
+  verdict(1, {"yours 109, expected 107"});
+  EXPECT_EQ(compare("").output.find("times"), std::string::npos);
 }
 
 // What is one way to do something is judged by what comes of it.
@@ -442,6 +453,9 @@ TEST_F(CompareRuns, ValuesBeyondThoseWrittenOut) {
   for (Record* run : {&expected, &mine}) run->line("probe", 2)["shape"] = {2000, 3};
   mine.line("probe", 2)["l2"] = 100;
   verdict(1, {"the first 6 values agree, later ones do not"});
+  EXPECT_EQ(compare("").output.find("6 of 6"), std::string::npos);
+  EXPECT_EQ(compare("").output.find("0 of 6"), std::string::npos);
+  EXPECT_EQ(compare("").output.find("another order"), std::string::npos);
 }
 
 TEST_F(CompareRuns, MissingAndExtraTensors) {

@@ -37,6 +37,13 @@ TEST(Summary, TellsOtherValuesApart) {
   EXPECT_FALSE(alike(summary({0, 0}), summary({0, 1e-6})));
 }
 
+TEST(Summary, OfIntegersLeavesOffOnlyWhatIsNotWritten) {
+  const Summary written{12346, 12346, 1, 0};
+  EXPECT_TRUE(alike({12345.6, 12345.6, 1, 0}, written, true));
+  EXPECT_FALSE(alike({12341, 12345.6, 1, 0}, written, true));
+  EXPECT_TRUE(alike({12341, 12345.6, 1, 0}, written));
+}
+
 TEST(Summary, CountsWhatIsNotFinite) {
   EXPECT_TRUE(alike(summary({1, kNan}), summary({1, kNan})));
   EXPECT_FALSE(alike(summary({1, kNan}), summary({1})));
@@ -113,6 +120,22 @@ TEST_F(FingerprintsTest, KnowProgramsThatFail) {
   EXPECT_TRUE(known.find(run("ddp", 2), *failed));
   EXPECT_FALSE(known.find(run("ddp", 2), *failure(1, "error: other bounds\n")));
   EXPECT_FALSE(failure(139, "Segmentation fault\n"));
+}
+
+TEST(Sightings, OfWhatDiffersBehindTheRecordedValuesHaveTheSumsOfAll) {
+  const auto run = [](const Values& values, double l2) {
+    RunRecord record;
+    record.world = 1;
+    record.probes.push_back({"02.2", 0, 0, 0, {"grad", {4000, 3}, values}});
+    record.probes[0].tensor.l2 = l2;
+    return record;
+  };
+  const auto numbers = [&](const RunRecord& mine) {
+    return sighting(run(kAverage, 100), mine, "02.2", "grad", 0, 0, 0).numbers;
+  };
+  ASSERT_EQ(numbers(run(kAverage, 110)).size(), 3u);
+  EXPECT_EQ(numbers(run(kAverage, 110))[2].l2, 110);
+  EXPECT_EQ(numbers(run(kSum, 110)).size(), 2u);
 }
 
 TEST(Failure, LeavesOutPlacesInFiles) {
