@@ -56,10 +56,11 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
 // For its probe: the probabilities of large scores, as a model has that has learned for long.
 inline void probe_large_scores(cudaStream_t stream) {
   constexpr int kPositions = 3;
+  constexpr float kScale = 0.25f;
   DeviceBuffer<Real> scores(kPositions * kPositions, Memory::data);
-  scores.upload({Real(100), Real(0), Real(0), Real(100), Real(101), Real(0), Real(-101), Real(-100), Real(-102)},
+  scores.upload({Real(400), Real(0), Real(0), Real(400), Real(404), Real(0), Real(-404), Real(-400), Real(-408)},
                 stream);
-  launch(causal_softmax, kPositions * kPositions, stream, scores.data(), 1.0f, kPositions, kPositions, 0, kPositions);
+  launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
   probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
 }
 

@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
+  probe_trained_norm(stream);
   probe_large_scores(stream);
   probe_large_logits(stream);
   while (training.next_epoch()) {

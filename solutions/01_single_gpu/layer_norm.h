@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "common/device.h"
 #include "common/record.h"
 #include "rows.h"
 
@@ -109,6 +110,26 @@ inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatisti
   probe("01.9", l.name, y, {rows, l.width}, stream);
   if (rows > 1) probe("01.9", l.name + ": mean", kept.mean, {rows}, stream);  // of one, next to zero is all rounding
   probe("01.9", l.name + ": rstd", kept.rstd, {rows}, stream);
+}
+
+// For its probes: with γ and β as training makes them, where a model begins with ones and zeros, and a row whose values
+// are so close to each other that ε counts. In binary their means and variances are short numbers.
+inline void probe_trained_norm(cudaStream_t stream) {
+  constexpr int kRows = 2, kWidth = 4;
+  constexpr float kStep = 1.0f / 1024;
+  DeviceBuffer<Real> x(kRows * kWidth, Memory::data), y(kRows * kWidth, Memory::data), gamma(kWidth, Memory::data),
+      beta(kWidth, Memory::data), statistics(reals_for(2) * kRows, Memory::data);
+  x.upload({Real(kStep), Real(2 * kStep), Real(4 * kStep), Real(3 * kStep), Real(1), Real(7), Real(3), Real(5)},
+           stream);
+  gamma.upload({Real(2), Real(0.5f), Real(-1), Real(3)}, stream);
+  beta.upload({Real(-1), Real(4), Real(0.5f), Real(2)}, stream);
+  const LayerNorm norm{"trained norm of a row of nearly equal values, and of another",
+                       kWidth,
+                       gamma.data(),
+                       beta.data(),
+                       nullptr,
+                       nullptr};
+  norm_forward(norm, x.data(), y.data(), statistics_in(statistics), kRows, stream);
 }
 
 // The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.
