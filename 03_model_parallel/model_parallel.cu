@@ -58,7 +58,6 @@ int main(int argc, char** argv) {
                              : network.counts(),
       job.world(), how);
   probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
-
   const int rank = job.rank(), last = job.world() - 1;
   Stage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 
@@ -67,7 +66,6 @@ int main(int argc, char** argv) {
   data.needs_x = rank == 0;
   Training training(options, job, {.reports = rank == 0}, data, stream);
   add_all(training, stage.model, stage.optimizer);  // each rank its layers
-
   const auto add_loss = [&](const Batch& batch, float* loss) {
     forward(stage, batch, job, stream);
     if (rank == last) stage.model.loss(stage.activations, batch.y, training.evaluated(), loss);
