@@ -60,8 +60,8 @@ function(_workshop_generate chapter folder)
                      COMMAND make_exercises ${fillings} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter})
 endfunction()
 
-# What runs for some milliseconds: not optimized, it compiles in half the time.
-set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-O0>
+# What runs for some milliseconds: hardly optimized, it compiles in half the time.
+set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-Og>
     $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 
 # _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from a copy of it
