@@ -146,12 +146,10 @@ class Test : public testing::Test {
 // Tells CTest of all tests, in its own language.
 void write_ctest_file(const std::string& path, const std::string& program) {
   std::ofstream file(path);
-  const std::string on_gpus =
-      std::string_view(WORKSHOP_BACKEND) == "cuda" ? "\"" + source("tests/on_gpus").path + "\" " : "";
   for (const TestCase& test : test_cases()) {
     const Properties& p = test.properties;
     const std::string label = test.name.substr(0, test.name.find('.'));
-    file << "add_test(\"" << test.name << "\" " << on_gpus << "\"" << program << "\" --in \""
+    file << "add_test(\"" << test.name << "\" \"" << source("tests/on_gpus").path << "\" \"" << program << "\" --in \""
          << fs::path(test.where.file_name()).filename().string() << "\" \"" << test.name << "\")\n"
          << "set_tests_properties(\"" << test.name << "\" PROPERTIES LABELS \"" << label << (p.soak ? ";soak" : "")
          << "\" SKIP_RETURN_CODE 77 TIMEOUT " << test.timeout() * (p.measures ? 3 : 1) << " RESOURCE_GROUPS \""

@@ -239,11 +239,7 @@ function(workshop_test name)
   endif()
   string(MAKE_C_IDENTIFIER ${name} folder)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
-  if(WORKSHOP_BACKEND STREQUAL "cuda")
-    list(PREPEND command ${program})
-    set(program ${CMAKE_SOURCE_DIR}/tests/on_gpus)
-  endif()
-  add_test(NAME ${name} COMMAND ${program} ${command}
+  add_test(NAME ${name} COMMAND ${CMAKE_SOURCE_DIR}/tests/on_gpus ${program} ${command}
            WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
                        RESOURCE_GROUPS "${arg_MOST_RANKS},gpus:1"
