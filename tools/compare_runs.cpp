@@ -136,6 +136,8 @@ class Comparison {
   bool traffic_agrees();
   int print_ending();
   void print_notes() const;
+  // Notes the first rank whose host does something more often than the solution's.
+  void note_more(const std::string& what, const char* does, const char* why) const;
   int print_unfinished() const;
   void print_success() const;
 
@@ -563,26 +565,20 @@ void Comparison::print_notes() const {
                 text(mine->second).c_str(), text(peak).c_str());
     break;
   }
-  for (const auto& [rank, host] : expected_.host) {
-    const double waits = host.at("synchronizations");
-    const auto mine = mine_.host.find(rank);
-    if (mine == mine_.host.end() || mine->second.at("synchronizations") <= waits) continue;
-    std::printf(
-        "Note: your rank %d waits for its device %s times during the steps, the solution's %s times; the "
-        "device has nothing to do meanwhile.\n",
-        rank, text(mine->second.at("synchronizations")).c_str(), text(waits).c_str());
-    break;
-  }
+  note_more("synchronizations", "waits for its device", "; the device has nothing to do meanwhile.");
+  note_more(
+      "events", "records events",
+      ". An event that is recorded again stands for all that its stream has been given by then: what waits for it "
+      "may wait for more than it needs, and less runs at the same time.");
+}
+
+void Comparison::note_more(const std::string& what, const char* does, const char* why) const {
   for (const auto& [rank, host] : expected_.host) {
     const auto mine = mine_.host.find(rank);
-    if (mine == mine_.host.end() || !host.contains("events") || !mine->second.contains("events")) continue;
-    if (mine->second.at("events") <= host.at("events")) continue;
-    std::printf(
-        "Note: your rank %d records events %s times during the steps, the solution's %s times. An event that is "
-        "recorded again stands for all that its stream has been given by then: what waits for it may wait for more "
-        "than it needs, and less runs at the same time.\n",
-        rank, text(mine->second.at("events")).c_str(), text(host.at("events")).c_str());
-    break;
+    if (mine == mine_.host.end() || mine->second.at(what) <= host.at(what)) continue;
+    std::printf("Note: your rank %d %s %s times during the steps, the solution's %s times%s\n", rank, does,
+                text(mine->second.at(what)).c_str(), text(host.at(what)).c_str(), why);
+    return;
   }
 }
 

@@ -118,8 +118,7 @@ std::string advice_on_call(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
     if (line.find("buff is NULL)") != std::string::npos)
       return "  The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make "
-             "the "
-             "call?\n";
+             "the call?\n";
     if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
       return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
              "group.\n";

@@ -6,7 +6,7 @@
 
 namespace workshop::cpu {
 
-// The functions that cublas.cpp needs. Has OpenBLAS use one thread, as products are divided among the rank's cores
+// The functions that cuBLAS needs. Has OpenBLAS use one thread, as products are divided among the rank's cores
 // there.
 struct OpenBlas {
   decltype(&cblas_sgemm) sgemm;

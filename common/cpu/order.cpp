@@ -4,6 +4,7 @@
 #include <workshop_cpu.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -226,12 +227,6 @@ class Checker {
     return where != nullptr && place(&site) == where;
   }
 
-  // Marks of what looks after the program are none of its own.
-  static bool of_the_program(const CallSite& site) {
-    return std::strstr(site.file, "/common/record/") == nullptr &&
-           std::strstr(site.file, "/common/watchdog/") == nullptr;
-  }
-
   // "02_ddp/buckets.h:80 (ncclAllReduce on stream 2, which writes)"
   std::string describe(const Access& access) const {
     const std::string_view text = access.site.text;
@@ -316,6 +311,11 @@ bool order_is_asked_for() {
 }
 
 bool on_main_thread() { return std::this_thread::get_id() == main_thread; }
+
+bool of_the_program(const CallSite& site) {
+  return std::ranges::none_of(std::to_array({"/common/record/", "/common/watchdog/", "/common/run/progress_line"}),
+                              [&](const char* part) { return std::strstr(site.file, part) != nullptr; });
+}
 
 void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
   with_checker([&](Checker& c) { c.order(calls, communicator); });

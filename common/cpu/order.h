@@ -49,6 +49,8 @@ void order_host_waits(cudaEvent_t event);
 void order_host_waits_for_device(int device);  // or for all of them
 // An answer that work is done counts for the thread of main(): others look after the program, and are none of it.
 bool on_main_thread();
+// What is called elsewhere looks after the program: its calls are none of the program's own.
+bool of_the_program(const CallSite& site);
 
 // Freed memory is used no more.
 void order_forget(const Block& block);

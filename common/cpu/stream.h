@@ -102,7 +102,7 @@ void wait_for_blocked_hosts();
 
 // Adds one to counters().synchronizations.
 void count_synchronization();
-// Adds one to counters().events, on the main thread.
+// Adds one to counters().events where the program itself makes this call, on its main thread.
 void count_event();
 
 }  // namespace workshop::cpu

@@ -29,8 +29,9 @@
 namespace workshop {
 namespace {
 
-// For probes: more than the tests and ./workshop check need. The cpu backend need not have all of it at once: there an
-// allocation waits for nothing, and writes to what it allocates.
+// The pieces in which memory for probes is taken. On GPUs the first is more than the tests and ./workshop check need.
+// On the cpu backend an allocation waits for nothing, and writes to all of what it allocates: there it is little at a
+// time.
 #ifdef WORKSHOP_BACKEND_CPU
 constexpr std::size_t kArenaBytes = 256 << 10;
 #else

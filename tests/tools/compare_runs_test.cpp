@@ -528,8 +528,6 @@ TEST_F(CompareRuns, EventsThatAreRecordedAgainAreANote) {
   verdict(0, {"Note: your rank 1 records events 12 times during the steps, the solution's 8 times."});
   mine.line("host", 1)["events"] = 4;
   EXPECT_EQ(compare().output.find("Note:"), std::string::npos);
-  expected.line("host", 1).erase("events");  // on GPUs
-  verdict(0, {});
 }
 
 TEST_F(CompareRuns, UnfinishedButRightSoFar) {

@@ -10,13 +10,13 @@
 namespace workshop::cpu {
 
 // How often this process has allocated device or pinned memory, and how often its host has waited for the device. Both
-// stand still during a training step that is written well. And how often its main thread has recorded an event.
+// stand still during a training step that is written well. And how often the program itself has recorded an event.
 struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
   std::uint64_t synchronizations;  // synchronization of device, stream or event; cudaMemcpy; BLAS results on the host
   std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
   int handles;                     // of cuBLAS, the most alive at a time on one stream: each has a workspace of its own
-  std::uint64_t events;            // cudaEventRecord on the main thread
+  std::uint64_t events;            // cudaEventRecord on the main thread, but for what looks after the program
 };
 Counters counters();
 
