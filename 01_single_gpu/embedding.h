@@ -54,14 +54,14 @@ class Embedding : public Layer {
   int rows() const override { return context_; }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Range range("forward " + name, blas.stream());
+    const Range range({"forward ", name}, blas.stream());
     compute(x, saved.buffers[0].data(), 0, samples * context_, blas.stream());
     return saved.buffers[0].data();
   }
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     const Parameter &words = parameters[0], &positions = parameters[1];
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words.grad, 0, count() * sizeof(Real), stream));
     const int rows = g.samples * context_;

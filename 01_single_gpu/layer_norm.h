@@ -102,8 +102,8 @@ inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatisti
                          cudaStream_t stream) {
   launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
   probe("01.9", l.name, y, {rows, l.width}, stream);
-  if (rows > 1) probe("01.9", l.name + ": mean", kept.mean, {rows}, stream);  // of one, next to zero is all rounding
-  probe("01.9", l.name + ": rstd", kept.rstd, {rows}, stream);
+  if (rows > 1) probe("01.9", {l.name, ": mean"}, kept.mean, {rows}, stream);  // of one, next to zero is all rounding
+  probe("01.9", {l.name, ": rstd"}, kept.rstd, {rows}, stream);
 }
 
 // For its probes: with γ and β as training makes them, where a model begins with ones and zeros, and a row whose values
@@ -132,7 +132,7 @@ inline void norm_backward(const LayerNorm& l, const Real* x, RowStatistics kept,
   launch(layer_norm_parameter_gradients, rows * l.width, stream, l.gamma_grad, l.beta_grad, dy, x, kept.mean, kept.rstd,
          rows, l.width, accumulate);
   launch(layer_norm_backward, rows * l.width, stream, dx, beside, dy, x, kept.mean, kept.rstd, l.gamma, rows, l.width);
-  probe("01.10", "gradient below " + l.name, dx, {rows, l.width}, stream);
+  probe("01.10", {"gradient below ", l.name}, dx, {rows, l.width}, stream);
 }
 
 }  // namespace workshop

@@ -98,14 +98,14 @@ inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Rea
   //   is transposed?
   todo("01.1");
   // END TODO 01.1
-  probe("01.1", l.name + ": x W^T", y, {rows, l.out}, stream);
+  probe("01.1", {l.name, ": x W^T"}, y, {rows, l.out}, stream);
   if (l.bias == nullptr) return;
   // TODO 01.2: Add the bias to every row of y.
   //   launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all elements of
   //   y: which of its sizes is the length of a row?
   todo("01.2");
   // END TODO 01.2
-  probe("01.2", l.name + ": x W^T + b", y, {rows, l.out}, stream);
+  probe("01.2", {l.name, ": x W^T + b"}, y, {rows, l.out}, stream);
 }
 
 // The gradients of the layer's parameters from dy[rows, out]. `accumulate` adds to the gradients that are there already
@@ -117,13 +117,13 @@ inline void linear_backward_parameters(const Blas& blas, const Linear& l, const 
   //   One gemm(). dW is [out, in]: which operand is transposed now? Its beta is `accumulate`.
   todo("01.3");
   // END TODO 01.3
-  probe("01.3", l.name + ".weight.grad", l.weight_grad, {l.out, l.in}, stream);
+  probe("01.3", {l.name, ".weight.grad"}, l.weight_grad, {l.out, l.in}, stream);
   if (l.bias == nullptr) return;
   // TODO 01.4: The bias' gradient: the sum of dy over its rows, db = 1ᵀ dy.
   //   One gemm() again. `ones` is a matrix of one row, [1, rows], and so is db, [1, out]. Its beta is `accumulate`.
   todo("01.4");
   // END TODO 01.4
-  probe("01.4", l.name + ".bias.grad", l.bias_grad, {l.out}, stream);
+  probe("01.4", {l.name, ".bias.grad"}, l.bias_grad, {l.out}, stream);
 }
 
 // The gradient that goes down to the layer below, dx[rows, in], from dy[rows, out].
@@ -132,7 +132,7 @@ inline void linear_backward_input(const Blas& blas, const Linear& l, const Real*
   //   One gemm(). dx is [rows, in], dy is [rows, out], the weight is [out, in].
   todo("01.5");
   // END TODO 01.5
-  probe("01.5", l.name + ": dy W", dx, {rows, l.in}, blas.stream());
+  probe("01.5", {l.name, ": dy W"}, dx, {rows, l.in}, blas.stream());
 }
 
 // Both; no dx where it is null. It comes first, because other ranks may wait for it.

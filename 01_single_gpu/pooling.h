@@ -109,13 +109,13 @@ struct MaxPool {
 inline void max_pool(const MaxPool& p, const Real* x, Real* y, int* from, int samples, cudaStream_t stream) {
   const int work = samples * p.out.size() * p.windows.size * p.windows.size;
   launch(max_pool_forward, work, stream, y, from, x, p.in, p.out, p.windows, samples);
-  probe("01.21", p.name + ": pixels of the largest", from, {samples * p.out.pixels(), p.out.channels}, stream);
+  probe("01.21", {p.name, ": pixels of the largest"}, from, {samples * p.out.pixels(), p.out.channels}, stream);
 }
 
 inline void max_pool_gradient(const MaxPool& p, const Real* dy, const int* from, Real* dx, int samples,
                               cudaStream_t stream) {
   launch(max_pool_backward, samples * p.in.size(), stream, dx, dy, from, p.in, p.out, p.windows, samples);
-  probe("01.22", p.name + ": gradient below the pooling", dx, {samples * p.in.pixels(), p.in.channels}, stream);
+  probe("01.22", {p.name, ": gradient below the pooling"}, dx, {samples * p.in.pixels(), p.in.channels}, stream);
 }
 
 // From maps `in` to `cells` by `cells` averages of each channel.
@@ -128,7 +128,7 @@ struct AveragePool {
 
 inline void average_pool(const AveragePool& p, const Real* x, Real* y, int samples, cudaStream_t stream) {
   launch(average_pool_forward, samples * p.size(), stream, y, x, p.in, p.cells, samples);
-  probe("01.23", p.name + ": averages", y, {samples * p.in.channels, p.cells * p.cells}, stream);
+  probe("01.23", {p.name, ": averages"}, y, {samples * p.in.channels, p.cells * p.cells}, stream);
 }
 
 inline void average_pool_gradient(const AveragePool& p, const Real* dy, Real* dx, int samples, cudaStream_t stream) {

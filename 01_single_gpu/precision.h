@@ -87,7 +87,7 @@ class ConstReals {
   const Real* data_;
 };
 
-inline void probe(const char* todo, const std::string& name, const Real* tensor, std::initializer_list<int> shape,
+inline void probe(const char* todo, Label name, const Real* tensor, std::initializer_list<int> shape,
                   cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   probe_bfloat16(todo, name, tensor, shape, stream, file, line);
 }

@@ -96,7 +96,7 @@ void backward(Parts& parts, int rows) {
     todo("03.8");
     // END TODO 03.8
     const OnDevice on_device(part.device);
-    probe("03.8", "gradient of " + stage.probes.name, stage.model.grads(), {stage.model.count()}, part.stream);
+    probe("03.8", {"gradient of ", stage.probes.name}, stage.model.grads(), {stage.model.count()}, part.stream);
   }
 }
 
@@ -131,7 +131,7 @@ void update(Parts& parts, Training& training) {
     todo("03.9");
     // END TODO 03.9
     const OnDevice on_device(part.device);
-    probe("03.9", "parameters of " + stage.probes.name, stage.model.values(), {stage.model.count()}, part.stream);
+    probe("03.9", {"parameters of ", stage.probes.name}, stage.model.values(), {stage.model.count()}, part.stream);
   }
 }
 

@@ -65,7 +65,7 @@ class GatheredMlp {
     const Real* x = read_ = as_reals(samples, x_, rows * widths_.front(), blas_.stream());
     for (int i = 0; i < depth(); ++i) {
       const Linear& l = layers_[i];
-      const Range range("forward " + l.name, blas_.stream());
+      const Range range({"forward ", l.name}, blas_.stream());
       Real* whole = output_[i].data();                    // [size·l.out, rows]
       Real* part = whole + group_.rank() * l.out * rows;  // [l.out, rows], this rank's block of it
       Real* z = activated(i) ? z_[i].data() : part;
@@ -78,7 +78,7 @@ class GatheredMlp {
       //   belongs.
       todo("05.5");
       // END TODO 05.5
-      probe("05.5", l.name + ": output, of all ranks", whole, {group_.size() * l.out, rows}, blas_.stream());
+      probe("05.5", {l.name, ": output, of all ranks"}, whole, {group_.size() * l.out, rows}, blas_.stream());
     }
   }
 
@@ -108,7 +108,7 @@ class GatheredMlp {
     probe("05.6", "gradient of the output, this rank's features", dz_.data(), {layers_.back().out, rows}, stream);
     for (int i = depth() - 1; i >= 0; --i) {
       const Linear& l = layers_[i];
-      const Range range("backward " + l.name, stream);
+      const Range range({"backward ", l.name}, stream);
       Real* dz = dz_.data();  // [l.out, rows]
       if (activated(i)) activation_backward(activation_, dz, z_[i].data(), rows * l.out, stream);
       gemm(blas_, Op::as_is, i == 0 ? Op::as_is : Op::transposed, l.out, l.in, rows, dz, input(i, read_), 0,
@@ -122,7 +122,7 @@ class GatheredMlp {
       //   The conjugate of the all-gather: one NCCL call over group_, on `stream`. Its count is that of the `part`.
       todo("05.7");
       // END TODO 05.7
-      probe("05.7", l.name + ": W^T dz, summed over the ranks", dz, {layers_[i - 1].out, rows}, stream);
+      probe("05.7", {l.name, ": W^T dz, summed over the ranks"}, dz, {layers_[i - 1].out, rows}, stream);
     }
   }
 

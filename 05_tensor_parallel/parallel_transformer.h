@@ -64,7 +64,7 @@ class ParallelBlock : public ParallelLayer {
 
   const Real* forward(const Blas& blas, const void* input, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
-    const Range range("forward " + name, stream);
+    const Range range({"forward ", name}, stream);
     const auto* x = static_cast<const Real*>(input);
     const Values v(saved);
     const int rows = samples * T_, own = cut_->own(rows), n = own * E_, features = T_ * heads_.features();
@@ -88,7 +88,7 @@ class ParallelBlock : public ParallelLayer {
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     const Values v(saved);
     const int rows = g.samples * T_, own = cut_->own(rows), features = T_ * heads_.features();
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.

@@ -79,7 +79,7 @@ class ParallelEmbedding : public ParallelLayer {
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
-    const Range range("forward " + name, stream);
+    const Range range({"forward ", name}, stream);
     const auto* tokens = static_cast<const std::int32_t*>(x);
     const int rows = samples * context_, own = cut_->own(rows);
     Real* y = saved.buffers[0].data();
@@ -94,7 +94,7 @@ class ParallelEmbedding : public ParallelLayer {
   // The gradients of the positions are whole on every rank: dy is that of all rows.
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     const int rows = g.samples * context_;
     const Real* dy = cut_->gather(g.dy, rows, width_, stream);
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
@@ -136,7 +136,7 @@ class ParallelHead : public ParallelLayer {
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Range range("forward " + name, blas.stream());
+    const Range range({"forward ", name}, blas.stream());
     Real *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
     const int rows = samples * context_;
     norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), cut_->own(rows), blas.stream());
@@ -146,7 +146,7 @@ class ParallelHead : public ParallelLayer {
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     const int rows = g.samples * context_;
     cut_->column_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
     Real* dx = g.dx != nullptr ? g.dx : g.dy;

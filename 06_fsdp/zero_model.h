@@ -105,7 +105,7 @@ class ZeroModel {
       const std::size_t bytes = part.size() * sizeof(Real);
       CUDA_CHECK(cudaMemcpyAsync(values_[u].part, part.data(), bytes, cudaMemcpyHostToDevice, stream_));
       CUDA_CHECK(cudaStreamSynchronize(stream_));
-      probe("06.2", name(u) + ": initial shard", values_[u].part, {units_[u].sharding.shard}, stream_);
+      probe("06.2", {name(u), ": initial shard"}, values_[u].part, {units_[u].sharding.shard}, stream_);
     }
   }
 
@@ -193,7 +193,7 @@ class ZeroModel {
     //   `part` to be then (docs/calls.md)?
     todo("06.5");
     // END TODO 06.5
-    probe("06.5", name(u) + ": values, gathered", full, {units_[u].sharding.padded()}, stream_);
+    probe("06.5", {name(u), ": values, gathered"}, full, {units_[u].sharding.padded()}, stream_);
   }
 
   // Averages the gradients of unit u over the ranks: at stage 0 all of them, else those of each rank's part on that
@@ -214,14 +214,14 @@ class ZeroModel {
     //   sharding.shard.
     todo("06.6");
     // END TODO 06.6
-    probe("06.6", name(u) + ": gradients, averaged", received, {sharding.shard}, stream_);
+    probe("06.6", {name(u), ": gradients, averaged"}, received, {sharding.shard}, stream_);
     if (!add) return;
     // TODO 06.7: Add the gradients of this batch, `received`, to those of the step's earlier ones, `part`.
     //   launch(kernel, elements, stream_, the kernel's arguments...) with chapter 01's add_scaled(y, x, factor, n),
     //   which does y += factor · x for n numbers.
     todo("06.7");
     // END TODO 06.7
-    probe("06.7", name(u) + ": gradients, accumulated", part, {sharding.shard}, stream_);
+    probe("06.7", {name(u), ": gradients, accumulated"}, part, {sharding.shard}, stream_);
   }
 
   int stage_, shard_;  // shard_: the number of the shards that this rank holds

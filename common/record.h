@@ -24,15 +24,15 @@ namespace workshop {
 // Records `shape` numbers as they are at this point of `stream`, in device or pinned host memory, under the number of
 // the TODO that has just written them. It does not wait: the copy is one more operation of the stream. Only the first
 // kProbedSteps steps are probed.
-void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE());
-void probe(const char* todo, const std::string& name, const int* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void probe(const char* todo, Label name, const float* tensor, std::initializer_list<int> shape, cudaStream_t stream,
+           const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void probe(const char* todo, Label name, const int* tensor, std::initializer_list<int> shape, cudaStream_t stream,
+           const char* file = __builtin_FILE(), int line = __builtin_LINE());
 inline constexpr int kProbedSteps = 3;
 
 // Records numbers that a TODO has worked out on the host.
-void probe(const char* todo, const std::string& name, const std::vector<int>& values);
-void probe(const char* todo, const std::string& name, const std::vector<double>& values);
+void probe(const char* todo, Label name, const std::vector<int>& values);
+void probe(const char* todo, Label name, const std::vector<double>& values);
 
 // ---- run record ----------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ void name_communicator(ncclComm_t comm, const std::string& name);
 // Marks the work enqueued on `stream` during its lifetime as a span of the timeline (and as an NVTX range).
 class Range {
  public:
-  Range(const std::string& name, cudaStream_t stream);
+  Range(Label name, cudaStream_t stream);
   ~Range();
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;

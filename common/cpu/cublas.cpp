@@ -27,11 +27,6 @@ Handles& handles() {
   return instance;
 }
 
-// Element i of a BLAS vector of n elements: with a negative increment it starts from the end.
-std::ptrdiff_t element(std::ptrdiff_t i, std::ptrdiff_t n, std::ptrdiff_t increment) {
-  return increment >= 0 ? i * increment : (i - n + 1) * increment;
-}
-
 // Enqueues `compute`, which writes *result, and waits for it where the result is on the host.
 template <typename Compute>
 cublasStatus_t enqueue_result(cublasHandle_t handle, int n, Compute compute) {
@@ -169,15 +164,8 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
                        {operand("A", CUBLAS_OP_N, m, n, A, lda), vector_argument("x", x, as_is ? n : m, incx, false),
                         vector_argument("y", y, as_is ? m : n, incy, true)}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
-  enqueue_kernel(handle->stream, 2.0 * m * n, [=] {
-    const int count = trans == CUBLAS_OP_N ? m : n;
-    float kept = old_scale.value();
-    if (kept == 0) {  // y may be NaN, and OpenBLAS would keep that
-      for (int i = 0; i < count; ++i) y[element(i, count, incy)] = 0;
-      kept = 1;
-    }
-    openblas().sgemv(CblasColMajor, cblas_op(trans), m, n, scale.value(), A, lda, x, incx, kept, y, incy);
-  });
+  enqueue_kernel(handle->stream, 2.0 * m * n,
+                 [=] { gemv(cblas_op(trans), m, n, scale.value(), A, lda, x, incx, old_scale.value(), y, incy); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

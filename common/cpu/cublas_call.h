@@ -65,10 +65,10 @@ struct ArgumentOf {
   std::int64_t stride = 0;
   int batch = 1;
 
-  Range between() const {  // from the first element to the last
-    const std::int64_t elements = (batch - 1) * stride + std::int64_t{columns - 1} * ld + rows;
-    return range(first, static_cast<std::size_t>(elements));
+  std::size_t elements() const {  // from the first to the last
+    return static_cast<std::size_t>((batch - 1) * stride + std::int64_t{columns - 1} * ld + rows);
   }
+  Range between() const { return range(first, elements()); }
   Range one(int i) const {  // without what lies between its columns
     Range matrix = range(first + i * stride, static_cast<std::size_t>(rows));
     matrix.count = static_cast<std::size_t>(columns);
@@ -101,13 +101,15 @@ bool check_arguments(const char* call, cudaStream_t stream, std::initializer_lis
     cudaGetLastError();  // the call's own status tells
     return false;
   }
-  // There is a kernel for each shape, as far as anyone knows.
-  std::size_t kernel = std::hash<std::string_view>()(call);
-  for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
-  load_kernel(kernel);
+  if (blocks_host()) {  // there is a kernel for each shape, as far as anyone knows
+    std::size_t kernel = std::hash<std::string_view>()(call);
+    for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
+    load_kernel(kernel);
+  }
   const int device = device_of(stream);
   for (const ArgumentOf<T>& a : arguments) {
-    if (a.rows > 0 && a.columns > 0) check_bounds(call, {{a.between()}}, device);
+    if (a.rows <= 0 || a.columns <= 0 || known_to_fit(a.first, a.elements() * sizeof(T), device)) continue;
+    check_bounds(call, {{a.between()}}, device);
   }
   if (!checks_order()) return true;
   std::vector<Range> ranges;

@@ -59,6 +59,11 @@ struct Gemm {
     }
   }
 
+  // All of it on the calling core.
+  void alone() const {
+    for (int i = 0; i < batch; ++i) compute(m, n, a.at(i, 0), b.at(i, 0), c.at(i, 0));
+  }
+
  private:
   void run(int product, Part rows, Part columns) const {
     if (rows.begin == rows.end || columns.begin == columns.end) return;
@@ -71,6 +76,12 @@ struct Gemm {
 
   void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
     if constexpr (std::is_same_v<T, float>) {
+      if (columns == 1) {
+        const bool as_is = transa == CblasNoTrans;
+        gemv(transa, as_is ? rows : k, as_is ? k : rows, alpha.value(), block_a, a.ld, block_b,
+             transb == CblasNoTrans ? 1 : b.ld, beta.value(), block_c, 1);
+        return;
+      }
       sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
               beta.value(), block_c, c.ld);
     } else {  // in floats, and rounded once in the end
@@ -107,6 +118,14 @@ struct Gemm {
   }
 };
 
+// All of it, as a stream's operation.
+template <typename T>
+struct Products {
+  Gemm<T> gemm;
+
+  void operator()() const { gemm.is_large() ? run_shared(gemm) : gemm.alone(); }
+};
+
 bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const void* alpha, int lda,
                 int ldb, const void* beta, int ldc) {
   return valid(transa) && valid(transb) && m >= 0 && n >= 0 && k >= 0 && alpha != nullptr && beta != nullptr &&
@@ -128,8 +147,9 @@ cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation
                            operand("B", transb, k, n, b.first, b.ld, b.stride, batch),
                            {"C", c.first, m, n, c.ld, true, c.stride, batch}}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
-  const Gemm<T> gemm = {cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch};
-  enqueue_kernel(handle->stream, 2.0 * m * n * k * batch, [gemm] { gemm.is_large() ? run_shared(gemm) : gemm(); });
+  enqueue_kernel(
+      handle->stream, 2.0 * m * n * k * batch,
+      Products<T>{{cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch}});
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -152,12 +172,29 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
                          alpha, {A, lda, strideA}, {B, ldb, strideB}, beta, {C, ldc, strideC}, batchCount);
 }
 
+namespace {
+
+// `multiply_as` for the type that the matrices of a call all have.
+template <typename MultiplyAs>
+cublasStatus_t multiply_typed(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute,
+                              const MultiplyAs& multiply_as) {
+  if (a != b || a != c || compute != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (a == CUDA_R_32F) return multiply_as(float());
+  if (a == CUDA_R_16BF) return multiply_as(__nv_bfloat16());
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+}  // namespace
+
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
                             int k, const void* alpha, const void* A, cudaDataType Atype, int lda, const void* B,
                             cudaDataType Btype, int ldb, const void* beta, void* C, cudaDataType Ctype, int ldc,
-                            cublasComputeType_t computeType, cublasGemmAlgo_t algo) {
-  return cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0, beta, C,
-                                    Ctype, ldc, 0, 1, computeType, algo);
+                            cublasComputeType_t computeType, cublasGemmAlgo_t) {
+  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T>(T) {
+    return multiply<T>("cublasGemmEx", handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
+                       {static_cast<const T*>(A), lda, 0}, {static_cast<const T*>(B), ldb, 0},
+                       static_cast<const float*>(beta), {static_cast<T*>(C), ldc, 0}, 1);
+  });
 }
 
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
@@ -166,14 +203,9 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           long long int strideB, const void* beta, void* C, cudaDataType Ctype, int ldc,
                                           long long int strideC, int batchCount, cublasComputeType_t computeType,
                                           cublasGemmAlgo_t) {
-  if (Atype != Btype || Atype != Ctype || computeType != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  const char* call = batchCount == 1 ? "cublasGemmEx" : "cublasGemmStridedBatchedEx";
-  const auto as = [&]<typename T>(T) {
-    return multiply<T>(call, handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
+  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T>(T) {
+    return multiply<T>("cublasGemmStridedBatchedEx", handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
                        {static_cast<const T*>(A), lda, strideA}, {static_cast<const T*>(B), ldb, strideB},
                        static_cast<const float*>(beta), {static_cast<T*>(C), ldc, strideC}, batchCount);
-  };
-  if (Atype == CUDA_R_32F) return as(float());
-  if (Atype == CUDA_R_16BF) return as(__nv_bfloat16());
-  return CUBLAS_STATUS_NOT_SUPPORTED;
+  });
 }

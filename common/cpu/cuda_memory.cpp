@@ -105,7 +105,7 @@ class Heap {
     std::memset(pointer, kPoison, block.bytes);
     used_[block.device] -= block.bytes;
     blocks_.erase(found);
-    ++released_blocks();
+    ++released_blocks;
     std::free(static_cast<std::byte*>(pointer) - kGuardBytes);
   }
 

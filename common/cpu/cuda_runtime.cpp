@@ -45,6 +45,7 @@ const ErrorText* find_error(cudaError_t error) {
 }
 
 std::atomic<bool> used[kMaxDevices];  // devices on which the process has created something
+std::atomic<int> used_devices = 0;
 
 // Any rank of a job on one node finds a device of its own, as it would on a machine that has enough of them.
 int device_count() {
@@ -105,7 +106,7 @@ std::size_t default_memory() {
 bool is_device(int device) { return device >= 0 && device < device_count(); }
 
 int use_current_device() {
-  used[current_device].store(true, std::memory_order_relaxed);
+  if (!used[current_device].exchange(true)) ++used_devices;
   return current_device;
 }
 
@@ -124,8 +125,7 @@ void count_event() {
 }
 
 Counters counters() {
-  return {allocations.load(), synchronizations.load(), std::count(std::begin(used), std::end(used), true),
-          most_handles(), recorded_events.load()};
+  return {allocations.load(), synchronizations.load(), used_devices.load(), most_handles(), recorded_events.load()};
 }
 
 int hardware_queues() {

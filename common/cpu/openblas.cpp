@@ -91,6 +91,16 @@ const Library& library() {
 
 const OpenBlas& openblas() { return library().blas; }
 
+void gemv(CBLAS_TRANSPOSE trans, int m, int n, float alpha, const float* a, int lda, const float* x, int incx,
+          float beta, float* y, int incy) {
+  const int count = trans == CblasNoTrans ? m : n;
+  if (beta == 0) {
+    for (int i = 0; i < count; ++i) y[static_cast<std::ptrdiff_t>(i) * std::abs(incy)] = 0;
+    beta = 1;
+  }
+  openblas().sgemv(CblasColMajor, trans, m, n, alpha, a, lda, x, incx, beta, y, incy);
+}
+
 const char* blas_kernels() { return library().kernels(); }
 
 }  // namespace workshop::cpu

@@ -22,4 +22,8 @@ struct OpenBlas {
 // (OpenMathLib/OpenBLAS#4267), a fifth as fast. What the user asks for with OPENBLAS_CORETYPE stays.
 const OpenBlas& openblas();
 
+// y = alpha op(A) x + beta y in column-major order, where OpenBLAS by itself would keep a NaN of y although beta is 0.
+void gemv(CBLAS_TRANSPOSE trans, int m, int n, float alpha, const float* a, int lda, const float* x, int incx,
+          float beta, float* y, int incy);
+
 }  // namespace workshop::cpu

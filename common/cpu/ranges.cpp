@@ -4,7 +4,6 @@
 #include <workshop_cpu.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -46,27 +45,10 @@ std::string at_place(const CallSite& site) { return site.line == 0 ? "" : " at "
   end_with_mistake("bounds: " + std::string(range.argument) + " of " + call + at_place(call_site(call)) + " " + what);
 }
 
-// The blocks that a thread has looked up: most calls of a training step are made again in the next one. Memory that was
-// freed since then may be another block's.
-struct KnownBlock {
-  std::uintptr_t begin = 1, end = 0;
-  std::uint64_t releases = 0;
-  int device = 0;  // kAnyDevice for memory of the host
-};
-thread_local std::array<KnownBlock, 64> known_blocks;
-
-KnownBlock& known_block(std::uintptr_t begin) { return known_blocks[(begin >> 4 ^ begin >> 10) % known_blocks.size()]; }
-
 void check_bounds(const char* call, const Range& range, int device) {
-  if (range.count == 0 || range.bytes == 0) return;
-  KnownBlock& known = known_block(address(range.begin));
-  const std::uint64_t releases = released_blocks().load(std::memory_order_acquire);
-  if (known.releases == releases && known.begin <= address(range.begin) &&
-      address(range.begin) + range.extent() <= known.end &&
-      (device == kAnyDevice || known.device == kAnyDevice || known.device == device)) {
-    return;
-  }
+  if (range.count == 0 || range.bytes == 0 || known_to_fit(range.begin, range.extent(), device)) return;
   if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
+  const std::uint64_t releases = released_blocks.load(std::memory_order_acquire);
   const std::optional<Block> block = find_block(range.begin);
   if (!block && range.on_device) out_of_bounds(call, range, "is memory of the host: no device can reach it");
   if (!block) return;
@@ -80,7 +62,7 @@ void check_bounds(const char* call, const Range& range, int device) {
   const std::uintptr_t begin = address(range.begin), first = address(block->begin), end = first + block->bytes;
   const bool early = begin < first;
   if (!early && begin + extent <= end) {
-    known = {first, end, releases, block->on_host ? kAnyDevice : block->device};
+    known_block(begin) = {first, end, releases, block->on_host ? kAnyDevice : block->device};
     return;
   }
   const std::size_t beyond = early ? first - begin : std::min(begin + extent - end, extent);
@@ -91,11 +73,6 @@ void check_bounds(const char* call, const Range& range, int device) {
 }
 
 }  // namespace
-
-std::atomic<std::uint64_t>& released_blocks() {
-  static std::atomic<std::uint64_t>& instance = *new std::atomic<std::uint64_t>(0);
-  return instance;
-}
 
 bool overlap(const Range& a, const Range& b) {
   const auto [few, many] = a.count <= b.count ? std::pair(&a, &b) : std::pair(&b, &a);

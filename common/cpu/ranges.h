@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +56,7 @@ inline constexpr std::size_t kGuardBytes = 256;
 std::optional<Block> find_block(const void* address);
 
 // How many blocks have been freed so far.
-std::atomic<std::uint64_t>& released_blocks();
+inline std::atomic<std::uint64_t> released_blocks = 0;
 
 // Ends the program because it has made a mistake.
 [[noreturn]] void end_with_mistake(const std::string& message);
@@ -67,6 +68,29 @@ CallSite call_site(const char* call);
 // has not allocated is not judged, unless a device has to reach it.
 inline constexpr int kAnyDevice = -1;
 void check_bounds(const char* call, std::span<const Range> ranges, int device = kAnyDevice);
+
+// The blocks that a thread has looked up: most calls of a training step are made again in the next one. Memory that was
+// freed since then may be another block's.
+struct KnownBlock {
+  std::uintptr_t begin = 1, end = 0;
+  std::uint64_t releases = 0;
+  int device = 0;  // kAnyDevice for memory of the host
+};
+inline constexpr int kKnownBits = 9;
+inline thread_local constinit std::array<KnownBlock, 1 << kKnownBits> known_blocks = {};
+
+// The place of an address there, by Fibonacci hashing: it spreads addresses that differ in a few bits in the middle.
+inline KnownBlock& known_block(std::uint64_t address) {
+  return known_blocks[address * 0x9e3779b97f4a7c15 >> (64 - kKnownBits)];
+}
+
+// True where this thread has found before that such a range is within its block.
+inline bool known_to_fit(const void* pointer, std::size_t bytes, int device) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
+  const KnownBlock& known = known_block(begin);
+  return known.releases == released_blocks.load(std::memory_order_acquire) && known.begin <= begin &&
+         begin + bytes <= known.end && (device == kAnyDevice || known.device == kAnyDevice || known.device == device);
+}
 
 // Checks the bounds and, where asked for, the order of a call that is about to be enqueued.
 void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges, int device = kAnyDevice);

@@ -207,15 +207,20 @@ CUstream_st::CUstream_st(bool blocking, int device, bool legacy) : blocking(bloc
 }
 
 std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
-  const std::lock_guard lock(producer_);
+  while (producing_.test_and_set(std::memory_order_acquire)) producing_.wait(true);
   const std::uint64_t number = tail_.load(std::memory_order_relaxed);
-  if (number - head_.load() >= kSlots) wait_for_room(number);
+  if (number == room_) {
+    if (number - head_.load() >= kSlots) wait_for_room(number);
+    room_ = head_.load() + kSlots;
+  }
   Slot& slot = slots_[number % kSlots];
   slot.run = run;
   if (simulates()) slot.pushed = moment();
   std::memcpy(slot.task, task, bytes);
   tail_.store(number + 1);
   if (asleep_.load() != 0 && asleep_.exchange(0) != 0) asleep_.notify_one();
+  producing_.clear(std::memory_order_release);
+  producing_.notify_one();
   return number;
 }
 
@@ -261,8 +266,9 @@ void CUstream_st::take_over() {
 void CUstream_st::work(Worker* worker, std::uint64_t first) {
   current_worker = worker;
   flush_denormals();
+  std::uint64_t tail = first;  // as the worker knows it
   for (std::uint64_t number = first;; ++number) {
-    wait_for_work(number);
+    if (number == tail) tail = wait_for_work(number);
     Slot& slot = slots_[number % kSlots];
     if (simulates()) wait_until(slot.pushed);
     slot.run(slot.task);
@@ -271,17 +277,18 @@ void CUstream_st::work(Worker* worker, std::uint64_t first) {
   }
 }
 
-void CUstream_st::wait_for_work(std::uint64_t number) {
+std::uint64_t CUstream_st::wait_for_work(std::uint64_t number) {
   // A host that enqueues one operation after the other needs less than this for each: do not sleep between them.
   constexpr int kSpins = 1000;
   for (int spin = 0; spin < kSpins; ++spin) {
-    if (tail_.load(std::memory_order_acquire) != number) return;
+    if (const std::uint64_t tail = tail_.load(std::memory_order_acquire); tail != number) return tail;
   }
   while (tail_.load() == number) {
     asleep_ = 1;
     if (tail_.load() == number) asleep_.wait(1);
     asleep_ = 0;
   }
+  return tail_.load();
 }
 
 // Wakes others up only if one of them waits for this operation, because that costs more than most operations do.

@@ -52,7 +52,7 @@ struct Position {
 Position enqueue(cudaStream_t stream, Run run, const void* task, std::size_t bytes);
 
 template <typename Task>
-Position enqueue(cudaStream_t stream, Task task) {
+Position enqueue(cudaStream_t stream, const Task& task) {
   static_assert(sizeof(Task) <= kTaskBytes && std::is_trivially_copyable_v<Task>);
   return enqueue(
       stream, [](void* copy) { (*static_cast<Task*>(copy))(); }, &task, sizeof(Task));
@@ -148,12 +148,15 @@ struct CUstream_st {
   void work(workshop::cpu::Worker* worker, std::uint64_t first);
   void want(std::uint64_t number);
   void wait_for_room(std::uint64_t number);
-  void wait_for_work(std::uint64_t number);
+  std::uint64_t wait_for_work(std::uint64_t number);
   void finish(std::uint64_t number);
 
   std::vector<Slot> slots_{kSlots};
   std::vector<std::atomic<Moment>> finished_at_{kSlots};
-  std::mutex producer_;
+  // Host and worker look at each other's end of the queue only where they have come up to what they know of it: a look
+  // at a number that the other core is changing takes longer than an operation.
+  std::atomic_flag producing_;   // held by the thread that enqueues: a mutex takes longer than to enqueue
+  std::uint64_t room_ = kSlots;  // up to here the queue is known to be free, for the thread that enqueues
   alignas(64) std::atomic<std::uint64_t> tail_ = 0;  // operations enqueued
   std::atomic<int> asleep_ = 0;                      // the worker is about to sleep
   alignas(64) std::atomic<std::uint64_t> head_ = 0;  // operations finished

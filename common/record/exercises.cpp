@@ -13,7 +13,6 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <thread>
 #include <type_traits>
@@ -164,14 +163,17 @@ std::string todo_text(const char* file, int line) {
   return text;
 }
 
-// The probe's line but for its values; nullopt where nothing is to be recorded.
-std::optional<Json> begin_probe(const char* todo, const std::string& name) {
-  static int sequence = 0;
+bool probing() {
   static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs of which only the results are compared
-  if (asked != nullptr && std::string(asked) == "0") return std::nullopt;
-  if (recorder().record_path.empty() || recorder().step >= kProbedSteps) return std::nullopt;
-  return Json{{"type", "probe"}, {"rank", process_ranks().rank}, {"id", todo},
-              {"name", name},    {"step", recorder().step},      {"sequence", sequence++}};
+  static const bool wanted = asked == nullptr || std::string(asked) != "0";
+  return wanted && !recorder().record_path.empty() && recorder().step < kProbedSteps;
+}
+
+// The probe's line but for its values.
+Json begin_probe(const char* todo, Label name) {
+  static int sequence = 0;
+  return Json{{"type", "probe"},     {"rank", process_ranks().rank}, {"id", todo},
+              {"name", name.text()}, {"step", recorder().step},      {"sequence", sequence++}};
 }
 
 // The program has come to this probe, and what it is to record can be read.
@@ -212,15 +214,15 @@ const CallSite& site_of_probe(const char* todo, const char* file, int line) {
   return site;
 }
 
-void probe_on_device(const char* todo, const std::string& name, const void* tensor, Elements elements,
+void probe_on_device(const char* todo, Label name, const void* tensor, Elements elements,
                      std::initializer_list<int> shape, cudaStream_t stream, const char* file, int source_line) {
-  std::optional<Json> line = begin_probe(todo, name);
-  if (!line) return;
-  note_passed(*line);
-  (*line)["shape"] = shape;
+  if (!probing()) return;
+  Json line = begin_probe(todo, name);
+  note_passed(line);
+  line["shape"] = shape;
   const CallSite& site = site_of_probe(todo, file, source_line);
   // The calls of an open group begin at its end: only then there is something to copy.
-  after_group([line = *line, tensor, elements, stream, &site] { enqueue_probe(line, tensor, elements, stream, site); });
+  after_group([line, tensor, elements, stream, &site] { enqueue_probe(line, tensor, elements, stream, site); });
 }
 
 }  // namespace
@@ -265,17 +267,17 @@ void todo_on_host(const char* id, const char* file, int line) {
   end_job(kTodo);
 }
 
-void probe(const char* todo, const std::string& name, const float* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream, const char* file, int source_line) {
+void probe(const char* todo, Label name, const float* tensor, std::initializer_list<int> shape, cudaStream_t stream,
+           const char* file, int source_line) {
   probe_on_device(todo, name, tensor, Elements::floats, shape, stream, file, source_line);
 }
 
-void probe(const char* todo, const std::string& name, const int* tensor, std::initializer_list<int> shape,
-           cudaStream_t stream, const char* file, int source_line) {
+void probe(const char* todo, Label name, const int* tensor, std::initializer_list<int> shape, cudaStream_t stream,
+           const char* file, int source_line) {
   probe_on_device(todo, name, tensor, Elements::integers, shape, stream, file, source_line);
 }
 
-void probe_bfloat16(const char* todo, const std::string& name, const void* tensor, std::initializer_list<int> shape,
+void probe_bfloat16(const char* todo, Label name, const void* tensor, std::initializer_list<int> shape,
                     cudaStream_t stream, const char* file, int source_line) {
   probe_on_device(todo, name, tensor, Elements::bfloat16s, shape, stream, file, source_line);
 }
@@ -283,26 +285,22 @@ void probe_bfloat16(const char* todo, const std::string& name, const void* tenso
 namespace {
 
 template <typename T>
-void probe_on_host(const char* todo, const std::string& name, const std::vector<T>& values) {
-  std::optional<Json> line = begin_probe(todo, name);
-  if (!line) return;
-  (*line)["shape"] = {values.size()};
-  if constexpr (std::is_integral_v<T>) (*line)["integers"] = true;
+void probe_on_host(const char* todo, Label name, const std::vector<T>& values) {
+  if (!probing()) return;
+  Json line = begin_probe(todo, name);
+  line["shape"] = {values.size()};
+  if constexpr (std::is_integral_v<T>) line["integers"] = true;
   // Ends here where a TODO has left a null pointer to them.
-  const std::string text = with_values(*line, values.data(), values.size());
-  note_passed(*line);
+  const std::string text = with_values(line, values.data(), values.size());
+  note_passed(line);
   record_text(text);
   Journal::get().write_text(text);
 }
 
 }  // namespace
 
-void probe(const char* todo, const std::string& name, const std::vector<double>& values) {
-  probe_on_host(todo, name, values);
-}
+void probe(const char* todo, Label name, const std::vector<double>& values) { probe_on_host(todo, name, values); }
 
-void probe(const char* todo, const std::string& name, const std::vector<int>& values) {
-  probe_on_host(todo, name, values);
-}
+void probe(const char* todo, Label name, const std::vector<int>& values) { probe_on_host(todo, name, values); }
 
 }  // namespace workshop

@@ -338,11 +338,11 @@ std::string timeline_json(int rank) {
   return events.finished();
 }
 
-Range::Range(const std::string& name, cudaStream_t stream) {
+Range::Range(Label name, cudaStream_t stream) {
 #ifdef WORKSHOP_BACKEND_CUDA
-  nvtxRangePushA(name.c_str());
+  nvtxRangePushA(name.text().c_str());
 #endif
-  if (timeline().enabled) span_ = timeline().begin(name, stream);
+  if (timeline().enabled) span_ = timeline().begin(name.text(), stream);
 }
 
 Range::~Range() {

@@ -5,12 +5,13 @@
 #include <cuda_runtime.h>
 
 #include <initializer_list>
-#include <string>
+
+#include "common/record/label.h"
 
 namespace workshop {
 
 // probe() of bfloat16s, which go to the record as floats.
-void probe_bfloat16(const char* todo, const std::string& name, const void* tensor, std::initializer_list<int> shape,
+void probe_bfloat16(const char* todo, Label name, const void* tensor, std::initializer_list<int> shape,
                     cudaStream_t stream, const char* file, int line);
 
 [[noreturn]] void todo_on_host(const char* id, const char* file, int line);

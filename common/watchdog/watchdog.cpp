@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -241,10 +242,14 @@ void InCall::wait_for_the_end() {
 }
 
 const CallSite& launch_site(const char* file, int line) {
+  thread_local std::array<const CallSite*, 256> known = {};  // a training step makes the launches of the one before
+  const CallSite*& site = known[static_cast<unsigned>(line) % known.size()];
+  if (site != nullptr && site->file == file && site->line == line) return *site;
   static std::mutex& mutex = *new std::mutex;
   static auto& sites = *new std::map<std::pair<const char*, int>, CallSite>;
   const std::lock_guard lock(mutex);
-  return sites.try_emplace({file, line}, CallSite{"the launch of a kernel", file, line}).first->second;
+  site = &sites.try_emplace({file, line}, CallSite{"the launch of a kernel", file, line}).first->second;
+  return *site;
 }
 
 void start_watchdog(const Ranks& ranks) {

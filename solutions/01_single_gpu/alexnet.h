@@ -74,7 +74,7 @@ class ConvolutionLayer : public Layer {
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
-    const Range range("forward " + name, stream);
+    const Range range({"forward ", name}, stream);
     Real* y = saved.buffers[0].data();
     convolution_forward(blas, convolution_, static_cast<const Real*>(x), y, windows(), samples);
     activation_forward(Activation::relu, y, y, samples * convolution_.out.size(), stream);
@@ -89,7 +89,7 @@ class ConvolutionLayer : public Layer {
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     Real *dy = g.dy, *below = g.spare;
     if (averages_) {
       average_pool_gradient(average_pool_, dy, below, g.samples, stream);
@@ -167,7 +167,7 @@ class DropoutLinear : public Layer {
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
-    const Range range("forward " + name, stream);
+    const Range range({"forward ", name}, stream);
     if (const Dropout dropout = dropout_of(saved); dropout.active()) {
       dropout.apply(saved.buffers[1].data(), static_cast<const Real*>(x), samples, in, stream);
     }
@@ -179,7 +179,7 @@ class DropoutLinear : public Layer {
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     if (relu_) activation_backward(Activation::relu, g.dy, saved.buffers[0].data(), g.samples * out, stream);
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
     linear_backward(g.blas, linear_, input(saved), g.dy, dx, g.ones, g.samples, g.accumulate);

@@ -111,7 +111,7 @@ struct Convolution {
 // The rows of all windows to rows[samples, windows_size()].
 inline void windows_of(const Convolution& c, const Real* x, Real* rows, int samples, cudaStream_t stream) {
   launch(gather_windows, samples * c.windows_size(), stream, rows, x, c.in, c.out, c.windows, samples);
-  probe("01.19", c.linear.name + ": windows", rows, {samples * c.out.pixels(), c.row()}, stream);
+  probe("01.19", {c.linear.name, ": windows"}, rows, {samples * c.out.pixels(), c.row()}, stream);
 }
 
 // `rows` is room for the windows.
@@ -131,7 +131,7 @@ inline void convolution_backward(const Blas& blas, const Convolution& c, const R
   if (dx == nullptr) return;
   linear_backward_input(blas, c.linear, dy, rows, count);
   launch(add_windows, samples * c.windows_size(), blas.stream(), dx, rows, c.in, c.out, c.windows, samples);
-  probe("01.20", c.linear.name + ": gradient of the map", dx, {samples * c.in.pixels(), c.in.channels}, blas.stream());
+  probe("01.20", {c.linear.name, ": gradient of the map"}, dx, {samples * c.in.pixels(), c.in.channels}, blas.stream());
 }
 
 }  // namespace workshop

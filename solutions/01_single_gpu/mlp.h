@@ -34,7 +34,7 @@ class MlpLayer : public Layer {
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Range range("forward " + name, blas.stream());
+    const Range range({"forward ", name}, blas.stream());
     Real* z = saved.buffers[0].data();
     linear_forward(blas, linear_, static_cast<const Real*>(x), z, samples);
     if (!activated()) return z;
@@ -44,7 +44,7 @@ class MlpLayer : public Layer {
   }
 
   Real* backward(const Saved& saved, const Gradients& g) override {
-    const Range range("backward " + name, g.blas.stream());
+    const Range range({"backward ", name}, g.blas.stream());
     if (activated()) activation_backward(activation_, g.dy, saved.buffers[0].data(), g.samples * out, g.blas.stream());
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
     linear_backward(g.blas, linear_, static_cast<const Real*>(saved.x), g.dy, dx, g.ones, g.samples, g.accumulate);

@@ -93,7 +93,7 @@ class Block : public Layer {
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Range range("forward " + name, blas.stream());
+    const Range range({"forward ", name}, blas.stream());
     return compute(blas, static_cast<const Real*>(x), samples, 0, heads_.positions, saved);
   }
 
@@ -105,7 +105,7 @@ class Block : public Layer {
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     const Values v(saved, heads_, 0);
     const int rows = g.samples * heads_.positions, n = rows * E_;
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
@@ -229,12 +229,12 @@ class LanguageHead : public Layer {
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Range range("forward " + name, blas.stream());
+    const Range range({"forward ", name}, blas.stream());
     return compute(blas, x, samples * context_, saved);
   }
 
   Real* backward(const Saved& saved, const Gradients& g) override {
-    const Range range("backward " + name, g.blas.stream());
+    const Range range({"backward ", name}, g.blas.stream());
     const int rows = g.samples * context_;
     linear_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
     Real* dx = g.dx != nullptr ? g.dx : g.dy;

@@ -48,7 +48,7 @@ inline std::vector<Group> connect_workers(const Group& world) {
     Group pair = world.split(color, key, name);
     const bool member = world.rank() == 0 || world.rank() == worker;
     const std::vector<int> ranks = pair.comm() == nullptr ? std::vector<int>{} : pair.members();
-    probe("02.20", "ranks of the communicator of " + name, ranks);
+    probe("02.20", {"ranks of the communicator of ", name}, ranks);
     if (ranks != (member ? std::vector<int>{0, worker} : std::vector<int>{})) {
       fail(kFailed, "the communicator of " + name + " has other ranks than the server and the worker: see TODO 02.20");
     }

@@ -33,7 +33,7 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
     //   of ranks for you?
     NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count(), kReal, ncclAvg, comm, stream));
     // END TODO 02.2
-    probe("02.2", p.name + ".grad, averaged", p.grad, {p.count()}, stream);
+    probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
   }
 }
 

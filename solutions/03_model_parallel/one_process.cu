@@ -104,7 +104,7 @@ void backward(Parts& parts, int rows) {
     stage.backward(rows, dx);
     // END TODO 03.8
     const OnDevice on_device(part.device);
-    probe("03.8", "gradient of " + stage.probes.name, stage.model.grads(), {stage.model.count()}, part.stream);
+    probe("03.8", {"gradient of ", stage.probes.name}, stage.model.grads(), {stage.model.count()}, part.stream);
   }
 }
 
@@ -140,7 +140,7 @@ void update(Parts& parts, Training& training) {
     stage.step(part.norm.data(), lr_factor);
     // END TODO 03.9
     const OnDevice on_device(part.device);
-    probe("03.9", "parameters of " + stage.probes.name, stage.model.values(), {stage.model.count()}, part.stream);
+    probe("03.9", {"parameters of ", stage.probes.name}, stage.model.values(), {stage.model.count()}, part.stream);
   }
 }
 

@@ -51,7 +51,7 @@ inline void f_backward(const Group& group, const Linear& l, Real* dx, int rows, 
   //   numbers, which are kReal, on `stream`.
   NCCL_CHECK(ncclAllReduce(dx, dx, rows * l.in, kReal, ncclSum, group.comm(), stream));
   // END TODO 05.4
-  probe("05.4", l.name + ": dy W, summed over the ranks", dx, {rows, l.in}, stream);
+  probe("05.4", {l.name, ": dy W, summed over the ranks"}, dx, {rows, l.in}, stream);
 }
 
 // g, forward, and the bias: every rank gets the whole y[rows, l.out].
@@ -63,7 +63,7 @@ inline void g_forward(const Group& group, const Linear& l, Real* y, int rows, cu
   NCCL_CHECK(ncclAllReduce(y, y, rows * l.out, kReal, ncclSum, group.comm(), stream));
   launch(add_bias, rows * l.out, stream, y, l.bias, rows, l.out);
   // END TODO 05.3
-  probe("05.3", l.name + ": x W^T + b, summed over the ranks", y, {rows, l.out}, stream);
+  probe("05.3", {l.name, ": x W^T + b, summed over the ranks"}, y, {rows, l.out}, stream);
 }
 
 // ---- the two layers ------------------------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ class ParallelPair : public Layer {
     Real *z = saved.buffers[0].data(), *a = saved.buffers[1].data();
     Real *y = saved.buffers[2].data(), *activated = saved.buffers[3].data();
     {
-      const Range range("forward " + name, blas.stream());
+      const Range range({"forward ", name}, blas.stream());
       column_parallel_forward(blas, column_, static_cast<const Real*>(x), z, samples);
       if (a != nullptr) activation_forward(inner_, a, z, samples * features_, blas.stream());
     }
-    const Range range("forward " + row_name_, blas.stream());
+    const Range range({"forward ", row_name_}, blas.stream());
     row_parallel_forward(blas, group_, row_, a != nullptr ? a : z, y, samples);
     if (activated == nullptr) return y;
     activation_forward(outer_, activated, y, samples * out, blas.stream());
@@ -174,11 +174,11 @@ class ParallelPair : public Layer {
     const cudaStream_t stream = g.blas.stream();
     Real* hidden = g.spare;  // gradient of this rank's features
     {
-      const Range range("backward " + row_name_, stream);
+      const Range range({"backward ", row_name_}, stream);
       if (outer_ != Activation::none) activation_backward(outer_, g.dy, y, g.samples * out, stream);
       row_parallel_backward(g.blas, row_, a != nullptr ? a : z, g.dy, hidden, g.ones, g.samples, g.accumulate);
     }
-    const Range range("backward " + name, stream);
+    const Range range({"backward ", name}, stream);
     if (a != nullptr) activation_backward(inner_, hidden, z, g.samples * features_, stream);
     Real* dx = g.dx != nullptr ? g.dx : g.dy;
     column_parallel_backward(g.blas, group_, column_, static_cast<const Real*>(saved.x), hidden, dx, g.ones, g.samples,

@@ -79,7 +79,7 @@ class SequenceParallelMlp {
     const Real* x = read_ = as_reals(batch.x, x_, r * widths_.front(), stream);
     for (int k = 0; k < pairs(); ++k) {
       const Block& b = blocks_[k];
-      const Range range("forward " + b.column.name, stream);
+      const Range range({"forward ", b.column.name}, stream);
       launch(layer_norm_forward, r, stream, b.normed.data(), b.mean.data(), b.rstd.data(), input(k, x), b.gamma, b.beta,
              r, b.in);
       linear_forward(blas_, b.column, gather_normed(b, r), b.z.data(), R);
@@ -93,7 +93,7 @@ class SequenceParallelMlp {
       NCCL_CHECK(ncclReduceScatter(share, y, count, kReal, ncclSum, group_.comm(), stream));
       launch(add_bias, count, stream, y, b.row.bias, r, b.row.out);
       // END TODO 05.9
-      probe("05.9", b.row.name + ": this rank's rows", y, {r, b.row.out}, stream);
+      probe("05.9", {b.row.name, ": this rank's rows"}, y, {r, b.row.out}, stream);
     }
   }
 
@@ -109,14 +109,14 @@ class SequenceParallelMlp {
     const int r = batch.samples, R = group_.size() * r;
     for (int k = pairs() - 1; k >= 0; --k) {
       const Block& b = blocks_[k];
-      const Range range("backward " + b.column.name, stream);
+      const Range range({"backward ", b.column.name}, stream);
       Real *mine = rows_[0].data(), *whole = whole_[0].data();
       // TODO 05.10: Give every rank the gradients of all rows: the reduce-scatter's backward.
       //   A row of the output came from all ranks' shares. Each rank has mine[r, out]; together they are whole[R,
       //   out]. One NCCL call over group_. What is its count?
       NCCL_CHECK(ncclAllGather(mine, whole, r * b.row.out, kReal, group_.comm(), stream));
       // END TODO 05.10
-      probe("05.10", b.row.name + ": gradients of all rows", whole, {R, b.row.out}, stream);
+      probe("05.10", {b.row.name, ": gradients of all rows"}, whole, {R, b.row.out}, stream);
       linear_backward(blas_, b.row, hidden(b), whole, hidden_gradient_.data(), ones_.data(), R, 0);
       if (activated()) {
         activation_backward(activation_, hidden_gradient_.data(), b.z.data(), R * b.column.out, stream);
@@ -130,7 +130,7 @@ class SequenceParallelMlp {
       //   over group_.
       NCCL_CHECK(ncclReduceScatter(share, dy, r * b.in, kReal, ncclSum, group_.comm(), stream));
       // END TODO 05.11
-      probe("05.11", b.column.name + ": gradients of this rank's rows", dy, {r, b.in}, stream);
+      probe("05.11", {b.column.name, ": gradients of this rank's rows"}, dy, {r, b.in}, stream);
       launch(layer_norm_parameter_gradients, b.in, stream, b.gamma_grad, b.beta_grad, dy, input(k, read_),
              b.mean.data(), b.rstd.data(), r, b.in, 0.0f);
       launch(layer_norm_backward, r, stream, mine, nullptr, dy, input(k, read_), b.mean.data(), b.rstd.data(), b.gamma,
@@ -194,7 +194,7 @@ class SequenceParallelMlp {
     //   blas_.stream(). What is its count?
     NCCL_CHECK(ncclAllGather(mine, whole, r * b.in, kReal, group_.comm(), blas_.stream()));
     // END TODO 05.8
-    probe("05.8", b.column.name + ": normed rows of all ranks", whole, {group_.size() * r, b.in}, blas_.stream());
+    probe("05.8", {b.column.name, ": normed rows of all ranks"}, whole, {group_.size() * r, b.in}, blas_.stream());
     return whole;
   }
 

@@ -66,7 +66,7 @@ class FullyShardedModel {
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
-        const Range range("forward of " + name(passes_[k].unit), compute_);
+        const Range range({"forward of ", name(passes_[k].unit)}, compute_);
         x = output = unit.model.forward(batch.with_x(x), unit.activations);
       }
       end(k, output, batch.samples * unit.model.output_size());
@@ -87,7 +87,7 @@ class FullyShardedModel {
       const int u = passes_[k].unit;
       Unit& unit = begin(k);
       {
-        const Range range("backward of " + name(u), compute_);
+        const Range range({"backward of ", name(u)}, compute_);
         clear_padding(k);
         unit.model.backward(unit.activations, /*accumulate=*/false, {},
                             u > 0 ? units_[u - 1].model.output_gradient() : nullptr);
@@ -156,7 +156,7 @@ class FullyShardedModel {
       const std::size_t bytes = shard.size() * sizeof(Real);
       CUDA_CHECK(cudaMemcpyAsync(value_shard(u), shard.data(), bytes, cudaMemcpyDefault, compute_));
       CUDA_CHECK(cudaStreamSynchronize(compute_));
-      probe("06.2", name(u) + ", this rank's shard", value_shard(u), {units_[u].sharding.shard}, compute_);
+      probe("06.2", {name(u), ", this rank's shard"}, value_shard(u), {units_[u].sharding.shard}, compute_);
     }
   }
 
@@ -217,7 +217,7 @@ class FullyShardedModel {
     const int u = passes_[k].unit;
     const Sharding& sharding = units_[u].sharding;
     if (passes_[k].gather) {
-      const Range range("gather " + name(u), communication_);
+      const Range range({"gather ", name(u)}, communication_);
       Real* whole = full_values(k);
       const Real* shard = into_place(u, whole, communication_);
       // TODO 06.13: Gather the unit's parameters: `whole` from every rank's `shard`.
@@ -225,7 +225,7 @@ class FullyShardedModel {
       //   one shard.
       NCCL_CHECK(ncclAllGather(shard, whole, sharding.shard, kReal, groups_.shard.comm(), communication_));
       // END TODO 06.13
-      probe("06.13", name(u) + ", gathered", whole, {sharding.count}, communication_);
+      probe("06.13", {name(u), ", gathered"}, whole, {sharding.count}, communication_);
     }
     CUDA_CHECK(cudaEventRecord(fetched_[k % 2], communication_));
   }
@@ -241,7 +241,7 @@ class FullyShardedModel {
     CUDA_CHECK(cudaStreamWaitEvent(compute_, fetched_[k % 2]));
     // END TODO 06.14
     Unit& unit = units_[passes_[k].unit];
-    probe("06.14", name(passes_[k].unit) + " when its work begins", full_values(k), {unit.model.count()}, compute_);
+    probe("06.14", {name(passes_[k].unit), " when its work begins"}, full_values(k), {unit.model.count()}, compute_);
     unit.model.bind(full_values(k), full_gradient(k));
     return unit;
   }
@@ -268,7 +268,7 @@ class FullyShardedModel {
   // Has the communication stream average the gradients of backward pass k over all ranks, into this rank's shard.
   void reduce(int k, bool first, bool last) {
     const int u = passes_[k].unit, size = units_[u].sharding.shard;
-    const Range range("reduce " + name(u), communication_);
+    const Range range({"reduce ", name(u)}, communication_);
     Real *whole = full_gradient(k), *sum = grad_shard(u);
     // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
     const bool direct = first && !fsdp_.cpu_offload;
@@ -277,14 +277,14 @@ class FullyShardedModel {
     //   One NCCL call, from `whole` to `shard`, on the communication stream. Its count is that of one shard.
     NCCL_CHECK(ncclReduceScatter(whole, shard, size, kReal, ncclAvg, groups_.shard.comm(), communication_));
     // END TODO 06.16
-    probe("06.16", name(u) + ", gradient shard", shard, {size}, communication_);
+    probe("06.16", {name(u), ", gradient shard"}, shard, {size}, communication_);
     if (!first) launch(add_scaled, size, communication_, shard, sum, 1.0f, size);
     if (last && groups_.replicate.size() > 1) {
       // TODO 06.17: Average `shard` over the ranks that hold the same one, in place.
       //   One NCCL call over groups_.replicate.comm(), on the communication stream. Why is once a step enough?
       NCCL_CHECK(ncclAllReduce(shard, shard, size, kReal, ncclAvg, groups_.replicate.comm(), communication_));
       // END TODO 06.17
-      probe("06.17", name(u) + ", gradient shard of all replicas", shard, {size}, communication_);
+      probe("06.17", {name(u), ", gradient shard of all replicas"}, shard, {size}, communication_);
     }
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }

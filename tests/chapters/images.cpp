@@ -63,7 +63,7 @@ TESTS(images_accuracy) {
   test("solution.images.accuracy.counts", {}, [] {
     script(draw_images, {"files", "20"});
     test_on_training_images("files", 4, 4);
-    const Run run = record(on(1, mlp, model, "--images files --dropout 0 --batch-size 10 --max-steps 300 --lr 0.002"));
+    const Run run = record(on(1, mlp, model, "--images files --dropout 0 --batch-size 10 --max-steps 400 --lr 0.001"));
     EXPECT_LE(run.record.losses.back().loss, 0.01) << run.command;
     EXPECT_EQ(value(run, "test accuracy"), 0.75) << run.command;
   });

@@ -165,7 +165,7 @@ bool may_launch(cudaStream_t stream);
 
 // Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
 template <typename Kernel>
-void enqueue_kernel(cudaStream_t stream, double operations, Kernel kernel) {
+void enqueue_kernel(cudaStream_t stream, double operations, const Kernel& kernel) {
   static_assert(sizeof(Kernel) <= kTaskBytes && alignof(Kernel) <= 16, "too many kernel arguments");
   static_assert(std::is_trivially_copyable_v<Kernel>, "kernel arguments must be trivially copyable");
   enqueue_kernel(
