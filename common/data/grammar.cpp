@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <unordered_map>
@@ -38,20 +39,23 @@ std::string lower(std::string word) {
 }  // namespace
 
 // Numbers the places in the rules: nodes first, then each word of each rule. A state is a place and its memory, which
-// has a character per slot: 0, or the number of the row plus one.
+// has four bits a slot: 0, or the number of the row plus one.
 class Grammar::Builder {
  public:
   Builder(Grammar& grammar, const std::vector<Slot>& slots, const std::vector<Rule>& rules)
       : grammar_(grammar), slots_(slots) {
+    const bool fits =
+        slots.size() <= 16 && std::ranges::all_of(slots, [](auto& slot) { return slot.rows.size() < 16; });
+    if (!fits) throw std::logic_error("more than 16 slots, or than 15 rows of one");
     for (const Rule& rule : rules) node(rule.from);
     for (const Rule& rule : rules) node(rule.to);
     for (const Rule& rule : rules) add(rule);
-    live_.assign(nodes_.size() + items_.size(), kUnknown);
+    live_.resize(nodes_.size() + items_.size());
     live_[0] = 0;
     for (const Option& option : nodes_[0].options) require_nothing(live(option.first));
 
-    states_.reserve(1 << 17);
-    state(0, Memory(slots_.size(), 0));
+    states_.reserve(1 << 15);
+    state(0, 0);
     // NOLINTNEXTLINE(modernize-loop-convert): add_arcs() adds places
     for (std::size_t from = 0; from < places_.size(); ++from) {
       grammar_.first_arcs_.push_back(static_cast<int>(grammar_.arcs_.size()));
@@ -62,9 +66,19 @@ class Grammar::Builder {
   }
 
  private:
-  using Memory = std::string;
-  using Slots = std::uint64_t;  // a bit each
-  static constexpr Slots kUnknown = ~Slots{0};
+  using Memory = std::uint64_t;
+  struct State {
+    int place;
+    Memory memory;
+
+    bool operator==(const State&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const State& state) const {
+      return (state.memory ^ static_cast<std::uint64_t>(state.place) << 48) * 0x9e3779b97f4a7c15 >> 20;
+    }
+  };
+  static Memory bits_of(int slot) { return Memory{15} << 4 * slot; }
 
   struct Option {
     int first;  // place
@@ -112,34 +126,32 @@ class Grammar::Builder {
     return item;
   }
 
-  // The slots whose rows may be said from this place on, before they are drawn again.
-  Slots live(int place) {
-    if (live_[place] != kUnknown) return live_[place];
-    Slots slots = 0;
+  // The bits of those slots whose rows may be said from this place on, before they are drawn again.
+  Memory live(int place) {
+    if (live_[place]) return *live_[place];
+    Memory bits = 0;
     if (place < static_cast<int>(nodes_.size())) {
-      for (const Option& option : nodes_[place].options) slots |= live(option.first);
+      for (const Option& option : nodes_[place].options) bits |= live(option.first);
     } else {
       const Item& item = items_[place - nodes_.size()];
-      slots = live(item.next);
-      if (item.slot >= 0) slots = item.draws ? slots & ~(Slots{1} << item.slot) : slots | Slots{1} << item.slot;
+      bits = live(item.next);
+      if (item.slot >= 0) bits = item.draws ? bits & ~bits_of(item.slot) : bits | bits_of(item.slot);
     }
-    return live_[place] = slots;
+    live_[place] = bits;
+    return bits;
   }
 
-  void require_nothing(Slots slots) const {
+  void require_nothing(Memory bits) const {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
-      if (slots >> s & 1) throw std::logic_error("a rule may say a row of '" + slots_[s].name + "' that is not drawn");
+      if (bits & bits_of(static_cast<int>(s)))
+        throw std::logic_error("a rule may say a row of '" + slots_[s].name + "' that is not drawn");
     }
   }
 
   int state(int place, Memory memory) {
-    const Slots kept = live(place);
-    for (std::size_t s = 0; s < memory.size(); ++s) {
-      if ((kept >> s & 1) == 0) memory[s] = 0;
-    }
-    const std::string key = memory + static_cast<char>(place % 128) + static_cast<char>(place / 128);
-    const auto [state, is_new] = states_.emplace(key, static_cast<int>(places_.size()));
-    if (is_new) places_.emplace_back(place, memory);
+    const State kept = {place, memory & live(place)};
+    const auto [state, is_new] = states_.emplace(kept, static_cast<int>(places_.size()));
+    if (is_new) places_.push_back(kept);
     return state->second;
   }
 
@@ -157,12 +169,12 @@ class Grammar::Builder {
     return words->second;
   }
 
-  void add_arcs(int place, const Memory& memory) {
+  void add_arcs(int place, Memory memory) {
     std::vector<Arc>& arcs = grammar_.arcs_;
     const std::size_t first = arcs.size();
     std::vector<std::uint64_t> shares;  // an arc's weight is to be divided by this
     const auto say = [&](const Item& item, int weight) {
-      const auto say_one_of = [&](const std::string& cell, const Memory& then, std::size_t rows) {
+      const auto say_one_of = [&](const std::string& cell, Memory then, std::size_t rows) {
         const std::vector<int>& words = this->words(cell);
         for (int word : words) {
           arcs.push_back({word, state(item.next, then), static_cast<std::uint64_t>(weight), 0});
@@ -171,11 +183,10 @@ class Grammar::Builder {
       };
       if (item.slot < 0) return say_one_of(item.word, memory, 1);
       const auto& rows = slots_[item.slot].rows;
-      if (!item.draws) return say_one_of(rows[memory[item.slot] - 1][item.column], memory, 1);
-      Memory then = memory;
+      const Memory others = memory & ~bits_of(item.slot);
+      if (!item.draws) return say_one_of(rows[((memory ^ others) >> 4 * item.slot) - 1][item.column], memory, 1);
       for (std::size_t row = 0; row < rows.size(); ++row) {
-        then[item.slot] = static_cast<char>(row + 1);
-        say_one_of(rows[row][item.column], then, rows.size());
+        say_one_of(rows[row][item.column], others | (row + 1) << 4 * item.slot, rows.size());
       }
     };
     const int nodes = static_cast<int>(nodes_.size());
@@ -196,9 +207,10 @@ class Grammar::Builder {
   const std::vector<Slot>& slots_;
   std::vector<Node> nodes_;
   std::vector<Item> items_;
-  std::vector<Slots> live_;                     // by place
-  std::vector<std::pair<int, Memory>> places_;  // by state
-  std::unordered_map<std::string, int> states_, word_numbers_;
+  std::vector<std::optional<Memory>> live_;  // by place
+  std::vector<State> places_;                // by state
+  std::unordered_map<State, int, Hash> states_;
+  std::unordered_map<std::string, int> word_numbers_;
   std::unordered_map<std::string, std::vector<int>> cells_;  // their words
 };
 

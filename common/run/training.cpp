@@ -17,6 +17,9 @@ namespace workshop {
 
 namespace {
 
+// A run of fewer steps says nothing of the speed, and the measuring of what would be possible takes longer than it.
+constexpr int kStepsForSpeed = 10;
+
 // The samples, and what the rest of a run needs to know of them.
 struct Data {
   std::unique_ptr<Loader> loader;
@@ -258,6 +261,7 @@ void Training::report_throughput() {
     record_value("seconds that the device has waited for data", waited);
     return;
   }
+  if (state.step - state.start.step < kStepsForSpeed) return;
   const double given = state.options.gpt.peak_tflops, peak = given > 0 ? given * 1e12 : measured_peak();
   print_throughput(units / seconds, state.operations, process_ranks().world, peak);
 }
