@@ -12,7 +12,7 @@ function(_workshop_check_command result chapter program sources)
   if(WORKSHOP_BUILD_ON STREQUAL "mine" AND sources STREQUAL CMAKE_SOURCE_DIR)
     set(others TRUE)  # then the earlier chapters are the participant's too
   endif()
-  _workshop_files(files ${CMAKE_SOURCE_DIR}/solutions ${chapter}/${program}.cu ${others})
+  _workshop_files(files ${chapter}/${program}.cu ${others})
   foreach(file ${files})
     list(APPEND command --todos ${CMAKE_SOURCE_DIR}/solutions/${file})
   endforeach()

@@ -60,10 +60,16 @@ function(workshop_models target)
   target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
 endfunction()
 
-# _workshop_files(result FOLDER FILE OTHERS): what a chapter's FILE, "02_ddp/ddp.cu", is made of: itself, the headers of its
-# own chapter, which these include by name alone, and the .cu files of the same name. With OTHERS also those of the other
-# chapters, "01_single_gpu/model.h".
-function(_workshop_files result folder file others)
+# _workshop_files(result FILE OTHERS): what a chapter's FILE, "02_ddp/ddp.cu", is made of: itself, the headers of its own
+# chapter, which these include by name alone, and the .cu files of the same name. With OTHERS also those of the other
+# chapters, "01_single_gpu/model.h". It is kept for the thousand tests of the same few programs.
+function(_workshop_files result file others)
+  get_property(known GLOBAL PROPERTY WORKSHOP_FILES_${file}_${others})
+  if(known)
+    set(${result} ${known} PARENT_SCOPE)
+    return()
+  endif()
+  set(folder ${CMAKE_SOURCE_DIR}/solutions)
   set(queue ${file})
   set(found)
   while(queue)
@@ -85,6 +91,7 @@ function(_workshop_files result folder file others)
       endif()
     endforeach()
   endwhile()
+  set_property(GLOBAL PROPERTY WORKSHOP_FILES_${file}_${others} ${found})
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
@@ -92,7 +99,7 @@ endfunction()
 # of its own chapter are called OWN_CHAPTER_models, those of earlier ones OTHERS_CHAPTER_models.
 function(_workshop_models result file own others)
   get_filename_component(chapter ${file} DIRECTORY)
-  _workshop_files(files ${CMAKE_SOURCE_DIR}/solutions ${file} TRUE)
+  _workshop_files(files ${file} TRUE)
   list(REMOVE_ITEM files ${file})
   list(FILTER files INCLUDE REGEX "models[.]cu$")
   set(libraries)
