@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "01_single_gpu/model.h"
+#include "common/check.h"
 #include "common/data.h"
 #include "schedule.h"
 
@@ -67,6 +68,8 @@ class Stage {
         recompute_(recompute),
         stream_(stream),
         samples_(schedule.micro_batches) {
+    const int stages = static_cast<int>(schedule.lists.size());
+    if (stage >= stages) fail(1, "this is stage %d of a pipeline whose last one is %d", stage, stages - 1);
     const int samples = batch_size / micro_batches_;
     for (int c = 0; c < schedule.chunks; ++c) {
       const int part = schedule.part(stage, c);
