@@ -24,7 +24,7 @@ class InCall {
   InCall& operator=(const InCall&) = delete;
 
   // Where the program is; null where it is in no call. The number changes whenever that does.
-  static const CallSite* current() { return current_.load(std::memory_order_relaxed); }
+  static const CallSite* current() { return current_.load(std::memory_order_acquire); }
   static std::uint64_t number() { return number_.load(std::memory_order_relaxed); }
 
   // Lets the program run into no further call and out of none: the job ends.
@@ -33,7 +33,7 @@ class InCall {
  private:
   static void enter(const CallSite* site) {
     if (held_.load(std::memory_order_relaxed)) wait_for_the_end();
-    current_.store(site, std::memory_order_relaxed);
+    current_.store(site, std::memory_order_release);  // with what it says
     number_.store(number() + 1, std::memory_order_relaxed);
   }
   [[noreturn]] static void wait_for_the_end();
