@@ -42,12 +42,18 @@ struct Gemm {
   Matrices<T> c;
   int batch;
 
+  void operator()() const {
+    if (is_large()) return run_shared([this] { compute_share(); });
+    for (int i = 0; i < batch; ++i) compute(m, n, a.at(i, 0), b.at(i, 0), c.at(i, 0));
+  }
+
+ private:
   // From here on, waking other cores costs less than they save.
   bool is_large() const { return multiplications() >= 1 << 21; }
 
   // The calling core's share: some products of the batch, or of a single one some columns or rows of C. What a core
   // computes does not depend on who else is at work, so that the result is always the same to the last bit.
-  void operator()() const {
+  void compute_share() const {
     constexpr int kBlock = 64;
     if (batch > 1) {
       const Part products = share_of(batch, 1);
@@ -59,12 +65,6 @@ struct Gemm {
     }
   }
 
-  // All of it on the calling core.
-  void alone() const {
-    for (int i = 0; i < batch; ++i) compute(m, n, a.at(i, 0), b.at(i, 0), c.at(i, 0));
-  }
-
- private:
   void run(int product, Part rows, Part columns) const {
     if (rows.begin == rows.end || columns.begin == columns.end) return;
     const std::ptrdiff_t offset_a = transa == CblasNoTrans ? rows.begin : rows.begin * std::ptrdiff_t{a.ld};
@@ -76,7 +76,7 @@ struct Gemm {
 
   void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
     if constexpr (std::is_same_v<T, float>) {
-      if (columns == 1) {
+      if (n == 1 && k > 0) {  // of no terms, gemv() leaves y as it is
         const bool as_is = transa == CblasNoTrans;
         gemv(transa, as_is ? rows : k, as_is ? k : rows, alpha.value(), block_a, a.ld, block_b,
              transb == CblasNoTrans ? 1 : b.ld, beta.value(), block_c, 1);
@@ -118,14 +118,6 @@ struct Gemm {
   }
 };
 
-// All of it, as a stream's operation.
-template <typename T>
-struct Products {
-  Gemm<T> gemm;
-
-  void operator()() const { gemm.is_large() ? run_shared(gemm) : gemm.alone(); }
-};
-
 bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const void* alpha, int lda,
                 int ldb, const void* beta, int ldc) {
   return valid(transa) && valid(transb) && m >= 0 && n >= 0 && k >= 0 && alpha != nullptr && beta != nullptr &&
@@ -147,9 +139,8 @@ cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation
                            operand("B", transb, k, n, b.first, b.ld, b.stride, batch),
                            {"C", c.first, m, n, c.ld, true, c.stride, batch}}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
-  enqueue_kernel(
-      handle->stream, 2.0 * m * n * k * batch,
-      Products<T>{{cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch}});
+  enqueue_kernel(handle->stream, 2.0 * m * n * k * batch,
+                 Gemm<T>{cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch});
   return CUBLAS_STATUS_SUCCESS;
 }
 
