@@ -217,8 +217,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   Job job(options);
   if (root >= job.world()) {
-    usage_error("--root is '" + std::to_string(root) + "'; expected a rank of this run, 0 to " +
-                std::to_string(job.world() - 1));
+    usage_error("--root is '%d'; expected a rank of this run, 0 to %d", root, job.world() - 1);
   }
   Stream stream;
   const Participants group = {job.comm(), stream, job.rank(), job.world(), root};

@@ -28,19 +28,18 @@ struct PipelineOptions {
     if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
     if (chunks == 0) chunks = interleaved ? 2 : 1;
     if (!interleaved && chunks > 1) {
-      usage_error("--chunks is '" + std::to_string(chunks) + "'; expected 1 unless --schedule is interleaved");
+      usage_error("--chunks is '%d'; expected 1 unless --schedule is interleaved", chunks);
     }
     require_product({{stages_option, stages}, {"--micro-batches", micro_batches}, {"--chunks", chunks}}, 1 << 22);
     if (interleaved && micro_batches % stages != 0) {
-      usage_error("--micro-batches is '" + std::to_string(micro_batches) + "'; expected a multiple of the " +
-                  std::to_string(stages) + " stages: interleaved takes groups of so many");
+      usage_error("--micro-batches is '%d'; expected a multiple of the %d stages: interleaved takes groups of so many",
+                  micro_batches, stages);
     }
   }
 
   void require_divisor(int batch_size) const {
     if (batch_size % micro_batches == 0) return;
-    usage_error("--micro-batches is '" + std::to_string(micro_batches) + "'; expected a divisor of --batch-size, " +
-                std::to_string(batch_size));
+    usage_error("--micro-batches is '%d'; expected a divisor of --batch-size, %d", micro_batches, batch_size);
   }
 
   Schedule make_schedule(int stages) const {

@@ -14,14 +14,13 @@ namespace {
 
 // Ends the job with status 2 unless every batch splits into equal shares of rows.
 void require_equal_rows(const Options& options, int ranks) {
-  const std::string multiple = "; expected a multiple of the " + std::to_string(ranks) + " ranks";
   if (options.batch_size % ranks != 0) {
-    usage_error("--batch-size is '" + std::to_string(options.batch_size) + "'" + multiple);
+    usage_error("--batch-size is '%d'; expected a multiple of the %d ranks", options.batch_size, ranks);
   }
   const int rest = options.samples % options.batch_size;
   if (rest % ranks != 0) {
-    usage_error("--samples is '" + std::to_string(options.samples) + "', which leaves " + std::to_string(rest) +
-                " for the last batch" + multiple);
+    usage_error("--samples is '%d', which leaves %d for the last batch; expected a multiple of the %d ranks",
+                options.samples, rest, ranks);
   }
 }
 

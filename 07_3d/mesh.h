@@ -126,10 +126,10 @@ inline void require_tensor_groups_within_nodes(const MeshShape& shape, const Job
   const Ranks& ranks = job.ranks();
   const int first = tensor_group_across_nodes(job.group().gather(ranks.rank - ranks.local_rank), shape.tensor);
   if (first < 0) return;
-  usage_error("--tp is '" + std::to_string(shape.tensor) + "', which puts ranks " + std::to_string(first) + " to " +
-              std::to_string(first + shape.tensor - 1) +
-              ", a tensor group, on several nodes; expected a divisor of the ranks on each node, or "
-              "--allow-tp-across-nodes");
+  usage_error(
+      "--tp is '%d', which puts ranks %d to %d, a tensor group, on several nodes; expected a divisor of the ranks on "
+      "each node, or --allow-tp-across-nodes",
+      shape.tensor, first, first + shape.tensor - 1);
 }
 
 }  // namespace workshop

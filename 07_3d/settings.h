@@ -2,6 +2,8 @@
 // The options of train_3d, what fits together of them, and what they make.
 #pragma once
 
+#include <cinttypes>
+#include <cstdint>
 #include <string>
 
 #include "01_single_gpu/gpt.h"
@@ -42,17 +44,17 @@ inline void add_options(Options& options, Settings& s) {
 // Works out D if it is not given. Ends the program unless D·P·T is the number of ranks.
 inline void complete_mesh(MeshShape& mesh) {
   const int world = process_ranks().world;
-  const auto is = [](const char* option, int n) { return std::string(option) + " is '" + std::to_string(n) + "'"; };
   const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.tensor;
-  const std::string expected = std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  const char* ranks = world == 1 ? "rank" : "ranks";
   if (mesh.data == 0 && world % replica != 0) {
-    usage_error(is("--pp", mesh.pipeline) + " and " + is("--tp", mesh.tensor) + ", which makes " +
-                std::to_string(replica) + " ranks a replica; expected a divisor of the " + expected);
+    usage_error("--pp is '%d' and --tp is '%d', which makes %" PRId64
+                " ranks a replica; expected a divisor of the %d %s",
+                mesh.pipeline, mesh.tensor, replica, world, ranks);
   }
   if (mesh.data == 0) mesh.data = static_cast<int>(world / replica);
   if (mesh.data != world / replica || world % replica != 0) {
-    usage_error(is("--dp", mesh.data) + ", " + is("--pp", mesh.pipeline) + " and " + is("--tp", mesh.tensor) +
-                "; expected a product of " + expected);
+    usage_error("--dp is '%d', --pp is '%d' and --tp is '%d'; expected a product of %d %s", mesh.data, mesh.pipeline,
+                mesh.tensor, world, ranks);
   }
 }
 
@@ -71,13 +73,10 @@ inline void complete(Settings& s, const Options& options) {
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = gpt ? gpt_depth(options) : make_network(options).depth(), there = pairs ? layers / 2 : layers;
   if (there < s.parts()) {
-    const std::string what = pairs ? "pairs of layers" : "layers";
-    usage_error("--pp is '" + std::to_string(stages) + "', for stages of " + std::to_string(s.pipeline.chunks) +
-                " out of " + std::to_string(there) + " " + what +
-                (gpt   ? " that --blocks makes"
-                 : mlp ? " in --layers"
-                       : " of AlexNet") +
-                "; expected at least " + std::to_string(s.parts()) + " " + what);
+    const char* what = pairs ? "pairs of layers" : "layers";
+    const char* from = gpt ? "that --blocks makes" : mlp ? "in --layers" : "of AlexNet";
+    usage_error("--pp is '%d', for stages of %d out of %d %s %s; expected at least %d %s", stages, s.pipeline.chunks,
+                there, what, from, s.parts(), what);
   }
 }
 

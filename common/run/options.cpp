@@ -267,8 +267,7 @@ void Options::parse(int argc, char** argv) {
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
   if (images.folder.empty() && validation_samples >= samples) {
-    usage_error("--validation-samples is '" + std::to_string(validation_samples) + "'; expected fewer than the " +
-                std::to_string(samples) + " of --samples");
+    usage_error("--validation-samples is '%d'; expected fewer than the %d of --samples", validation_samples, samples);
   }
   if (weight_decay < 0) weight_decay = optimizer == OptimizerKind::adamw ? 0.01 : 0.0;
 }

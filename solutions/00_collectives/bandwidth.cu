@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <sstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,6 +17,7 @@
 namespace {
 
 using namespace workshop;
+using Json = nlohmann::ordered_json;
 
 enum class Op { all_reduce, all_gather, reduce_scatter, broadcast, send_recv };
 const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"};
@@ -200,20 +201,18 @@ void print_table(const std::vector<Measurement>& measurements, const Fit& fit, d
 
 std::string json_text(const std::string& op, int world, const std::vector<Measurement>& measurements, const Fit& fit,
                       double factor) {
-  std::ostringstream json;
-  json.precision(9);
-  json << "{\"op\": \"" << op << "\", \"ranks\": " << world << ", \"bus_factor\": " << factor
-       << ", \"alpha_seconds\": " << fit.alpha << ", \"beta_seconds_per_byte\": " << fit.beta
-       << ",\n \"measurements\": [";
-  const char* separator = "";
+  Json json = {{"op", op},
+               {"ranks", world},
+               {"bus_factor", factor},
+               {"alpha_seconds", fit.alpha},
+               {"beta_seconds_per_byte", fit.beta},
+               {"measurements", Json::array()}};
   for (const auto& [bytes, t] : measurements) {
     const double algorithm = static_cast<double>(bytes) / t / kGiga;
-    json << separator << "\n  {\"bytes\": " << bytes << ", \"seconds\": " << t
-         << ", \"algorithm_gb_per_s\": " << algorithm << ", \"bus_gb_per_s\": " << factor * algorithm << "}";
-    separator = ",";
+    json["measurements"].push_back(
+        {{"bytes", bytes}, {"seconds", t}, {"algorithm_gb_per_s", algorithm}, {"bus_gb_per_s", factor * algorithm}});
   }
-  json << "]}\n";
-  return json.str();
+  return json.dump(1) + "\n";
 }
 
 }  // namespace
@@ -231,8 +230,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   const std::size_t min_bytes = std::size_t{1024} * min_kib, max_bytes = std::size_t{1024 * 1024} * max_mib;
   if (min_bytes > max_bytes) {
-    usage_error("--min-kib is '" + std::to_string(min_kib) + "'; expected at most --max-mib, " +
-                std::to_string(max_bytes / 1024) + " KiB");
+    usage_error("--min-kib is '%d'; expected at most --max-mib, %zu KiB", min_kib, max_bytes / 1024);
   }
   if (process_ranks().rank == 0) check_writable("--json", json_file);
   Job job(options);

@@ -2,6 +2,7 @@
 // The options of the parameter server, and the order of the updates that they ask for.
 #pragma once
 
+#include <cinttypes>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -44,8 +45,8 @@ struct ServerOptions {
   std::vector<Update> order_of(std::int64_t updates, int workers) const {
     const auto recorded = static_cast<std::int64_t>(recorded_.size());
     if (recorded > 0 && recorded != updates) {
-      usage_error("--replay is '" + replay + "', which has " + std::to_string(recorded) +
-                  " updates; expected the run's number, " + std::to_string(updates));
+      usage_error("--replay is '%s', which has %" PRId64 " updates; expected the run's number, %" PRId64,
+                  replay.c_str(), recorded, updates);
     }
     if (order != "turns") return recorded_;
     std::vector<Update> turns;
@@ -59,8 +60,8 @@ struct ServerOptions {
     char colon = 0;
     const bool read = text >> slow_rank >> colon >> slowness && colon == ':' && text.peek() == EOF;
     if (read && slow_rank >= 1 && slow_rank <= workers && slowness >= 1 && slowness <= 1000) return;
-    usage_error("--straggler is '" + straggler + "'; expected RANK:FACTOR, a worker from 1 to " +
-                std::to_string(workers) + " and a whole number from 1 to 1000");
+    usage_error("--straggler is '%s'; expected RANK:FACTOR, a worker from 1 to %d and a whole number from 1 to 1000",
+                straggler.c_str(), workers);
   }
 
   void read_replay(int workers) {

@@ -95,10 +95,9 @@ struct Stage {
 };
 
 // Ends the program unless every rank, or whatever `one` is, can have a layer.
-inline void require_layers(const Options& options, const Network& network, int count, const std::string& one = "rank") {
+inline void require_layers(const Options& options, const Network& network, int count, const char* one = "rank") {
   if (network.depth() >= count) return;
-  usage_error(layers_of(options, network) + " for " + std::to_string(count) + " " + one + "s; expected a layer a " +
-              one + " or more");
+  usage_error("%s for %d %ss; expected a layer a %s or more", layers_of(options, network).c_str(), count, one, one);
 }
 
 // Prints and records which rank has which layers and how long it idled. That stays out of the ledger.

@@ -41,8 +41,7 @@ inline void complete(Settings& s, const Options& options) {
   const int ranks = process_ranks().world;
   if (s.stages == 0) s.stages = ranks;
   if (!s.print && s.stages != ranks) {
-    usage_error("--stages is '" + std::to_string(s.stages) + "'; expected the number of ranks, " +
-                std::to_string(ranks) + ", unless with --print");
+    usage_error("--stages is '%d'; expected the number of ranks, %d, unless with --print", s.stages, ranks);
   }
   s.pipeline.complete(s.stages, "--stages");
   if (s.checkpoint_interval > 0 && options.gpt.recompute != "none") {
@@ -57,8 +56,8 @@ inline Network make_network(const Settings& s, const Options& options) {
   if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
   const Network network = make_network(options);
   if (network.depth() < parts) {
-    usage_error(layers_of(options, network) + " for " + std::to_string(s.stages) + " stages of " +
-                std::to_string(s.pipeline.chunks) + "; expected at least " + std::to_string(parts) + " layers");
+    usage_error("%s for %d stages of %d; expected at least %d layers", layers_of(options, network).c_str(), s.stages,
+                s.pipeline.chunks, parts);
   }
   return network;
 }

@@ -60,14 +60,9 @@ int main(int argc, char** argv) {
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
-  if (width % heads != 0) {
-    usage_error("--width is '" + std::to_string(width) + "'; expected a multiple of the " + std::to_string(heads) +
-                " heads");
-  }
-  if (heads % process_ranks().world != 0) {
-    usage_error("--heads is '" + std::to_string(heads) + "'; expected a multiple of the " +
-                std::to_string(process_ranks().world) + " ranks");
-  }
+  if (width % heads != 0) usage_error("--width is '%d'; expected a multiple of the %d heads", width, heads);
+  const int ranks = process_ranks().world;
+  if (heads % ranks != 0) usage_error("--heads is '%d'; expected a multiple of the %d ranks", heads, ranks);
   require_sizes(options, sequence, width, heads);
   Job job(options);
 

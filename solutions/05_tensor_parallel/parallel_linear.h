@@ -105,13 +105,14 @@ inline void row_parallel_backward(const Blas& blas, const Linear& l, const Real*
 inline void require_pairs(const std::vector<int>& widths, int ranks) {
   const int layers = static_cast<int>(widths.size()) - 1;
   if (layers % 2 != 0) {
-    usage_error("--layers has " + std::to_string(layers) + (layers == 1 ? " layer" : " layers") +
-                "; expected an even number, in pairs of a column- and a row-parallel one, such as 6,4,2");
+    usage_error(
+        "--layers has %d layer%s; expected an even number, in pairs of a column- and a row-parallel one, "
+        "such as 6,4,2",
+        layers, layers == 1 ? "" : "s");
   }
   for (int i = 1; i < layers; i += 2) {
     if (widths[i] % ranks == 0) continue;
-    usage_error("--layers has a width of " + std::to_string(widths[i]) + " inside a pair; expected a multiple of the " +
-                std::to_string(ranks) + " ranks");
+    usage_error("--layers has a width of %d inside a pair; expected a multiple of the %d ranks", widths[i], ranks);
   }
 }
 

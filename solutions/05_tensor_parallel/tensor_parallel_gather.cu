@@ -16,8 +16,7 @@ namespace {
 void require_divisible(const std::vector<int>& widths, int ranks) {
   for (std::size_t i = 1; i < widths.size(); ++i) {
     if (widths[i] % ranks == 0) continue;
-    usage_error("--layers has a layer with " + std::to_string(widths[i]) + " outputs; expected a multiple of the " +
-                std::to_string(ranks) + " ranks");
+    usage_error("--layers has a layer with %d outputs; expected a multiple of the %d ranks", widths[i], ranks);
   }
 }
 

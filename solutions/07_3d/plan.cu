@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <tuple>
 
 #include "plan.h"
@@ -14,6 +14,8 @@
 using namespace workshop;
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // ---- the meshes to compare -----------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
     }
   }
   if (layouts.empty()) {
-    usage_error("--gpus is '" + std::to_string(s.gpus) + "'; expected a multiple of the given --dp, --pp and --tp");
+    usage_error("--gpus is '%d'; expected a multiple of the given --dp, --pp and --tp", s.gpus);
   }
   return layouts;
 }
@@ -298,47 +300,45 @@ void print_advice(const Plan& nearest, const Settings& s, const ModelShape& mode
 
 // ---- the file of --json --------------------------------------------------------------------------------------------
 
-void write_stage(std::ostream& json, const StagePlan& stage) {
+Json json_of(const StagePlan& stage) {
   const MemoryPlan& memory = stage.memory;
-  json << "{\"memory\": {\"parameters\": " << memory.parameters << ", \"gradients\": " << memory.gradients
-       << ", \"optimizer\": " << memory.optimizer << ", \"activations\": " << memory.activations
-       << ", \"buckets\": " << memory.buckets << "}, \"sent\": {\"tensor\": " << stage.sent.tensor
-       << ", \"data\": " << stage.sent.data + stage.sent.copies << ", \"pipeline\": " << stage.sent.pipeline << "}}";
+  return {{"memory",
+           {{"parameters", memory.parameters},
+            {"gradients", memory.gradients},
+            {"optimizer", memory.optimizer},
+            {"activations", memory.activations},
+            {"buckets", memory.buckets}}},
+          {"sent",
+           {{"tensor", stage.sent.tensor},
+            {"data", stage.sent.data + stage.sent.copies},
+            {"pipeline", stage.sent.pipeline}}}};
 }
 
-// What a plan of gpt has besides.
-std::string gpt_json(const Plan& plan, const ModelShape& model) {
-  if (!model.gpt) return "";
-  std::ostringstream json;
-  json.precision(15);
-  json << ", \"hybrid\": " << plan.layout.hybrid << ", \"chunks\": " << plan.layout.chunks
-       << ", \"recompute\": " << (plan.layout.recompute ? "true" : "false")
-       << ", \"sequence_parallel\": " << (plan.layout.sequence_parallel ? "true" : "false")
-       << ", \"tokens_per_second\": " << plan.tokens_per_second << ", \"flops_per_gpu\": " << plan.flops
-       << ", \"mfu\": " << plan.mfu;
-  return json.str();
+Json json_of(const Plan& plan, const ModelShape& model) {
+  const Layout& layout = plan.layout;
+  Json json = {{"dp", layout.dp},
+               {"pp", layout.pp},
+               {"tp", layout.tp},
+               {"zero", layout.zero},
+               {"micro_batches", layout.micro_batches}};
+  if (model.gpt) {
+    json.update({{"hybrid", layout.hybrid},
+                 {"chunks", layout.chunks},
+                 {"recompute", layout.recompute},
+                 {"sequence_parallel", layout.sequence_parallel},
+                 {"tokens_per_second", plan.tokens_per_second},
+                 {"flops_per_gpu", plan.flops},
+                 {"mfu", plan.mfu}});
+  }
+  json.update({{"fits", plan.fits}, {"bubble", plan.bubble}, {"seconds_per_step", plan.seconds}});
+  for (const StagePlan& stage : plan.stages) json["stages"].push_back(json_of(stage));
+  return json;
 }
 
 std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
-  std::ostringstream json;
-  json.precision(15);
-  json << "{\"parameters\": " << model.parameters << ", \"plans\": [";
-  const char* separator = "\n";
-  for (const Plan& plan : plans) {
-    const Layout& layout = plan.layout;
-    json << separator << " {\"dp\": " << layout.dp << ", \"pp\": " << layout.pp << ", \"tp\": " << layout.tp
-         << ", \"zero\": " << layout.zero << ", \"micro_batches\": " << layout.micro_batches << gpt_json(plan, model)
-         << ", \"fits\": " << (plan.fits ? "true" : "false") << ", \"bubble\": " << plan.bubble
-         << ", \"seconds_per_step\": " << plan.seconds << ", \"stages\": [";
-    for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-      json << (s > 0 ? ",\n  " : "\n  ");
-      write_stage(json, plan.stages[s]);
-    }
-    json << "]}";
-    separator = ",\n";
-  }
-  json << "]}\n";
-  return json.str();
+  Json json = {{"parameters", model.parameters}, {"plans", Json::array()}};
+  for (const Plan& plan : plans) json["plans"].push_back(json_of(plan, model));
+  return json.dump(1) + "\n";
 }
 
 }  // namespace

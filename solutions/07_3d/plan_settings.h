@@ -2,13 +2,13 @@
 // The options of the planner, and the model and the cluster that they describe.
 #pragma once
 
-#include <cstdlib>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 
 #include "common/files.h"
 #include "common/job.h"
+#include "common/run/untrusted.h"
 #include "plan_gpt.h"
 
 namespace workshop {
@@ -151,7 +151,7 @@ inline ModelShape make_model(const Options& options, const Settings& s) {
     model.parameters = gpt_parameters(*model.gpt);
   } else {
     if ((s.width > 0) != (s.depth > 0)) {
-      usage_error(std::string(s.width > 0 ? "--width" : "--depth") + " is given alone; expected --width and --depth");
+      usage_error("%s is given alone; expected --width and --depth", s.width > 0 ? "--width" : "--depth");
     }
     if (s.width > 0 && s.parameters > 0) usage_error("--parameters is given; expected no --width and --depth then");
     if (s.width > 0) {
@@ -172,38 +172,31 @@ inline ModelShape make_model(const Options& options, const Settings& s) {
   return model;
 }
 
-// The number after "name": in the text of a JSON file.
-inline std::optional<double> find_number(const std::string& text, const std::string& name) {
-  const std::size_t key = text.find("\"" + name + "\":");
-  if (key == std::string::npos) return std::nullopt;
-  const char* start = text.c_str() + text.find(':', key) + 1;
-  char* end = nullptr;
-  const double value = std::strtod(start, &end);
-  return end == start ? std::nullopt : std::optional(value);
+// A link's latency and bandwidth, as 00_collectives/bandwidth has measured them. Its file has alpha and beta of a whole
+// collective, t = alpha + beta · bytes: alpha is the latency of all its rounds, and beta the time for the share of the
+// bytes that a rank sends (chapter 00). Throws where the file is another.
+inline Link read_link(const std::string& path) {
+  const nlohmann::json json = parse_json(read_file(path, /*links=*/true));
+  const std::string op = json.at("op");
+  const double alpha = json.at("alpha_seconds"), beta = json.at("beta_seconds_per_byte");
+  const double ranks = json.at("ranks"), factor = json.at("bus_factor");
+  if (!(beta > 0) || !(ranks > 1)) throw std::runtime_error("there is nothing to send");
+  const double rounds = op == "send_recv" ? 1 : (ranks - 1) * (op == "all_reduce" ? 2 : 1);
+  return {alpha / rounds, factor / beta};
 }
 
-// A link's latency and bandwidth. A file has alpha and beta of a whole collective, t = alpha + beta · bytes: alpha is
-// the latency of all its rounds, and beta the time for the share of the bytes that a rank sends (chapter 00).
-inline Link make_link(const LinkSettings& s, const LinkSettings& otherwise, const std::string& option) {
+inline Link make_link(const LinkSettings& s, const LinkSettings& otherwise, const char* option) {
   if (s.file.empty()) {
     return {(s.microseconds > 0 ? s.microseconds : otherwise.microseconds) * kMicro,
             (s.gigabytes > 0 ? s.gigabytes : otherwise.gigabytes) * kGiga};
   }
-  std::string text;
   try {
-    text = read_file(s.file, /*links=*/true);
-  } catch (const std::runtime_error&) {  // without the numbers, which the error below asks for
+    return read_link(s.file);
+  } catch (const std::exception&) {
+    usage_error(
+        "%s is '%s'; expected a file that 00_collectives/bandwidth has written with --json on two or more ranks",
+        option, s.file.c_str());
   }
-  const auto alpha = find_number(text, "alpha_seconds"), beta = find_number(text, "beta_seconds_per_byte");
-  const auto ranks = find_number(text, "ranks"), factor = find_number(text, "bus_factor");
-  if (!alpha || !beta || !ranks || !factor || !(*beta > 0) || !(*ranks > 1)) {
-    usage_error(option + " is '" + s.file +
-                "'; expected a file that 00_collectives/bandwidth has written with --json on two or more ranks");
-  }
-  const bool all_reduce = text.find("\"all_reduce\"") != std::string::npos;
-  const bool send = text.find("\"send_recv\"") != std::string::npos;
-  const double rounds = send ? 1 : (*ranks - 1) * (all_reduce ? 2 : 1);
-  return {*alpha / rounds, *factor / *beta};
 }
 
 inline Cluster make_cluster(const Settings& s) {
