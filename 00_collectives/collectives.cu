@@ -159,11 +159,11 @@ std::vector<Example> examples(int count, int world) {
   };
 }
 
-// Every rank's buffer, on every rank's host: [world, mine.size()]. The pnccl names are the same NCCL calls under the
-// name that tools are meant to use, so this one stays out of the ledger of the calls you make.
+// Every rank's buffer, on every rank's host: [world, mine.size()]. It stays out of the ledger of the calls you make.
 std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Participants& group) {
+  const OffTheRecord off_the_record;
   DeviceBuffer<float> all(group.world * mine.size(), Memory::data);
-  NCCL_CHECK(pncclAllGather(mine.data(), all.data(), mine.size(), ncclFloat, group.comm, group.stream));
+  NCCL_CHECK(ncclAllGather(mine.data(), all.data(), mine.size(), ncclFloat, group.comm, group.stream));
   return all.download(group.stream);
 }
 

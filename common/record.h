@@ -12,6 +12,7 @@
 
 #include "common/device.h"
 #include "common/options.h"
+#include "common/record/off_the_record.h"
 #include "common/record/todo.h"
 
 namespace workshop {
@@ -48,8 +49,7 @@ void record_value(const std::string& name, double value);
 std::vector<double> read_values(const std::string& path, const std::string& name);
 
 // A full, unsharded parameter after the last step, under PyTorch's name. One rank of each replica calls this: the
-// values of replica 0 are recorded, and of every replica a hash, which tells whether all are the same to the last bit.
-// Waits for the stream.
+// values of replica 0 are recorded, and of each a hash, which tells whether all are bit-equal. Waits for the stream.
 void record_parameter(int replica, const std::string& name, const float* device, std::vector<int> shape,
                       cudaStream_t stream);
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/record/off_the_record.h"
 
 namespace workshop {
 
@@ -70,17 +71,5 @@ void observe_calls(CallObserver& observer);
 void after_group(std::function<void()> action);
 // Where the program has opened a group that it did not close, file:line; empty where all are closed.
 std::string open_group();
-
-// As long as it lives, NCCL calls enter neither ledger nor timeline: they are not the program's.
-class OffTheRecord {
- public:
-  OffTheRecord();
-  ~OffTheRecord();
-  OffTheRecord(const OffTheRecord&) = delete;
-  OffTheRecord& operator=(const OffTheRecord&) = delete;
-
- private:
-  bool before_;
-};
 
 }  // namespace workshop

@@ -13,6 +13,7 @@
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/group.h"
+#include "common/record.h"
 
 namespace workshop {
 
@@ -81,15 +82,15 @@ static __global__ void join_columns(Reals whole, ConstReals blocks, int rows, in
 }
 
 // The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size:
-// so it takes a broadcast from each rank, and no all-gather. A report of a training run and no part of it: it goes past
-// the ledger, through NCCL's own name for the same call.
+// so it takes a broadcast from each rank, and no all-gather. A report of a training run and no part of it.
 inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
+  const OffTheRecord off_the_record;
   DeviceBuffer<Real> blocks(p.whole_count(), Memory::data);
   Real* block = blocks.data();
   for (int rank = 0; rank < group.size(); ++rank) {
     Parameter theirs = p;
     theirs.part = rank;
-    NCCL_CHECK(pncclBroadcast(p.value, block, theirs.count(), kReal, rank, group.comm(), stream));
+    NCCL_CHECK(ncclBroadcast(p.value, block, theirs.count(), kReal, rank, group.comm(), stream));
     block += theirs.count();
   }
   if (p.split == Split::rows && p.pieces == 1) return blocks;

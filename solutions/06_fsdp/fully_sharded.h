@@ -16,6 +16,7 @@
 
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
+#include "common/record.h"
 #include "common/training.h"
 #include "fsdp_options.h"
 #include "passes.h"
@@ -133,12 +134,13 @@ class FullyShardedModel {
   }
 
   // Records the full parameters, gathered unit by unit, as those of number `replica`: a report of a training run and no
-  // part of it, so it goes past the ledger, through NCCL's own name for the same call.
+  // part of it.
   void record(int replica) {
+    const OffTheRecord off_the_record;
     for (int u = 0; u < units(); ++u) {
       Real* whole = full_values(u);
       const Real* shard = into_place(u, whole, compute_);
-      NCCL_CHECK(pncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
+      NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
       units_[u].model.bind(whole, full_gradient(u));
       record_parameters(units_[u].model, replica, compute_);
     }
