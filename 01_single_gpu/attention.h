@@ -48,10 +48,11 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
 
 // For its probe: the probabilities of large scores, as a model has that has learned for long.
 inline void probe_large_scores(cudaStream_t stream) {
-  constexpr int kPositions = 3;
+  constexpr int kPositions = 4;
   constexpr float kScale = 0.25f;
   DeviceBuffer<Real> scores(kPositions * kPositions, Memory::data);
-  scores.upload({Real(400), Real(0), Real(0), Real(400), Real(404), Real(0), Real(-404), Real(-400), Real(-408)},
+  scores.upload({Real(400), Real(0), Real(0), Real(8000), Real(-400), Real(404), Real(0), Real(0), Real(-404),
+                 Real(-400), Real(-408), Real(0), Real(400), Real(404), Real(396), Real(402)},
                 stream);
   launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
   probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
@@ -138,8 +139,8 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
     // TODO 01.13: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
-    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm(), but for a factor, here 1, in
-    //   place of beta, and the number of samples at the end. p is [T, T], the others are [T, d].
+    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm() without beta, with a factor before
+    //   A, here 1, and with the number of samples at the end. p is [T, T], the others are [T, d].
     todo("01.13");
     // END TODO 01.13
   }

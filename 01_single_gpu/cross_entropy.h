@@ -17,7 +17,7 @@ static __global__ void cross_entropy_forward(float* losses, float* log_sums, Con
                                              const std::int32_t* targets, int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
-    // TODO 01.15: log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
+    // TODO 01.15: Compute log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
     //   Of logits as large as 100 the sum would be infinite: take the largest out of it first, max_of(vocabulary, z).
     todo("01.15");
     // END TODO 01.15
@@ -31,7 +31,7 @@ static __global__ void cross_entropy_backward(Reals gradient, ConstReals logits,
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
-    // TODO 01.16: dz[j]: the probability of word j, less 1 for the word that comes next, all of it times `factor`.
+    // TODO 01.16: Set dz[j] to the probability of word j, less 1 for the word that comes next, all times `factor`.
     //   The derivative of log Σ e^z by z[j] is e^z[j] / Σ e^z, which is e^(z[j] - log_sum).
     todo("01.16");
     // END TODO 01.16
@@ -51,17 +51,24 @@ static __global__ void mark_correct(float* correct, ConstReals logits, const std
   }
 }
 
-// For their probes: the losses of large logits, as a model has that has learned for long.
+// For their probes: losses and gradient of large logits, as a model has that has learned for long.
 inline void probe_large_logits(cudaStream_t stream) {
-  constexpr int kRows = 2, kVocabulary = 3;
-  DeviceBuffer<Real> logits(kRows * kVocabulary, Memory::data);
+  constexpr int kRows = 4, kVocabulary = 3;
+  DeviceBuffer<Real> logits(kRows * kVocabulary, Memory::data), gradient(kRows * kVocabulary, Memory::data);
   DeviceBuffer<std::int32_t> targets(kRows, Memory::data);
   DeviceBuffer<float> losses(kRows, Memory::data), log_sums(kRows, Memory::data);
-  logits.upload({Real(100), Real(101), Real(102), Real(-102), Real(-101), Real(-100)}, stream);
-  targets.upload({0, 2}, stream);
+  logits.upload({Real(100), Real(101), Real(102), Real(-102), Real(-101), Real(-100), Real(-100), Real(-6), Real(-5),
+                 Real(0.5f), Real(1), Real(-1)},
+                stream);
+  targets.upload({2, 0, 1, 0}, stream);
   launch(cross_entropy_forward, kRows * kVocabulary, stream, losses.data(), log_sums.data(), logits.data(),
          targets.data(), kRows, kVocabulary);
   probe("01.15", "losses of large logits", losses.data(), {kRows}, stream);
+  probe("01.15", "logarithms of large sums", log_sums.data(), {kRows}, stream);
+  launch(cross_entropy_backward, kRows * kVocabulary, stream, gradient.data(), logits.data(), log_sums.data(),
+         targets.data(), kRows, kVocabulary, kRows);
+  if (kMixedPrecision) return;  // rounded once or twice, both of which is right
+  probe("01.16", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
 }
 
 // The mean over all tokens, with `context` targets a sample.

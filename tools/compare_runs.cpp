@@ -552,11 +552,18 @@ void Comparison::print_notes() const {
                 other_->id.c_str());
   }
   for (const auto& [id, todo] : todos_.all()) {
-    if (!todo.says_float) continue;
-    std::printf(
-        "Note: TODO %s says ncclFloat, which is right as long as the numbers are floats. kReal is their type with "
-        "--precision bf16 too.\n",
-        id.c_str());
+    if (todo.says_float) {
+      std::printf(
+          "Note: TODO %s says ncclFloat, which is right as long as the numbers are floats. kReal is their type with "
+          "--precision bf16 too.\n",
+          id.c_str());
+    }
+    if (todo.says_real) {
+      std::printf(
+          "Note: TODO %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, and of "
+          "bfloat16 as many would be half of them.\n",
+          id.c_str());
+    }
   }
   for (const auto& [rank, peak] : expected_.peak_memory) {
     const auto mine = mine_.peak_memory.find(rank);

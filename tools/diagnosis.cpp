@@ -333,9 +333,20 @@ std::string how_many(const Symptom& s) {
   if (m.size() != e.size() || m.size() < 2) return "";
   const double rms = s.expected.rms();
   int wrong = 0;
-  for (std::size_t i = 0; i < m.size(); ++i) wrong += relative_error(m[i], e[i], rms) <= kTolerance ? 0 : 1;
+  bool should_be_zero = true, are_zero = true;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (relative_error(m[i], e[i], rms) <= kTolerance) continue;
+    ++wrong;
+    should_be_zero = should_be_zero && e[i] == 0;
+    are_zero = are_zero && m[i] == 0;
+  }
   if (wrong == 0) return "";
-  return std::to_string(wrong) + " of " + std::to_string(m.size()) + " values differ.";
+  const bool all = static_cast<double>(e.size()) == s.expected.size();
+  const std::string which = wrong == 1 ? " That one" : " All of these";
+  return std::to_string(wrong) + (all ? " of " : " of the first ") + std::to_string(m.size()) + " values differ." +
+         (should_be_zero ? which + " should be zero: does a condition let too much through?"
+          : are_zero     ? which + (wrong == 1 ? " is" : " are") + " zero: does a condition leave too much out?"
+                         : "");
 }
 
 std::string only_a_part(const Symptom& s) {

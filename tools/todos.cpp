@@ -118,6 +118,7 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     const std::string in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
     const auto has = [](const std::string& code, const char* word) { return code.find(word) != std::string::npos; };
     todo.says_float = has(in_solution, "kReal") && !has(in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
+    todo.says_real = has(in_solution, "ncclFloat") && !has(in_solution, "kReal") && has(todo.code, "kReal");
   }
 }
 

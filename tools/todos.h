@@ -24,7 +24,7 @@ struct Todo {
   std::string code;         // between its comments, there
   int first = 0, last = 0;  // its lines in the participant's file; 0 where its comment is gone
   int first_in_solution = 0, last_in_solution = 0;
-  bool says_float = false;  // in a call of NCCL's, where the solution has kReal
+  bool says_float = false, says_real = false;  // in a call of NCCL's, where the solution has kReal, or ncclFloat
 };
 
 // file:line, with the folder and the name of the file alone.

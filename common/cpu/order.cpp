@@ -249,8 +249,13 @@ class Checker {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
              " was not recorded by then, and such a wait is none";
     }
-    std::string advice = "record an event on " + from.name + " after " + place_of(first.site) + ", and have " +
-                         to.name + " wait for it before " + place_of(second.site);
+    std::string advice;
+    if (from.legacy != to.legacy) {  // most likely a stream that was forgotten
+      advice = "is " + place_of((from.legacy ? first : second).site) + " to be on " + (from.legacy ? to : from).name +
+               ", not on the default stream? Else ";
+    }
+    advice += "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
+              " wait for it before " + place_of(second.site);
     if (!recorded && to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
       advice += "; the one that it waits for at " + place_of(to.waited.site) + " was recorded too early, at " +
                 place_of(to.waited.mark.site);

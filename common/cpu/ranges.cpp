@@ -69,7 +69,7 @@ void check_bounds(const char* call, const Range& range, int device) {
   out_of_bounds(call, range,
                 "has " + quantity(extent, range) + ", " + quantity(beyond, range) +
                     (early ? " before the beginning" : " beyond the end") + " of its allocation of " +
-                    std::to_string(block->bytes) + " bytes" + at_place(block->site));
+                    quantity(block->bytes, range) + at_place(block->site));
 }
 
 }  // namespace

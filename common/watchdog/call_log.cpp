@@ -80,7 +80,7 @@ std::optional<std::uint64_t> CallLog::first_pending() {
 void CallLog::describe(Note& note) {
   const std::scoped_lock lock(mutex_, communicators().mutex);
   const std::uint64_t kept = tail_ < kCalls ? 0 : tail_ - kCalls;
-  const std::uint64_t first = head_ < kept + kTold ? kept : head_ - kTold;
+  const std::uint64_t first = head_ < kept + kToldBefore ? kept : head_ - kToldBefore;
   for (std::uint64_t index = first; index < std::min(tail_, head_ + kTold); ++index) {
     const auto& [state, call, site, end, event] = at(index);
     note.calls.push_back({call.operation, call.communicator->name, call.communicator->id, call.number, call.count,

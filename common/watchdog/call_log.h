@@ -33,7 +33,8 @@ class CallLog final : public CallObserver {
 
  private:
   static constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
-  static constexpr std::uint64_t kTold = 8;      // calls before the first that has not completed, and from it on
+  // Calls from the first on that has not completed, and before it: small ones may pass for each other for a while.
+  static constexpr std::uint64_t kTold = 8, kToldBefore = 64;
 
   struct Entry {
     enum State { issuing, enqueued, completed };

@@ -90,17 +90,17 @@ const char* difference(const CallNote& a, const CallNote& b) {
   return nullptr;
 }
 
-// The collective of a rank that comes after `call` on the same communicator.
-const CallNote* next_collective(const Note& note, const CallNote& call) {
-  const auto found = std::find_if(note.calls.begin(), note.calls.end(), [&](auto& other) {
-    return !is_message(other) && other.communicator_id == call.communicator_id && other.number == call.number + 1;
+// The collective of a communicator with this number; nullptr where the rank does not know it.
+const CallNote* collective(const Note& note, std::uint64_t communicator, std::int64_t number) {
+  const auto found = std::find_if(note.calls.begin(), note.calls.end(), [=](auto& call) {
+    return !is_message(call) && call.communicator_id == communicator && call.number == number;
   });
   return found == note.calls.end() ? nullptr : &*found;
 }
 
 // Whether `call` does not fit the other rank's `other`, but the collective after it.
 bool left_out(const CallNote& call, const Note& note, const CallNote& other) {
-  const CallNote* next = is_message(other) ? nullptr : next_collective(note, other);
+  const CallNote* next = is_message(other) ? nullptr : collective(note, other.communicator_id, other.number + 1);
   return next != nullptr && difference(call, *next) == nullptr;
 }
 
@@ -109,10 +109,36 @@ std::string tell_left_out(const Note& note, const CallNote& call, const Note& ot
          describe(other_call) + ", and goes on to " + describe(call);
 }
 
+// Where `note` has been one call ahead of `other` since, though the calls that met then looked alike: from collective
+// `end` back, each of its calls is in the source where the other's one before is. The first call that the other leaves
+// out, and null where it is not so.
+const CallNote* one_more(const Note& note, const Note& other, std::uint64_t communicator, std::int64_t end) {
+  const CallNote* extra = nullptr;
+  for (std::int64_t number = end - 1;; --number) {
+    const CallNote* mine = collective(note, communicator, number);
+    const CallNote* theirs = collective(other, communicator, number);
+    const CallNote* next = collective(note, communicator, number + 1);
+    if (mine == nullptr || theirs == nullptr || next == nullptr || mine->place == theirs->place ||
+        next->place != theirs->place) {
+      return extra;
+    }
+    extra = mine;
+  }
+}
+
 // What is wrong with two calls that meet; empty where they agree.
 std::string compare(const Note& a, const CallNote& call_a, const Note& b, const CallNote& call_b) {
   const char* what = difference(call_a, call_b);
   if (what == nullptr) return "";
+  if (!is_message(call_a)) {
+    const std::uint64_t communicator = call_a.communicator_id;
+    if (const CallNote* extra = one_more(a, b, communicator, call_a.number)) {
+      return tell_left_out(b, *collective(b, communicator, extra->number), a, *extra);
+    }
+    if (const CallNote* extra = one_more(b, a, communicator, call_b.number)) {
+      return tell_left_out(a, *collective(a, communicator, extra->number), b, *extra);
+    }
+  }
   if (left_out(call_b, a, call_a)) return tell_left_out(b, call_b, a, call_a);
   if (left_out(call_a, b, call_b)) return tell_left_out(a, call_a, b, call_b);
   return std::string(what) + ": " + rank_name(a.rank) + " calls " + describe(call_a) + ", " + rank_name(b.rank) +
@@ -265,7 +291,8 @@ std::string describe(const Note& note) {
   if (pending != nullptr) {
     text += " waits in " + describe(*pending) + seconds + (call.empty() ? "" : "; the program is in " + call);
   } else {
-    text += " waits in no NCCL call" + (call.empty() ? " and is in no other" : ", is in " + call + seconds);
+    text +=
+        " waits in no NCCL call" + (call.empty() ? " and in no other: its own code runs" : ", is in " + call + seconds);
   }
   const auto last = std::find_if(note.calls.rbegin(), note.calls.rend(), [](auto& call) { return call.completed; });
   text += "; last completed: " + (last == note.calls.rend() ? "none" : describe(*last));

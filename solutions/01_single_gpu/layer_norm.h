@@ -19,8 +19,9 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
     // TODO 01.9: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
-    //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]² alone, and
-    //   divided by width, not by width - 1; PyTorch's ε is 1e-5, under the root.
+    //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]², from which
+    //   little would be left in float32 where the mean is large. It is divided by width, not by width - 1; PyTorch's ε
+    //   is 1e-5, under the root.
     const float m = sum_of(width, [=](int j) { return in[j]; }) / width;
     const float variance = sum_of(width, [=](int j) { return (in[j] - m) * (in[j] - m); }) / width;
     const float r = 1.0f / sqrtf(variance + 1e-5f);
@@ -39,8 +40,9 @@ static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstRea
     const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];
     float shift = 0, scale = 0;
-    // TODO 01.10: The two means over the row that the gradient is freed of: shift = mean(g), scale = mean(g·x̂).
-    //   They are what a shift and a scaling of the whole row would change, and the normalization takes both out again.
+    // TODO 01.10: Compute two means over the row, shift = mean(g) and scale = mean(g·x̂).
+    //   They are what a shift and a scaling of the whole row would change: the normalization takes both out again, and
+    //   so they are subtracted below.
     //   g = gradient[j]·γ[j], x̂ = (in[j] - m)·r.
     shift = sum_of(width, [=](int j) { return gradient[j] * gamma[j]; }) / width;
     scale = sum_of(width, [=](int j) { return gradient[j] * gamma[j] * (in[j] - m) * r; }) / width;
@@ -112,23 +114,20 @@ inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatisti
   probe("01.9", {l.name, ": rstd"}, kept.rstd, {rows}, stream);
 }
 
-// For its probes: with γ and β as training makes them, where a model begins with ones and zeros, and a row whose values
-// are so close to each other that ε counts. In binary their means and variances are short numbers.
+// For its probes: with γ and β as training makes them, where a model begins with ones and zeros, a row whose values are
+// so close to each other that ε counts, and one far from zero. In binary their means and variances are short numbers.
 inline void probe_trained_norm(cudaStream_t stream) {
-  constexpr int kRows = 2, kWidth = 4;
+  constexpr int kRows = 3, kWidth = 4;
   constexpr float kStep = 1.0f / 1024;
   DeviceBuffer<Real> x(kRows * kWidth, Memory::data), y(kRows * kWidth, Memory::data), gamma(kWidth, Memory::data),
       beta(kWidth, Memory::data), statistics(reals_for(2) * kRows, Memory::data);
-  x.upload({Real(kStep), Real(2 * kStep), Real(4 * kStep), Real(3 * kStep), Real(1), Real(7), Real(3), Real(5)},
+  x.upload({Real(kStep), Real(2 * kStep), Real(4 * kStep), Real(3 * kStep), Real(1), Real(7), Real(3), Real(5),
+            Real(102.390625f), Real(104.96875f), Real(101.6796875f), Real(103.421875f)},
            stream);
   gamma.upload({Real(2), Real(0.5f), Real(-1), Real(3)}, stream);
   beta.upload({Real(-1), Real(4), Real(0.5f), Real(2)}, stream);
-  const LayerNorm norm{"trained norm of a row of nearly equal values, and of another",
-                       kWidth,
-                       gamma.data(),
-                       beta.data(),
-                       nullptr,
-                       nullptr};
+  const LayerNorm norm{
+      "trained norm: nearly equal values, others, and large ones", kWidth, gamma.data(), beta.data(), nullptr, nullptr};
   norm_forward(norm, x.data(), y.data(), statistics_in(statistics), kRows, stream);
 }
 

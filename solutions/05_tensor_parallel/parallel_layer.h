@@ -103,8 +103,9 @@ class TensorParallel {
   // are overwritten. Adds the sums to `grads`, or overwrites them if `accumulate` is 0.
   void sum_norm_gradients(Real* seen, Real* grads, int count, float accumulate, cudaStream_t stream) const {
     // TODO 05.27: Sum the norms' gradients in `seen` over the ranks, in place.
-    //   Norms are replicas, but each rank's have seen its own rows alone. Why is `seen` not `grads` itself, where a
-    //   step has several micro-batches? And why do the biases of the row-parallel layers, replicas too, need no sum?
+    //   One NCCL call. Norms are replicas, but each rank's have seen its own rows alone. Why is `seen` not `grads`
+    //   itself, where a step has several micro-batches? And why do the biases of the row-parallel layers, replicas too,
+    //   need no sum?
     NCCL_CHECK(ncclAllReduce(seen, seen, count, kReal, ncclSum, group_.comm(), stream));
     // END TODO 05.27
     probe("05.27", "gradients of norms, summed over the ranks", seen, {count}, stream);

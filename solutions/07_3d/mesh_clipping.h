@@ -42,9 +42,9 @@ class MeshClipping {
       if (group.size() > 1) NCCL_CHECK(ncclAllReduce(norm, norm, 1, ncclFloat, ncclSum, group.comm(), stream_));
     };
     // TODO 07.16: Add the squares up, so that every element of the whole gradient counts once.
-    //   *norm has the sum of this rank's so far, of what chapter 05 counts once in a tensor group. sum_over(group) adds
-    //   up those of the group's ranks. Call it for each of mesh_.tensor, mesh_.pipeline and mesh_.data whose ranks have
-    //   other elements. Does it matter if the optimizer's state is `sharded_`?
+    //   So far *norm has the squares of this rank's own gradients, those that 05.19 lets count. sum_over(group) adds up
+    //   what the group's ranks have in it. Call it for each of mesh_.tensor, mesh_.pipeline and mesh_.data whose ranks
+    //   have other elements. Does it matter if the optimizer's state is `sharded_`?
     sum_over(mesh_.tensor);
     sum_over(mesh_.pipeline);
     if (sharded_) sum_over(mesh_.data);

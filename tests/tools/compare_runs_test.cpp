@@ -592,7 +592,7 @@ TEST_F(EndedRuns, ACountThatIsThatOfAllRanks) {
   const auto beyond = [this](const std::string& call, const std::string& text) {
     ended(1,
           "bounds: " + call +
-              " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 16 bytes (rank 1)\n",
+              " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 4 floats (rank 1)\n",
           {text});
   };
   beyond("sendbuff of ncclAllGather", "The count is that of one rank's part: is it that of all of them here?\n");
@@ -696,6 +696,10 @@ TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
                 "// TODO 02.1: x\nf(ncclFloat);\n// END TODO 02.1\n// TODO 02.2: y\nf(ncclFloat);\n// END TODO 02.2\n");
   verdict(0, {"Note: TODO 02.1 says ncclFloat"}, sources_);
   EXPECT_EQ(compare(sources_).output.find("TODO 02.2 says"), std::string::npos);
+  folder_.write("chapters/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(kReal);\n// END TODO 02.1\n// TODO 02.2: y\nf(kReal);\n// END TODO 02.2\n");
+  verdict(0, {"Note: TODO 02.2 says kReal, which is wrong with --precision bf16"}, sources_);
+  EXPECT_EQ(compare(sources_).output.find("TODO 02.1 says"), std::string::npos);
 }
 
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
