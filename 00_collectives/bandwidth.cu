@@ -98,13 +98,7 @@ void enqueue(const float* in, float* out, std::size_t count, const Participants&
 }
 
 // The largest of the ranks' values.
-double slowest(float seconds, const Participants& group) {
-  const OffTheRecord off_the_record;
-  DeviceBuffer<float> value(1, Memory::data);
-  value.upload(&seconds, group.stream);
-  NCCL_CHECK(ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclMax, group.comm, group.stream));
-  return value.download(group.stream)[0];
-}
+double slowest(float seconds, const Participants& group) { return std::ranges::max(Group(group.comm).gather(seconds)); }
 
 // Measures calls of the collective with the same buffers, and checks what they leave in `out`.
 class Benchmark {

@@ -2,12 +2,13 @@
 // Gradients against central differences, for networks whose parameters are cut over ranks.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 
 #include "01_single_gpu/gradient_check.h"
 #include "common/job.h"
-#include "common/record.h"
 #include "shards.h"
 
 namespace workshop {
@@ -34,22 +35,21 @@ inline bool check_gradients(const std::vector<Parameter>& parameters, const Grou
     CUDA_CHECK(cudaMemcpyAsync(value.data(), p.value, p.count() * sizeof(Real), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(grad.data(), p.grad, p.count() * sizeof(Real), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    std::vector<float> sums(3);  // over the values of this rank: squares of the errors, of the differences, and ones
+    std::array<double, 3> sums =
+        {};  // over the values of this rank: squares of the errors, of the differences, and ones
     for (int owner = 0; owner < (p.split == Split::none ? 1 : group.size()); ++owner) {
       const bool mine = p.split == Split::none || owner == group.rank();
       for (int i = 0; i < p.count(); i += (p.count() + 19) / 20) {
         const double difference = central_difference(mine ? p.value + i : nullptr, value[i], h, loss, stream);
         if (!mine) continue;
-        sums[0] += static_cast<float>(std::pow(difference - static_cast<float>(grad[i]), 2));
-        sums[1] += static_cast<float>(std::pow(difference, 2));
+        sums[0] += std::pow(difference - static_cast<float>(grad[i]), 2);
+        sums[1] += std::pow(difference, 2);
         ++sums[2];
       }
     }
-    DeviceBuffer<float> total(3, Memory::data);
-    total.upload(sums, stream);
-    const OffTheRecord off_the_record;
-    NCCL_CHECK(ncclAllReduce(total.data(), total.data(), 3, ncclFloat, ncclSum, group.comm(), stream));
-    sums = total.download(stream);
+    const auto of_ranks = group.gather(sums);
+    sums = {};
+    for (const auto& part : of_ranks) std::ranges::transform(sums, part, sums.begin(), std::plus());
     const double error = std::sqrt(sums[0]), norm = std::sqrt(sums[1]);
     const bool good = error <= tolerance * norm + rounding * std::sqrt(sums[2]);
     print0("%-16s  norm %.1e  difference %.1e  %s\n", p.name.c_str(), norm, error, good ? "agrees" : "WRONG");

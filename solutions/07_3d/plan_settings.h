@@ -8,7 +8,6 @@
 
 #include "common/files.h"
 #include "common/job.h"
-#include "common/run/untrusted.h"
 #include "plan_gpt.h"
 
 namespace workshop {
@@ -176,7 +175,7 @@ inline ModelShape make_model(const Options& options, const Settings& s) {
 // collective, t = alpha + beta · bytes: alpha is the latency of all its rounds, and beta the time for the share of the
 // bytes that a rank sends (chapter 00). Throws where the file is another.
 inline Link read_link(const std::string& path) {
-  const nlohmann::json json = parse_json(read_file(path, /*links=*/true));
+  const nlohmann::json json = nlohmann::json::parse(read_file(path, /*links=*/true));
   const std::string op = json.at("op");
   const double alpha = json.at("alpha_seconds"), beta = json.at("beta_seconds_per_byte");
   const double ranks = json.at("ranks"), factor = json.at("bus_factor");
