@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "01_single_gpu/optimizer.h"
-#include "02_ddp/buckets.h"
+#include "02_ddp/ddp_overlap.h"
 #include "06_fsdp/units.h"
 #include "common/group.h"
 #include "common/training.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Distributed data parallelism: every rank holds the whole model and its share of each batch, and the ranks average
-// their gradients before each update. Replicas that start alike and see the same gradients stay alike: replicas.h.
+// their gradients before each update. Replicas that start alike and see the same gradients stay alike: ddp.h.
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "replicas.h"
+#include "ddp.h"
 
 using namespace workshop;
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism that hides its communication: ddp.cu with the gradients averaged in buckets on a second stream while
-// the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in buckets.h.
+// the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in ddp_overlap.h.
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "buckets.h"
+#include "ddp_overlap.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "replicas.h"
+#include "ddp.h"
 
 using namespace workshop;
 

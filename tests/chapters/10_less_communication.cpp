@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other roads of chapter 02: replicas that are not alike after every step.
+// Chapter 10: replicas that are not alike after every step, and compressed gradients.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -12,9 +12,9 @@ namespace {
 
 const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
-const Path decentralized = solution("02_ddp/decentralized");
-const Path local_sgd = solution("02_ddp/local_sgd");
-const Path compressed = solution("02_ddp/ddp_compressed");
+const Path decentralized = solution("10_less_communication/decentralized");
+const Path local_sgd = solution("10_less_communication/local_sgd");
+const Path compressed = solution("10_less_communication/ddp_compressed");
 const Path in_turn{WORKSHOP_BUILD "/tests/chapters/replicas_in_turn"};
 
 const std::string gpt = "--model gpt --optimizer sgd --lr 0.1 --max-steps 6 --dropout 0.2 --clip-norm 0.5 --text " +
@@ -71,18 +71,18 @@ void as_in_turn(const std::string& name, int ranks, const Path& program, const s
 TESTS(as_in_one_process) {
   const std::string network = "--layers 7,6,5,3 --activation gelu --samples 240 --batch-size 8 --epochs 2 --lr 0.1";
   for (int ranks : {2, 3, 4, 8}) {
-    as_in_turn(text("solution.02.decentralized.mlp.", ranks), ranks, decentralized, "ring", network);
-    as_in_turn(text("solution.02.decentralized.gpt.", ranks), ranks, decentralized, "ring", gpt);
+    as_in_turn(text("solution.10.decentralized.mlp.", ranks), ranks, decentralized, "ring", network);
+    as_in_turn(text("solution.10.decentralized.gpt.", ranks), ranks, decentralized, "ring", gpt);
   }
-  as_in_turn("solution.02.decentralized.own_values", 5, decentralized, "ring",
+  as_in_turn("solution.10.decentralized.own_values", 5, decentralized, "ring",
              network + " --own-initial-values --accumulation-steps 2");
-  as_in_turn("solution.02.decentralized.average", 5, decentralized, "ring", network + " --average-at-end");
+  as_in_turn("solution.10.decentralized.average", 5, decentralized, "ring", network + " --average-at-end");
   // The model of tests/chapters/toy_model.
   const Path toy{WORKSHOP_BUILD "/toy_model/decentralized"}, toy_in_turn{WORKSHOP_BUILD "/toy_model/replicas_in_turn"};
   as_in_turn("solution.toy.decentralized", 4, toy, "ring", "--layers 7,7 --samples 480 --epochs 2 --batch-size 24",
              toy_in_turn);
   // AdamW steps by the mean's own moments, with weight decay of the mean.
-  as_in_turn("solution.02.decentralized.adamw", 3, decentralized, "ring", network + " --optimizer adamw --lr 0.001");
+  as_in_turn("solution.10.decentralized.adamw", 3, decentralized, "ring", network + " --optimizer adamw --lr 0.001");
   for (int ranks : {2, 4}) {
     const std::string bf16 = " --precision bf16";
     as_in_turn(text("solution.bf16.decentralized.mlp.", ranks), ranks, decentralized, "ring",
@@ -112,7 +112,7 @@ TESTS(consensus) {
     const int steps = 12;
     const Command run = on(ranks, decentralized, "--own-initial-values --lr 0 --layers 32,32,8 --batch-size 4",
                            "--samples", 4 * ranks, "--epochs", steps);
-    test(text("solution.02.consensus.", ranks), run, [=](const Run& run) {
+    test(text("solution.10.consensus.", ranks), run, [=](const Run& run) {
       const std::vector<double> found = distances(run);
       ASSERT_EQ(std::ssize(found), steps) << run.command;
       if (ranks <= 3) {
@@ -133,27 +133,27 @@ TESTS(consensus) {
 
 TESTS(decentralized) {
   const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu";
-  same_training("solution.02.decentralized_on_one_rank", kSameBits, on(1, mlp, alone), on(1, decentralized, alone));
+  same_training("solution.10.decentralized_on_one_rank", kSameBits, on(1, mlp, alone), on(1, decentralized, alone));
   // 38 parameters, 16 steps an epoch on two ranks: a broadcast a tensor, a message to and from each neighbor in every
   // step, and an epoch's losses and distance.
   for (int ranks : {1, 2, 3, 4}) {
     const long bytes = 4 * 38, neighbors = std::min(ranks - 1, 2), steps = (1024 / 32 + ranks - 1) / ranks;
     const long distances = ranks > 1 ? 1 : 0;
-    ledger(text("solution.02.ledger.decentralized.", ranks), on(ranks, decentralized, "--epochs 2 --average-at-end"),
+    ledger(text("solution.10.ledger.decentralized.", ranks), on(ranks, decentralized, "--epochs 2 --average-at-end"),
            {{kAll, "ncclBroadcast", 4, bytes},
             {kAll, "ncclSend", 2 * neighbors * steps, 2 * neighbors * steps * bytes},
             {kAll, "ncclRecv", 2 * neighbors * steps, 2 * neighbors * steps * bytes},
             {kAll, "ncclAllReduce", 2 * (1 + distances) + 1, 2 * (4 * steps + distances * bytes) + bytes}});
-    step(text("solution.02.step.decentralized.", ranks), on(ranks, decentralized),
+    step(text("solution.10.step.decentralized.", ranks), on(ranks, decentralized),
          {{"parameters", bytes},
           {"gradients", bytes},
           {"optimizer", 0},
           {"activations", 1792},
           {"buckets", neighbors * bytes}});
   }
-  overlaps("solution.02.decentralized_overlaps",
+  overlaps("solution.10.decentralized_overlaps",
            on(3, decentralized, "--max-steps 3").in("WORKSHOP_SIMULATE=compute=1M,link=1ms+1G/s"), "nccl");
-  refusals("solution.02.bad.decentralized.", on(4, decentralized), R"(
+  refusals("solution.10.bad.decentralized.", on(4, decentralized), R"(
     average.#     | --average-at-end=maybe  | --average-at-end
   )");
 }
@@ -162,31 +162,31 @@ TESTS(decentralized) {
 
 TESTS(local_sgd) {
   const std::string network = "--layers 7,6,5,3 --activation gelu --samples 240 --batch-size 8 --epochs 2 --lr 0.1";
-  as_in_turn("solution.02.local_sgd.mlp", 3, local_sgd, "rounds", network + " --sync-every 3");
-  as_in_turn("solution.02.local_sgd.gpt", 4, local_sgd, "rounds", gpt + " --sync-every 4");
-  as_in_turn("solution.02.local_sgd.outer", 3, local_sgd, "rounds",
+  as_in_turn("solution.10.local_sgd.mlp", 3, local_sgd, "rounds", network + " --sync-every 3");
+  as_in_turn("solution.10.local_sgd.gpt", 4, local_sgd, "rounds", gpt + " --sync-every 4");
+  as_in_turn("solution.10.local_sgd.outer", 3, local_sgd, "rounds",
              network + " --sync-every 3 --outer-lr 0.7 --outer-momentum 0.9 --accumulation-steps 2");
-  as_in_turn("solution.02.local_sgd.diloco", 4, local_sgd, "rounds",
+  as_in_turn("solution.10.local_sgd.diloco", 4, local_sgd, "rounds",
              network + " --sync-every 4 --outer-lr 0.7 --outer-momentum 0.9 --optimizer adamw --lr 0.001");
   // The mean of w - lr·gᵢ is w - lr·(mean of gᵢ), up to rounding: of P parameters and of their sum, below 1, each 2⁻²⁴
   // in a step. So after T = 20 steps on 3 ranks they differ by at most 20·(3 + 2)·2⁻²⁴ and what later steps make of it.
   for (int ranks : {2, 3}) {
     const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size";
-    same_training(text("solution.02.local_sgd_is_ddp.", ranks), 1e-5, on(ranks, ddp, training, 96 / ranks),
+    same_training(text("solution.10.local_sgd_is_ddp.", ranks), 1e-5, on(ranks, ddp, training, 96 / ranks),
                   on(ranks, local_sgd, training, 96 / ranks, "--sync-every 1"));
   }
   const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu --sync-every 3";
-  same_training("solution.02.local_sgd_on_one_rank", kSameBits,
+  same_training("solution.10.local_sgd_on_one_rank", kSameBits,
                 on(1, mlp, "--no-shuffle --layers 16,9,3 --activation gelu"), on(1, local_sgd, alone));
   // 32 steps in two epochs: the last round has two.
   const long bytes = 4 * 38, steps = 16, rounds = 7;
-  ledger("solution.02.ledger.local_sgd", on(2, local_sgd, "--epochs 2 --sync-every 5"),
+  ledger("solution.10.ledger.local_sgd", on(2, local_sgd, "--epochs 2 --sync-every 5"),
          {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", rounds + 2, rounds * bytes + 2 * 4 * steps}});
-  step("solution.02.step.local_sgd", on(2, local_sgd),
+  step("solution.10.step.local_sgd", on(2, local_sgd),
        {{"parameters", bytes}, {"gradients", bytes}, {"optimizer", 0}, {"activations", 1792}, {"buckets", 0}});
-  step("solution.02.step.local_sgd_outer", on(2, local_sgd, "--outer-momentum 0.9"),
+  step("solution.10.step.local_sgd_outer", on(2, local_sgd, "--outer-momentum 0.9"),
        {{"parameters", bytes}, {"gradients", bytes}, {"optimizer", 2 * bytes}, {"activations", 1792}, {"buckets", 0}});
-  refusals("solution.02.bad.local_sgd.", on(4, local_sgd), R"(
+  refusals("solution.10.bad.local_sgd.", on(4, local_sgd), R"(
     every.#    | --sync-every 0     | --sync-every is '0'; expected a whole number of at least 1
     lr.#       | --outer-lr 0       | --outer-lr is '0'; expected a number greater than 0
     momentum.# | --outer-momentum 2 | --outer-momentum is '2'; expected at most 1
@@ -210,7 +210,7 @@ TESTS(compressed) {
   for (const std::string options :
        {"none", "none --error-feedback", "topk --ratio 1", "topk --ratio 1 --error-feedback", "randomk --ratio 1"}) {
     std::string name = options.substr(0, options.find(' ')) + (options.ends_with("feedback") ? "_feedback" : "");
-    same_training("solution.02.compressed_is_ddp." + name, kSameBits, on(2, ddp, training),
+    same_training("solution.10.compressed_is_ddp." + name, kSameBits, on(2, ddp, training),
                   on(2, compressed, training, "--bucket-mb 0.0001 --compress", options));
   }
 
@@ -224,14 +224,14 @@ TESTS(compressed) {
                                 {kAll, "ncclRecv", P * S, P * S * part},
                                 {kAll, "ncclAllGather", 3 * S, S * (part + 8)}};
   };
-  ledger("solution.02.ledger.compressed_none", on(2, compressed, "--compress none"),
+  ledger("solution.10.ledger.compressed_none", on(2, compressed, "--compress none"),
          {broadcast, {kAll, "ncclAllReduce", S + 1, S * (bytes + 4)}});
-  ledger("solution.02.ledger.compressed_topk", on(2, compressed, "--compress topk --ratio 0.1"),
+  ledger("solution.10.ledger.compressed_topk", on(2, compressed, "--compress topk --ratio 0.1"),
          {broadcast, losses, {kAll, "ncclAllGather", 2 * S, S * 8 * 4}});
-  ledger("solution.02.ledger.compressed_randomk", on(2, compressed, "--compress randomk --ratio 0.1"),
+  ledger("solution.10.ledger.compressed_randomk", on(2, compressed, "--compress randomk --ratio 0.1"),
          {broadcast, {kAll, "ncclAllReduce", S + 1, S * (4 * 4 + 4)}});
-  ledger("solution.02.ledger.compressed_int8", on(2, compressed, "--compress int8"), coded(24));
-  ledger("solution.02.ledger.compressed_sign", on(2, compressed, "--compress sign"), coded(3));
+  ledger("solution.10.ledger.compressed_int8", on(2, compressed, "--compress int8"), coded(24));
+  ledger("solution.10.ledger.compressed_sign", on(2, compressed, "--compress sign"), coded(3));
 
   // What is sent and what is left out are, over all ranks, what was there. On each rank a value is rounded when the
   // rest is taken from it; the mean, when it is added up and scaled; the sum of what is left out once more: with the
@@ -240,7 +240,7 @@ TESTS(compressed) {
     const int ranks = 3;
     const Command run =
         on(ranks, compressed, "--max-steps 3 --error-feedback --lr 0.1 --compress", kind).in(with_probes);
-    test("solution.02.error_feedback." + kind, run, [=](const Run& run) {
+    test("solution.10.error_feedback." + kind, run, [=](const Run& run) {
       for (int step = 0; step < 3; ++step) {
         const tools::Tensor& mean = probed(run, "gradients before the update", 0, step);
         double lost = 0;
@@ -264,7 +264,7 @@ TESTS(compressed) {
   }
 
   // Eight bits round a value by half a scale at most, each rank's and then the mean.
-  test("solution.02.int8_bound", {.ranks = 3}, [] {
+  test("solution.10.int8_bound", {.ranks = 3}, [] {
     const std::string once = "--max-steps 1 --layers 30,20,5";
     const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once).in(with_probes), "exact.jsonl");
     const Run run = record(on(3, compressed, once, "--compress int8 --error-feedback").in(with_probes));
@@ -284,7 +284,7 @@ TESTS(compressed) {
     EXPECT_TRUE(largest > bound / 100) << "nothing was rounded: " << largest << " of " << bound;
   });
 
-  refusals("solution.02.bad.compressed.", on(4, compressed), R"(
+  refusals("solution.10.bad.compressed.", on(4, compressed), R"(
     kind.#  | --compress zip | --compress is 'zip'; expected none, topk, randomk, int8, sign
     ratio.# | --ratio 0      | --ratio is '0'; expected a number greater than 0
     most.#  | --ratio 1.5    | --ratio is '1.5'; expected at most 1
@@ -303,7 +303,7 @@ TESTS(crossover) {
   constexpr int kRanks = 4;
   constexpr double kValues = 2 * (256 * 256 + 256), kKept = 1316, kExact = 1.5 * 4 * kValues;
   const auto add = [=](const std::string& kind, double bytes) {
-    test("solution.02.crossover." + kind, {.ranks = kRanks, .cpu_only = "only the cpu backend simulates"}, [=] {
+    test("solution.10.crossover." + kind, {.ranks = kRanks, .cpu_only = "only the cpu backend simulates"}, [=] {
       const auto seconds = [&](const std::string& compress, double bandwidth) {
         const Command command = on(kRanks, compressed, "--layers 256,256,256 --samples 1024 --max-steps 6",
                                    "--ratio 0.01 --compress", compress);
@@ -324,7 +324,7 @@ TESTS(crossover) {
 
 // Where messages are short, a step of a ring of neighbors costs the same whatever its size; an all-reduce does not.
 TESTS(latency) {
-  test("solution.02.decentralized_latency", {.ranks = 8, .cpu_only = "only the cpu backend simulates"}, [] {
+  test("solution.10.decentralized_latency", {.ranks = 8, .cpu_only = "only the cpu backend simulates"}, [] {
     const auto seconds = [](const Path& program, int ranks) {
       return seconds_per_step(on(ranks, program, "--samples 32768 --batch-size 8 --max-steps 403 --log-every 0"),
                               "1ms+1T/s");

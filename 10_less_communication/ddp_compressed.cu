@@ -10,11 +10,11 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "buckets.h"
+#include "02_ddp/ddp_overlap.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "compression.h"
-#include "replicas.h"
+#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
@@ -67,23 +67,20 @@ class Compressor {
     int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
     largest_.pick(mine, my_places, k, values, n, stream_);
     if (left_out != nullptr) keep_rest(left_out, values, mine, my_places, k, n);
-    // TODO 02.18: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
+    // TODO 10.9: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
     //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Values
     //   are of type kReal, places of type ncclInt.
-    NCCL_CHECK(ncclAllGather(mine, picked, k, kReal, comm_, stream_));
-    NCCL_CHECK(ncclAllGather(my_places, places, k, ncclInt, comm_, stream_));
-    // END TODO 02.18
-    probe("02.18", "values picked by each rank", picked, {ranks, k}, stream_);
-    probe("02.18", "place of each value picked", places, {ranks, k}, stream_);
+    todo("10.9");
+    // END TODO 10.9
+    probe("10.9", "values picked by each rank", picked, {ranks, k}, stream_);
+    probe("10.9", "place of each value picked", places, {ranks, k}, stream_);
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
-    // TODO 02.19: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
+    // TODO 10.10: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
     //   A launch of add_at(values, picked, places, factor, k) of compression.h for each rank: two ranks may have picked
     //   the same place, one rank has not picked one twice.
-    for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
-      launch(add_at, k, stream_, values, picked + r * k, places + r * k, 1.0f / static_cast<float>(ranks), k);
-    }
-    // END TODO 02.19
-    probe("02.19", "mean of what the ranks have picked", values, {n}, stream_);
+    todo("10.10");
+    // END TODO 10.10
+    probe("10.10", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
   // All ranks draw the same places: their values can be averaged on the way.
@@ -99,13 +96,12 @@ class Compressor {
 
   // left_out[n] becomes values[n] less the picked[k] at their places, which are sent.
   void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
-    // TODO 02.17: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
+    // TODO 10.8: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
     //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
     //   picked, places, k) of compression.h.
-    CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
-    launch(take_away_at, k, stream_, left_out, picked, places, k);
-    // END TODO 02.17
-    probe("02.17", "left out by this rank", left_out, {n}, stream_);
+    todo("10.8");
+    // END TODO 10.8
+    probe("10.8", "left out by this rank", left_out, {n}, stream_);
   }
 
   // Every rank adds up one part of the array, of which the others send it their codes; then it sends the code of the
@@ -125,24 +121,18 @@ class Compressor {
       launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
     }
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
-    // TODO 02.26: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
+    // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
     //   An all-to-all of `bytes` bytes, of type ncclUint8: one group with a send and a receive for each rank, also this
     //   one.
-    NCCL_CHECK(ncclGroupStart());
-    for (int r = 0; r < ranks; ++r) {
-      const std::size_t at = static_cast<std::size_t>(r) * bytes;
-      NCCL_CHECK(ncclSend(codes + at, bytes, ncclUint8, r, comm_, stream_));
-      NCCL_CHECK(ncclRecv(received + at, bytes, ncclUint8, r, comm_, stream_));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-    // END TODO 02.26
+    todo("10.12");
+    // END TODO 10.12
     float* part = values + std::min<std::size_t>(offset, n);
     CUDA_CHECK(cudaMemsetAsync(part, 0, mine * sizeof(float), stream_));
     for (int r = 0; r < ranks; ++r) {
       launch(add_decoded, mine, stream_, part, received + static_cast<std::size_t>(r) * bytes, scales + r,
              1.0f / static_cast<float>(ranks), code_, mine);
     }
-    probe("02.26", "mean of this rank's part", part, {mine}, stream_);
+    probe("10.12", "mean of this rank's part", part, {mine}, stream_);
 
     make_code(my_code, my_scale, part, mine);
     if (left_out != nullptr) {  // this rank alone knows what the mean has lost, which is the loss of all ranks
@@ -164,7 +154,7 @@ class Compressor {
     const Pieces pieces(n);
     launch(largest_or_sum, pieces.count, stream_, of_pieces_.data(), values, code_, pieces);
     launch(make_scale, 1, stream_, scale, of_pieces_.data(), code_, pieces.count, n);
-    probe("02.25", "scale", scale, {1}, stream_);
+    probe("10.11", "scale", scale, {1}, stream_);
     launch(encode, code_bytes(code_, n), stream_, code, values, scale, code_, n);
   }
 
@@ -211,17 +201,17 @@ class CompressedAverage : public OverlappedAverage {
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
     if (left_out != nullptr) {
-      // TODO 02.16: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
+      // TODO 10.7: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
       //   A launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
-      launch(add_floats, bucket.count, communication_, grads, left_out, 1.0f, bucket.count);
-      // END TODO 02.16
-      probe("02.16", "bucket with what was left out before", grads, {bucket.count}, communication_);
+      todo("10.7");
+      // END TODO 10.7
+      probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
     const int buckets = static_cast<int>(buckets_.size()), number = static_cast<int>(next_) + 1;
     compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
     if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
     if (number == buckets) ++steps_;
-    if (left_out != nullptr) probe("02.16", "left out of the bucket", left_out, {bucket.count}, communication_);
+    if (left_out != nullptr) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 
  private:
@@ -235,7 +225,7 @@ class CompressedAverage : public OverlappedAverage {
 };
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/ddp_compressed", "Trains a model with data parallelism, with compressed gradients.",
+  Options options("10_less_communication/ddp_compressed", "Trains a model with data parallelism, with compressed gradients.",
                   Sampling::distributed);
   double bucket_mb = 25;
   CompressionOptions compression;

@@ -215,11 +215,11 @@ static __global__ void make_scale(float* scale, const float* of_piece, Code code
   for ([[maybe_unused]] int once : grid_stride(1)) {
     const float sum = sum_of(pieces, [=](int i) { return of_piece[i]; }), largest = max_of(pieces, of_piece);
     float result = 0;
-    // TODO 02.25: Choose the scale of values[n], of which `largest` is the largest magnitude and `sum` the sum of all.
+    // TODO 10.11: Choose the scale of values[n], of which `largest` is the largest magnitude and `sum` the sum of all.
     //   Code::int8 has the whole numbers from -127 to 127, so which value is to become 127? Code::sign has the scale or
     //   minus the scale for every value: with their mean magnitude the squares of what is lost are least.
-    todo("02.25");
-    // END TODO 02.25
+    result = code == Code::int8 ? largest / 127 : sum / static_cast<float>(n);
+    // END TODO 10.11
     *scale = n > 0 ? result : 0;
   }
 }

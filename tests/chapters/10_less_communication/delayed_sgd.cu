@@ -13,7 +13,7 @@
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/parameter_server", "Trains what a run of parameter_server did.", Sampling::distributed);
+  Options options("10_less_communication/parameter_server", "Trains what a run of parameter_server did.", Sampling::distributed);
   std::string replay;
   int workers = 1;
   options.add("--replay", replay, "run record", {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 02: the parameter server. What is asynchronous can be repeated: from a record of who made which update.
+// Chapter 10: the parameter server. What is asynchronous can be repeated: from a record of who made which update.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -9,7 +9,7 @@
 namespace workshop::tests {
 namespace {
 
-const Path server = solution("02_ddp/parameter_server");
+const Path server = solution("10_less_communication/parameter_server");
 const Path ddp = solution("02_ddp/ddp");
 const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01 --max-steps 12";
 
@@ -48,7 +48,7 @@ std::vector<long> leads(const std::vector<Update>& updates, int workers) {
 // One worker is never ahead and never behind: it trains what one process does.
 TESTS(one_worker) {
   for (const std::string options : {"", "--optimizer adamw --validation-samples 101 --epochs 2"}) {
-    same_training(text("solution.02.server_one_worker.", options.empty() ? "sgd" : "adamw"), kSameBits,
+    same_training(text("solution.10.server_one_worker.", options.empty() ? "sgd" : "adamw"), kSameBits,
                   on(1, solution("01_single_gpu/mlp"), "--no-shuffle --layers 16,9,3 --activation gelu", options),
                   on(2, server, "--no-shuffle --layers 16,9,3 --activation gelu", options, "--staleness 0"));
   }
@@ -56,9 +56,9 @@ TESTS(one_worker) {
   same_training("solution.bf16.server_one_worker", kSameBits, on(1, solution("01_single_gpu/mlp"), bf16),
                 on(2, server, bf16, "--staleness 0"));
   const std::string regularized = "--dropout 0.2 --clip-norm 0.3 --warmup-steps 4 --lr-schedule cosine";
-  same_training("solution.02.server_one_worker.gpt", kSameBits, on(1, ddp, gpt, regularized),
+  same_training("solution.10.server_one_worker.gpt", kSameBits, on(1, ddp, gpt, regularized),
                 on(2, server, gpt, regularized));
-  same_training("solution.02.server_one_worker.shuffled", kSameBits, on(1, ddp, "--epochs 3"),
+  same_training("solution.10.server_one_worker.shuffled", kSameBits, on(1, ddp, "--epochs 3"),
                 on(2, server, "--epochs 3"));
 }
 
@@ -71,7 +71,7 @@ TESTS(replay) {
               {"bf16", "--precision bf16 --samples 1000 --epochs 2 --log-every 0 --batch-size 16 --optimizer adamw"},
               {"gpt", gpt + " --dropout 0.2 --clip-norm 0.3 --warmup-steps 4"}};
   for (const auto& run : runs) {
-    test("solution.02.server_replay." + run.name, {.ranks = 4}, [=] {
+    test("solution.10.server_replay." + run.name, {.ranks = 4}, [=] {
       const Command command = on(4, server, run.options);
       const Run first = record(with(command, "--straggler 2:5"), "first.jsonl");
       const std::vector<Update> updates = updates_of(first);
@@ -99,7 +99,7 @@ TESTS(staleness) {
   const Command slow =
       on(workers + 1, server, "--straggler 1:10 --epochs 2 --max-steps 40").in("WORKSHOP_SLOW=kernels");
   for (int bound : {0, 2}) {
-    test(text("solution.02.server_staleness.", bound),
+    test(text("solution.10.server_staleness.", bound),
          {.ranks = workers + 1, .cpu_only = "WORKSHOP_SLOW is a setting of the cpu backend"}, [=] {
            const Run run = record(with(slow, "--staleness", bound));
            const std::vector<Update> updates = updates_of(run);
@@ -114,7 +114,7 @@ TESTS(staleness) {
          });
   }
   // Without a bound no worker waits for the slow one.
-  test("solution.02.server_staleness.none",
+  test("solution.10.server_staleness.none",
        {.ranks = workers + 1, .cpu_only = "WORKSHOP_SLOW is a setting of the cpu backend"}, [=] {
          const Run run = record(slow);
          EXPECT_GT(std::ranges::max(leads(updates_of(run), workers)), 2) << run.command;
@@ -124,7 +124,7 @@ TESTS(staleness) {
 // Without staleness, K updates are a step of ddp with K times the learning rate: γ Σ g in place of Kγ · 1/K Σ g. The
 // bound is chapter 02's for a parameter, with K times the rate.
 TESTS(synchronous) {
-  test("solution.02.server_is_ddp", {.ranks = 4}, [] {
+  test("solution.10.server_is_ddp", {.ranks = 4}, [] {
     const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size 32 --lr";
     const Run expected = record(on(3, ddp, training, 0.03));
     const Run found = record(on(4, server, training, 0.01, "--staleness 0"));
@@ -142,14 +142,14 @@ TESTS(synchronous) {
 // As in the README: N = 38 parameters, a message of 39 floats; of 32 updates each of two workers makes 16 in its turn.
 TESTS(ledger) {
   const int message = 4 * 39;
-  ledger("solution.02.ledger.parameter_server", on(3, server, "--order turns"),
+  ledger("solution.10.ledger.parameter_server", on(3, server, "--order turns"),
          {{0, "ncclSend", 32 + 2, (32 + 2) * message},
           {0, "ncclRecv", 32, 32 * message},
           {1, "ncclRecv", 16 + 1, (16 + 1) * message},
           {1, "ncclSend", 16, 16 * message},
           {2, "ncclRecv", 16 + 1, (16 + 1) * message},
           {2, "ncclSend", 16, 16 * message}});
-  test("solution.02.memory.parameter_server", on(3, server), [=](const Run& run) {
+  test("solution.10.memory.parameter_server", on(3, server), [=](const Run& run) {
     expect_memory(run, 0, {{"parameters", 4 * 38}, {"gradients", 0}, {"optimizer", 0}, {"buckets", 2 * 2 * message}});
     for (int worker : {1, 2}) {
       expect_memory(
@@ -161,7 +161,7 @@ TESTS(ledger) {
 }
 
 TESTS(bad) {
-  refusals("solution.02.bad.parameter_server.", on(3, server), R"(
+  refusals("solution.10.bad.parameter_server.", on(3, server), R"(
     staleness      | --staleness -1               | --staleness is '-1'; expected a whole number of at least 0
     order          | --order random               | --order is 'random'; expected arrival, turns
     straggler      | --straggler 1                | --straggler is '1'; expected RANK:FACTOR, a worker from 1 to 2
@@ -173,9 +173,9 @@ TESTS(bad) {
     two_orders     | --replay a --order turns     | --order and --replay are two orders; expected one
     checkpoints    | --checkpoints saved          | --checkpoints
   )");
-  refused("solution.02.bad.parameter_server.alone", "needs a server and a worker; .* 1 rank, expected at least 2",
+  refused("solution.10.bad.parameter_server.alone", "needs a server and a worker; .* 1 rank, expected at least 2",
           on(1, server));
-  test("solution.02.bad.parameter_server.replay", {.ranks = 3}, [] {
+  test("solution.10.bad.parameter_server.replay", {.ranks = 3}, [] {
     const Command command = on(3, server, "--max-steps 9 --log-every 0");
     record(with(command, "--order turns"), "turns.jsonl");
     const auto refuses = [](const Command& again, const std::string& regex) { expect_one_line(run(again), 2, regex); };
@@ -237,7 +237,7 @@ TESTS(straggler) {
     return seconds(on(workers + 1, server, training, options).in(machine));
   };
   const auto add = [=](const std::string& name, std::function<void(double fast, double slow, double rest)> check) {
-    test("solution.02.straggler." + name, {.ranks = kWorkers + 1, .cpu_only = "only the cpu backend simulates"}, [=] {
+    test("solution.10.straggler." + name, {.ranks = kWorkers + 1, .cpu_only = "only the cpu backend simulates"}, [=] {
       const double fast = of_server(1, "");                                 // t
       const double slow = of_server(1, text("--straggler 1:", kSlowness));  // F t
       // What of a step is not the worker's own computing, and may so wait for the same of others: the update, and

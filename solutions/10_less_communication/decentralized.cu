@@ -11,19 +11,19 @@
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "replicas.h"
+#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
 // Makes values[n] the mean of themselves and of `neighbors` others, which are in received[neighbors, n].
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {
   for (int i : grid_stride(n)) {
-    // TODO 02.13: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
+    // TODO 10.4: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
     //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
     float sum = values[i];
     for (int k = 0; k < neighbors; ++k) sum += received[static_cast<std::size_t>(k) * n + i];
     values[i] = sum / static_cast<float>(neighbors + 1);
-    // END TODO 02.13
+    // END TODO 10.4
   }
 }
 
@@ -55,13 +55,13 @@ class NeighborAverage {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
-    // TODO 02.10: Let the communication stream wait for the parameters, which the compute stream has still to update.
+    // TODO 10.1: Let the communication stream wait for the parameters, which the compute stream has still to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.5.
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, updated_));
-    // END TODO 02.10
-    probe("02.10", "parameters before they are sent", values, {count}, communication_);
-    // TODO 02.11: Send the parameters to each of the neighbors_, and receive its own, on the communication stream.
+    // END TODO 10.1
+    probe("10.1", "parameters before they are sent", values, {count}, communication_);
+    // TODO 10.2: Send the parameters to each of the neighbors_, and receive its own, on the communication stream.
     //   Those of neighbors_[k] go to received_.data() + k·count, as a std::size_t. ncclSend(buffer, count, ncclFloat,
     //   peer, comm, stream), ncclRecv(…). Every rank sends first: what has to happen for none to wait for the other?
     NCCL_CHECK(ncclGroupStart());
@@ -70,22 +70,22 @@ class NeighborAverage {
       NCCL_CHECK(ncclRecv(received_.data() + k * count, count, ncclFloat, neighbors_[k], comm, communication_));
     }
     NCCL_CHECK(ncclGroupEnd());
-    // END TODO 02.11
-    probe("02.11", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
+    // END TODO 10.2
+    probe("10.2", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
   }
 
   // Call before the update, which is made to the mean.
   void finish() {
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
-    // TODO 02.12: Let the compute stream wait for the communication stream, with the event exchanged_.
+    // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
     //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
     //   the mean is going to overwrite?
     CUDA_CHECK(cudaEventRecord(exchanged_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, exchanged_));
-    // END TODO 02.12
-    probe("02.12", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
+    // END TODO 10.3
+    probe("10.3", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
     launch(average_with, count, compute_, weights_, received_.data(), neighbors, count);
-    probe("02.13", "parameters after the mean", weights_, {count}, compute_);
+    probe("10.4", "parameters after the mean", weights_, {count}, compute_);
     ++steps_;
   }
 
@@ -127,7 +127,7 @@ class NeighborAverage {
 };
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/decentralized", "Trains replicas that average with their neighbors in a ring alone.",
+  Options options("10_less_communication/decentralized", "Trains replicas that average with their neighbors in a ring alone.",
                   Sampling::distributed);
   bool own_initial_values = false, average_at_end = false;
   options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");

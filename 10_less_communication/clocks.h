@@ -45,11 +45,11 @@ class Clocks {
   Update finish(int worker) {
     Worker& its = workers_[worker];
     std::int64_t staleness = 0;
-    // TODO 02.24: How stale is the gradient: how many updates have been made since this worker got its parameters?
+    // TODO 10.17: How stale is the gradient: how many updates have been made since this worker got its parameters?
     //   version_ counts the updates of all workers so far, without this one; its.version was version_ when the worker
     //   got its parameters, w_{t-τ}, from which it has computed the gradient that makes w_t become w_{t+1}.
-    todo("02.24");
-    // END TODO 02.24
+    todo("10.17");
+    // END TODO 10.17
     its.computes = false;
     ++its.updates;
     ++version_;
@@ -71,11 +71,11 @@ class Clocks {
     std::int64_t slowest = own;
     for (int w = 1; w <= count(); ++w) slowest = std::min(slowest, workers_[w].updates);
     bool may = false;
-    // TODO 02.23: May this worker start another step, or is it too far ahead of the slowest?
+    // TODO 10.14: May this worker start another step, or is it too far ahead of the slowest?
     //   It has made `own` updates and the slowest worker `slowest`; at most bound_ more are allowed (Ho et al., 2013).
     //   With a bound of 0 all workers make their first update before one begins its second step.
-    todo("02.23");
-    // END TODO 02.23
+    todo("10.14");
+    // END TODO 10.14
     return may;
   }
 

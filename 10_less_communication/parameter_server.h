@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "01_single_gpu/linear.h"
-#include "arrivals.h"
+#include "arrival_queue.h"
 #include "clocks.h"
 #include "common/device.h"
 #include "common/group.h"
@@ -37,19 +37,19 @@ inline std::vector<Group> connect_workers(const Group& world) {
   std::vector<Group> pairs(1);
   for (int worker = 1; worker < world.size(); ++worker) {
     int color = NCCL_SPLIT_NOCOLOR, key = 0;
-    // TODO 02.20: Make a communicator of rank 0, the server, and this worker; the server is to be the first in it.
+    // TODO 10.13: Make a communicator of rank 0, the server, and this worker; the server is to be the first in it.
     //   ncclCommSplit makes one of all ranks that give the same color, in the order of their keys. It is a collective,
     //   so the other workers call it too: what they give is NCCL_SPLIT_NOCOLOR, and they get none. world.rank() is this
     //   rank.
-    todo("02.20");
-    // END TODO 02.20
+    todo("10.13");
+    // END TODO 10.13
     const std::string name = "worker " + std::to_string(worker);
     Group pair = world.split(color, key, name);
     const bool member = world.rank() == 0 || world.rank() == worker;
     const std::vector<int> ranks = pair.comm() == nullptr ? std::vector<int>{} : pair.members();
-    probe("02.20", {"ranks of the communicator of ", name}, ranks);
+    probe("10.13", {"ranks of the communicator of ", name}, ranks);
     if (ranks != (member ? std::vector<int>{0, worker} : std::vector<int>{})) {
-      fail(kFailed, "the communicator of " + name + " has other ranks than the server and the worker: see TODO 02.20");
+      fail(kFailed, "the communicator of " + name + " has other ranks than the server and the worker: see TODO 10.13");
     }
     pairs.push_back(std::move(pair));
   }
@@ -86,7 +86,7 @@ class ParameterServer {
   // Sends the parameters as they are now to all workers that wait and may go on.
   void answer() {
     const std::vector<int> started = clocks_.start();
-    probe("02.23", "workers that may start a step", started);
+    probe("10.14", "workers that may start a step", started);
     for (int worker : started) {
       send_parameters(worker);
       receive_gradient(worker);
@@ -127,13 +127,13 @@ class ParameterServer {
     Channel& channel = channels_[worker - 1];
     Real* copy = channel.parameters.data();
     const ncclComm_t comm = channel.pair.comm();
-    // TODO 02.21: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
+    // TODO 10.15: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
     //   A copy, because the next update may come while it is sent. cudaMemcpyAsync takes values_, count_ Reals, to
     //   `copy` on the stream of the updates, compute_; channel.stream waits for that, by the event channel.copied, and
     //   sends copy[length_], with the word behind it, to kWorker: numbers of type kReal. The host does not wait.
-    todo("02.21");
-    // END TODO 02.21
-    probe("02.21", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
+    todo("10.15");
+    // END TODO 10.15
+    probe("10.15", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
   }
 
   void receive_gradient(int worker) {
@@ -141,18 +141,18 @@ class ParameterServer {
     Real* gradient = channel.gradient.data();
     NCCL_CHECK(ncclRecv(gradient, length_, kReal, kWorker, channel.pair.comm(), channel.stream));
     CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
-    probe("02.22", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
+    probe("10.16", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
           channel.stream);
     arrivals_.note(worker, channel.stream);
   }
 
   // The worker whose gradient makes the next update.
   int next_worker() {
-    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 02.23");
+    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14");
     const Update expected = order_.empty() ? Update{0, kAnyStaleness} : order_[updates_.size()];
     if (expected.worker > 0 && !clocks_.computes(expected.worker)) refuse(expected, "that worker waits for the server");
     const Update update = clocks_.finish(arrivals_.take(expected.worker));
-    probe("02.24", "worker and staleness of the update",
+    probe("10.17", "worker and staleness of the update",
           std::vector<int>{update.worker, static_cast<int>(update.staleness)});
     if (expected.staleness != kAnyStaleness && update.staleness != expected.staleness) {
       refuse(expected, "its staleness is " + std::to_string(update.staleness));
@@ -164,7 +164,7 @@ class ParameterServer {
   [[noreturn]] void refuse(const Update& expected, const std::string& why) const {
     const std::string what = "update " + std::to_string(updates_.size()) + " cannot be worker " +
                              std::to_string(expected.worker) + "'s: " + why;
-    if (expected.staleness == kAnyStaleness) fail(kFailed, what + ": see TODO 02.23");
+    if (expected.staleness == kAnyStaleness) fail(kFailed, what + ": see TODO 10.14");
     usage_error("--replay: " + what + "; expected a record of a run with the same options");
   }
 
@@ -199,7 +199,7 @@ class Worker {
   // where it waits.
   bool pull() {
     NCCL_CHECK(ncclRecv(parameters_.data(), length_, kReal, kServer, pair_.comm(), stream_));
-    probe("02.21", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);
+    probe("10.15", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);
     const float* word = word_of(parameters_.data(), count_);
     CUDA_CHECK(cudaMemcpyAsync(go_on_.data(), word, sizeof(float), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -209,12 +209,12 @@ class Worker {
   // Sends the gradient of those parameters, and the loss.
   void push() {
     const ncclComm_t comm = pair_.comm();
-    // TODO 02.22: Send the gradient and the loss behind it to the server.
+    // TODO 10.16: Send the gradient and the loss behind it to the server.
     //   ncclSend(buffer, count, kReal, peer, comm, stream): one message, gradient_.data(), of length_ numbers, to
     //   kServer, on stream_, which has computed them.
-    todo("02.22");
-    // END TODO 02.22
-    probe("02.22", "gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
+    todo("10.16");
+    // END TODO 10.16
+    probe("10.16", "gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
   }
 
  private:

@@ -8,7 +8,7 @@
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "push_pull.h"
+#include "parameter_server.h"
 #include "server_options.h"
 
 using namespace workshop;
@@ -103,7 +103,7 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/parameter_server", "Trains a model on workers that do not wait for each other.",
+  Options options("10_less_communication/parameter_server", "Trains a model on workers that do not wait for each other.",
                   Sampling::distributed);
   ServerOptions settings;
   settings.add_to(options);

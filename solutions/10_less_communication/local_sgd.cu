@@ -10,7 +10,7 @@
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "replicas.h"
+#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
@@ -18,11 +18,14 @@ using namespace workshop;
 // After it both are where the next round begins. `momentum` has the steps before.
 __global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
   for (int i : grid_stride(n)) {
-    // TODO 02.15: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
+    // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
     //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
     //   + d and start -= lr·(d + factor·m). Values go on from the new start.
-    todo("02.15");
-    // END TODO 02.15
+    const float gradient = start[i] - values[i];
+    momentum[i] = factor * momentum[i] + gradient;
+    start[i] -= lr * (gradient + factor * momentum[i]);
+    values[i] = start[i];
+    // END TODO 10.6
   }
 }
 
@@ -75,15 +78,15 @@ class Rounds {
     float* values = weights_;
     const int count = model_.count();
     const ncclComm_t comm = replicas_.comm();
-    // TODO 02.14: Make the parameters of all replicas their mean, in place.
+    // TODO 10.5: Make the parameters of all replicas their mean, in place.
     //   They are values[count], in one array: one NCCL call, that of TODO 02.2, on stream_.
-    todo("02.14");
-    // END TODO 02.14
-    probe("02.14", "mean of the replicas' parameters", values, {count}, stream_);
+    NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
+    // END TODO 10.5
+    probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
     if (!outer_.is_the_mean()) {
       launch(outer_step, count, stream_, values, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
              static_cast<float>(outer_.momentum), count);
-      probe("02.15", "parameters after the outer step", values, {count}, stream_);
+      probe("10.6", "parameters after the outer step", values, {count}, stream_);
     }
     optimizer_.weights_changed(model_.values());
   }
@@ -99,7 +102,7 @@ class Rounds {
 };
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/local_sgd", "Trains replicas that average their parameters every so many steps.",
+  Options options("10_less_communication/local_sgd", "Trains replicas that average their parameters every so many steps.",
                   Sampling::distributed);
   int sync_every = 8;
   OuterStep outer;
