@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients averaged while the backward pass goes on: in buckets, on a stream of their own.
 //
-// The backward pass finishes the gradients of the last layer first. As soon as the layers of a bucket are done, its
-// all-reduce starts on the communication stream, while the compute stream works on the layers below. Follows PyTorch's
-// DDP (Li et al., VLDB 2020), but the gradients lie in one buffer already, so a bucket is a range and nothing is
+// The backward pass finishes the gradients of the last layer first. As soon as all layers of a bucket are done, its
+// all-reduce starts on the communication stream, while the compute stream works on the layers below. So does PyTorch's
+// DDP (Li et al., VLDB 2020); here all gradients lie in one array, so that a bucket is a range of it and nothing is
 // copied.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "01_single_gpu/model.h"
@@ -15,7 +14,7 @@
 
 namespace workshop {
 
-// The gradients of the layers [first_layer, last_layer]: `count` numbers from `offset` on in the model's buffer.
+// The gradients of the layers [first_layer, last_layer]: `count` numbers from `offset` on in the model's array.
 struct Bucket {
   int first_layer, last_layer;
   int offset, count;
@@ -45,20 +44,21 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
   return buckets;
 }
 
-class OverlappedAverage {
+// Averages a model's gradients over its replicas, bucket by bucket, behind the backward pass.
+class GradientReducer {
  public:
-  // A bucket is full once it has `bucket_bytes` bytes.
-  OverlappedAverage(const Model& model, double bucket_bytes, const Group& replicas, cudaStream_t compute)
+  // `compute` is the stream of the backward pass and the update.
+  GradientReducer(const Model& model, double bucket_bytes, const Group& replicas, cudaStream_t compute)
       : grads_(model.grads()),
         total_(model.count()),
         buckets_(make_buckets(model, bucket_bytes)),
         ready_(buckets_.size()),
         comm_(replicas.comm()),
         compute_(compute) {}
-  virtual ~OverlappedAverage() = default;
 
-  // Call in the last backward pass of a step, once layer i's gradients are enqueued on the compute stream.
-  void layer_ready(int i) {
+  // Call in the last backward pass of a step, once the gradients of layer i are enqueued. Starts the all-reduce of the
+  // bucket that this layer completes.
+  void on_layer_done(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
@@ -68,16 +68,15 @@ class OverlappedAverage {
     todo("02.5");
     // END TODO 02.5
     probe("02.5", "bucket before its all-reduce", grads, {bucket.count}, communication_);
-    average(bucket, grads);
+    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
+    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
+    todo("02.6");
+    // END TODO 02.6
+    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
     ++next_;
   }
 
-  // The same, for Model::backward().
-  std::function<void(int)> ready() {
-    return [this](int i) { layer_ready(i); };
-  }
-
-  // Call before the update: the compute stream goes on when all buckets are averaged.
+  // Call before the update: makes the compute stream wait until all buckets are averaged.
   void finish() {
     // TODO 02.7: Let the compute stream wait for the communication stream.
     //   Record the event done_ and wait for it, as in TODO 02.5: which stream does which? One event is enough for all
@@ -88,24 +87,13 @@ class OverlappedAverage {
     next_ = 0;
   }
 
-  int buckets() const { return static_cast<int>(buckets_.size()); }
-
- protected:
-  // Of a bucket, whose gradients are at `grads`: ddp_compressed.cu has another one.
-  virtual void average(const Bucket& bucket, Real* grads) {
-    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
-    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
-    todo("02.6");
-    // END TODO 02.6
-    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
-  }
-
-  Real* grads_;
+ private:
+  Real* grads_;  // [total_]
   int total_;
   std::vector<Bucket> buckets_;
+  std::size_t next_ = 0;      // the bucket that the backward pass is filling
   std::vector<Event> ready_;  // one per bucket
   Event done_;
-  std::size_t next_ = 0;  // the bucket that the backward pass is filling
   ncclComm_t comm_;
   cudaStream_t compute_;
   Stream communication_{"communication"};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism without a sum over all ranks: each replica steps along its own gradient from the mean of its own
-// parameters and those of its two neighbors in a ring, as D-PSGD does (Lian et al., NeurIPS 2017). Read it beside
-// ddp.cu: what differs is NeighborAverage, in place of the average of gradients.
+// Data parallelism without a sum over all ranks: each replica averages its parameters with its two neighbors in a ring,
+// and steps from there along its own gradient (D-PSGD: Lian et al., NeurIPS 2017). Read it beside 02_ddp/ddp.cu: in
+// place of average_gradients() there is a NeighborAverage.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -9,24 +9,16 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
-// Makes values[n] the mean of themselves and of `neighbors` others, which are in received[neighbors, n].
-__global__ void average_with(float* values, const float* received, int neighbors, int n) {
-  for (int i : grid_stride(n)) {
-    // TODO 10.4: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
-    //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
-    todo("10.4");
-    // END TODO 10.4
-  }
-}
+// Makes values[n] the mean of themselves and of `neighbors` other arrays, received[neighbors, n].
+__global__ void average_with(float* values, const float* received, int neighbors, int n);
 
-// The ranks beside this one in the ring, the previous and the next. Two ranks have one neighbor each, one rank has
-// none.
+// The previous and the next rank in the ring: of two ranks each has one neighbor, a single rank has none.
 static std::vector<int> neighbors_in(const Group& ring) {
   const int rank = ring.rank(), size = ring.size();
   const int previous = (rank + size - 1) % size, next = (rank + 1) % size;
@@ -37,8 +29,8 @@ static std::vector<int> neighbors_in(const Group& ring) {
 
 class NeighborAverage {
  public:
-  // Of the model's weights: with mixed precision the optimizer's exact ones. Were rounded ones averaged, the mean would
-  // draw each weight back to the nearest bfloat16, and the steps that are too small for one would never add up.
+  // `weights` are the model's or, in mixed precision, the optimizer's exact ones. If rounded weights were averaged, the
+  // mean would draw each of them back to the nearest bfloat16, and steps smaller than that would never add up.
   NeighborAverage(const Model& model, float* weights, const Group& ring, cudaStream_t compute)
       : model_(model),
         weights_(weights),
@@ -47,8 +39,8 @@ class NeighborAverage {
         received_(neighbors_.size() * model.count(), Memory::buckets),
         compute_(compute) {}
 
-  // Call at the beginning of a step. The parameters travel while forward and backward compute, which only read them, so
-  // they need no second buffer. What is received needs none either: the mean before has read it when this begins.
+  // Call when a step begins. The parameters travel while forward and backward compute. No second buffer is needed: both
+  // passes only read the parameters, and the step before is done with what it had received.
   void start() {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
@@ -66,7 +58,7 @@ class NeighborAverage {
     probe("10.2", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
   }
 
-  // Call before the update, which is made to the mean.
+  // Call before the update: replaces the parameters by the mean, from which the update then steps.
   void finish() {
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
@@ -82,7 +74,7 @@ class NeighborAverage {
 
   int* steps() { return &steps_; }  // made so far
 
-  // Says how far the replicas are apart after so many steps. Between two of them. Collective, and waits.
+  // Prints how far apart the replicas are. Call between two steps. Collective, and waits.
   void report_distance() const {
     const double far = distance();
     print0("distance between replicas after step %5d: %.3e\n", steps_, far);
@@ -90,7 +82,7 @@ class NeighborAverage {
   }
 
  private:
-  // The root of the mean over the replicas of ‖w_i - w̄‖², where w̄ is their mean.
+  // √(1/K Σ_i ‖w_i - w̄‖²) over the K replicas, where w̄ is their mean.
   double distance() const {
     if (ring_.size() == 1) return 0;
     float* difference = received_.data();
@@ -117,9 +109,18 @@ class NeighborAverage {
   Stream communication_{"communication"};
 };
 
+__global__ void average_with(float* values, const float* received, int neighbors, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 10.4: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
+    //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
+    todo("10.4");
+    // END TODO 10.4
+  }
+}
+
 int main(int argc, char** argv) {
-  Options options("10_less_communication/decentralized", "Trains replicas that average with their neighbors in a ring alone.",
-                  Sampling::distributed);
+  Options options("10_less_communication/decentralized",
+                  "Trains replicas that average only with their neighbors in a ring.", Sampling::distributed);
   bool own_initial_values = false, average_at_end = false;
   options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");
   options.add_flag("--average-at-end", average_at_end, "make all replicas their mean after the last step");
@@ -143,7 +144,7 @@ int main(int argc, char** argv) {
   NeighborAverage average(model, weights, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  // No replica is like another: all are saved.
+  // The replicas differ, so each one is saved.
   training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
                    optimizer.state(model.values()));
   training.add(average.steps());

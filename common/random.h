@@ -3,6 +3,8 @@
 // it stands for. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -42,5 +44,14 @@ class Generator {
 
 // nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out] unless it is null.
 void init_linear(Generator& generator, int in, int out, float* weight, float* bias);
+
+// 64 random bits from 64 that may be the numbers 0, 1, 2, …: SplitMix64 (Steele et al., 2014), which is a counter and
+// this hash of it.
+__host__ __device__ inline std::uint64_t splitmix64(std::uint64_t counter) {
+  std::uint64_t z = counter * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
 
 }  // namespace workshop

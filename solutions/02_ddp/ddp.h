@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps data-parallel replicas alike: one start, one average of their gradients, one loss.
+// Data parallelism: replicas that start from the same parameters, and update them with the same gradients, stay alike.
+// Nothing else has to be sent; each rank keeps its own copy of the optimizer's state.
 #pragma once
 
 #include <vector>
@@ -10,7 +11,7 @@
 
 namespace workshop {
 
-// Gives every rank the parameters of rank 0, which alone has drawn initial ones.
+// Gives every rank the parameters of rank 0, the only one that has drawn initial values.
 inline void broadcast_parameters(const Model& model, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
@@ -23,7 +24,8 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
   }
 }
 
-// Once a step, however many batches it has: the sum of the averages is the average of the sums.
+// Averages the gradients over the replicas. Once per step is enough, however many batches were accumulated: the average
+// of sums is the sum of averages.
 inline void average_gradients(const Model& model, const Group& replicas, cudaStream_t stream) {
   const Range range("average gradients", stream);
   const ncclComm_t comm = replicas.comm();
@@ -37,7 +39,7 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
   }
 }
 
-// Each rank knows the loss of its own batches; what describes the training is their mean. Once an epoch is enough.
+// Averages the losses of an epoch, of which each rank knows only those of its own batches.
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
@@ -47,9 +49,9 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// The mean loss over samples that are not trained on, each of them counted once, whatever the number of replicas:
-// validation after an epoch, the test after the last. add_loss(batch, loss) adds a batch's share of it to *loss, on one
-// rank of each replica.
+// Computes the mean loss over samples that are not trained on, those of validation or test. Each sample counts once,
+// whatever the number of replicas. add_loss(batch, loss) adds a batch's share of the mean to *loss; where several ranks
+// form a replica, only one of them adds it.
 inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();

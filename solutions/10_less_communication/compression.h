@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks send of a bucket of gradients in place of all of it: its largest values, values at random places, or
-// all of them in a few bits. Everything runs on the device, on the stream that it is given, and every rank ends with
-// the same bits.
+// Three ways to send less than a whole bucket of gradients: its largest values, values at random places, or all values
+// in a few bits each. Everything runs on the device, on the stream given, and every rank ends with the same bits.
 #pragma once
 
 #include <cmath>
@@ -10,12 +9,13 @@
 
 #include "01_single_gpu/rows.h"
 #include "common/device.h"
-#include "common/group.h"
+#include "common/random.h"
 #include "common/record.h"
 
 namespace workshop {
 
-// For kernels with an iteration for each of at most 1,024 pieces of an array, the last of which may be shorter.
+// Cuts an array of n values into at most 1,024 pieces, of which a kernel works on one per iteration. The last one may
+// be shorter.
 struct Pieces {
   explicit Pieces(int n) : n(n), length(n / 1024 + 1), count((n + length - 1) / length) {}
   __host__ __device__ int first(int piece) const { return piece * length; }
@@ -39,10 +39,15 @@ struct Threshold {
   int rest;
 };
 
-// Of a piece: how many values are above the threshold, and how many at it; then where its chosen values begin among all
-// that are chosen, and how many of those at the threshold it may choose.
-struct Found {
-  int above_or_begin, equal;
+// How many values of a piece are above the threshold, and how many are equal to it.
+struct Counts {
+  int above, equal;
+};
+
+// Where a piece's chosen values begin among those of all pieces, and how many of its values at the threshold are
+// chosen.
+struct Offsets {
+  int begin, equal;
 };
 
 static __global__ void start_threshold(Threshold* threshold, int k) {
@@ -79,34 +84,34 @@ static __global__ void choose_digit(Threshold* threshold, const int* counts, int
   }
 }
 
-static __global__ void count_largest(Found* found, const float* values, const Threshold* threshold, Pieces pieces) {
+static __global__ void count_largest(Counts* counts, const float* values, const Threshold* threshold, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
     int above = 0, equal = 0;
     for (int i = pieces.first(piece); i < pieces.last(piece); ++i) {
       above += magnitude(values[i]) > threshold->bits;
       equal += magnitude(values[i]) == threshold->bits;
     }
-    found[piece] = {above, equal};
+    counts[piece] = {above, equal};
   }
 }
 
-// Of the values at the threshold the first ones are chosen.
-static __global__ void place_largest(Found* found, const Threshold* threshold, int pieces) {
+// Of the values at the threshold, the first ones are chosen.
+static __global__ void place_largest(Offsets* offsets, const Counts* counts, const Threshold* threshold, int pieces) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     int begin = 0, rest = threshold->rest;
     for (int piece = 0; piece < pieces; ++piece) {
-      const int above = found[piece].above_or_begin, equal = found[piece].equal < rest ? found[piece].equal : rest;
-      found[piece] = {begin, equal};
-      begin += above + equal;
+      const int equal = counts[piece].equal < rest ? counts[piece].equal : rest;
+      offsets[piece] = {begin, equal};
+      begin += counts[piece].above + equal;
       rest -= equal;
     }
   }
 }
 
 static __global__ void take_largest(Reals picked, int* places, const float* values, const Threshold* threshold,
-                                    const Found* found, Pieces pieces) {
+                                    const Offsets* offsets, Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
-    int at = found[piece].above_or_begin, equal = found[piece].equal;
+    int at = offsets[piece].begin, equal = offsets[piece].equal;
     for (int i = pieces.first(piece); i < pieces.last(piece); ++i) {
       const std::uint32_t bits = magnitude(values[i]);
       if (bits < threshold->bits || (bits == threshold->bits && equal-- <= 0)) continue;
@@ -120,9 +125,10 @@ static __global__ void take_largest(Reals picked, int* places, const float* valu
 class LargestValues {
  public:
   LargestValues() = default;
-  explicit LargestValues(int most)  // of arrays of so many values
-      : counts_(256 * Pieces(most).count, Memory::buckets),
-        found_(Pieces(most).count, Memory::buckets),
+  explicit LargestValues(int most)  // of arrays of at most so many values
+      : digits_(256 * Pieces(most).count, Memory::buckets),
+        counts_(Pieces(most).count, Memory::buckets),
+        offsets_(Pieces(most).count, Memory::buckets),
         threshold_(1, Memory::buckets) {}
 
   // The k of values[n] with the largest magnitudes, in the order of their places in it, which go to places[k].
@@ -130,47 +136,40 @@ class LargestValues {
     const Pieces pieces(n);
     launch(start_threshold, 1, stream, threshold_.data(), k);
     for (int shift = 24; shift >= 0; shift -= 8) {
-      launch(count_digits, pieces.count, stream, counts_.data(), values, threshold_.data(), shift, pieces);
-      launch(add_counts, 256, stream, counts_.data(), pieces.count);
-      launch(choose_digit, 1, stream, threshold_.data(), counts_.data(), shift);
+      launch(count_digits, pieces.count, stream, digits_.data(), values, threshold_.data(), shift, pieces);
+      launch(add_counts, 256, stream, digits_.data(), pieces.count);
+      launch(choose_digit, 1, stream, threshold_.data(), digits_.data(), shift);
     }
-    launch(count_largest, pieces.count, stream, found_.data(), values, threshold_.data(), pieces);
-    launch(place_largest, 1, stream, found_.data(), threshold_.data(), pieces.count);
-    launch(take_largest, pieces.count, stream, picked, places, values, threshold_.data(), found_.data(), pieces);
+    launch(count_largest, pieces.count, stream, counts_.data(), values, threshold_.data(), pieces);
+    launch(place_largest, 1, stream, offsets_.data(), counts_.data(), threshold_.data(), pieces.count);
+    launch(take_largest, pieces.count, stream, picked, places, values, threshold_.data(), offsets_.data(), pieces);
   }
 
  private:
-  DeviceBuffer<int> counts_;  // [pieces, 256]
-  DeviceBuffer<Found> found_;
+  DeviceBuffer<int> digits_;  // [pieces, 256]
+  DeviceBuffer<Counts> counts_;
+  DeviceBuffer<Offsets> offsets_;
   DeviceBuffer<Threshold> threshold_;
 };
 
 // ---- values at random places ---------------------------------------------------------------------------------------
-
-// 32 bits that look random (splitmix64's).
-__host__ __device__ inline std::uint32_t scrambled(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<std::uint32_t>((x ^ (x >> 31)) >> 32);
-}
 
 // Where part j of k begins, if [0, n) is cut into parts that differ by one at most.
 __host__ __device__ inline int begin_of_part(int j, int k, int n) {
   return static_cast<int>(static_cast<std::int64_t>(n) * j / k);
 }
 
-// A place in each of the k parts of [0, n): all are different, and those of a part equally likely. The same on every
-// rank that gives the same seed.
+// Draws a place in each of the k parts of [0, n): all different, each place of a part equally likely, and the same on
+// all ranks that give the same seed.
 static __global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
   for (int j : grid_stride(k)) {
     const int begin = begin_of_part(j, k, n), length = begin_of_part(j + 1, k, n) - begin;
-    places[j] = begin + static_cast<int>(scrambled(seed + j) % static_cast<std::uint32_t>(length));
+    places[j] = begin + static_cast<int>((splitmix64(seed + j) >> 32) % static_cast<std::uint32_t>(length));
   }
 }
 
-// The values at these places, of which there is one in each part. With `for_all` each stands for all of its part: so
-// the expected value of what is picked is that of all values.
+// Picks the values at these places, one in each part. With `for_all` each one stands for all of its part, which makes
+// the expected value of what is picked that of all values.
 static __global__ void take_at(Reals picked, const float* values, const int* places, bool for_all, int k, int n) {
   for (int j : grid_stride(k)) {
     const int length = begin_of_part(j + 1, k, n) - begin_of_part(j, k, n);
@@ -182,14 +181,14 @@ static __global__ void add_at(float* values, ConstReals picked, const int* place
   for (int j : grid_stride(k)) values[places[j]] += factor * picked[j];
 }
 
-// Leaves zero where what is picked is the value itself; with mixed precision, what rounding has taken from it.
+// Leaves zero where the value itself was picked; in mixed precision, what rounding has taken from it.
 static __global__ void take_away_at(float* values, ConstReals picked, const int* places, int k) {
   for (int j : grid_stride(k)) values[places[j]] -= picked[j];
 }
 
 // ---- all values in a few bits --------------------------------------------------------------------------------------
 
-// What a value is sent as: 8 bits of its quotient by the scale, or its sign.
+// What is sent of a value: its quotient by the scale in 8 bits, or its sign.
 enum class Code { int8, sign };
 
 __host__ __device__ inline int code_bytes(Code code, int n) { return code == Code::int8 ? n : (n + 7) / 8; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that sends less: ddp_overlap.cu with every bucket of gradients compressed on its way. Read it beside
-// that: what differs is CompressedAverage, in place of OverlappedAverage, from which it takes all but how a bucket is
-// averaged. The compressors' kernels are in compression.h.
+// Data parallelism that sends less: ddp_overlap.cu, with each bucket of gradients compressed on its way. Read it beside
+// that: in place of GradientReducer there is CompressedReducer, with the same buckets, streams and events. What a
+// bucket is averaged by is a Compressor, whose kernels are in compression.h.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -10,11 +10,11 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
 #include "02_ddp/ddp_overlap.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "compression.h"
-#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
@@ -28,10 +28,11 @@ struct CompressionOptions {
   int kept(int n) const { return std::clamp(static_cast<int>(std::ceil(ratio * n)), 1, n); }
 };
 
-// Averages arrays of at most `most` values over all ranks, approximately: all of it on `stream`. Values are floats
-// here, with mixed precision too; those that are sent as they are, picked ones, are sent as Reals.
+// Averages arrays over all ranks, approximately. Values are floats here, in mixed precision too; those that topk and
+// randomk pick are sent as Reals.
 class Compressor {
  public:
+  // For arrays of at most `most` values. Everything is done on `stream`.
   Compressor(const CompressionOptions& options, int most, const Group& replicas, cudaStream_t stream)
       : options_(options),
         code_(options.kind == "sign" ? Code::sign : Code::int8),
@@ -51,8 +52,8 @@ class Compressor {
     of_pieces_ = DeviceBuffer<float>(Pieces(most).count, Memory::buckets);
   }
 
-  // Makes values[n] the mean over the ranks of what they send of it. What this rank has not sent goes to left_out[n],
-  // unless that is null. Of each call, the number is another one.
+  // Makes values[n] the mean over the ranks of what they send of it. With --error-feedback, left_out[n] becomes what
+  // this rank has not sent. `number` must differ for every call (it seeds randomk).
   void average(float* values, float* left_out, int n, int number) {
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
@@ -60,13 +61,24 @@ class Compressor {
   }
 
  private:
-  // Each rank's largest values are at other places: all of them go to all ranks, with their places.
+  // Makes left_out[n] what is left of values[n] without those that are sent, picked[k] at their places.
+  void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
+    // TODO 10.8: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
+    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
+    //   picked, places, k) of compression.h.
+    CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+    launch(take_away_at, k, stream_, left_out, picked, places, k);
+    // END TODO 10.8
+    probe("10.8", "left out by this rank", left_out, {n}, stream_);
+  }
+
+  // Each rank's largest values are at different places, so all ranks get the values of all, with their places.
   void send_largest(float* values, float* left_out, int n) {
     const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
     Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
     int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
     largest_.pick(mine, my_places, k, values, n, stream_);
-    if (left_out != nullptr) keep_rest(left_out, values, mine, my_places, k, n);
+    if (options_.error_feedback) keep_rest(left_out, values, mine, my_places, k, n);
     // TODO 10.9: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
     //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Values
     //   are of type kReal, places of type ncclInt.
@@ -86,30 +98,19 @@ class Compressor {
     probe("10.10", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
-  // All ranks draw the same places: their values can be averaged on the way.
+  // All ranks draw the same places, so the values there can be averaged on the way.
   void send_random(float* values, float* left_out, int n, int number) {
     const int k = options_.kept(n);
     launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
-    launch(take_at, k, stream_, picked_.data(), values, places_.data(), left_out == nullptr, k, n);
-    if (left_out != nullptr) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
+    launch(take_at, k, stream_, picked_.data(), values, places_.data(), !options_.error_feedback, k, n);
+    if (options_.error_feedback) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
     NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, kReal, ncclAvg, comm_, stream_));
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
     launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
   }
 
-  // left_out[n] becomes values[n] less the picked[k] at their places, which are sent.
-  void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
-    // TODO 10.8: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
-    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
-    //   picked, places, k) of compression.h.
-    CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
-    launch(take_away_at, k, stream_, left_out, picked, places, k);
-    // END TODO 10.8
-    probe("10.8", "left out by this rank", left_out, {n}, stream_);
-  }
-
-  // Every rank adds up one part of the array, of which the others send it their codes; then it sends the code of the
-  // mean to all. Codes cannot be added on the way: each rank has a scale of its own.
+  // Each rank adds up one part of the array, from the codes that the others send it, and sends the code of the mean to
+  // all. Codes cannot be added on the way, because each rank has a scale of its own.
   void send_codes(float* values, float* left_out, int n) {
     const int ranks = replicas_.size(), rank = replicas_.rank();
     const int length = part_length(n), bytes = code_bytes(code_, length);
@@ -120,7 +121,7 @@ class Compressor {
     float *scales = scales_.data(), *my_scale = scales + rank;
 
     make_code(codes, my_scale, values, n);
-    if (left_out != nullptr) {
+    if (options_.error_feedback) {
       CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
       launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
     }
@@ -145,7 +146,7 @@ class Compressor {
     probe("10.12", "mean of this rank's part", part, {mine}, stream_);
 
     make_code(my_code, my_scale, part, mine);
-    if (left_out != nullptr) {  // this rank alone knows what the mean has lost, which is the loss of all ranks
+    if (options_.error_feedback) {  // only this rank knows what the mean has lost, so it keeps it for all
       float* part_left_out = left_out + (part - values);
       launch(add_floats, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
       launch(add_decoded, mine, stream_, part_left_out, my_code, my_scale, -static_cast<float>(ranks), code_, mine);
@@ -168,7 +169,7 @@ class Compressor {
     launch(encode, code_bytes(code_, n), stream_, code, values, scale, code_, n);
   }
 
-  // An array is cut into a part a rank, as long as all others but for the last ones: whole bytes of signs.
+  // An array is cut into one part per rank, of whole bytes of signs. The last ones may be shorter, or empty.
   int part_length(int n) const { return ((n + replicas_.size() - 1) / replicas_.size() + 7) / 8 * 8; }
   int in_part(int r, int n) const { return std::clamp(n - r * part_length(n), 0, part_length(n)); }
 
@@ -179,64 +180,99 @@ class Compressor {
   cudaStream_t stream_;
   LargestValues largest_;
   DeviceBuffer<Real> picked_;  // [ranks, k]
-  DeviceBuffer<int> places_;   // likewise
+  DeviceBuffer<int> places_;   // [ranks, k]
   DeviceBuffer<std::uint8_t> codes_, received_;
   DeviceBuffer<float> scales_, of_pieces_;
 };
 
-// The average of a bucket: all else is as in OverlappedAverage.
-class CompressedAverage : public OverlappedAverage {
+// Averages a model's gradients over its replicas, bucket by bucket, behind the backward pass.
+class CompressedReducer {
  public:
-  CompressedAverage(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
+  CompressedReducer(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
                     cudaStream_t compute)
-      : OverlappedAverage(model, bucket_bytes, replicas, compute),
-        sends_all_(options.kind == "none"),
-        left_out_(options.error_feedback ? model.count() : 0, Memory::buckets),
+      : options_(options),
+        grads_(model.grads()),
+        total_(model.count()),
+        buckets_(make_buckets(model, bucket_bytes)),
+        ready_(buckets_.size()),
+        replicas_(replicas),
+        compute_(compute),
+        left_out_(options.error_feedback ? total_ : 0, Memory::buckets),
         exact_(kMixedPrecision ? largest_bucket() : 0, Memory::buckets),
         compressor_(options, largest_bucket(), replicas, communication_) {
     if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
   }
 
-  // What checkpoints keep of it: each rank has left out something else.
-  void add_to(Training& training, const Group& replicas) {
+  // Has checkpoints keep what this rank has left out, which differs from rank to rank.
+  void add_to(Training& training) {
     training.add(&steps_);
-    if (left_out_.size() == 0) return;
-    training.add(of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas.rank(), replicas.size()));
+    if (!options_.error_feedback) return;
+    training.add(
+        of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas_.rank(), replicas_.size()));
   }
 
- protected:
-  void average(const Bucket& bucket, Real* of_model) override {
-    if (sends_all_) return OverlappedAverage::average(bucket, of_model);
+  // Call in the last backward pass of a step, once the gradients of layer i are enqueued.
+  void on_layer_done(int i) {
+    const Bucket& bucket = buckets_[next_];
+    if (i != bucket.first_layer) return;
+    CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
+    CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
+    average(bucket);
+    ++next_;
+  }
+
+  // Call before the update: makes the compute stream wait until all buckets are averaged.
+  void finish() {
+    CUDA_CHECK(cudaEventRecord(done_, communication_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
+    next_ = 0;
+    ++steps_;
+  }
+
+ private:
+  void average(const Bucket& bucket) {
+    Real* of_model = grads_ + bucket.offset;
+    if (options_.kind == "none") {
+      NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
+      return;
+    }
     float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
-    float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
-    if (left_out != nullptr) {
+    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
+    if (options_.error_feedback) {
       // TODO 10.7: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
       //   A launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
       launch(add_floats, bucket.count, communication_, grads, left_out, 1.0f, bucket.count);
       // END TODO 10.7
       probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
-    const int buckets = static_cast<int>(buckets_.size()), number = static_cast<int>(next_) + 1;
-    compressor_.average(grads, left_out, bucket.count, steps_ * buckets + number);
+    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
+    compressor_.average(grads, left_out, bucket.count, number);
     if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
-    if (number == buckets) ++steps_;
-    if (left_out != nullptr) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);
+    if (options_.error_feedback) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 
- private:
   int largest_bucket() const { return std::ranges::max(buckets_, {}, &Bucket::count).count; }
 
-  int steps_ = 0;  // made so far
-  bool sends_all_;
-  DeviceBuffer<float> left_out_;  // like the gradients, with error feedback
-  DeviceBuffer<float> exact_;     // with mixed precision: the gradients of a bucket, which are compressed as floats
+  CompressionOptions options_;
+  Real* grads_;  // [total_]
+  int total_;
+  std::vector<Bucket> buckets_;
+  std::size_t next_ = 0;      // the bucket that the backward pass is filling
+  std::vector<Event> ready_;  // one per bucket
+  Event done_;
+  const Group& replicas_;
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+  int steps_ = 0;                 // made so far
+  DeviceBuffer<float> left_out_;  // [total_], with --error-feedback
+  DeviceBuffer<float> exact_;     // in mixed precision: the gradients of a bucket, which are compressed as floats
   Compressor compressor_;
 };
 
 int main(int argc, char** argv) {
-  Options options("10_less_communication/ddp_compressed", "Trains a model with data parallelism, with compressed gradients.",
-                  Sampling::distributed);
+  Options options("10_less_communication/ddp_compressed",
+                  "Trains a model with data parallelism, with compressed gradients.", Sampling::distributed);
   double bucket_mb = 25;
   CompressionOptions compression;
   options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
@@ -255,17 +291,16 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
-  // One call for all parameters: they lie one after the other.
+  // One call for all parameters, which lie one after the other.
   NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  CompressedAverage average(model, bucket_mb * (1 << 20), compression, job.group(), stream);
+  CompressedReducer reducer(model, bucket_mb * (1 << 20), compression, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  // All replicas are alike, but for what they have left out: rank 0 saves for all, and all load.
-  add_all(training, model, optimizer);
-  average.add_to(training, job.group());
+  add_all(training, model, optimizer);  // the same on all ranks, so rank 0 saves
+  reducer.add_to(training);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
@@ -276,10 +311,11 @@ int main(int argc, char** argv) {
       for (MicroBatch batch; training.next_batch(batch);) {
         model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
-        // Only the last backward pass of a step has the sums that the ranks are to average.
-        model.backward(activations, /*accumulate=*/!batch.first, batch.last ? average.ready() : nullptr);
+        model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
+          if (batch.last) reducer.on_layer_done(layer);  // only then are the sums over the step's batches complete
+        });
       }
-      average.finish();
+      reducer.finish();
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }

@@ -1,45 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that communicates in every H-th step alone: the replicas train on their own, then all go on from one
-// place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, seen as one large step, where
-// Nesterov's momentum takes it (DiLoCo: Douillard et al., 2023). Read it beside ddp.cu: what differs is Rounds, in
-// place of the average of gradients.
+// Data parallelism that communicates only in every H-th step: each replica trains on its own for a round of H steps,
+// then all continue from one place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, if the whole
+// round is taken as one step of an outer optimizer, where that optimizer steps to (DiLoCo: Douillard et al., 2023).
+// Read it beside 02_ddp/ddp.cu: in place of average_gradients() there is a LocalSgd.
 #include <vector>
 
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "02_ddp/ddp.h"
 
 using namespace workshop;
 
-// A step from `start`, where the round began, towards `values`, the mean of where the replicas have come to, all [n].
-// After it both are where the next round begins. `momentum` has the steps before.
-__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
-  for (int i : grid_stride(n)) {
-    // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
-    //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
-    //   + d and start -= lr·(d + factor·m). Values go on from the new start.
-    const float gradient = start[i] - values[i];
-    momentum[i] = factor * momentum[i] + gradient;
-    start[i] -= lr * (gradient + factor * momentum[i]);
-    values[i] = start[i];
-    // END TODO 10.6
-  }
-}
+// The outer optimizer's step, from `start`, where the round began, towards `values`, the mean of where the replicas
+// have ended, all [n]. Both become the place where the next round begins. `momentum` is kept from round to round.
+__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n);
 
 struct OuterStep {
   double lr = 1, momentum = 0;
   bool is_the_mean() const { return lr == 1 && momentum == 0; }
 };
 
-class Rounds {
+class LocalSgd {
  public:
-  // Rounds of so many steps, which begin with the replicas alike. With mixed precision they are of the optimizer's
-  // exact weights: what a round has moved a weight by may be less than what lies between two bfloat16s.
-  Rounds(int steps, OuterStep outer, const Model& model, Optimizer& optimizer, const Group& replicas,
-         cudaStream_t stream)
+  // A round has so many steps. The replicas must be alike now. In mixed precision the optimizer's exact weights are
+  // averaged: a round may move a weight by less than the distance between two bfloat16s.
+  LocalSgd(int steps, OuterStep outer, const Model& model, Optimizer& optimizer, const Group& replicas,
+           cudaStream_t stream)
       : steps_(steps),
         outer_(outer),
         model_(model),
@@ -56,14 +45,14 @@ class Rounds {
 
   // Call after each update.
   void step_done() {
-    if (++made_ % steps_ == 0) end();
+    if (++made_ % steps_ == 0) end_round();
   }
-  // Call after the last step: the last round may be shorter.
+  // Call after the last step: ends the last round, which may be shorter.
   void finish() {
-    if (made_ % steps_ > 0) end();
+    if (made_ % steps_ > 0) end_round();
   }
 
-  // What checkpoints keep of them; all ranks have it alike.
+  // Has checkpoints keep the outer optimizer's state, which is the same on all ranks.
   void add_to(Training& training) {
     training.add(&made_);
     if (outer_.is_the_mean()) return;
@@ -73,7 +62,7 @@ class Rounds {
   }
 
  private:
-  void end() {
+  void end_round() {
     const Range range("end of a round", stream_);
     float* values = weights_;
     const int count = model_.count();
@@ -91,19 +80,32 @@ class Rounds {
     optimizer_.weights_changed(model_.values());
   }
 
-  int steps_, made_ = 0;  // of a round; in all
+  int steps_, made_ = 0;  // steps per round; in all so far
   OuterStep outer_;
   const Model& model_;
   Optimizer& optimizer_;
   float* weights_;
   const Group& replicas_;
   cudaStream_t stream_;
-  DeviceBuffer<float> start_, momentum_;
+  DeviceBuffer<float> start_, momentum_;  // of the outer step, if it is not just the mean
 };
 
+__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
+    //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
+    //   + d and start -= lr·(d + factor·m). Values go on from the new start.
+    const float gradient = start[i] - values[i];
+    momentum[i] = factor * momentum[i] + gradient;
+    start[i] -= lr * (gradient + factor * momentum[i]);
+    values[i] = start[i];
+    // END TODO 10.6
+  }
+}
+
 int main(int argc, char** argv) {
-  Options options("10_less_communication/local_sgd", "Trains replicas that average their parameters every so many steps.",
-                  Sampling::distributed);
+  Options options("10_less_communication/local_sgd",
+                  "Trains replicas that average their parameters every so many steps.", Sampling::distributed);
   int sync_every = 8;
   OuterStep outer;
   options.add("--sync-every", sync_every, "steps of each replica on its own before they go on from one place", 1);
@@ -125,14 +127,14 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  Rounds rounds(sync_every, outer, model, optimizer, job.group(), stream);
+  LocalSgd local_sgd(sync_every, outer, model, optimizer, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  // Within a round no replica is like another: all are saved.
+  // Within a round the replicas differ, so each one is saved.
   float* weights = optimizer.weights(model.values());
   training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
                    optimizer.state(model.values()));
-  rounds.add_to(training);
+  local_sgd.add_to(training);
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
@@ -147,12 +149,12 @@ int main(int argc, char** argv) {
       }
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
-      rounds.step_done();
+      local_sgd.step_done();
     }
     average_losses(training.losses(), job.group(), stream);
     evaluate(training, job.group(), stream, add_loss);
   }
-  rounds.finish();
+  local_sgd.finish();
   evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);
 }
