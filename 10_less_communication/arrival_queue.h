@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of several streams has got somewhere first, for a host that has other things to do than to ask.
+// Lets the host wait for the first of several streams without polling.
 #pragma once
 
 #include <algorithm>
@@ -9,40 +9,41 @@
 #include <vector>
 
 #include "common/device.h"
+#include "updates.h"
 
 namespace workshop {
 
-// The workers whose gradients are there, first come first. A stream says so itself, by a host function behind its
-// receive, and who waits for it sleeps: to ask an event for each worker again and again would keep a core busy.
-class Arrivals {
+// The workers whose gradients have arrived, in the order of their arrival. A stream reports it by a host function
+// behind its receive, and take() sleeps until one does: polling an event per worker would keep a core busy.
+class ArrivalQueue {
  public:
-  explicit Arrivals(int workers) {
+  explicit ArrivalQueue(int workers) {
     for (int worker = 0; worker <= workers; ++worker) notes_.push_back({this, worker});
   }
-  Arrivals(const Arrivals&) = delete;
-  Arrivals& operator=(const Arrivals&) = delete;
+  ArrivalQueue(const ArrivalQueue&) = delete;
+  ArrivalQueue& operator=(const ArrivalQueue&) = delete;
 
-  // Notes this worker once the stream has got here.
-  void note(int worker, cudaStream_t stream) {
+  // Adds this worker once the stream gets here.
+  void add_after(int worker, cudaStream_t stream) {
     CUDA_CHECK(cudaLaunchHostFunc(
         stream,
         [](void* data) {
           const Note& note = *static_cast<const Note*>(data);
           {
-            const std::lock_guard lock(note.arrivals->mutex_);
-            note.arrivals->arrived_.push_back(note.worker);
+            const std::lock_guard lock(note.queue->mutex_);
+            note.queue->arrived_.push_back(note.worker);
           }
-          note.arrivals->changed_.notify_one();
+          note.queue->changed_.notify_one();
         },
         &notes_[worker]));
   }
 
-  // Waits for this worker's, or where that is 0 for any, and takes it.
+  // Waits for this worker, or for any if it is kAnyWorker, and removes it from the queue.
   int take(int worker) {
     std::unique_lock lock(mutex_);
     std::deque<int>::iterator found;
     changed_.wait(lock, [&] {
-      found = worker == 0 ? arrived_.begin() : std::find(arrived_.begin(), arrived_.end(), worker);
+      found = worker == kAnyWorker ? arrived_.begin() : std::find(arrived_.begin(), arrived_.end(), worker);
       return found != arrived_.end();
     });
     const int taken = *found;
@@ -52,10 +53,10 @@ class Arrivals {
 
  private:
   struct Note {
-    Arrivals* arrivals;
+    ArrivalQueue* queue;
     int worker;
   };
-  std::vector<Note> notes_;  // by worker, for the host functions
+  std::vector<Note> notes_;  // for the host functions, indexed by worker
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<int> arrived_;

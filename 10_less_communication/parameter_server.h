@@ -1,38 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels between a parameter server, rank 0, and its workers, the other ranks: parameters one way, which a worker
-// pulls, and gradients the other, which it pushes.
+// A parameter server, rank 0, and its workers, the other ranks. A worker pulls parameters and pushes a gradient, which
+// the server makes an update with.
 //
-// The server has a communicator with each worker, and for each a stream and buffers: no worker waits for another. Every
-// message has one float more than the model. Behind the parameters comes a word that says whether to go on; behind a
-// gradient, the loss of its batch. With mixed precision it is a float as well, at the next place where one may lie.
+// The server has a communicator with each worker, and for each of them a stream and buffers, so that no worker waits
+// for another. A message has one float more than the model (message.h).
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/linear.h"
 #include "arrival_queue.h"
-#include "clocks.h"
 #include "common/device.h"
 #include "common/group.h"
 #include "common/record.h"
+#include "message.h"
+#include "updates.h"
 
 namespace workshop {
 
-inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of a worker and the server
+inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of the server and a worker
 
-// Where a message has its float behind `count` Reals, how many Reals it has in all, and how many of them a probe can
-// show: a float is none where Reals are not.
-inline int place_of_word(int count) { return (count + reals_for(1) - 1) / reals_for(1) * reals_for(1); }
-inline int message_length(int count) { return place_of_word(count) + reals_for(1); }
-inline int shown_of_message(int count) { return kMixedPrecision ? count : count + 1; }
-inline float* word_of(Real* message, int count) {
-  return static_cast<float*>(static_cast<void*>(message + place_of_word(count)));
-}
-
-// A communicator for each worker, which has the server, too. By worker; empty where this rank is in none.
+// Makes one communicator of the server and each worker. Indexed by worker; those of other ranks are empty.
 inline std::vector<Group> connect_workers(const Group& world) {
   std::vector<Group> pairs(1);
   for (int worker = 1; worker < world.size(); ++worker) {
@@ -56,17 +48,77 @@ inline std::vector<Group> connect_workers(const Group& world) {
   return pairs;
 }
 
-// The word that says to go on.
-static __global__ void allow(float* word) {
-  for ([[maybe_unused]] int once : grid_stride(1)) *word = 1;
-}
-
 // ---- the server ----------------------------------------------------------------------------------------------------
+
+// Counts the updates that each worker has made, and decides who may start another step (stale-synchronous training: Ho
+// et al., 2013). Only numbers on the host.
+class Clocks {
+ public:
+  // For so many updates in all. A worker may start a step if it is at most `bound` updates ahead of the slowest.
+  Clocks(int workers, int bound, std::int64_t updates) : bound_(bound), left_(updates), workers_(workers + 1) {}
+
+  // Starts a step of all workers that wait and may go on, while there are updates left to make. Returns those workers,
+  // which get the parameters as they are now.
+  std::vector<int> start() {
+    std::vector<int> started;
+    for (int w = 1; w <= count(); ++w) {
+      if (workers_[w].computes || left_ == 0 || !may_start(w)) continue;
+      workers_[w].computes = true;
+      workers_[w].version = version_;
+      --left_;
+      started.push_back(w);
+    }
+    return started;
+  }
+
+  // Counts the next update, which uses this worker's gradient.
+  Update finish(int worker) {
+    Clock& its = workers_[worker];
+    its.computes = false;
+    std::int64_t staleness = 0;
+    // TODO 10.17: How stale is this worker's gradient? Then count the update that is made with it.
+    //   its.version is what version_ was when the worker got its parameters, w_{t-τ}: it has computed the gradient from
+    //   those, and now w_t becomes w_{t+1}. version_ counts the updates of all workers, its.updates those of this one.
+    todo("10.17");
+    // END TODO 10.17
+    probe("10.17", "worker, staleness, number at the worker and number of the update",
+          std::vector<int>{worker, static_cast<int>(staleness), static_cast<int>(its.updates),
+                           static_cast<int>(version_)});
+    return {worker, staleness};
+  }
+
+  bool computes(int worker) const { return workers_[worker].computes; }
+  bool any_computes() const { return std::ranges::any_of(workers_, &Clock::computes); }
+  int count() const { return static_cast<int>(workers_.size()) - 1; }  // of the workers
+
+ private:
+  struct Clock {
+    bool computes = false;     // else the worker waits
+    std::int64_t updates = 0;  // made with its gradients
+    std::int64_t version = 0;  // of the parameters that it has
+  };
+
+  bool may_start(int worker) const {
+    bool may = false;
+    // TODO 10.14: May this worker start another step, or is it too far ahead of the slowest one?
+    //   workers_[w].updates are the updates made by worker w; there are the workers 1, 2, …, count(). This one may have
+    //   made at most bound_ more than the slowest. With a bound of 0, all make their first update before one begins its
+    //   second step.
+    todo("10.14");
+    // END TODO 10.14
+    return may;
+  }
+
+  int bound_;
+  std::int64_t left_;           // updates that no worker has started on yet
+  std::int64_t version_ = 0;    // of the parameters: updates so far
+  std::vector<Clock> workers_;  // indexed by rank; entry 0, the server's, is unused
+};
 
 class ParameterServer {
  public:
-  // Serves values[count], which the compute stream updates. `order` has the updates in the order in which to make them;
-  // where it is empty, gradients are taken as they arrive.
+  // Serves values[count], which are updated on the stream `compute`. `order` has the updates in the order in which to
+  // make them; if it is empty, gradients are taken as they arrive.
   ParameterServer(const Group& world, const Real* values, int count, const Clocks& clocks, std::vector<Update> order,
                   cudaStream_t compute)
       : values_(values),
@@ -83,7 +135,7 @@ class ParameterServer {
     }
   }
 
-  // Sends the parameters as they are now to all workers that wait and may go on.
+  // Sends the parameters, as they are now, to all workers that wait and may go on.
   void answer() {
     const std::vector<int> started = clocks_.start();
     probe("10.14", "workers that may start a step", started);
@@ -93,14 +145,14 @@ class ParameterServer {
     }
   }
 
-  // Waits for the next worker's gradient and returns it, [count], with its loss behind it: for the compute stream.
+  // Waits for the next worker's gradient. Returns it, [count] with its loss behind it, for use on the compute stream.
   Real* next_gradient() {
     const Channel& channel = channels_[next_worker() - 1];
     CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
     return channel.gradient.data();
   }
 
-  // After the last update, when all workers wait: none goes on.
+  // Call after the last update, when all workers wait: tells them to stop.
   void stop() {
     for (int worker = 1; worker <= clocks_.count(); ++worker) {
       float* go_on = word_of(channels_[worker - 1].parameters.data(), count_);
@@ -113,7 +165,7 @@ class ParameterServer {
   const std::vector<Update>& updates() const { return updates_; }  // made so far
 
  private:
-  // What the server has for a worker.
+  // What the server has for one worker.
   struct Channel {
     Channel(Group pair, int length)
         : pair(std::move(pair)), parameters(length, Memory::buckets), gradient(length, Memory::buckets) {}
@@ -143,17 +195,17 @@ class ParameterServer {
     CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
     probe("10.16", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
           channel.stream);
-    arrivals_.note(worker, channel.stream);
+    arrivals_.add_after(worker, channel.stream);
   }
 
   // The worker whose gradient makes the next update.
   int next_worker() {
     if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14");
-    const Update expected = order_.empty() ? Update{0, kAnyStaleness} : order_[updates_.size()];
-    if (expected.worker > 0 && !clocks_.computes(expected.worker)) refuse(expected, "that worker waits for the server");
+    const Update expected = order_.empty() ? Update{kAnyWorker, kAnyStaleness} : order_[updates_.size()];
+    if (expected.worker != kAnyWorker && !clocks_.computes(expected.worker)) {
+      refuse(expected, "that worker waits for the server");
+    }
     const Update update = clocks_.finish(arrivals_.take(expected.worker));
-    probe("10.17", "worker and staleness of the update",
-          std::vector<int>{update.worker, static_cast<int>(update.staleness)});
     if (expected.staleness != kAnyStaleness && update.staleness != expected.staleness) {
       refuse(expected, "its staleness is " + std::to_string(update.staleness));
     }
@@ -173,15 +225,15 @@ class ParameterServer {
   Clocks clocks_;
   std::vector<Update> order_, updates_;
   cudaStream_t compute_;
-  Arrivals arrivals_;
-  std::deque<Channel> channels_;  // by worker, from 1 on
+  ArrivalQueue arrivals_;
+  std::deque<Channel> channels_;  // worker 1's first
 };
 
 // ---- a worker ------------------------------------------------------------------------------------------------------
 
 class Worker {
  public:
-  // Of the server of all ranks; for a model of so many parameters, which works on this stream.
+  // For a model of `count` parameters, which computes on `stream`. `world` has all ranks.
   Worker(const Group& world, int count, cudaStream_t stream)
       : count_(count),
         length_(message_length(count)),
@@ -195,8 +247,8 @@ class Worker {
   Real* gradient() const { return gradient_.data(); }                // [count]
   float* loss() const { return word_of(gradient_.data(), count_); }  // travels with the gradient
 
-  // Gets the parameters as the server has them; false where no step is left to make. The host has to know, so this is
-  // where it waits.
+  // Gets the parameters as the server has them now. Returns false if no step is left to make. The host has to know, so
+  // this is where it waits.
   bool pull() {
     NCCL_CHECK(ncclRecv(parameters_.data(), length_, kReal, kServer, pair_.comm(), stream_));
     probe("10.15", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the parameter server, and the order of the updates that they ask for.
+// The options of the parameter server, and the order of updates that they ask for.
 #pragma once
 
 #include <cinttypes>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "clocks.h"
 #include "common/job.h"
 #include "common/options.h"
 #include "common/record.h"
+#include "updates.h"
 
 namespace workshop {
 
@@ -30,7 +30,7 @@ struct ServerOptions {
     options.add("--straggler", straggler, "RANK:FACTOR, a worker that takes so many times as long for a gradient", {});
   }
 
-  // Fills in what follows from the rest, and ends the program on what does not fit together.
+  // Works out what follows from the options. Ends the program if they contradict each other.
   void complete() {
     const int world = process_ranks().world;
     if (world < 2) {
@@ -41,7 +41,7 @@ struct ServerOptions {
     if (!replay.empty()) read_replay(world - 1);
   }
 
-  // The order in which to make so many updates; empty: as they come.
+  // The order in which to make the updates; empty if gradients are to be taken as they arrive.
   std::vector<Update> order_of(std::int64_t updates, int workers) const {
     const auto recorded = static_cast<std::int64_t>(recorded_.size());
     if (recorded > 0 && recorded != updates) {

@@ -1,39 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous data parallelism: rank 0 holds the parameters and updates them with each gradient as it comes; the other
-// ranks, the workers, pull parameters and push gradients, each at its own pace. Read it beside ddp.cu: no rank waits
-// for all others, and a gradient is that of parameters which others have updated meanwhile.
+// Asynchronous data parallelism: rank 0 holds the parameters and updates them with each gradient as it arrives; the
+// other ranks, the workers, pull parameters and push gradients, each at its own pace. Read it beside 02_ddp/ddp.cu: no
+// rank waits for all others, but a gradient belongs to parameters that have been updated meanwhile,
 //   w_{t+1} = w_t - γ ∇f(w_{t-τ}), where τ is the update's staleness.
+// What the server and the workers send is in parameter_server.h, with the TODOs.
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "common/data/training_data.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "parameter_server.h"
 #include "server_options.h"
+#include "updates.h"
+#include "worker_share.h"
 
 using namespace workshop;
 
 namespace {
 
-// What the server has to say of each worker.
-void report(const std::vector<Update>& updates, int workers) {
-  std::vector<std::int64_t> count(workers + 1), sum(workers + 1), most(workers + 1);
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    const auto& [worker, staleness] = updates[i];
-    ++count[worker];
-    sum[worker] += staleness;
-    most[worker] = std::max(most[worker], staleness);
-    record_value("worker of update " + std::to_string(i), worker);
-    record_value("staleness of update " + std::to_string(i), static_cast<double>(staleness));
-  }
-  for (int w = 1; w <= workers; ++w) {
-    const double mean = count[w] > 0 ? static_cast<double>(sum[w]) / static_cast<double>(count[w]) : 0;
-    print0("worker %d: %lld updates, staleness %.2f on average, %lld at most\n", w, static_cast<long long>(count[w]),
-           mean, static_cast<long long>(most[w]));
-  }
-}
-
-// Rank 0. A step of its training is an update, with the gradient of one worker's batch.
+// Rank 0. Each step of its training is an update, with the gradient of one worker's batch.
 void serve(const Options& options, const ServerOptions& settings, const Network& network, const Job& job,
            cudaStream_t stream) {
   const int workers = job.world() - 1;
@@ -51,8 +37,9 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
 
-  ParameterServer server(job.group(), model.values(), model.count(), {workers, settings.staleness, training.steps()},
-                         settings.order_of(training.steps(), workers), stream);
+  const std::int64_t updates = count_steps(options, training_samples(options, network.data()), /*replicas=*/1);
+  ParameterServer server(job.group(), model.values(), model.count(), Clocks(workers, settings.staleness, updates),
+                         settings.order_of(updates, workers), stream);
   server.answer();
   while (training.next_epoch()) {
     while (training.next_step()) {
@@ -71,40 +58,34 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
   record_parameters(model, 0, stream);
 }
 
-// Any other rank, on its share of the samples, until the server has enough.
+// Any other rank: computes on its share of the samples until the server has enough updates.
 void work(const Options& options, const ServerOptions& settings, const Network& network, const Job& job,
           cudaStream_t stream) {
   Model model(network, options.batch_size, stream, {0, network.depth()}, Storage::bound);
   Worker worker(job.group(), model.count(), stream);
   model.bind(worker.parameters(), worker.gradient());
   Activations activations = model.make_activations();
-  const ReplicaPlace place{.replicas = job.world() - 1, .replica = job.rank() - 1, .reports = false, .endless = true};
-  Training training(options, job, place, network.data(), stream);
+  WorkerShare share(options, network.data(), /*workers=*/job.world() - 1, /*worker=*/job.rank() - 1, stream);
   const int passes = job.rank() == settings.slow_rank ? settings.slowness : 1;  // a straggler computes it all again
 
-  while (training.next_epoch()) {
-    while (training.next_step()) {
-      if (!worker.pull()) {
-        training.stop();
-        break;
-      }
-      const Batch batch = training.batch();
-      for (int pass = 0; pass < passes; ++pass) {
-        CUDA_CHECK(cudaMemsetAsync(worker.loss(), 0, sizeof(float), stream));
-        model.forward(batch, activations);
-        model.loss(activations, batch.y, training.samples(), worker.loss());
-        model.backward(activations);
-      }
-      worker.push();
+  for (share.next_step(); worker.pull(); share.next_step()) {
+    const Batch batch = share.batch();
+    for (int pass = 0; pass < passes; ++pass) {
+      CUDA_CHECK(cudaMemsetAsync(worker.loss(), 0, sizeof(float), stream));
+      model.forward(batch, activations);
+      model.loss(activations, batch.y, batch.samples, worker.loss());
+      model.backward(activations);
     }
+    worker.push();
   }
+  share.finish();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("10_less_communication/parameter_server", "Trains a model on workers that do not wait for each other.",
-                  Sampling::distributed);
+  Options options("10_less_communication/parameter_server",
+                  "Trains a model on workers that do not wait for each other.", Sampling::distributed);
   ServerOptions settings;
   settings.add_to(options);
   options.with_models();

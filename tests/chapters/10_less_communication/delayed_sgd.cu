@@ -7,13 +7,15 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "10_less_communication/worker_share.h"
 #include "common/job.h"
 #include "common/training.h"
 
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("10_less_communication/parameter_server", "Trains what a run of parameter_server did.", Sampling::distributed);
+  Options options("10_less_communication/parameter_server", "Trains what a run of parameter_server did.",
+                  Sampling::distributed);
   std::string replay;
   int workers = 1;
   options.add("--replay", replay, "run record", {});
@@ -34,11 +36,8 @@ int main(int argc, char** argv) {
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
   Training training(options, job, {}, network.data(), stream);
-  std::deque<Training> shares;  // of the samples
-  for (int w = 0; w < workers; ++w) {
-    const ReplicaPlace place{.replicas = workers, .replica = w, .reports = false, .endless = true};
-    shares.emplace_back(options, job, place, make_network(options).data(), stream);
-  }
+  std::deque<WorkerShare> shares;
+  for (int w = 0; w < workers; ++w) shares.emplace_back(options, make_network(options).data(), workers, w, stream);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
@@ -53,12 +52,12 @@ int main(int argc, char** argv) {
   };
   for (std::size_t update = 0; training.next_epoch();) {
     for (; training.next_step(); ++update) {
-      Training& share = shares.at(static_cast<std::size_t>(worker_of.at(update)) - 1);
-      while (!share.next_step()) share.next_epoch();
+      WorkerShare& share = shares.at(static_cast<std::size_t>(worker_of.at(update)) - 1);
+      share.next_step();
       const Batch batch = share.batch();
       use(update - static_cast<std::size_t>(staleness_of.at(update)));
       model.forward(batch, activations);
-      model.loss(activations, batch.y, share.samples(), training.loss());
+      model.loss(activations, batch.y, batch.samples, training.loss());
       model.backward(activations);
       use(update);
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
