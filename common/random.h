@@ -42,16 +42,17 @@ class Generator {
   std::optional<double> next_normal_;
 };
 
-// nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out] unless it is null.
-void init_linear(Generator& generator, int in, int out, float* weight, float* bias);
-
-// 64 random bits from 64 that may be the numbers 0, 1, 2, …: SplitMix64 (Steele et al., 2014), which is a counter and
-// this hash of it.
-__host__ __device__ inline std::uint64_t splitmix64(std::uint64_t counter) {
-  std::uint64_t z = counter * 0x9e3779b97f4a7c15u;
+// SplitMix64 (Steele et al., 2014): 64 random bits from any 64, in kernels too. It has no state: its generator hashes a
+// counter that goes up by kSplitMix64Step.
+inline constexpr std::uint64_t kSplitMix64Step = 0x9e3779b97f4a7c15u;
+__host__ __device__ inline std::uint64_t splitmix64(std::uint64_t x) {
+  std::uint64_t z = x + kSplitMix64Step;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
+
+// nn.Linear(in, out).reset_parameters(): weight [out, in] first, then bias [out] unless it is null.
+void init_linear(Generator& generator, int in, int out, float* weight, float* bias);
 
 }  // namespace workshop
