@@ -5,7 +5,7 @@
 #include <deque>
 
 #include "01_single_gpu/models.h"
-#include "02_ddp/replicas.h"
+#include "02_ddp/ddp.h"
 #include "03_model_parallel/losses.h"
 #include "03_model_parallel/partition.h"
 #include "04_pipeline/evaluate.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One training run, as every program goes through it: the data, the order of the samples, the losses, validation and
-// checkpoints. What is left for a program's main() is its technique: 01_single_gpu/mlp.cu.
+// One training run, as every program steps through it: data set, order of the samples, losses, validation, checkpoints.
+// What is left for a program's main() is its technique: see 01_single_gpu/mlp.cu.
 #pragma once
 
 #include <functional>
@@ -19,20 +19,19 @@ namespace workshop {
 
 // What an optimizer keeps from step to step.
 struct OptimizerState {
-  float *first_moment, *second_moment;  // AdamW's, as many as the values that it updates; null where there are none
+  float *first_moment, *second_moment;  // AdamW's, one per value updated; null for SGD
   int* steps;                           // made so far
-  std::function<void()> loaded;         // called when a checkpoint's have been loaded; may be empty
+  std::function<void()> loaded;         // called once a checkpoint has been loaded into them; may be empty
 };
 
-// This rank's place among the data-parallel replicas. Where several ranks make up a replica, one of them, rank 0 among
-// them, reports its losses.
+// This rank's place among the data-parallel replicas. If several ranks form a replica, one of them reports its losses;
+// rank 0 must be among those that report.
 struct ReplicaPlace {
   int replicas = 1, replica = 0;
   bool reports = true;
-  bool endless = false;  // trains, epoch after epoch, until stop(): for how many steps, another rank decides
 };
 
-// A batch of a step that may have several, with --accumulation-steps.
+// One of the batches of a step: --accumulation-steps says how many there are.
 struct MicroBatch : Batch {
   bool first, last;  // of the step
 };
@@ -42,65 +41,59 @@ class Training {
   Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data, cudaStream_t stream);
   ~Training();
 
-  // ---- what checkpoints keep: all of it before the first epoch ----
+  // ---- the loop ----
+
+  // Begins the next epoch, after printing the losses of the one before. Returns false after the last epoch.
+  bool next_epoch();
+  // Begins the next step, after saving a checkpoint if one is due. Returns false after the last step of the epoch.
+  bool next_step();
+  // Gets the next batch of the step, valid until the one after it. Returns false after the last batch.
+  bool next_batch(MicroBatch& batch);
+  // Returns the batch of a step that has only one.
+  Batch batch();
+  // Ends the epoch now, so that the program can report on it.
+  void end_epoch();
+
+  // ---- the step under way ----
+
+  int samples() const;       // of all its batches, on this replica
+  float* loss() const;       // on the device, zero at first: add the loss here
+  double lr_factor() const;  // of the learning rate: --warmup-steps, --lr-schedule
+  // The losses of the epoch, on the device, one per step. Write their mean over the replicas to global_losses().
+  LossLog& losses();
+
+  // ---- evaluation: on validation samples after each epoch, on test samples after the last ----
+
+  int evaluated() const;        // how many samples; 0 if there are none
+  int first_evaluated() const;  // the number of the first
+  ncclComm_t comm() const;      // of all ranks, for the sum over their shares of the loss
+
+  // Adds a batch's share of the mean loss over all evaluated() samples to a float on the device.
+  using AddLoss = std::function<void(const Batch&, float*)>;
+  // Evaluates on samples that all of `ranks` go through together, each adding its share of the loss. By default this
+  // rank has the whole loss. Call after each epoch, and once more after the last.
+  void evaluate(const AddLoss& add_loss, const Group& ranks = {});
+  // Evaluates on this replica's own `samples`; sum(loss) must then sum the shares over the replicas. All replicas make
+  // the same number of calls of add_loss(), the last ones perhaps with empty batches. Collective.
+  void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
+
+  // ---- checkpoints: say what belongs to one before the first epoch ----
+
   void add(const std::vector<TensorPart>& parts);
-  // The optimizer's state of what `parts` hold, which lie from `values` on; goes on with its steps, too.
+  // Adds the optimizer's state for the values that `parts` hold, which lie one after the other from `values` on.
   void add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state);
-  // Parameters and the optimizer's state of all of them.
+  // Adds parameters together with the optimizer's state for them.
   void add_all(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state) {
     add(parts);
     add(parts, values, state);
   }
-  // A count of the steps made so far, which goes on from those of the checkpoint.
+  // Adds a count of steps, which resumes at the checkpoint's.
   void add(int* steps);
-  // Loads what --resume asks for. next_epoch() does it, unless a program needs it earlier. Collective.
+  // Loads the checkpoint of --resume now; next_epoch() does so otherwise. Collective.
   void resume();
 
-  // The first samples of the data set, for programs that check their gradients before they train.
+  // Returns the first samples of the data set, for a check of the gradients before training.
   Batch first_samples();
-
-  // ---- the loop ----
-  // Ends the epoch before, whose losses it prints, and begins the next one; false after the last.
-  bool next_epoch();
-  // Ends the epoch earlier, for a program that has something to say of it.
-  void end_epoch();
-  // Ends the step before, after which it saves a checkpoint if it is time, and begins the next one; false after the
-  // last of the epoch.
-  bool next_step();
-
-  // Of the whole training, over all its epochs.
-  std::int64_t steps() const;
-  // Ends an endless training: the step under way is not made, and no other begins.
-  void stop();
-
-  // The next batch of the step, valid until the one after it is asked for; false after the last.
-  bool next_batch(MicroBatch& batch);
-  // The batch of a step that has one.
-  Batch batch();
-  // Samples of the step on this replica, in all its batches.
-  int samples() const;
-  // Where the step's loss belongs, on the device: a zero, to add to.
-  float* loss() const;
-  // By what the learning rate of this step is to be multiplied: --warmup-steps, --lr-schedule.
-  double lr_factor() const;
-
-  // The epoch's losses on the device, one a step. With several replicas a program writes their mean to global_losses().
-  LossLog& losses();
-  ncclComm_t comm() const;  // of all ranks of the job
-
-  // ---- evaluation: validation after each epoch and, of a text or images, a test after the last one ----
-  int evaluated() const;        // samples of the one that is due: none where there is nothing to evaluate on
-  int first_evaluated() const;  // the first of them; the ones before it are for other purposes
-  using AddLoss = std::function<void(const Batch&, float*)>;
-  // Calls add_loss(batch, loss) for the batches of `samples`, as often on all replicas, with an empty batch where one
-  // has no more, to add each one's share of the mean over all evaluated() samples to *loss, and then sum(loss), to put
-  // the ranks' shares together: on the device, both. Prints and records the result, and saves the best state so far.
-  // Of images the share of right answers, too: it is added up at Batch::correct, and there sum() is called once more.
-  // Call after each epoch, and after the last one once more for the test. Collective.
-  void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
-  // For programs whose ranks all go through the same samples: the sum is that over `ranks`, of which each has a share
-  // of the loss. By default a rank has all of it.
-  void evaluate(const AddLoss& add_loss, const Group& ranks = {});
 
  private:
   void report_epoch();

@@ -39,7 +39,7 @@ bool plain(const RunRecord& run, const std::map<std::string, std::string>& expec
 std::optional<Layout> layout_of(const RunRecord& run) {
   const std::string name = run.chapter + "/" + run.program;
   Layout layout{.micro_batches = whole(run, "accumulation-steps", 1)};
-  if (run.chapter == "01_single_gpu" || run.chapter == "02_ddp") {
+  if (run.chapter == "01_single_gpu" || run.chapter == "02_ddp" || run.chapter == "10_less_communication") {
     layout.dp = run.program == "parameter_server" ? 1 : run.world;
   } else if (name == "03_model_parallel/model_parallel" || name == "04_pipeline/pipeline") {
     layout.pp = run.world;
@@ -139,7 +139,7 @@ void change_server(Formula& formula, const RunRecord& run, double parameters, in
   }
 }
 
-// Chapter 02's programs that do not average whole gradients in each step.
+// Chapter 10's programs, which do not average whole gradients in each step.
 void change_replicas(Formula& formula, const RunRecord& run, double parameters, int rank) {
   const double ranks = run.world, whole = 4 * parameters, all_reduce = 2 * (ranks - 1) / ranks;
   double& sent = formula.sent["data"];
@@ -205,7 +205,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
   for (int rank = 0; rank < run.world; ++rank) {
     const int stage = layout->pp == 1 ? 0 : rank / (layout->dp * layout->tp);
     Formula& formula = result[rank] = of_stage(plan.stages[stage]);
-    if (run.chapter == "02_ddp") change_replicas(formula, run, parameters, rank);
+    if (run.chapter == "10_less_communication") change_replicas(formula, run, parameters, rank);
     if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline")
       change_pipeline(formula, run, *model, *layout, stage);
     // Each of their units has buffers of its own for gradients, where a plan counts one pair (chapter 07).

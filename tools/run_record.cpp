@@ -196,7 +196,7 @@ double bytes_sent(const Collective& c) {
 
 std::string group(const Collective& c, const std::string& chapter) {
   if (c.op == "ncclBroadcast") return "";
-  if (chapter != "02_ddp" && (c.op == "ncclSend" || c.op == "ncclRecv")) return "pipeline";
+  if (chapter != "10_less_communication" && (c.op == "ncclSend" || c.op == "ncclRecv")) return "pipeline";
   return c.communicator == "tensor" || chapter == "05_tensor_parallel" ? "tensor" : "data";
 }
 

@@ -225,9 +225,8 @@ std::string awaited(const RunRecord& run, int rank, const Wait& wait) {
 }
 
 constexpr const char* kAdviceOnServer =
-    "All that is sent passes through one rank, the server: larger batches make it rarer (chapter 02, asynchronous.md), "
-    "and "
-    "ddp_overlap needs no server.";
+    "All that is sent passes through one rank, the server: larger batches make it rarer (chapter 10, "
+    "parameter_server.md), and ddp_overlap needs no server.";
 
 // Which chapter deals with ranks that wait, with communication that nothing hides, and with streams that are empty.
 std::string advice_on_waiting(const RunRecord& run) {
@@ -237,8 +236,8 @@ std::string advice_on_waiting(const RunRecord& run) {
     return "Chapter 04: more micro-batches make the bubble smaller, and --schedule interleaved divides it by the "
            "chunks.";
   if (run.program == "parameter_server") return kAdviceOnServer;
-  if (run.chapter == "02_ddp")
-    return "The ranks have different work, or different machines: chapter 02's parameter_server lets none wait for "
+  if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
+    return "The ranks have different work, or different machines: chapter 10's parameter_server lets none wait for "
            "another.";
   return "Deal the work out evenly (chapter 03, --partition; chapter 07, plan), or look for the slow machine.";
 }
@@ -248,11 +247,11 @@ std::string advice_on_communication(const RunRecord& run) {
                                 : "Chapter 06's fsdp gathers the next unit while one computes.";
   if (run.program == "parameter_server") return kAdviceOnServer;
   if (run.program == "ddp_compressed")
-    return "Chapter 02: larger batches or --accumulation-steps make it rarer, a smaller --ratio or another --compress "
+    return "Chapter 10: larger batches or --accumulation-steps make it rarer, a smaller --ratio or another --compress "
            "makes it smaller.";
-  if (run.program == "local_sgd") return "Chapter 02: a larger --sync-every makes it rarer.";
-  if (run.chapter == "02_ddp")
-    return "Chapter 02: larger batches or --accumulation-steps make it rarer, ddp_compressed makes it smaller.";
+  if (run.program == "local_sgd") return "Chapter 10: a larger --sync-every makes it rarer.";
+  if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
+    return "Larger batches or --accumulation-steps make it rarer (chapter 02), ddp_compressed makes it smaller (chapter 10).";
   if (run.chapter == "05_tensor_parallel")
     return "Nothing can hide what each layer waits for: keep tensor groups on the fastest links (chapter 07).";
   if (run.chapter == "06_fsdp")

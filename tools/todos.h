@@ -19,7 +19,7 @@ using TodoIds = std::set<std::string, TodoOrder>;
 struct Todo {
   std::string text;         // its first line
   std::string whole_text;   // all of its lines, in one
-  std::string file;         // "02_ddp/replicas.h"
+  std::string file;         // "02_ddp/ddp.h"
   std::string function;     // in which it stands in the participant's file; empty where that is not seen
   std::string code;         // between its comments, there
   int first = 0, last = 0;  // its lines in the participant's file; 0 where its comment is gone
@@ -38,7 +38,7 @@ std::vector<Place> places(std::string_view text);
 
 class Todos {
  public:
-  // Those of the solution's sources given, as the participant has them in FOLDER/02_ddp/replicas.h; with no folder only
+  // Those of the solution's sources given, as the participant has them in FOLDER/02_ddp/ddp.h; with no folder only
   // their texts are known. Throws std::runtime_error where one cannot be read.
   Todos(const std::vector<std::string>& sources, const std::string& folder);
 
@@ -50,7 +50,7 @@ class Todos {
 
   // "TODO 02.1 (its text)".
   std::string heading(const std::string& id) const;
-  // "  at 02_ddp/replicas.h:17" and a line end; empty where that is not known.
+  // "  at 02_ddp/ddp.h:17" and a line end; empty where that is not known.
   std::string place_line(const std::string& id) const;
   // The TODO whose lines a place is in; empty where there is none.
   std::string at(const Place& place) const;

@@ -227,7 +227,7 @@ class Checker {
     return where != nullptr && place(&site) == where;
   }
 
-  // "02_ddp/buckets.h:80 (ncclAllReduce on stream 2, which writes)"
+  // "02_ddp/ddp_overlap.h:80 (ncclAllReduce on stream 2, which writes)"
   std::string describe(const Access& access) const {
     const std::string_view text = access.site.text;
     const std::string call(text.substr(0, text.find('(')));

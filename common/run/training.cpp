@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "common/checkpoint/checkpoints.h"
-#include "common/data/host_loader.h"
+#include "common/data/training_data.h"
 #include "common/run/progress_line.h"
 #include "common/run/text.h"
 #include "common/run/throughput.h"
@@ -19,45 +19,6 @@ namespace {
 
 // A run of fewer steps says nothing of the speed, and the measuring of what would be possible takes longer than it.
 constexpr int kStepsForSpeed = 10;
-
-// The samples, and what the rest of a run needs to know of them.
-struct Data {
-  std::unique_ptr<Loader> loader;
-  Generator generator;  // for the order of the samples
-  Draws draws;
-  int samples, held_out, tested;
-};
-
-Data load(const Options& options, const DataSource& source, cudaStream_t stream) {
-  if (source.text != nullptr) {
-    TokenDataset& text = *source.text;
-    Data data{std::make_unique<DataLoader>(text, options.batch_size, stream),
-              Generator(options.seed),
-              Draws::order,
-              text.trained_on,
-              text.held_out,
-              text.tested};
-    std::vector<std::int32_t>().swap(text.tokens);
-    return data;
-  }
-  if (source.images != nullptr) {
-    const ImageDataset& images = *source.images;
-    return {
-        std::make_unique<HostLoader>(source.images, options.batch_size, options.images.workers, stream, source.needs_x),
-        Generator(options.seed),
-        Draws::order,
-        images.trained_on + images.held_out,
-        images.held_out,
-        images.tested};
-  }
-  const RandomTensorDataset dataset(options.samples, source.in, source.out, options.seed);
-  return {std::make_unique<DataLoader>(dataset, options.batch_size, stream),
-          dataset.generator,
-          Draws::two_seeds,
-          options.samples,
-          options.validation_samples,
-          0};
-}
 
 // How many words the model hesitates between, where the loss is that of a text.
 std::string perplexity(double loss, bool of_text) {
@@ -89,29 +50,19 @@ struct Training::State {
         images(source.images != nullptr),
         operations(source.operations),
         best_test_loss(source.best_test_loss),
-        data(load(options, source, stream)),
-        trained_on(text != nullptr ? data.samples : data.samples - data.held_out),
-        random(trained_on, options.shuffle, data.generator, data.draws),
-        distributed(trained_on, place.replicas, place.replica, options.shuffle,
-                    data.draws == Draws::order ? options.seed : 0),
+        data(load_training_data(options, source, stream)),
+        random(data.trained_on, options.shuffle, data.generator, data.draws),
+        distributed(distributed_sampler(options, data, place.replicas, place.replica)),
         losses(options, data.samples, place.reports ? place.replica : -1, place.replicas, stream),
         checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
 
-  // Of all replicas together.
-  std::int64_t steps() const {
-    const int samples = (trained_on + place.replicas - 1) / place.replicas;
-    const int batches = (samples + options.batch_size - 1) / options.batch_size;
-    const int an_epoch = (batches + options.accumulation_steps - 1) / options.accumulation_steps;
-    const std::int64_t all = std::int64_t{options.epochs} * an_epoch;
-    return options.max_steps > 0 ? std::min<std::int64_t>(options.max_steps, all) : all;
-  }
+  std::int64_t steps() const { return count_steps(options, data.trained_on, place.replicas); }
   // In all of its batches, on all replicas.
   Work work() const {
     const double samples = 1.0 * options.batch_size * options.accumulation_steps * place.replicas;
     if (text != nullptr) return {steps(), samples * options.gpt.context, "tokens"};
     return {steps(), samples, images ? "images" : "samples"};
   }
-  bool finished() const { return place.endless ? stopped : losses.finished(); }
 
   // Batch i of the epoch as one of the step that is under way.
   Batch batch(int i) {
@@ -129,9 +80,8 @@ struct Training::State {
   std::shared_ptr<const TokenDataset> text;
   bool images;
   double operations, best_test_loss;
-  Data data;
+  TrainingData data;
   Loader& loader = *data.loader;
-  int trained_on;
   RandomSampler random;
   DistributedSampler distributed;
   LossLog losses;
@@ -140,7 +90,7 @@ struct Training::State {
   std::vector<int*> counts;  // of the steps made
   std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
-  bool resumed = false, in_epoch = false, in_step = false, stopped = false, over = false;
+  bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
   int next = 0;                                    // of them
@@ -153,7 +103,7 @@ Training::Training(const Options& options, const Job& job, ReplicaPlace place, c
   if (options.sampling() == Sampling::data_loader) state_->checkpoints.add(state_->random);
   if (options.validates() || state_->data.held_out > 0)
     state_->checkpoints.add("best validation loss", state_->best_loss);
-  if (!place.endless) state_->progress = ProgressLine::make(state_->work());
+  state_->progress = ProgressLine::make(state_->work());
 }
 
 Training::~Training() = default;
@@ -161,12 +111,10 @@ Training::~Training() = default;
 Batch Training::batch() { return state_->batch(state_->first); }
 int Training::samples() const { return state_->loader.samples(state_->first, state_->last); }
 float* Training::loss() const { return state_->loss; }
-std::int64_t Training::steps() const { return state_->steps(); }
-void Training::stop() { state_->stopped = true; }
 LossLog& Training::losses() { return state_->losses; }
 ncclComm_t Training::comm() const { return state_->comm; }
 int Training::evaluated() const { return state_->over ? state_->data.tested : state_->data.held_out; }
-int Training::first_evaluated() const { return state_->trained_on + (state_->over ? state_->data.held_out : 0); }
+int Training::first_evaluated() const { return state_->data.trained_on + (state_->over ? state_->data.held_out : 0); }
 
 // Linear warm-up, and half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
 double Training::lr_factor() const {
@@ -208,7 +156,7 @@ void Training::resume() {
 
 Batch Training::first_samples() {
   if (!state_->resumed) resume();
-  state_->loader.start_epoch(numbers(0, state_->trained_on));
+  state_->loader.start_epoch(numbers(0, state_->data.trained_on));
   return state_->loader.batch(0);
 }
 
@@ -216,7 +164,7 @@ bool Training::next_epoch() {
   if (!state_->resumed) resume();
   end_epoch();
   ++state_->epoch;
-  if (state_->finished() || (state_->epoch >= state_->options.epochs && !state_->place.endless)) {
+  if (state_->losses.finished() || state_->epoch >= state_->options.epochs) {
     state_->checkpoints.finish();
     if (!state_->over) report_throughput();
     state_->over = true;
@@ -239,7 +187,7 @@ void Training::report_epoch() {
 
 bool Training::next_step() {
   if (state_->in_step) state_->checkpoints.step_done(state_->epoch, state_->last, state_->loader);
-  state_->in_step = state_->last < state_->loader.steps() && !state_->finished();
+  state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
   if (!state_->in_step) return false;
   if (state_->progress != nullptr)
     state_->progress->begin_step(state_->step + 1, state_->loss, state_->losses.last(), state_->stream);

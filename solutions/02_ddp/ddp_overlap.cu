@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that hides its communication: ddp.cu with the gradients averaged in buckets on a second stream while
-// the backward pass goes on. Read it beside ddp.cu: what differs is OverlappedAverage, in buckets.h.
+// Data parallelism that hides its communication: ddp.cu, with the gradients averaged in buckets, on a second stream,
+// while the backward pass goes on. Read it beside ddp.cu: in place of average_gradients() there is a GradientReducer,
+// of ddp_overlap.h, where the TODOs are.
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "buckets.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "replicas.h"
+#include "ddp.h"
+#include "ddp_overlap.h"
 
 using namespace workshop;
 
@@ -28,15 +29,15 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
-  // One call for all parameters: they lie one after the other.
+  // One call for all parameters, which lie one after the other.
   NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  OverlappedAverage average(model, bucket_mb * (1 << 20), job.group(), stream);
+  GradientReducer reducer(model, bucket_mb * (1 << 20), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  add_all(training, model, optimizer);  // alike on all ranks: rank 0 saves
+  add_all(training, model, optimizer);  // the same on all ranks, so rank 0 saves
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
@@ -47,10 +48,11 @@ int main(int argc, char** argv) {
       for (MicroBatch batch; training.next_batch(batch);) {
         model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
-        // Only the last backward pass of a step has the sums that the ranks are to average.
-        model.backward(activations, /*accumulate=*/!batch.first, batch.last ? average.ready() : nullptr);
+        model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
+          if (batch.last) reducer.on_layer_done(layer);  // only then are the sums over the step's batches complete
+        });
       }
-      average.finish();
+      reducer.finish();
       clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }

@@ -2,7 +2,7 @@
 // Fully sharded data parallelism: every rank trains on its own batches, as in chapter 02, but holds just a shard of the
 // model, and gathers a unit of it when it is needed. fully_sharded.h has all of that; the loop is ddp.cu's.
 #include "01_single_gpu/models.h"
-#include "02_ddp/replicas.h"
+#include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "fsdp_options.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "01_single_gpu/optimizer.h"
-#include "02_ddp/buckets.h"
+#include "02_ddp/ddp_overlap.h"
 #include "06_fsdp/units.h"
 #include "common/group.h"
 #include "common/training.h"
@@ -31,21 +31,21 @@ class ChunkUpdate {
       }
       model.bind(values_.data(), grads_.data());
     } else if (replicas.size() > 1) {
-      average_.emplace(model, bucket_bytes, replicas, stream);
+      reducer_.emplace(model, bucket_bytes, replicas, stream);
     }
     optimizer_.emplace(options, sharded ? shards_->shard : model.count(), stream);
   }
 
   // Call in the last backward pass of a step, once the gradients of a layer are enqueued.
   void layer_ready(int layer) {
-    if (average_) average_->layer_ready(layer);
+    if (reducer_) reducer_->on_layer_done(layer);
   }
 
   // Call when all gradients are enqueued. From then on this replica has the averages of its part of them.
   void average() {
     const Range range("average", stream_);
     if (shards_) return scatter_gradients();
-    if (average_) average_->finish();
+    if (reducer_) reducer_->finish();
   }
 
   const Model& model() const { return model_; }
@@ -101,7 +101,7 @@ class ChunkUpdate {
   Model& model_;
   const Group& replicas_;
   cudaStream_t stream_;
-  std::optional<OverlappedAverage> average_;  // unless there is nothing to average, or it is sharded
+  std::optional<GradientReducer> reducer_;  // unless there is nothing to average, or it is sharded
   std::optional<Sharding> shards_;
   DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
   std::optional<Optimizer> optimizer_;

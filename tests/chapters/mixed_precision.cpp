@@ -12,10 +12,10 @@ namespace {
 const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
-const Path compressed = solution("02_ddp/ddp_compressed");
-const Path server = solution("02_ddp/parameter_server");
-const Path local_sgd = solution("02_ddp/local_sgd");
-const Path decentralized = solution("02_ddp/decentralized");
+const Path compressed = solution("10_less_communication/ddp_compressed");
+const Path server = solution("10_less_communication/parameter_server");
+const Path local_sgd = solution("10_less_communication/local_sgd");
+const Path decentralized = solution("10_less_communication/decentralized");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
 const Path one_process = solution("03_model_parallel/one_process");
 const Path pipeline = solution("04_pipeline/pipeline");
@@ -92,8 +92,8 @@ TESTS(cut_otherwise) {
   }
 }
 
-// The other roads of chapter 02, as far as they lead to where another one does; 02_roads.cpp has the rest.
-TESTS(roads) {
+// Chapter 10's programs, as far as they lead to where another one does; 10_less_communication.cpp has the rest.
+TESTS(less_communication) {
   for (const auto& [net, options] : nets) {
     const auto name = [net = net](const std::string& of) { return "solution.bf16." + net + "." + of; };
     const Command serial = on(1, mlp, options, "--no-shuffle --batch-size 8"),

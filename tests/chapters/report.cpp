@@ -80,13 +80,13 @@ TESTS(formulas) {
   held_and_sent("ddp_overlap", 3, solution("02_ddp/ddp_overlap"), of_three + "--accumulation-steps 2");
   held_and_sent("ddp_overlap.gpt", 2, solution("02_ddp/ddp_overlap"), "--model gpt --words 4000 --max-steps 20");
   for (const std::string kind : {"none", "topk", "randomk", "int8", "sign"}) {
-    held_and_sent("compressed." + kind, 3, solution("02_ddp/ddp_compressed"), of_three + "--compress " + kind, 4);
+    held_and_sent("compressed." + kind, 3, solution("10_less_communication/ddp_compressed"), of_three + "--compress " + kind, 4);
   }
-  held_and_sent("decentralized", 3, solution("02_ddp/decentralized"), of_three);
-  held_and_sent("local_sgd", 3, solution("02_ddp/local_sgd"), of_three + "--sync-every 5");
-  held_and_sent("local_sgd.outer", 3, solution("02_ddp/local_sgd"),
+  held_and_sent("decentralized", 3, solution("10_less_communication/decentralized"), of_three);
+  held_and_sent("local_sgd", 3, solution("10_less_communication/local_sgd"), of_three + "--sync-every 5");
+  held_and_sent("local_sgd.outer", 3, solution("10_less_communication/local_sgd"),
                 of_three + "--sync-every 5 --outer-lr 0.7 --outer-momentum 0.9");
-  held_and_sent("parameter_server", 3, solution("02_ddp/parameter_server"), deep + "--samples 1600", 4);
+  held_and_sent("parameter_server", 3, solution("10_less_communication/parameter_server"), deep + "--samples 1600", 4);
   held_and_sent("model_parallel", 3, solution("03_model_parallel/model_parallel"), of_one);
   for (const std::string schedule : {"gpipe", "1f1b"}) {
     held_and_sent("pipeline." + schedule, 4, solution("04_pipeline/pipeline"),

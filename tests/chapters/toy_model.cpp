@@ -35,7 +35,7 @@ TESTS(toy_model) {
                   on(run.ranks, toy(run.program), options, 96 / run.replicas, run.options));
   }
   // Those of chapter 02 that learn something else than one process learn it where nothing is left out, late or apart;
-  // decentralized: 02_roads.cpp.
+  // decentralized: 10_less_communication.cpp.
   const std::string sgd =
       "--layers 7,7 --no-shuffle --model-seed 3 --samples 480 --epochs 2 --log-every 0 --batch-size";
   same_training("solution.toy.ddp_compressed", kBound, on(1, toy("ddp"), options, 96),

@@ -80,7 +80,7 @@ def write_run(folder, schedule, steps):
 def write_replicas(folder, steps):
     files = []
     for program in ("decentralized", "parameter_server"):
-        run = {"type": "run", "chapter": "02_ddp", "program": program, "world": 3, "options": {}}
+        run = {"type": "run", "chapter": "10_less_communication", "program": program, "world": 3, "options": {}}
         if program == "decentralized":
             values = {f"distance after step {2 * i}": 1 / i for i in range(1, steps // 2 + 1)}
         else:
@@ -151,10 +151,10 @@ def check_pipeline(charts, number, schedule, steps):
 
 
 def check_replicas(charts, number, steps):
-    distance = trace(charts, "distance", "02_ddp decentralized, 3 ranks")
+    distance = trace(charts, "distance", "10_less_communication decentralized, 3 ranks")
     assert close(distance["x"], range(2, steps + 1, 2)) and close(distance["y"], [1 / i for i in range(1, steps // 2 + 1)])
-    assert close(trace(charts, "traffic", "02_ddp decentralized, 3 ranks")["y"], range(steps))
-    assert close(trace(charts, "traffic", "02_ddp parameter_server, 3 ranks")["y"], [1] * steps)
+    assert close(trace(charts, "traffic", "10_less_communication decentralized, 3 ranks")["y"], range(steps))
+    assert close(trace(charts, "traffic", "10_less_communication parameter_server, 3 ranks")["y"], [1] * steps)
     worker = [trace(charts, f"staleness-{number}", f"worker {worker}") for worker in (1, 2)]
     assert dict(zip(worker[0]["x"], worker[0]["y"])) == {0: 4, 1: 3, 2: 3}, worker[0]
     assert dict(zip(worker[1]["x"], worker[1]["y"])) == {3: 10}, worker[1]

@@ -114,7 +114,7 @@ TEST_F(MakeExercises, NamesWhatIsWrongWithARegion) {
 
 TEST_F(MakeExercises, FindsTheSameNumberInTwoFiles) {
   solution("// TODO 02.1: a\nf();\n// END TODO 02.1\n");
-  folder_.write("solutions/02_ddp/buckets.h", "// TODO 02.1: a\nf();\n// END TODO 02.1\n");
+  folder_.write("solutions/02_ddp/ddp_overlap.h", "// TODO 02.1: a\nf();\n// END TODO 02.1\n");
   EXPECT_EQ(make().status, 2);
 }
 

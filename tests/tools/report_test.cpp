@@ -126,7 +126,7 @@ TEST(Report, RunsAreToldApartAndCompared) {
 TEST(Report, ARoundOfLocalSgdIsOneStep) {
   const TemporaryFolder folder;
   const std::string run =
-      R"({"type":"run","chapter":"02_ddp","program":"local_sgd","world":2,"options":{"sync-every":2}})";
+      R"({"type":"run","chapter":"10_less_communication","program":"local_sgd","world":2,"options":{"sync-every":2}})";
   std::vector<std::string> events;
   for (int i = 0; i < 7; ++i) {
     const double at = 150.0 * i;
@@ -143,7 +143,7 @@ TEST(Report, ARoundOfLocalSgdIsOneStep) {
 // Nothing is said of the server, which is not there to compute.
 TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const TemporaryFolder folder;
-  const std::string run = R"({"type":"run","chapter":"02_ddp","program":"parameter_server","world":2,"options":{}})";
+  const std::string run = R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
   const std::vector<std::string> events{step(0, 0, 0),
                                         end(0, 100),
                                         step(1, 0, 0),

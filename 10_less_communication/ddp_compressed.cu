@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism that sends less: ddp_overlap.cu, with each bucket of gradients compressed on its way. Read it beside
+// that: in place of GradientReducer there is CompressedReducer, with the same buckets, streams and events. What a
+// bucket is averaged by is a Compressor, whose kernels are in compression.h.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
+#include "02_ddp/ddp_overlap.h"
+#include "common/job.h"
+#include "common/training.h"
+#include "compression.h"
+
+using namespace workshop;
+
+struct CompressionOptions {
+  std::string kind = "topk";
+  double ratio = 0.1;
+  bool error_feedback = false;
+
+  bool is_sparse() const { return kind == "topk" || kind == "randomk"; }
+  bool is_coded() const { return kind == "int8" || kind == "sign"; }
+  int kept(int n) const { return std::clamp(static_cast<int>(std::ceil(ratio * n)), 1, n); }
+};
+
+// Averages arrays over all ranks, approximately. Values are floats here, in mixed precision too; those that topk and
+// randomk pick are sent as Reals.
+class Compressor {
+ public:
+  // For arrays of at most `most` values. Everything is done on `stream`.
+  Compressor(const CompressionOptions& options, int most, const Group& replicas, cudaStream_t stream)
+      : options_(options),
+        code_(options.kind == "sign" ? Code::sign : Code::int8),
+        replicas_(replicas),
+        comm_(replicas.comm()),
+        stream_(stream) {
+    const std::size_t ranks = replicas.size();
+    if (options.is_sparse()) {
+      picked_ = DeviceBuffer<Real>(ranks * options.kept(most), Memory::buckets);
+      places_ = DeviceBuffer<int>(ranks * options.kept(most), Memory::buckets);
+    }
+    if (options.kind == "topk") largest_ = LargestValues(most);
+    if (!options.is_coded()) return;
+    codes_ = DeviceBuffer<std::uint8_t>(ranks * code_bytes(code_, part_length(most)), Memory::buckets);
+    received_ = DeviceBuffer<std::uint8_t>(codes_.size(), Memory::buckets);
+    scales_ = DeviceBuffer<float>(ranks, Memory::buckets);
+    of_pieces_ = DeviceBuffer<float>(Pieces(most).count, Memory::buckets);
+  }
+
+  // Makes values[n] the mean over the ranks of what they send of it. With --error-feedback, left_out[n] becomes what
+  // this rank has not sent. `number` must differ for every call (it seeds randomk).
+  void average(float* values, float* left_out, int n, int number) {
+    if (options_.kind == "topk") return send_largest(values, left_out, n);
+    if (options_.kind == "randomk") return send_random(values, left_out, n, number);
+    send_codes(values, left_out, n);
+  }
+
+ private:
+  // Makes left_out[n] what is left of values[n] without those that are sent, picked[k] at their places.
+  void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
+    // TODO 10.8: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
+    //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
+    //   picked, places, k) of compression.h.
+    todo("10.8");
+    // END TODO 10.8
+    probe("10.8", "left out by this rank", left_out, {n}, stream_);
+  }
+
+  // Each rank's largest values are at different places, so all ranks get the values of all, with their places.
+  void send_largest(float* values, float* left_out, int n) {
+    const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
+    Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
+    int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
+    largest_.pick(mine, my_places, k, values, n, stream_);
+    if (options_.error_feedback) keep_rest(left_out, values, mine, my_places, k, n);
+    // TODO 10.9: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
+    //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Values
+    //   are of type kReal, places of type ncclInt.
+    todo("10.9");
+    // END TODO 10.9
+    probe("10.9", "values picked by each rank", picked, {ranks, k}, stream_);
+    probe("10.9", "place of each value picked", places, {ranks, k}, stream_);
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    // TODO 10.10: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
+    //   A launch of add_at(values, picked, places, factor, k) of compression.h for each rank: two ranks may have picked
+    //   the same place, one rank has not picked one twice.
+    todo("10.10");
+    // END TODO 10.10
+    probe("10.10", "mean of what the ranks have picked", values, {n}, stream_);
+  }
+
+  // All ranks draw the same places, so the values there can be averaged on the way.
+  void send_random(float* values, float* left_out, int n, int number) {
+    const int k = options_.kept(n);
+    launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
+    launch(take_at, k, stream_, picked_.data(), values, places_.data(), !options_.error_feedback, k, n);
+    if (options_.error_feedback) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
+    NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, kReal, ncclAvg, comm_, stream_));
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
+  }
+
+  // Each rank adds up one part of the array, from the codes that the others send it, and sends the code of the mean to
+  // all. Codes cannot be added on the way, because each rank has a scale of its own.
+  void send_codes(float* values, float* left_out, int n) {
+    const int ranks = replicas_.size(), rank = replicas_.rank();
+    const int length = part_length(n), bytes = code_bytes(code_, length);
+    const std::size_t offset = static_cast<std::size_t>(rank) * length;
+    const int mine = in_part(rank, n);
+    std::uint8_t *codes = codes_.data(), *my_code = codes + static_cast<std::size_t>(rank) * bytes;
+    std::uint8_t* received = received_.data();
+    float *scales = scales_.data(), *my_scale = scales + rank;
+
+    make_code(codes, my_scale, values, n);
+    if (options_.error_feedback) {
+      CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+      launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
+    }
+    NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
+    // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
+    //   An all-to-all of `bytes` bytes, of type ncclUint8: one group with a send and a receive for each rank, also this
+    //   one.
+    todo("10.12");
+    // END TODO 10.12
+    float* part = values + std::min<std::size_t>(offset, n);
+    CUDA_CHECK(cudaMemsetAsync(part, 0, mine * sizeof(float), stream_));
+    for (int r = 0; r < ranks; ++r) {
+      launch(add_decoded, mine, stream_, part, received + static_cast<std::size_t>(r) * bytes, scales + r,
+             1.0f / static_cast<float>(ranks), code_, mine);
+    }
+    probe("10.12", "mean of this rank's part", part, {mine}, stream_);
+
+    make_code(my_code, my_scale, part, mine);
+    if (options_.error_feedback) {  // only this rank knows what the mean has lost, so it keeps it for all
+      float* part_left_out = left_out + (part - values);
+      launch(add_floats, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
+      launch(add_decoded, mine, stream_, part_left_out, my_code, my_scale, -static_cast<float>(ranks), code_, mine);
+    }
+    NCCL_CHECK(ncclAllGather(my_code, codes, bytes, ncclUint8, comm_, stream_));
+    NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
+    CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
+    for (int r = 0; r < ranks; ++r) {
+      const int count = in_part(r, n);
+      launch(add_decoded, count, stream_, values + static_cast<std::size_t>(r) * length,
+             codes + static_cast<std::size_t>(r) * bytes, scales + r, 1.0f, code_, count);
+    }
+  }
+
+  void make_code(std::uint8_t* code, float* scale, const float* values, int n) const {
+    const Pieces pieces(n);
+    launch(largest_or_sum, pieces.count, stream_, of_pieces_.data(), values, code_, pieces);
+    launch(make_scale, 1, stream_, scale, of_pieces_.data(), code_, pieces.count, n);
+    probe("10.11", "scale", scale, {1}, stream_);
+    launch(encode, code_bytes(code_, n), stream_, code, values, scale, code_, n);
+  }
+
+  // An array is cut into one part per rank, of whole bytes of signs. The last ones may be shorter, or empty.
+  int part_length(int n) const { return ((n + replicas_.size() - 1) / replicas_.size() + 7) / 8 * 8; }
+  int in_part(int r, int n) const { return std::clamp(n - r * part_length(n), 0, part_length(n)); }
+
+  CompressionOptions options_;
+  Code code_;
+  const Group& replicas_;
+  ncclComm_t comm_;
+  cudaStream_t stream_;
+  LargestValues largest_;
+  DeviceBuffer<Real> picked_;  // [ranks, k]
+  DeviceBuffer<int> places_;   // [ranks, k]
+  DeviceBuffer<std::uint8_t> codes_, received_;
+  DeviceBuffer<float> scales_, of_pieces_;
+};
+
+// Averages a model's gradients over its replicas, bucket by bucket, behind the backward pass.
+class CompressedReducer {
+ public:
+  CompressedReducer(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
+                    cudaStream_t compute)
+      : options_(options),
+        grads_(model.grads()),
+        total_(model.count()),
+        buckets_(make_buckets(model, bucket_bytes)),
+        ready_(buckets_.size()),
+        replicas_(replicas),
+        compute_(compute),
+        left_out_(options.error_feedback ? total_ : 0, Memory::buckets),
+        exact_(kMixedPrecision ? largest_bucket() : 0, Memory::buckets),
+        compressor_(options, largest_bucket(), replicas, communication_) {
+    if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
+  }
+
+  // Has checkpoints keep what this rank has left out, which differs from rank to rank.
+  void add_to(Training& training) {
+    training.add(&steps_);
+    if (!options_.error_feedback) return;
+    training.add(
+        of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas_.rank(), replicas_.size()));
+  }
+
+  // Call in the last backward pass of a step, once the gradients of layer i are enqueued.
+  void on_layer_done(int i) {
+    const Bucket& bucket = buckets_[next_];
+    if (i != bucket.first_layer) return;
+    CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
+    CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
+    average(bucket);
+    ++next_;
+  }
+
+  // Call before the update: makes the compute stream wait until all buckets are averaged.
+  void finish() {
+    CUDA_CHECK(cudaEventRecord(done_, communication_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
+    next_ = 0;
+    ++steps_;
+  }
+
+ private:
+  void average(const Bucket& bucket) {
+    Real* of_model = grads_ + bucket.offset;
+    if (options_.kind == "none") {
+      NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
+      return;
+    }
+    float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
+    if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
+    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
+    if (options_.error_feedback) {
+      // TODO 10.7: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
+      //   A launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
+      todo("10.7");
+      // END TODO 10.7
+      probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
+    }
+    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
+    compressor_.average(grads, left_out, bucket.count, number);
+    if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
+    if (options_.error_feedback) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);
+  }
+
+  int largest_bucket() const { return std::ranges::max(buckets_, {}, &Bucket::count).count; }
+
+  CompressionOptions options_;
+  Real* grads_;  // [total_]
+  int total_;
+  std::vector<Bucket> buckets_;
+  std::size_t next_ = 0;      // the bucket that the backward pass is filling
+  std::vector<Event> ready_;  // one per bucket
+  Event done_;
+  const Group& replicas_;
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+  int steps_ = 0;                 // made so far
+  DeviceBuffer<float> left_out_;  // [total_], with --error-feedback
+  DeviceBuffer<float> exact_;     // in mixed precision: the gradients of a bucket, which are compressed as floats
+  Compressor compressor_;
+};
+
+int main(int argc, char** argv) {
+  Options options("10_less_communication/ddp_compressed",
+                  "Trains a model with data parallelism, with compressed gradients.", Sampling::distributed);
+  double bucket_mb = 25;
+  CompressionOptions compression;
+  options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.add("--compress", compression.kind, "what is sent of a bucket", {"none", "topk", "randomk", "int8", "sign"});
+  options.add("--ratio", compression.ratio, "share of the values that topk and randomk send", 0.0, 1);
+  options.add_flag("--error-feedback", compression.error_feedback, "add what was left out to the next step's gradient");
+  options.with_models();
+  options.with_precision();
+  options.with_accumulation();
+  options.with_validation();
+  options.with_checkpoints("full");
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0) model.initialize(options.model_seed);
+  // One call for all parameters, which lie one after the other.
+  NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  CompressedReducer reducer(model, bucket_mb * (1 << 20), compression, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  add_all(training, model, optimizer);  // the same on all ranks, so rank 0 saves
+  reducer.add_to(training);
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
+          if (batch.last) reducer.on_layer_done(layer);  // only then are the sums over the step's batches complete
+        });
+      }
+      reducer.finish();
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    }
+    average_losses(training.losses(), job.group(), stream);
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism without a sum over all ranks: each replica averages its parameters with its two neighbors in a ring,
+// and steps from there along its own gradient (D-PSGD: Lian et al., NeurIPS 2017). Read it beside 02_ddp/ddp.cu: in
+// place of average_gradients() there is a NeighborAverage.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
+#include "common/job.h"
+#include "common/training.h"
+
+using namespace workshop;
+
+// Makes values[n] the mean of themselves and of `neighbors` other arrays, received[neighbors, n].
+__global__ void average_with(float* values, const float* received, int neighbors, int n);
+
+// The previous and the next rank in the ring: of two ranks each has one neighbor, a single rank has none.
+static std::vector<int> neighbors_in(const Group& ring) {
+  const int rank = ring.rank(), size = ring.size();
+  const int previous = (rank + size - 1) % size, next = (rank + 1) % size;
+  if (size == 1) return {};
+  if (size == 2) return {next};
+  return {previous, next};
+}
+
+class NeighborAverage {
+ public:
+  // `weights` are the model's or, in mixed precision, the optimizer's exact ones. If rounded weights were averaged, the
+  // mean would draw each of them back to the nearest bfloat16, and steps smaller than that would never add up.
+  NeighborAverage(const Model& model, float* weights, const Group& ring, cudaStream_t compute)
+      : model_(model),
+        weights_(weights),
+        ring_(ring),
+        neighbors_(neighbors_in(ring)),
+        received_(neighbors_.size() * model.count(), Memory::buckets),
+        compute_(compute) {}
+
+  // Call when a step begins. The parameters travel while forward and backward compute. No second buffer is needed: both
+  // passes only read the parameters, and the step before is done with what it had received.
+  void start() {
+    float* values = weights_;
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    const ncclComm_t comm = ring_.comm();
+    // TODO 10.1: Let the communication stream wait for the parameters, which the compute stream has still to update.
+    //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.5.
+    todo("10.1");
+    // END TODO 10.1
+    probe("10.1", "parameters before they are sent", values, {count}, communication_);
+    // TODO 10.2: Send the parameters to each of the neighbors_, and receive its own, on the communication stream.
+    //   Those of neighbors_[k] go to received_.data() + k·count, as a std::size_t. ncclSend(buffer, count, ncclFloat,
+    //   peer, comm, stream), ncclRecv(…). Every rank sends first: what has to happen for none to wait for the other?
+    todo("10.2");
+    // END TODO 10.2
+    probe("10.2", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
+  }
+
+  // Call before the update: replaces the parameters by the mean, from which the update then steps.
+  void finish() {
+    const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
+    //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
+    //   the mean is going to overwrite?
+    todo("10.3");
+    // END TODO 10.3
+    probe("10.3", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
+    launch(average_with, count, compute_, weights_, received_.data(), neighbors, count);
+    probe("10.4", "parameters after the mean", weights_, {count}, compute_);
+    ++steps_;
+  }
+
+  int* steps() { return &steps_; }  // made so far
+
+  // Prints how far apart the replicas are. Call between two steps. Collective, and waits.
+  void report_distance() const {
+    const double far = distance();
+    print0("distance between replicas after step %5d: %.3e\n", steps_, far);
+    if (ring_.rank() == 0) record_value("distance after step " + std::to_string(steps_), far);
+  }
+
+ private:
+  // √(1/K Σ_i ‖w_i - w̄‖²) over the K replicas, where w̄ is their mean.
+  double distance() const {
+    if (ring_.size() == 1) return 0;
+    float* difference = received_.data();
+    const int count = model_.count();
+    NCCL_CHECK(ncclAllReduce(weights_, difference, count, ncclFloat, ncclAvg, ring_.comm(), compute_));
+    launch(add_floats, count, compute_, difference, weights_, -1.0f, count);
+    std::vector<float> on_host(count);
+    CUDA_CHECK(cudaMemcpyAsync(on_host.data(), difference, count * sizeof(float), cudaMemcpyDeviceToHost, compute_));
+    CUDA_CHECK(cudaStreamSynchronize(compute_));
+    double squares = 0, of_all = 0;
+    for (double d : on_host) squares += d * d;
+    for (double of_rank : ring_.gather(squares)) of_all += of_rank;
+    return std::sqrt(of_all / ring_.size());
+  }
+
+  const Model& model_;
+  float* weights_;
+  const Group& ring_;
+  std::vector<int> neighbors_;
+  DeviceBuffer<float> received_;  // [neighbors, count]
+  Event updated_, exchanged_;
+  int steps_ = 0;
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+};
+
+__global__ void average_with(float* values, const float* received, int neighbors, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 10.4: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
+    //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
+    todo("10.4");
+    // END TODO 10.4
+  }
+}
+
+int main(int argc, char** argv) {
+  Options options("10_less_communication/decentralized",
+                  "Trains replicas that average only with their neighbors in a ring.", Sampling::distributed);
+  bool own_initial_values = false, average_at_end = false;
+  options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");
+  options.add_flag("--average-at-end", average_at_end, "make all replicas their mean after the last step");
+  options.with_models();
+  options.with_precision();
+  options.with_accumulation();
+  options.with_validation();
+  options.with_checkpoints("sharded");
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0 || own_initial_values) model.initialize(options.model_seed + job.rank());
+  if (!own_initial_values) broadcast_parameters(model, job.group(), stream);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  float* weights = optimizer.weights(model.values());
+  NeighborAverage average(model, weights, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // The replicas differ, so each one is saved.
+  training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
+                   optimizer.state(model.values()));
+  training.add(average.steps());
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      average.start();
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
+      average.finish();
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+    }
+    average_losses(training.losses(), job.group(), stream);
+    training.end_epoch();
+    average.report_distance();
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  if (average_at_end) {
+    NCCL_CHECK(ncclAllReduce(weights, weights, model.count(), ncclFloat, ncclAvg, job.comm(), stream));
+    optimizer.weights_changed(model.values());
+  }
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism that communicates only in every H-th step: each replica trains on its own for a round of H steps,
+// then all continue from one place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, if the whole
+// round is taken as one step of an outer optimizer, where that optimizer steps to (DiLoCo: Douillard et al., 2023).
+// Read it beside 02_ddp/ddp.cu: in place of average_gradients() there is a LocalSgd.
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
+#include "common/job.h"
+#include "common/training.h"
+
+using namespace workshop;
+
+// The outer optimizer's step, from `start`, where the round began, towards `values`, the mean of where the replicas
+// have ended, all [n]. Both become the place where the next round begins. `momentum` is kept from round to round.
+__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n);
+
+struct OuterStep {
+  double lr = 1, momentum = 0;
+  bool is_the_mean() const { return lr == 1 && momentum == 0; }
+};
+
+class LocalSgd {
+ public:
+  // A round has so many steps. The replicas must be alike now. In mixed precision the optimizer's exact weights are
+  // averaged: a round may move a weight by less than the distance between two bfloat16s.
+  LocalSgd(int steps, OuterStep outer, const Model& model, Optimizer& optimizer, const Group& replicas,
+           cudaStream_t stream)
+      : steps_(steps),
+        outer_(outer),
+        model_(model),
+        optimizer_(optimizer),
+        weights_(optimizer.weights(model.values())),
+        replicas_(replicas),
+        stream_(stream) {
+    if (outer_.is_the_mean()) return;
+    start_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
+    momentum_ = DeviceBuffer<float>(model.count(), Memory::optimizer);
+    CUDA_CHECK(cudaMemcpyAsync(start_.data(), weights_, start_.bytes(), cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemsetAsync(momentum_.data(), 0, momentum_.bytes(), stream));
+  }
+
+  // Call after each update.
+  void step_done() {
+    if (++made_ % steps_ == 0) end_round();
+  }
+  // Call after the last step: ends the last round, which may be shorter.
+  void finish() {
+    if (made_ % steps_ > 0) end_round();
+  }
+
+  // Has checkpoints keep the outer optimizer's state, which is the same on all ranks.
+  void add_to(Training& training) {
+    training.add(&made_);
+    if (outer_.is_the_mean()) return;
+    const std::vector<int> shape{model_.count()};
+    training.add(
+        {whole_tensor("outer.start", shape, start_.data()), whole_tensor("outer.momentum", shape, momentum_.data())});
+  }
+
+ private:
+  void end_round() {
+    const Range range("end of a round", stream_);
+    float* values = weights_;
+    const int count = model_.count();
+    const ncclComm_t comm = replicas_.comm();
+    // TODO 10.5: Make the parameters of all replicas their mean, in place.
+    //   They are values[count], in one array: one NCCL call, that of TODO 02.2, on stream_.
+    NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
+    // END TODO 10.5
+    probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
+    if (!outer_.is_the_mean()) {
+      launch(outer_step, count, stream_, values, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
+             static_cast<float>(outer_.momentum), count);
+      probe("10.6", "parameters after the outer step", values, {count}, stream_);
+    }
+    optimizer_.weights_changed(model_.values());
+  }
+
+  int steps_, made_ = 0;  // steps per round; in all so far
+  OuterStep outer_;
+  const Model& model_;
+  Optimizer& optimizer_;
+  float* weights_;
+  const Group& replicas_;
+  cudaStream_t stream_;
+  DeviceBuffer<float> start_, momentum_;  // of the outer step, if it is not just the mean
+};
+
+__global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
+  for (int i : grid_stride(n)) {
+    // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
+    //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
+    //   + d and start -= lr·(d + factor·m). Values go on from the new start.
+    const float gradient = start[i] - values[i];
+    momentum[i] = factor * momentum[i] + gradient;
+    start[i] -= lr * (gradient + factor * momentum[i]);
+    values[i] = start[i];
+    // END TODO 10.6
+  }
+}
+
+int main(int argc, char** argv) {
+  Options options("10_less_communication/local_sgd",
+                  "Trains replicas that average their parameters every so many steps.", Sampling::distributed);
+  int sync_every = 8;
+  OuterStep outer;
+  options.add("--sync-every", sync_every, "steps of each replica on its own before they go on from one place", 1);
+  options.add("--outer-lr", outer.lr, "by what the way from there to the mean is multiplied", 0.0);
+  options.add("--outer-momentum", outer.momentum, "Nesterov's, of the ways of all rounds", 0.0, 1);
+  options.with_models();
+  options.with_precision();
+  options.with_accumulation();
+  options.with_validation();
+  options.with_checkpoints("sharded");
+  options.parse(argc, argv);
+  Job job(options);
+
+  const Stream stream;
+  const Network network = make_network(options);
+  Model model(network, options.batch_size, stream);
+  if (job.rank() == 0) model.initialize(options.model_seed);
+  broadcast_parameters(model, job.group(), stream);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(options, model.count(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  LocalSgd local_sgd(sync_every, outer, model, optimizer, job.group(), stream);
+
+  Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
+  // Within a round the replicas differ, so each one is saved.
+  float* weights = optimizer.weights(model.values());
+  training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
+                   optimizer.state(model.values()));
+  local_sgd.add_to(training);
+
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    model.forward(batch, activations);
+    model.loss(activations, batch.y, training.evaluated(), loss);
+  };
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
+      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      optimizer.step(model.values(), model.grads(), training.lr_factor());
+      local_sgd.step_done();
+    }
+    average_losses(training.losses(), job.group(), stream);
+    evaluate(training, job.group(), stream, add_loss);
+  }
+  local_sgd.finish();
+  evaluate(training, job.group(), stream, add_loss);
+  record_parameters(model, job.rank(), stream);
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// A parameter server, rank 0, and its workers, the other ranks. A worker pulls parameters and pushes a gradient, which
+// the server makes an update with.
+//
+// The server has a communicator with each worker, and for each of them a stream and buffers, so that no worker waits
+// for another. A message has one float more than the model (message.h).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrival_queue.h"
+#include "common/device.h"
+#include "common/group.h"
+#include "common/record.h"
+#include "message.h"
+#include "updates.h"
+
+namespace workshop {
+
+inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of the server and a worker
+
+// Makes one communicator of the server and each worker. Indexed by worker; those of other ranks are empty.
+inline std::vector<Group> connect_workers(const Group& world) {
+  std::vector<Group> pairs(1);
+  for (int worker = 1; worker < world.size(); ++worker) {
+    int color = NCCL_SPLIT_NOCOLOR, key = 0;
+    // TODO 10.13: Make a communicator of rank 0, the server, and this worker; the server is to be the first in it.
+    //   ncclCommSplit makes one of all ranks that give the same color, in the order of their keys. It is a collective,
+    //   so the other workers call it too: what they give is NCCL_SPLIT_NOCOLOR, and they get none. world.rank() is this
+    //   rank.
+    if (world.rank() == 0 || world.rank() == worker) color = 0;
+    key = world.rank();
+    // END TODO 10.13
+    const std::string name = "worker " + std::to_string(worker);
+    Group pair = world.split(color, key, name);
+    const bool member = world.rank() == 0 || world.rank() == worker;
+    const std::vector<int> ranks = pair.comm() == nullptr ? std::vector<int>{} : pair.members();
+    probe("10.13", {"ranks of the communicator of ", name}, ranks);
+    if (ranks != (member ? std::vector<int>{0, worker} : std::vector<int>{})) {
+      fail(kFailed, "the communicator of " + name + " has other ranks than the server and the worker: see TODO 10.13");
+    }
+    pairs.push_back(std::move(pair));
+  }
+  return pairs;
+}
+
+// ---- the server ----------------------------------------------------------------------------------------------------
+
+// Counts the updates that each worker has made, and decides who may start another step (stale-synchronous training: Ho
+// et al., 2013). Only numbers on the host.
+class Clocks {
+ public:
+  // For so many updates in all. A worker may start a step if it is at most `bound` updates ahead of the slowest.
+  Clocks(int workers, int bound, std::int64_t updates) : bound_(bound), left_(updates), workers_(workers + 1) {}
+
+  // Starts a step of all workers that wait and may go on, while there are updates left to make. Returns those workers,
+  // which get the parameters as they are now.
+  std::vector<int> start() {
+    std::vector<int> started;
+    for (int w = 1; w <= count(); ++w) {
+      if (workers_[w].computes || left_ == 0 || !may_start(w)) continue;
+      workers_[w].computes = true;
+      workers_[w].version = version_;
+      --left_;
+      started.push_back(w);
+    }
+    return started;
+  }
+
+  // Counts the next update, which uses this worker's gradient.
+  Update finish(int worker) {
+    Clock& its = workers_[worker];
+    its.computes = false;
+    std::int64_t staleness = 0;
+    // TODO 10.17: How stale is this worker's gradient? Then count the update that is made with it.
+    //   its.version is what version_ was when the worker got its parameters, w_{t-τ}: it has computed the gradient from
+    //   those, and now w_t becomes w_{t+1}. version_ counts the updates of all workers, its.updates those of this one.
+    staleness = version_ - its.version;
+    ++its.updates;
+    ++version_;
+    // END TODO 10.17
+    probe("10.17", "worker, staleness, number at the worker and number of the update",
+          std::vector<int>{worker, static_cast<int>(staleness), static_cast<int>(its.updates),
+                           static_cast<int>(version_)});
+    return {worker, staleness};
+  }
+
+  bool computes(int worker) const { return workers_[worker].computes; }
+  bool any_computes() const { return std::ranges::any_of(workers_, &Clock::computes); }
+  int count() const { return static_cast<int>(workers_.size()) - 1; }  // of the workers
+
+ private:
+  struct Clock {
+    bool computes = false;     // else the worker waits
+    std::int64_t updates = 0;  // made with its gradients
+    std::int64_t version = 0;  // of the parameters that it has
+  };
+
+  bool may_start(int worker) const {
+    bool may = false;
+    // TODO 10.14: May this worker start another step, or is it too far ahead of the slowest one?
+    //   workers_[w].updates are the updates made by worker w; there are the workers 1, 2, …, count(). This one may have
+    //   made at most bound_ more than the slowest. With a bound of 0, all make their first update before one begins its
+    //   second step.
+    std::int64_t slowest = workers_[worker].updates;
+    for (int w = 1; w <= count(); ++w) slowest = std::min(slowest, workers_[w].updates);
+    may = workers_[worker].updates - slowest <= bound_;
+    // END TODO 10.14
+    return may;
+  }
+
+  int bound_;
+  std::int64_t left_;           // updates that no worker has started on yet
+  std::int64_t version_ = 0;    // of the parameters: updates so far
+  std::vector<Clock> workers_;  // indexed by rank; entry 0, the server's, is unused
+};
+
+class ParameterServer {
+ public:
+  // Serves values[count], which are updated on the stream `compute`. `order` has the updates in the order in which to
+  // make them; if it is empty, gradients are taken as they arrive.
+  ParameterServer(const Group& world, const Real* values, int count, const Clocks& clocks, std::vector<Update> order,
+                  cudaStream_t compute)
+      : values_(values),
+        count_(count),
+        length_(message_length(count)),
+        clocks_(clocks),
+        order_(std::move(order)),
+        compute_(compute),
+        arrivals_(clocks.count()) {
+    for (Group& pair : connect_workers(world)) {
+      if (pair.comm() == nullptr) continue;
+      channels_.emplace_back(std::move(pair), length_);
+      launch(allow, 1, compute, word_of(channels_.back().parameters.data(), count));
+    }
+  }
+
+  // Sends the parameters, as they are now, to all workers that wait and may go on.
+  void answer() {
+    const std::vector<int> started = clocks_.start();
+    probe("10.14", "workers that may start a step", started);
+    for (int worker : started) {
+      send_parameters(worker);
+      receive_gradient(worker);
+    }
+  }
+
+  // Waits for the next worker's gradient. Returns it, [count] with its loss behind it, for use on the compute stream.
+  Real* next_gradient() {
+    const Channel& channel = channels_[next_worker() - 1];
+    CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
+    return channel.gradient.data();
+  }
+
+  // Call after the last update, when all workers wait: tells them to stop.
+  void stop() {
+    for (int worker = 1; worker <= clocks_.count(); ++worker) {
+      float* go_on = word_of(channels_[worker - 1].parameters.data(), count_);
+      CUDA_CHECK(cudaMemsetAsync(go_on, 0, sizeof(float), compute_));
+      send_parameters(worker);
+    }
+    for (const Channel& channel : channels_) channel.stream.synchronize();
+  }
+
+  const std::vector<Update>& updates() const { return updates_; }  // made so far
+
+ private:
+  // What the server has for one worker.
+  struct Channel {
+    Channel(Group pair, int length)
+        : pair(std::move(pair)), parameters(length, Memory::buckets), gradient(length, Memory::buckets) {}
+    Group pair;
+    Stream stream{"worker"};
+    DeviceBuffer<Real> parameters, gradient;
+    Event copied, arrived;  // the parameters, the gradient
+  };
+
+  void send_parameters(int worker) {
+    Channel& channel = channels_[worker - 1];
+    Real* copy = channel.parameters.data();
+    const ncclComm_t comm = channel.pair.comm();
+    // TODO 10.15: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
+    //   A copy, because the next update may come while it is sent. cudaMemcpyAsync takes values_, count_ Reals, to
+    //   `copy` on the stream of the updates, compute_; channel.stream waits for that, by the event channel.copied, and
+    //   sends copy[length_], with the word behind it, to kWorker: numbers of type kReal. The host does not wait.
+    CUDA_CHECK(cudaMemcpyAsync(copy, values_, count_ * sizeof(Real), cudaMemcpyDeviceToDevice, compute_));
+    CUDA_CHECK(cudaEventRecord(channel.copied, compute_));
+    CUDA_CHECK(cudaStreamWaitEvent(channel.stream, channel.copied));
+    NCCL_CHECK(ncclSend(copy, length_, kReal, kWorker, comm, channel.stream));
+    // END TODO 10.15
+    probe("10.15", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
+  }
+
+  void receive_gradient(int worker) {
+    Channel& channel = channels_[worker - 1];
+    Real* gradient = channel.gradient.data();
+    NCCL_CHECK(ncclRecv(gradient, length_, kReal, kWorker, channel.pair.comm(), channel.stream));
+    CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
+    probe("10.16", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
+          channel.stream);
+    arrivals_.add_after(worker, channel.stream);
+  }
+
+  // The worker whose gradient makes the next update.
+  int next_worker() {
+    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14");
+    const Update expected = order_.empty() ? Update{kAnyWorker, kAnyStaleness} : order_[updates_.size()];
+    if (expected.worker != kAnyWorker && !clocks_.computes(expected.worker)) {
+      refuse(expected, "that worker waits for the server");
+    }
+    const Update update = clocks_.finish(arrivals_.take(expected.worker));
+    if (expected.staleness != kAnyStaleness && update.staleness != expected.staleness) {
+      refuse(expected, "its staleness is " + std::to_string(update.staleness));
+    }
+    updates_.push_back(update);
+    return update.worker;
+  }
+
+  [[noreturn]] void refuse(const Update& expected, const std::string& why) const {
+    const std::string what = "update " + std::to_string(updates_.size()) + " cannot be worker " +
+                             std::to_string(expected.worker) + "'s: " + why;
+    if (expected.staleness == kAnyStaleness) fail(kFailed, what + ": see TODO 10.14");
+    usage_error("--replay: " + what + "; expected a record of a run with the same options");
+  }
+
+  const Real* values_;
+  int count_, length_;  // of the model, of a message
+  Clocks clocks_;
+  std::vector<Update> order_, updates_;
+  cudaStream_t compute_;
+  ArrivalQueue arrivals_;
+  std::deque<Channel> channels_;  // worker 1's first
+};
+
+// ---- a worker ------------------------------------------------------------------------------------------------------
+
+class Worker {
+ public:
+  // For a model of `count` parameters, which computes on `stream`. `world` has all ranks.
+  Worker(const Group& world, int count, cudaStream_t stream)
+      : count_(count),
+        length_(message_length(count)),
+        pair_(std::move(connect_workers(world)[world.rank()])),
+        stream_(stream),
+        parameters_(length_, Memory::parameters),
+        gradient_(length_, Memory::gradients),
+        go_on_(1) {}
+
+  Real* parameters() const { return parameters_.data(); }            // [count]
+  Real* gradient() const { return gradient_.data(); }                // [count]
+  float* loss() const { return word_of(gradient_.data(), count_); }  // travels with the gradient
+
+  // Gets the parameters as the server has them now. Returns false if no step is left to make. The host has to know, so
+  // this is where it waits.
+  bool pull() {
+    NCCL_CHECK(ncclRecv(parameters_.data(), length_, kReal, kServer, pair_.comm(), stream_));
+    probe("10.15", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);
+    const float* word = word_of(parameters_.data(), count_);
+    CUDA_CHECK(cudaMemcpyAsync(go_on_.data(), word, sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    return *go_on_.data() != 0;
+  }
+
+  // Sends the gradient of those parameters, and the loss.
+  void push() {
+    const ncclComm_t comm = pair_.comm();
+    // TODO 10.16: Send the gradient and the loss behind it to the server.
+    //   ncclSend(buffer, count, kReal, peer, comm, stream): one message, gradient_.data(), of length_ numbers, to
+    //   kServer, on stream_, which has computed them.
+    NCCL_CHECK(ncclSend(gradient_.data(), length_, kReal, kServer, comm, stream_));
+    // END TODO 10.16
+    probe("10.16", "gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
+  }
+
+ private:
+  int count_, length_;  // of the model, of a message
+  Group pair_;
+  cudaStream_t stream_;
+  DeviceBuffer<Real> parameters_, gradient_;
+  HostBuffer<float> go_on_;
+};
+
+}  // namespace workshop
