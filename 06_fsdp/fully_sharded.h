@@ -107,9 +107,8 @@ class FullyShardedModel {
     todo("06.18");
     // END TODO 06.18
     probe("06.18", "gradient shards before the update", grads_.data(), {layout_.count}, compute_);
-    clipping_.add_squares(grads_.data(), layout_.count, norm);
-    clipping_.finish(norm, groups_.shard);
-    clipping_.clip(grads_.data(), layout_.count, norm);
+    const GradientParts mine{.held = {{grads_.data(), static_cast<std::size_t>(layout_.count)}}};
+    if (clipping_.enabled()) clipping_.clip(mine, groups_.shard, norm);
     optimizer_.step(values_.data(), grads_.data(), lr_factor);
     // TODO 06.19: Let the communication stream wait for the update.
     //   As TODO 06.18, with the event updated_. What will the communication stream do next with these shards?

@@ -93,9 +93,11 @@ class ZeroModel {
         grads_(units_, parts_, stage >= 2, Memory::gradients),
         clipping_(options, largest(parts_), stream) {
     for (int u = 0; u < units(); ++u) {
+      gradients_.held.emplace_back(grads_[u].part, parts_[u].count);
       units_[u].model.bind(values_[u].full, grads_[u].full);
       optimizers_.emplace_back(options, parts_[u].count, stream);
     }
+    gradients_.counted = gradients_.held;
   }
 
   // Every rank draws the same values and keeps its part of them. Waits for the stream.
@@ -138,10 +140,8 @@ class ZeroModel {
 
   // Clips by the norm of the whole gradient, of which each rank has its parts; `norm` is LossLog::gradient_norm().
   void update(float* norm, double lr_factor) {
-    for (int u = 0; u < units(); ++u) clipping_.add_squares(grads_[u].part, parts_[u].count, norm);
-    clipping_.finish(norm, stage_ == 0 ? alone_ : ranks_);
+    if (clipping_.enabled()) clipping_.clip(gradients_, stage_ == 0 ? alone_ : ranks_, norm);
     for (int u = 0; u < units(); ++u) {
-      clipping_.clip(grads_[u].part, parts_[u].count, norm);
       optimizers_[u].step(values_[u].part, grads_[u].part, lr_factor);
       if (gathers_.after_update) gather_values(u);
     }
@@ -235,6 +235,7 @@ class ZeroModel {
   FlatArray values_, grads_;
   std::deque<Optimizer> optimizers_;  // of each unit, for this rank's part
   Clipping clipping_;
+  GradientParts gradients_;  // this rank's
 };
 
 }  // namespace workshop
