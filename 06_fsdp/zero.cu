@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
         model.loss(batch.y, training.samples(), training.loss());
         model.backward(batch.first, batch.last);
       }
-      model.update(training.losses().gradient_norm(), training.lr_factor());
+      model.update(training);
     }
     average_losses(training.losses(), job.group(), stream);
     evaluate(training, job.group(), stream, add_loss);
