@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <vector>
 
 #include "common/device.h"
 #include "common/group.h"
@@ -30,45 +32,78 @@ static __global__ void clip_to(Reals values, const float* norm, float most, int 
   for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;
 }
 
-// The gradient's norm stays on the device: no step waits for it. Nothing happens where no norm is needed and `norm`,
-// LossLog::gradient_norm(), is null.
+// What a rank has of a gradient that several ranks hold together.
+struct GradientParts {
+  using Range = std::span<Real>;
+  std::vector<Range> held;            // all of it
+  std::vector<Range> counted = held;  // whose squares this rank adds up: each element of the whole gradient must count
+                                      // on exactly one rank
+
+  // Values in the largest range.
+  int largest() const {
+    std::size_t largest = 0;
+    for (const Range& range : held) largest = std::max(largest, range.size());
+    return static_cast<int>(largest);
+  }
+};
+
+// Forms the gradient's norm and clips by it. The norm is a float on the device, so that no step waits for it: it starts
+// as zero, as LossLog::gradient_norm() does. Call nothing else unless enabled().
 class Clipping {
  public:
-  // For gradients of at most `count` values in a piece.
-  Clipping(const Options& options, int count, cudaStream_t stream)
-      : most_(static_cast<float>(options.step_size.clip_norm)),
+  // For ranges of at most `largest` values.
+  Clipping(const Options& options, int largest, cudaStream_t stream)
+      : enabled_(options.needs_norm()),
+        most_(static_cast<float>(options.step_size.clip_norm)),
         stream_(stream),
-        sums_(options.needs_norm() ? chunks(count) : 0, Memory::data) {}
+        sums_(enabled_ ? chunks(largest) : 0, Memory::data) {}
 
-  // *norm is made the norm of grad[count], which is clipped by it. All of the gradient is there, as in chapter 02.
-  void clip_whole(Real* grad, int count, float* norm) const {
-    add_squares(grad, count, norm);
-    finish(norm, {});
-    clip(grad, count, norm);
+  // Whether this run needs the norm: to clip by it or, with a language model, to record it.
+  bool enabled() const { return enabled_; }
+
+  // On a rank that has the whole gradient: makes *norm the norm of grads[count] and clips them by it.
+  void clip(Real* grads, int count, float* norm) const {
+    add_squares(grads, count, norm);
+    take_root(norm);
+    scale(grads, count, norm);
   }
 
-  // Where it is not, or in several pieces: adds each piece's squares to *norm, which is zero at first …
-  void add_squares(const Real* grad, int count, float* norm) const {
-    if (norm == nullptr || count == 0) return;
-    launch(chunk_squares, count, stream_, sums_.data(), grad, count, kLength);
+  // On ranks that hold it together: makes *norm the norm of the whole gradient, the same on every rank of the group,
+  // and clips this rank's parts by it. Collective.
+  void clip(const GradientParts& mine, const Group& group, float* norm) const {
+    add_squares(mine, norm);
+    sum_over(group, norm);
+    take_root(norm);
+    scale(mine, norm);
+  }
+
+  // The steps of that, for programs that do something in between.
+  void add_squares(const GradientParts& mine, float* norm) const {
+    for (const GradientParts::Range& range : mine.counted)
+      add_squares(range.data(), static_cast<int>(range.size()), norm);
+  }
+  void add_squares(const Real* grads, int count, float* norm) const {
+    if (count == 0) return;
+    launch(chunk_squares, count, stream_, sums_.data(), grads, count, kLength);
     launch(add_sum, 1, stream_, norm, sums_.data(), 1.0f, chunks(count));
   }
-  // … makes their sum over the ranks, each of which has added its own pieces, the norm …
-  void finish(float* norm, const Group& ranks) const {
-    if (norm == nullptr) return;
-    if (ranks.size() > 1) NCCL_CHECK(ncclAllReduce(norm, norm, 1, ncclFloat, ncclSum, ranks.comm(), stream_));
-    launch(take_root, 1, stream_, norm);
+  void sum_over(const Group& group, float* norm) const {
+    if (group.size() > 1) NCCL_CHECK(ncclAllReduce(norm, norm, 1, ncclFloat, ncclSum, group.comm(), stream_));
   }
-  // … and clips each piece by it.
-  void clip(Real* grad, int count, const float* norm) const {
-    if (norm != nullptr && most_ > 0) launch(clip_to, count, stream_, grad, norm, most_, count);
+  void take_root(float* norm) const { launch(workshop::take_root, 1, stream_, norm); }
+  void scale(const GradientParts& mine, const float* norm) const {
+    for (const GradientParts::Range& range : mine.held) scale(range.data(), static_cast<int>(range.size()), norm);
+  }
+  void scale(Real* grads, int count, const float* norm) const {
+    if (most_ > 0) launch(clip_to, count, stream_, grads, norm, most_, count);
   }
 
  private:
   static constexpr int kLength = 1024;
   static int chunks(int count) { return (count + kLength - 1) / kLength; }
 
-  float most_;
+  bool enabled_;
+  float most_;  // the largest norm; 0: any
   cudaStream_t stream_;
   DeviceBuffer<float> sums_;
 };

@@ -103,7 +103,6 @@ void backward(Parts& parts, int rows) {
 // The norm of the whole gradient, on every device and in *norm on the first: each part adds its squares to what comes
 // from the part before.
 void find_norm(Parts& parts, float* norm) {
-  if (norm == nullptr) return;
   Part &first = *parts.front(), &last = *parts.back();
   const std::size_t bytes = sizeof(float);
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -113,7 +112,7 @@ void find_norm(Parts& parts, float* norm) {
     if (i > 0) copy(part, part.norm.data(), *parts[i - 1], parts[i - 1]->norm.data(), bytes);
     part.stage.add_squares(part.norm.data());
   }
-  last.stage.clipping.finish(last.norm.data(), {});
+  last.stage.clipping.take_root(last.norm.data());
   for (const auto& part : parts) {
     if (part.get() != &last) copy(*part, part->norm.data(), last, last.norm.data(), bytes);
   }
@@ -121,7 +120,7 @@ void find_norm(Parts& parts, float* norm) {
 }
 
 void update(Parts& parts, Training& training) {
-  find_norm(parts, training.losses().gradient_norm());
+  if (parts.front()->stage.clipping.enabled()) find_norm(parts, training.losses().gradient_norm());
   for (const auto& one : parts) {
     Part& part = *one;
     Stage& stage = part.stage;

@@ -65,8 +65,11 @@ struct Stage {
   // All stages together clip by the norm of the whole model's gradient, where that is asked for.
   void update(Training& training, const Group& stages) {
     float* norm = training.losses().gradient_norm();
-    add_squares(norm);
-    clipping.finish(norm, stages);
+    if (clipping.enabled()) {
+      add_squares(norm);
+      clipping.sum_over(stages, norm);
+      clipping.take_root(norm);
+    }
     step(norm, training.lr_factor());
   }
   void add_squares(float* norm) {
@@ -76,7 +79,7 @@ struct Stage {
     if (probes.update != nullptr)
       probe(probes.update, "factor of the learning rate of " + probes.name, std::vector{lr_factor});
     clock.compute([&] {
-      clipping.clip(model.grads(), model.count(), norm);
+      if (clipping.enabled()) clipping.scale(model.grads(), model.count(), norm);
       optimizer.step(model.values(), model.grads(), lr_factor);
     });
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp.cu with what all its ranks hold sharded across them (ZeRO: Rajbhandari et al., SC 2020), by zero_model.h.
+// ddp.cu with what all its ranks hold sharded across them (ZeRO: Rajbhandari et al., SC 2020), by zero.h.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "zero_model.h"
+#include "zero.h"
 
 using namespace workshop;
 
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
         model.loss(batch.y, training.samples(), training.loss());
         model.backward(batch.first, batch.last);
       }
-      model.update(training.losses().gradient_norm(), training.lr_factor());
+      model.update(training);
     }
     average_losses(training.losses(), job.group(), stream);
     evaluate(training, job.group(), stream, add_loss);

@@ -66,7 +66,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
   const auto update = [&] {
     for (ChunkUpdate& chunk : updates) chunk.average();
-    clipping.clip(training.losses().gradient_norm());
+    if (clipping.enabled()) clipping.clip(training.losses().gradient_norm());
     for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
   };
   // All ranks of a tensor group compute the same loss, together: one of them counts it.

@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     training.evaluate(add_loss);

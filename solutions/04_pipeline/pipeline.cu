@@ -44,24 +44,26 @@ void train(const Options& options, const Network& network, const Schedule& sched
   data.needs_x = job.rank() == 0;
   Training training(options, job, {.reports = job.rank() == 0}, data, stream);
   std::deque<Optimizer> optimizers;
-  int largest = 0;
+  GradientParts gradients;
   for (Chunk& chunk : stage.chunks()) {
     chunk.model.initialize(options.model_seed);
     Optimizer& optimizer = optimizers.emplace_back(options, chunk.model.count(), stream);
     add_all(training, chunk.model, optimizer);
-    largest = std::max(largest, chunk.model.count());
+    gradients.held.emplace_back(chunk.model.grads(), chunk.model.count());
   }
-  const Clipping clipping(options, largest, stream);
+  gradients.counted = gradients.held;
+  const Clipping clipping(options, gradients.largest(), stream);
   const auto update = [&] {
     float* norm = training.losses().gradient_norm();
+    if (clipping.enabled()) {
+      clock.compute([&] { clipping.add_squares(gradients, norm); });
+      clipping.sum_over(job.group(), norm);
+      clipping.take_root(norm);
+    }
     clock.compute([&] {
-      for (const Chunk& c : stage.chunks()) clipping.add_squares(c.model.grads(), c.model.count(), norm);
-    });
-    clipping.finish(norm, job.group());
-    clock.compute([&] {
+      if (clipping.enabled()) clipping.scale(gradients, norm);
       for (std::size_t c = 0; c < optimizers.size(); ++c) {
         const Model& model = stage.chunks()[c].model;
-        clipping.clip(model.grads(), model.count(), norm);
         optimizers[c].step(model.values(), model.grads(), training.lr_factor());
       }
     });

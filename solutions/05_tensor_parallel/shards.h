@@ -141,27 +141,13 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
   return ranges;
 }
 
-// Clips this rank's gradients by the norm of the whole gradient, of which each rank of the group has its part.
-class ShardedClipping {
- public:
-  // The group must live as long.
-  ShardedClipping(const Options& options, const Model& model, const Group& group, cudaStream_t stream)
-      : clipping_(options, model.count(), stream), group_(group) {
-    if (options.needs_norm()) counted_ = counted_once(model.parameters(), group, {0, model.count()});
-  }
-
-  // As Clipping::clip_whole(), for grad[count] of the model. Collective.
-  void clip_whole(Real* grad, int count, float* norm) const {
-    for (const Extent& range : counted_) clipping_.add_squares(grad + range.offset, range.count, norm);
-    clipping_.finish(norm, group_);
-    clipping_.clip(grad, count, norm);
-  }
-
- private:
-  Clipping clipping_;
-  const Group& group_;
-  std::vector<Extent> counted_;
-};
+// This rank's gradients of a model that the group holds together, and those of them that counted_once() lets count.
+inline GradientParts gradients_of(const Model& model, const Group& group) {
+  GradientParts mine{.held = {{model.grads(), static_cast<std::size_t>(model.count())}}, .counted = {}};
+  for (const Extent& range : counted_once(model.parameters(), group, {0, model.count()}))
+    mine.counted.emplace_back(model.grads() + range.offset, range.count);
+  return mine;
+}
 
 // ---- parameters of a network that is not made of layers ------------------------------------------------------------
 

@@ -30,7 +30,8 @@ int main(int argc, char** argv) {
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
-  const ShardedClipping clipping(options, model, job.group(), stream);
+  const Clipping clipping(options, model.count(), stream);
+  const GradientParts gradients = clipping.enabled() ? gradients_of(model, job.group()) : GradientParts{};
 
   Training training(options, job, {.reports = job.rank() == 0}, network.data(), stream);
   add_all(training, model, optimizer);
@@ -46,7 +47,7 @@ int main(int argc, char** argv) {
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(gradients, job.group(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     training.evaluate(add_loss);

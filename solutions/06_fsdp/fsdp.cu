@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fully sharded data parallelism: every rank trains on its own batches, as in chapter 02, but holds just a shard of the
-// model, and gathers a unit of it when it is needed. fully_sharded.h has all of that; the loop is ddp.cu's.
+// Fully sharded data parallelism: every rank trains on its own batches, as in chapter 02, but holds only a shard of the
+// model, and gathers a unit of it when it is needed. fsdp.h has all of that; the loop is ddp.cu's.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
+#include "fsdp.h"
 #include "fsdp_options.h"
-#include "fully_sharded.h"
-#include "shard_groups.h"
 
 using namespace workshop;
 
@@ -44,7 +43,7 @@ int main(int argc, char** argv) {
         model.loss(batch.y, training.samples(), training.loss());
         model.backward(batch.first, batch.last);
       }
-      model.update(training.losses().gradient_norm(), training.lr_factor());
+      model.update(training);
     }
     average_losses(training.losses(), job.group(), stream);
     evaluate(training, job.group(), stream, add_loss);

@@ -46,7 +46,7 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
       Real* gradient = server.next_gradient();
       const float* loss = word_of(gradient, model.count());
       CUDA_CHECK(cudaMemcpyAsync(training.loss(), loss, sizeof(float), cudaMemcpyDeviceToDevice, stream));
-      clipping.clip_whole(gradient, model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(gradient, model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), gradient, training.lr_factor());
       server.answer();
     }

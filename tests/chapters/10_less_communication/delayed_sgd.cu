@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
       model.loss(activations, batch.y, batch.samples, training.loss());
       model.backward(activations);
       use(update);
-      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
       std::vector<Real>& version = versions.emplace_back(model.count());
       CUDA_CHECK(cudaMemcpyAsync(version.data(), model.values(), version.size() * sizeof(Real), cudaMemcpyDeviceToHost,

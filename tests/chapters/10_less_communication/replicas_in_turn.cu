@@ -33,7 +33,7 @@ struct Replica {
       model.loss(activations, batch.y, training.samples(), training.loss());
       model.backward(activations, !batch.first);
     }
-    clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+    if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
   }
   void update() { optimizer.step(model.values(), model.grads(), training.lr_factor()); }
 

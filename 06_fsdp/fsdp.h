@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fully sharded data parallelism. A rank keeps a shard of every unit: of its parameters, its gradients, its optimizer
+// state. A unit's parameters are gathered just before its forward or backward pass, and their buffer is used for
+// another unit right after it; its gradients are reduced and scattered as soon as they are computed. Follows PyTorch's
+// FSDP (Zhao et al., VLDB 2023).
+//
+// Two streams share the work: on the compute stream the units' passes, on the communication stream what they need and
+// leave. Two backward passes, k and k + 1, where the next unit is gathered before the work (--backward-prefetch pre):
+//
+//   compute         wait for gather k    work k                       wait for gather k+1   work k+1
+//   communication   gather k, gather k+1       wait for work k   reduce k   gather k+2   wait for work k+1   reduce k+1
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/group.h"
+#include "common/record.h"
+#include "common/training.h"
+#include "fsdp_options.h"
+#include "units.h"
+
+namespace workshop {
+
+// ---- who shares a model --------------------------------------------------------------------------------------------
+
+// The two groups that a rank of hybrid sharding is in. The ranks of a shard group hold one model together, a shard
+// each; those of a replicate group hold the same shard of different replicas of the model.
+struct ShardGroups {
+  Group shard, replicate;
+};
+
+// Shard groups of `size` ranks, which must divide the world. Collective over the world.
+inline ShardGroups make_shard_groups(const Group& world, int size) {
+  const int rank = world.rank();
+  ShardGroups groups;
+  // TODO 06.10: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
+  //   groups.shard = world.split(color, key, "shard"), and groups.replicate likewise: ranks that give the same color
+  //   come into one group, in the order of their keys, which is to be the order that they have in the world. Every rank
+  //   makes both calls, in the same order. With size 2, ranks 0 1 | 2 3 are the shard groups: which two of them hold
+  //   the same shard?
+  todo("06.10");
+  // END TODO 06.10
+  const Group &shard = groups.shard, &replicate = groups.replicate;
+  probe("06.10", "rank in and size of the shard group, then of the replicate group",
+        std::vector<int>{shard.rank(), shard.size(), replicate.rank(), replicate.size()});
+  return groups;
+}
+
+// ---- the passes of a batch -----------------------------------------------------------------------------------------
+
+// One pass through a unit. A batch makes two of them through each.
+struct Pass {
+  int unit;
+  bool backward;
+  bool gather;  // the unit's parameters have to be gathered for it
+};
+
+inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
+  std::vector<Pass> passes;
+  // TODO 06.12: List the passes of one batch in their order: passes.push_back({unit, backward, gather}).
+  //   Forward from the first unit to the last, then backward. Which have to be gathered again for their backward pass?
+  todo("06.12");
+  // END TODO 06.12
+  std::vector<int> numbers;
+  for (const Pass& pass : passes) {
+    numbers.insert(numbers.end(), {pass.unit, pass.backward, pass.gather});
+  }
+  probe("06.12", "unit, backward and gather of each pass", numbers);
+  return passes;
+}
+
+// ---- memory for whole units ----------------------------------------------------------------------------------------
+
+// How many buffers, each as long as the largest unit, whole units need. The forward passes take turns with `forward`
+// buffers for parameters, the backward passes with `backward` buffers for parameters and `gradients` for gradients:
+//
+//   the next unit of the backward pass is gathered      forward    backward   gradients
+//   before the work (pre)                               2          2          2
+//   between the work and the reduction (post)           2 or 1 *   1          2
+//   when its own work begins (none)                     2 or 1 *   1          1
+//
+//   * 2 if the forward pass prefetches
+//
+// With two buffers for parameters, the next unit arrives in one while the work reads the other; a gather behind the
+// work needs only one. With two for gradients, one unit is reduced while the next one's gradients are computed; a
+// gather behind the reduction leaves nothing to compute beside it. `pre` makes `forward` 2 in any case: the first unit
+// of the backward pass is gathered beside the last forward pass. What is kept after the forward pass
+// (--no-reshard-after-forward) takes no turns: then each unit has a buffer of its own for its parameters.
+struct BufferPlan {
+  explicit BufferPlan(const FsdpOptions& fsdp) {
+    const Prefetch prefetch = fsdp.backward();
+    gradients = prefetch == Prefetch::none ? 1 : 2;
+    if (!fsdp.reshard_after_forward) return;
+    forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
+    backward = prefetch == Prefetch::pre ? 2 : 1;
+  }
+
+  int forward = 0, backward = 0, gradients;
+  // The forward pass has no gradients, so its second buffer for parameters may be one that is for gradients later.
+  int count() const { return std::max(forward, backward + gradients); }
+};
+
+// These buffers. Pass number k of a batch finds its own among them.
+class UnitBuffers {
+ public:
+  UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units) : plan_(fsdp) {
+    std::size_t largest = 0;
+    for (const Unit& unit : units) {
+      const std::size_t padded = unit.sharding.padded();
+      largest = std::max(largest, padded);
+      if (!fsdp.reshard_after_forward) kept_.emplace_back(DeviceBuffer<Real>(padded, Memory::buckets));
+    }
+    while (static_cast<int>(turns_.size()) < plan_.count())
+      turns_.emplace_back(DeviceBuffer<Real>(largest, Memory::buckets));
+  }
+
+  // For all parameters of the unit of pass k, and for all their gradients: [sharding.padded()] each.
+  Real* values(int k, const Pass& pass) const {
+    if (!kept_.empty()) return kept_[pass.unit].data();
+    return turns_[k % (pass.backward ? plan_.backward : plan_.forward)].data();
+  }
+  Real* grads(int k) const { return turns_[plan_.backward + k % plan_.gradients].data(); }
+
+ private:
+  BufferPlan plan_;
+  std::vector<DeviceBuffer<Real>> kept_;   // one per unit, if they are kept
+  std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
+};
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
+// Where each unit's shard begins in an array of a rank's shards of all units, and at the end its length. An update of
+// the array is one launch.
+inline std::vector<int> shard_offsets(const std::deque<Unit>& units) {
+  std::vector<int> offsets = {0};
+  for (const Unit& unit : units) offsets.push_back(offsets.back() + unit.sharding.shard);
+  return offsets;
+}
+
+// A model sharded over a shard group. All ranks make the same calls, and none waits for the device but initialize() and
+// record().
+class FullyShardedModel {
+ public:
+  FullyShardedModel(const Network& network, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
+                    cudaStream_t compute)
+      : compute_(compute),
+        fsdp_(fsdp),
+        groups_(groups),
+        units_(make_units(network, {fsdp.unit_layers, fsdp.min_unit_parameters}, options.batch_size,
+                          groups.shard.size(), groups.shard.rank(), compute)),
+        passes_(make_passes(units(), fsdp.reshard_after_forward)),
+        buffers_(fsdp, units_),
+        offsets_(shard_offsets(units_)),
+        values_(offsets_.back(), Memory::parameters, place()),
+        grads_(offsets_.back(), Memory::gradients, place()),
+        optimizer_(options, offsets_.back(), compute, place()),
+        clipping_(options, offsets_.back(), compute),
+        gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {}
+
+  // The output of the last unit, as Model's.
+  const Real* forward(const Batch& batch) {
+    const void* x = batch.x;
+    const Real* output = nullptr;
+    for (int k = 0; k < units(); ++k) {
+      Unit& unit = begin(k);
+      {
+        const Range range({"forward of ", unit_name(passes_[k].unit)}, compute_);
+        x = output = unit.model.forward(batch.with_x(x), unit.activations);
+      }
+      end(k, output, batch.samples * unit.model.output_size());
+    }
+    return output;
+  }
+
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  void loss(const void* y, int samples_of_step, float* loss) {
+    const Range range("loss", compute_);
+    units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
+  }
+
+  // The gradients of one batch, the `first` or the `last` of a step or neither. After the last, this rank's gradient
+  // shards are the mean over all ranks of the sum over the batches.
+  void backward(bool first, bool last) {
+    for (int k = units(); k < 2 * units(); ++k) {
+      const int u = passes_[k].unit;
+      Unit& unit = begin(k);
+      {
+        const Range range({"backward of ", unit_name(u)}, compute_);
+        clear_padding(k);
+        unit.model.backward(unit.activations, /*accumulate=*/false, {},
+                            u > 0 ? units_[u - 1].model.output_gradient() : nullptr);
+      }
+      end(k, buffers_.grads(k), unit.model.count());
+      reduce(k, first, last);
+    }
+  }
+
+ private:
+  // ---- one pass: begin, its work, end, and behind a backward pass reduce ----
+  cudaStream_t compute_;
+  Stream communication_{"communication"};
+  Event fetched_[2];         // behind the gather for a pass; the passes take turns
+  Event worked_;             // behind the work of a pass
+  Event reduced_, updated_;  // behind all reductions of a step, and behind its update
+
+  // When the gather for pass k is enqueued. Nothing comes before the first pass, and between the last forward and the
+  // first backward pass is no reduction.
+  Prefetch prefetch(int k) const {
+    if (k == 0 || k >= 2 * units()) return Prefetch::none;
+    if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
+    return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
+  }
+
+  // Call before the work of pass k is enqueued. Returns its unit, which has its parameters by the time of the work.
+  Unit& begin(int k) {
+    // TODO 06.14: Fetch what comes before this work, and let the compute stream wait for what the work needs.
+    //   prefetch(k) says when fetch(k) is to be called, which enqueues the gather for pass k on the communication
+    //   stream: at the beginning of pass k itself, Prefetch::none; or in the pass before, at the beginning,
+    //   Prefetch::pre, or at its end, Prefetch::post, where end() does it. So there are two passes to think of here.
+    //   fetch(k) leaves the event fetched_[k % 2] behind the gather.
+    todo("06.14");
+    // END TODO 06.14
+    Unit& unit = units_[passes_[k].unit];
+    Real* whole = buffers_.values(k, passes_[k]);
+    probe("06.14", {unit_name(passes_[k].unit), ", last pass that is fetched when its work begins"},
+          std::vector<int>{last_fetched_});
+    probe("06.14", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
+    unit.model.bind(whole, buffers_.grads(k));
+    return unit;
+  }
+
+  // Has the communication stream bring what pass k needs.
+  void fetch(int k) {
+    // TODO 06.13: Gather the unit's parameters for pass k, if it needs that, and say when they are there.
+    //   gather(k) does the first, if passes_[k].gather. The event fetched_[k % 2] says the second, on which stream?
+    //   Record it in either case: also where nothing is gathered, it tells the work of pass k that its buffers are
+    //   free.
+    todo("06.13");
+    // END TODO 06.13
+    last_fetched_ = k;
+    const int u = passes_[k].unit;
+    probe("06.13", {unit_name(u), ", fetched"}, buffers_.values(k, passes_[k]), {units_[u].sharding.count},
+          communication_);
+  }
+
+  // Gathers the parameters of pass k's unit from the shards of all ranks: TODO 06.5, on another stream.
+  void gather(int k) {
+    const int u = passes_[k].unit;
+    const Range range({"gather ", unit_name(u)}, communication_);
+    Real* whole = buffers_.values(k, passes_[k]);
+    const Real* shard = shard_on_device(u, whole, communication_);
+    NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), communication_));
+  }
+
+  // Call when the work of pass k is enqueued, which writes result[n].
+  void end(int k, const Real* result, int n) {
+    // TODO 06.15: Let the communication stream wait for the work of pass k.
+    //   Record the event worked_ on one stream, and let the other wait for it. What comes next on the communication
+    //   stream overwrites parameters that this work reads, or reads gradients that it writes.
+    todo("06.15");
+    // END TODO 06.15
+    probe("06.15", unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
+          communication_);
+    if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
+  }
+
+  // Has the communication stream average the gradients of backward pass k over all ranks, into this rank's shard.
+  void reduce(int k, bool first, bool last) {
+    const int u = passes_[k].unit, size = units_[u].sharding.shard;
+    const Range range({"reduce ", unit_name(u)}, communication_);
+    Real *whole = buffers_.grads(k), *sum = grad_shard(u);
+    // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
+    const bool direct = first && !fsdp_.cpu_offload;
+    Real* shard = direct ? sum : whole + units_[u].sharding.offset;
+    // TODO 06.16: Average the unit's gradients over all ranks, and keep this rank's shard of the averages in `shard`.
+    //   Three steps, all on the communication stream, with `size` values each. Average over the shard group, from
+    //   `whole` to `shard`, in one NCCL call. Unless this batch is the `first` of the step, add what the earlier ones
+    //   have left in `sum`: launch(add_scaled, n, stream, y, x, factor, n) does y += factor · x for n numbers, with
+    //   factor 1.0f. If there are several replicas, average over groups_.replicate, in place, in one NCCL call: why is
+    //   once a step enough, and when?
+    todo("06.16");
+    // END TODO 06.16
+    probe("06.16", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
+    if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
+  }
+
+  // The gradients end with the padding, which no layer writes.
+  void clear_padding(int k) {
+    const Sharding& sharding = units_[passes_[k].unit].sharding;
+    const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);
+    CUDA_CHECK(cudaMemsetAsync(buffers_.grads(k) + sharding.count, 0, bytes, compute_));
+  }
+
+ public:
+  // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient if that
+  // is asked for.
+  void update(Training& training) {
+    // TODO 06.18: Let the compute stream wait until all gradients are reduced.
+    //   Record the event reduced_ on one stream, and let the other wait for it. Which one has enqueued the reductions?
+    todo("06.18");
+    // END TODO 06.18
+    probe("06.18", "gradient shards before the update", grads_.data(), {offsets_.back()}, compute_);
+    if (clipping_.enabled()) clipping_.clip(gradients_, groups_.shard, training.losses().gradient_norm());
+    optimizer_.step(values_.data(), grads_.data(), training.lr_factor());
+    // TODO 06.19: Let the communication stream wait for the update.
+    //   As TODO 06.18, with the event updated_. What will the communication stream do next with these shards?
+    todo("06.19");
+    // END TODO 06.19
+    probe("06.19", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
+  }
+
+  // Gives every rank its shards of the initial values, as the options say. Collective over `ranks`, all of the job.
+  // Waits for the stream.
+  void initialize(std::uint64_t seed, const Group& ranks) {
+    for (int u = 0; u < units(); ++u) {
+      if (fsdp_.sync_module_states) {
+        initialize_from_rank_0(u, seed, ranks);
+      } else {
+        initialize_shard(units_[u], seed, value_shard(u), compute_);
+      }
+    }
+  }
+
+  // Has checkpoints keep this rank's shards and the optimizer's state.
+  void add_to(Training& training) {
+    float* weights = optimizer_.weights(values_.data());
+    std::vector<TensorPart> parts;
+    for (int u = 0; u < units(); ++u) {
+      const auto shard = parts_of_shard(units_[u].model, units_[u].sharding, weights + offsets_[u]);
+      parts.insert(parts.end(), shard.begin(), shard.end());
+    }
+    training.add_all(parts, weights, optimizer_.state(values_.data()));
+  }
+
+  // Records the full parameters, gathered unit by unit, as those of number `replica`: a report of a training run and no
+  // part of it.
+  void record(int replica) {
+    const OffTheRecord off_the_record;
+    for (int u = 0; u < units(); ++u) {
+      Real* whole = buffers_.values(u, passes_[u]);
+      const Real* shard = shard_on_device(u, whole, compute_);
+      NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
+      units_[u].model.bind(whole, buffers_.grads(u));
+      record_parameters(units_[u].model, replica, compute_);
+    }
+  }
+
+ private:
+  Place place() const { return fsdp_.cpu_offload ? Place::host : Place::device; }
+  int units() const { return static_cast<int>(units_.size()); }
+
+  // This rank's shard of a unit's parameters and of their gradients, wherever it is kept.
+  Real* value_shard(int u) const { return values_.data() + offsets_[u]; }
+  Real* grad_shard(int u) const { return grads_.data() + offsets_[u]; }
+
+  // This rank's shard of a unit's parameters, on the device: if it is kept on the host, a copy in its place among the
+  // whole.
+  const Real* shard_on_device(int u, Real* whole, cudaStream_t stream) {
+    if (!fsdp_.cpu_offload) return value_shard(u);
+    const Sharding& sharding = units_[u].sharding;
+    Real* place = whole + sharding.offset;
+    CUDA_CHECK(cudaMemcpyAsync(place, value_shard(u), sharding.shard * sizeof(Real), cudaMemcpyDefault, stream));
+    return place;
+  }
+
+  // Rank 0's values of a unit, whatever the others have drawn: here numbers of their own, where a program would have
+  // loaded a checkpoint on rank 0 alone.
+  void initialize_from_rank_0(int u, std::uint64_t seed, const Group& ranks) {
+    const Sharding& sharding = units_[u].sharding;
+    const std::vector<float> drawn = units_[u].model.initial_values(seed + ranks.rank());
+    std::vector<Real> values(drawn.begin(), drawn.end());
+    values.resize(sharding.padded());
+    Real* whole = buffers_.values(u, passes_[u]);
+    CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(Real), cudaMemcpyDefault, compute_));
+    NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), kReal, 0, ranks.comm(), compute_));
+    CUDA_CHECK(cudaMemcpyAsync(value_shard(u), whole + sharding.offset, sharding.shard * sizeof(Real),
+                               cudaMemcpyDefault, compute_));
+    CUDA_CHECK(cudaStreamSynchronize(compute_));
+  }
+
+  FsdpOptions fsdp_;
+  const ShardGroups& groups_;
+  std::deque<Unit> units_;
+  std::vector<Pass> passes_;
+  UnitBuffers buffers_;
+  std::vector<int> offsets_;           // of the units' shards in the two arrays
+  PlacedBuffer<Real> values_, grads_;  // this rank's shards
+  Optimizer optimizer_;
+  Clipping clipping_;
+  GradientParts gradients_;  // all of grads_
+  int last_fetched_ = -1;    // the pass for which fetch() was called last
+};
+
+}  // namespace workshop

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model as ZeRO's stages keep it on a rank (Rajbhandari et al., SC 2020). Of what there is for every parameter, a
+// rank holds all (whole) or just its own shard of every unit (1/N):
+//
+//             optimizer state   gradients   parameters
+//   stage 0   whole             whole       whole         data parallelism, as in chapter 02
+//   stage 1   1/N               whole       whole
+//   stage 2   1/N               1/N         whole
+//   stage 3   1/N               1/N         1/N
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/group.h"
+#include "common/training.h"
+#include "units.h"
+
+namespace workshop {
+
+// ---- what is gathered when -----------------------------------------------------------------------------------------
+
+// Moments of a step. At those that are true a unit's values are gathered from the ranks.
+struct Gathers {
+  bool before_forward, before_backward, after_update;
+};
+
+inline Gathers gathers_at(int stage) {
+  Gathers gathers{false, false, false};
+  // TODO 06.4: At which moments does this stage have to gather a unit's values?
+  //   Where a rank keeps all values, whose are out of date, and since when? Where it keeps only its own, all units take
+  //   turns with one buffer. Set the three members of `gathers`.
+  gathers = {stage == 3, stage == 3, stage == 1 || stage == 2};
+  // END TODO 06.4
+  probe("06.4", "gathers before the forward pass, before the backward pass, after the update",
+        std::vector<int>{gathers.before_forward, gathers.before_backward, gathers.after_update});
+  return gathers;
+}
+
+// ---- one array -----------------------------------------------------------------------------------------------------
+
+// The update of one flat array that all ranks train: the all-reduce of chapter 02 is taken apart into its halves, and
+// each rank updates its shard between them. Chapter 07 updates a whole model chunk with it.
+class ShardedUpdate {
+ public:
+  // `sharding` cuts the array over `ranks`, which must live as long. `name` is what probes call it.
+  ShardedUpdate(const Options& options, const Sharding& sharding, const Group& ranks, std::string name,
+                cudaStream_t stream)
+      : sharding_(sharding),
+        ranks_(ranks),
+        name_(std::move(name)),
+        stream_(stream),
+        optimizer_(options, sharding.shard, stream) {}
+
+  // First: averages the gradients full[padded()] over the ranks. This rank gets its shard of the averages,
+  // shard[shard].
+  void scatter(Real* full, Real* shard) const {
+    const int count = sharding_.shard;
+    // TODO 06.6: Average the gradients, `full`, over the ranks, and write this rank's shard of the averages to `shard`.
+    //   One NCCL call over ranks_.comm(), on stream_: the first half of an all-reduce. Its count is what a rank
+    //   receives, `count`. `shard` may lie within `full`: where does NCCL want it to be then (docs/calls.md)?
+    NCCL_CHECK(ncclReduceScatter(full, shard, count, kReal, ncclAvg, ranks_.comm(), stream_));
+    // END TODO 06.6
+    probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {count}, stream_);
+  }
+
+  // Then: updates this rank's shard at `lr_factor` times the learning rate.
+  void step(Real* values, const Real* grads, double lr_factor) { optimizer_.step(values, grads, lr_factor); }
+
+  // Last: gives every rank all values, full[padded()], from each rank's shard[shard].
+  void gather(const Real* shard, Real* full) const {
+    const int count = sharding_.shard;
+    // TODO 06.5: Gather the shards of all ranks, `count` values each, in `full`.
+    //   One NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. Where a rank keeps all values,
+    //   it works in place.
+    NCCL_CHECK(ncclAllGather(shard, full, count, kReal, ranks_.comm(), stream_));
+    // END TODO 06.5
+    probe("06.5", {name_, ": values, gathered"}, full, {sharding_.count}, stream_);
+  }
+
+  Optimizer& optimizer() { return optimizer_; }
+
+ private:
+  Sharding sharding_;
+  const Group& ranks_;
+  std::string name_;
+  cudaStream_t stream_;
+  Optimizer optimizer_;  // of this rank's shard
+};
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
+// One number for every parameter: its value, or its gradient. Whole, the units lie one after the other. Sharded, this
+// rank's shards of them do, and one buffer has room for all numbers of one unit at a time.
+class FlatArray {
+ public:
+  struct Place {
+    Real* full;   // all of the unit, [sharding.padded()]
+    Real* shard;  // this rank's, [sharding.shard]; where the array is whole, it lies within `full`
+  };
+
+  FlatArray(const std::deque<Unit>& units, bool sharded, Memory kind) {
+    int held = 0, largest = 0;
+    for (const Unit& unit : units) {
+      held += sharded ? unit.sharding.shard : unit.sharding.padded();
+      largest = std::max(largest, unit.sharding.padded());
+    }
+    held_ = DeviceBuffer<Real>(held, kind);
+    buffer_ = DeviceBuffer<Real>(sharded ? largest : 0, Memory::buckets);
+    Real* next = held_.data();
+    for (const Unit& unit : units) {
+      places_.push_back(sharded ? Place{buffer_.data(), next} : Place{next, next + unit.sharding.offset});
+      next += sharded ? unit.sharding.shard : unit.sharding.padded();
+    }
+  }
+
+  const Place& operator[](int unit) const { return places_[unit]; }
+
+ private:
+  DeviceBuffer<Real> held_, buffer_;
+  std::vector<Place> places_;
+};
+
+// All work goes to one stream, so a buffer may be used again as soon as what reads it is enqueued.
+class ZeroModel {
+ public:
+  ZeroModel(const Network& network, const Options& options, int stage, const Group& ranks, cudaStream_t stream)
+      : stage_(stage),
+        ranks_(ranks),
+        stream_(stream),
+        // At stage 0 one shard is all of the unit.
+        units_(make_units(network, UnitSize{.layers = 1}, options.batch_size, stage == 0 ? 1 : ranks.size(),
+                          stage == 0 ? 0 : ranks.rank(), stream)),
+        gathers_(gathers_at(stage)),
+        values_(units_, stage >= 3, Memory::parameters),
+        grads_(units_, stage >= 2, Memory::gradients),
+        clipping_(options, largest_shard(units_), stream) {
+    for (int u = 0; u < units(); ++u) {
+      const Sharding& sharding = units_[u].sharding;
+      units_[u].model.bind(values_[u].full, grads_[u].full);
+      updates_.emplace_back(options, sharding, ranks_, unit_name(u), stream);
+      gradients_.held.emplace_back(grads_[u].shard, sharding.shard);
+    }
+    gradients_.counted = gradients_.held;
+  }
+
+  // The forward passes of one batch, unit after unit. The last unit keeps the output for loss().
+  void forward(const Batch& batch) {
+    const void* x = batch.x;
+    for (int u = 0; u < units(); ++u) {
+      Unit& unit = units_[u];
+      const Real* output = nullptr;
+      // TODO 06.20: Make the forward pass of unit u, whose values may have to be gathered first.
+      //   gather(u) gathers them; gathers_ says when this stage needs it. The model's forward(batch, activations) takes
+      //   its input from the batch: batch.with_x(x) is this batch with x, the output of the unit below. Keep what it
+      //   returns in `output`.
+      if (gathers_.before_forward) gather(u);
+      output = unit.model.forward(batch.with_x(x), unit.activations);
+      // END TODO 06.20
+      probe("06.20", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
+      x = output;
+    }
+  }
+
+  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  void loss(const void* y, int samples_of_step, float* loss) {
+    units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
+  }
+
+  // The backward passes of one batch, the `first` or the `last` of a step or neither. After the last one, the gradients
+  // of this rank's shards are the mean over the ranks of the sum over the batches.
+  void backward(bool first, bool last) {
+    const bool whole = stage_ < 2;  // the rank keeps a unit's whole gradients, from batch to batch
+    for (int u = units() - 1; u >= 0; --u) {
+      Unit& unit = units_[u];
+      Real* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
+      // TODO 06.21: Make the backward pass of unit u, and reduce its gradients when it is time.
+      //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the unit's gradients or, with accumulate,
+      //   adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to those of the
+      //   step's earlier batches. A rank that keeps `whole` gradients can add up its own and reduce them once a step.
+      //   Otherwise all units take turns with one buffer: how long are a unit's gradients in it, and its values?
+      if (gathers_.before_backward) gather(u);
+      unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
+      if (last || !whole) reduce(u, /*add=*/!whole && !first);
+      // END TODO 06.21
+      probe("06.21", {unit_name(u), ": gradients"}, grads_[u].full, {unit.model.count()}, stream_);
+    }
+  }
+
+  // Every rank updates its shards, clipped by the norm of the whole gradient if that is asked for.
+  void update(Training& training) {
+    if (clipping_.enabled()) {
+      clipping_.clip(gradients_, stage_ == 0 ? alone_ : ranks_, training.losses().gradient_norm());
+    }
+    for (int u = 0; u < units(); ++u) {
+      updates_[u].step(values_[u].shard, grads_[u].shard, training.lr_factor());
+      if (gathers_.after_update) gather(u);
+    }
+  }
+
+  // Every rank draws the same values and keeps its shards of them. Waits for the stream.
+  void initialize(std::uint64_t seed) {
+    for (int u = 0; u < units(); ++u) initialize_shard(units_[u], seed, values_[u].shard, stream_);
+  }
+
+  // Has checkpoints keep this rank's shards and their optimizer's state, loads what is to be resumed, and gathers the
+  // values for the first step.
+  void resume(Training& training) {
+    for (int u = 0; u < units(); ++u) {
+      Optimizer& optimizer = updates_[u].optimizer();
+      float* weights = optimizer.weights(values_[u].shard);
+      training.add_all(parts_of_shard(units_[u].model, units_[u].sharding, weights), weights,
+                       optimizer.state(values_[u].shard));
+    }
+    training.resume();
+    for (int u = 0; u < units() && gathers_.after_update; ++u) gather(u);
+  }
+
+  // Records the full parameters. Collective at stage 3.
+  void record(int replica) {
+    for (int u = 0; u < units(); ++u) {
+      if (gathers_.before_forward) gather(u);
+      record_parameters(units_[u].model, replica, stream_);
+    }
+  }
+
+ private:
+  static int largest_shard(const std::deque<Unit>& units) {
+    int largest = 0;
+    for (const Unit& unit : units) largest = std::max(largest, unit.sharding.shard);
+    return largest;
+  }
+
+  int units() const { return static_cast<int>(units_.size()); }
+
+  // Every rank gets all values of unit u, each rank giving its shard.
+  void gather(int u) { updates_[u].gather(values_[u].shard, values_[u].full); }
+
+  // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard of them. `add`: to
+  // those of the step's earlier batches, which the shard has already.
+  void reduce(int u, bool add) {
+    const auto [full, shard] = grads_[u];
+    const Sharding& sharding = units_[u].sharding;
+    if (stage_ == 0) {
+      NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
+      return;
+    }
+    // The padding is sent like the rest, but no backward pass writes it.
+    const std::size_t padding = sharding.padded() - sharding.count;
+    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
+    if (!add) return updates_[u].scatter(full, shard);
+    Real* averaged = full + sharding.offset;
+    updates_[u].scatter(full, averaged);
+    launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
+    probe("06.21", {unit_name(u), ": shard of the gradients of all batches so far"}, shard, {sharding.shard}, stream_);
+  }
+
+  int stage_;
+  const Group& ranks_;
+  const Group alone_;  // at stage 0 every rank has the whole gradient
+  cudaStream_t stream_;
+  std::deque<Unit> units_;
+  Gathers gathers_;
+  FlatArray values_, grads_;
+  std::deque<ShardedUpdate> updates_;  // of each unit
+  Clipping clipping_;
+  GradientParts gradients_;  // this rank's shards
+};
+
+}  // namespace workshop
