@@ -16,7 +16,7 @@
 #include "common/training.h"
 #include "mesh.h"
 #include "mesh_clipping.h"
-#include "settings.h"
+#include "mesh_settings.h"
 
 using namespace workshop;
 
