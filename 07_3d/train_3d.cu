@@ -22,7 +22,8 @@ using namespace workshop;
 
 namespace {
 
-void train(const Options& options, const Settings& settings, const Mesh& mesh, const Job& job, cudaStream_t stream) {
+void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const Job& job,
+           cudaStream_t stream) {
   const Group *stages = nullptr, *replicas = nullptr;
   // TODO 07.5: Which ranks does this one send activations and gradients to, and receive them from?
   //   They are the stages of its pipeline. `mesh` has three groups.
@@ -96,7 +97,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
 int main(int argc, char** argv) {
   Options options("07_3d/train_3d", "Trains a model with data, pipeline and tensor parallelism.",
                   Sampling::distributed);
-  Settings settings;
+  MeshSettings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
   options.with_precision();
