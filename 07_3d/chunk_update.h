@@ -49,6 +49,7 @@ class ChunkUpdate {
   }
 
   const Model& model() const { return model_; }
+  const Group& replicas() const { return replicas_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
   Real* grads() const { return model_.grads() + part().offset; }
   Extent part() const {

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A planner on paper: what a model needs on a mesh of GPUs, or on every mesh that there is, without a GPU at hand. The
-// formulas are in plan.h, the options in plan_settings.h; here are the meshes to compare, and the table.
+// A planner on paper: what a model needs on a mesh of GPUs, or on every possible mesh, without a GPU at hand. The
+// formulas are in plan.h; this program lists the meshes, sorts their plans, and says what to change if none fits.
 #include <cmath>
-#include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 
 #include "plan.h"
+#include "plan_output.h"
 #include "plan_settings.h"
 
 using namespace workshop;
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // ---- the meshes to compare -----------------------------------------------------------------------------------------
 
@@ -38,7 +35,7 @@ std::vector<int> possible_micro_batches(int rows) {
 }
 
 // How many replicas may share a model: all, which is 0, or those whose tensor groups fill a node.
-std::vector<int> possible_hybrids(const Settings& s, const Layout& layout) {
+std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   if (s.hybrid > 0) return {s.hybrid};
   const int on_node = s.gpus_per_node / layout.tp;
   const bool smaller = layout.zero > 0 && 1 < on_node && on_node < layout.dp && layout.dp % on_node == 0;
@@ -46,7 +43,7 @@ std::vector<int> possible_hybrids(const Settings& s, const Layout& layout) {
 }
 
 // Chunks of a stage that divide its blocks; interleaving needs a multiple of the stages of micro-batches.
-std::vector<int> possible_chunks(const Settings& s, const GptShape& g, const Layout& layout) {
+std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const Layout& layout) {
   if (s.chunks > 0) return {s.chunks};
   std::vector<int> numbers = {1};
   if (layout.pp == 1 || g.blocks % layout.pp != 0 || layout.micro_batches % layout.pp != 0) return numbers;
@@ -57,7 +54,7 @@ std::vector<int> possible_chunks(const Settings& s, const GptShape& g, const Lay
 }
 
 // All ways in which gpt can be trained on a mesh.
-void add_gpt_layouts(std::vector<Layout>& layouts, const Settings& s, const ModelShape& model, Layout layout) {
+void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const ModelShape& model, Layout layout) {
   layout.prefetch = true;
   // The shares of a sequence send and compute what the whole does, in less memory: there is nothing to compare.
   layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context % layout.tp == 0;
@@ -80,12 +77,12 @@ void add_gpt_layouts(std::vector<Layout>& layouts, const Settings& s, const Mode
 }
 
 // All meshes of the cluster's GPUs that the settings leave open; where they leave nothing open, that one.
-std::vector<Layout> make_layouts(const Settings& s, const ModelShape& model) {
+std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
   const auto add = [&](int dp, int pp, int tp) {
     for (int zero = 0; zero <= 3; ++zero) {
       if (s.zero != "any" && s.zero != std::to_string(zero)) continue;
-      // One replica shares nothing out, and why_not() has the reason for pipelines.
+      // One replica shares nothing out, and infeasible_because() has the reason for pipelines.
       if (s.zero == "any" && (dp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
       if (model.gpt) {
         add_gpt_layouts(layouts, s, model, {dp, pp, tp, zero});
@@ -136,11 +133,11 @@ void keep_best(std::vector<Plan>& plans) {
   });
 }
 
-Search search(const Settings& s, const ModelShape& model) {
+Search search(const PlanSettings& s, const ModelShape& model) {
   const Cluster cluster = make_cluster(s);
   Search found;
   for (const Layout& layout : make_layouts(s, model)) {
-    const std::string wrong = why_not(model, cluster, layout);
+    const std::string wrong = infeasible_because(model, cluster, layout);
     if (wrong.empty()) {
       found.plans.push_back(make_plan(model, cluster, layout));
     } else if (found.left_out++ == 0) {
@@ -150,78 +147,6 @@ Search search(const Settings& s, const ModelShape& model) {
   std::ranges::stable_sort(found.plans, {}, [&](const Plan& plan) { return order_of(plan, model.gpt.has_value()); });
   if (model.gpt) keep_best(found.plans);
   return found;
-}
-
-// ---- output --------------------------------------------------------------------------------------------------------
-
-// "31.4 GB", or "1.5 ms": a number with the largest unit that leaves at least 1.
-std::string with_unit(double value, const std::vector<const char*>& units) {
-  if (value == 0) return "-";
-  std::size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < units.size(); ++unit) value /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %s", value, units[unit]);
-  return text;
-}
-std::string bytes_text(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
-std::string time_text(double seconds) { return with_unit(seconds * 1e6, {"us", "ms", "s"}); }
-
-void print_mesh(const Plan& plan, const ModelShape& model) {
-  const Layout& m = plan.layout;
-  print0("%4d %3d %3d %4d", m.dp, m.pp, m.tp, m.zero);
-  if (model.gpt) print0(" %4d", m.zero > 0 ? m.sharing() : 0);
-  print0(" %4d", m.micro_batches);
-  if (model.gpt) {
-    print0(" %4d %4d %6s", model.rows / m.dp / m.micro_batches, m.chunks, m.recompute ? "blocks" : "none");
-  }
-}
-
-void print_row(const Plan& plan, const ModelShape& model) {
-  const MemoryPlan& memory = plan.fullest().memory;
-  Traffic most;
-  for (const StagePlan& stage : plan.stages) {
-    most.tensor = std::max(most.tensor, stage.sent.tensor);
-    most.data = std::max(most.data, stage.sent.data + stage.sent.copies);
-    most.pipeline = std::max(most.pipeline, stage.sent.pipeline);
-  }
-  print_mesh(plan, model);
-  print0(" |");
-  for (const double bytes :
-       {memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.total()}) {
-    print0(" %8s", bytes_text(bytes).c_str());
-  }
-  print0(" |");
-  for (const double bytes : {most.tensor, most.data, most.pipeline}) print0(" %8s", bytes_text(bytes).c_str());
-  print0(" | %5.1f %% %8s", 100 * plan.bubble, time_text(plan.seconds).c_str());
-  if (model.gpt) print0(" %8.0f %7.1f %4.1f %%", plan.tokens_per_second, plan.flops / kTera, 100 * plan.mfu);
-  print0("  %s\n", plan.fits ? "fits" : "too large");
-}
-
-void print_heading(const ModelShape& model, const Settings& s, const Cluster& cluster) {
-  const std::string memory = bytes_text(cluster.memory);
-  if (!model.gpt) {
-    print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
-           memory.c_str(), cluster.gpus_per_node);
-    print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
-    print0("%4s %3s %3s %4s %4s |", "dp", "pp", "tp", "zero", "m-b");
-  } else {
-    print0("%.4g parameters, %d sequences of %d tokens a step; %d GPUs with %s to use (%d %% kept free), %d a node\n",
-           model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
-           cluster.gpus_per_node);
-    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
-    print0("%4s %3s %3s %4s %4s %4s %4s %4s %6s |", "dp", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
-  }
-  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
-         "tensor", "data", "pipeline", "bubble", "step");
-  if (model.gpt) print0(" %8s %7s %6s", "tokens/s", "TFLOP/s", "MFU");
-  print0("\n");
-}
-
-void print_table(const std::vector<Plan>& plans, const ModelShape& model, const Settings& s) {
-  print_heading(model, s, make_cluster(s));
-  const std::size_t rows = s.rows;
-  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model);
-  if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
 }
 
 // ---- what to change ------------------------------------------------------------------------------------------------
@@ -237,24 +162,24 @@ const char* largest_kind(const MemoryPlan& memory) {
 
 struct Change {
   std::string text;
-  Settings settings;
+  PlanSettings settings;
 };
 
 // What was given on the command line and could be otherwise, one at a time, and all of it.
-std::vector<Change> possible_changes(const Settings& s) {
+std::vector<Change> possible_changes(const PlanSettings& s) {
   std::vector<Change> changes;
   const auto add = [&](bool given, const std::string& text, auto change) {
     if (!given) return;
     changes.push_back({text, s});
     change(changes.back().settings);
   };
-  const auto any_mesh = [](Settings& c) { c.dp = c.pp = c.tp = c.chunks = c.hybrid = c.micro_batches = 0; };
-  add(s.recompute == "none", "--recompute blocks", [](Settings& c) { c.recompute = "blocks"; });
-  add(!s.sequence_parallel, "--sequence-parallel", [](Settings& c) { c.sequence_parallel = true; });
-  add(s.micro_batches > 0, "other --micro-batches", [](Settings& c) { c.micro_batches = 0; });
-  add(s.zero != "any", "another stage of --zero", [](Settings& c) { c.zero = "any"; });
+  const auto any_mesh = [](PlanSettings& c) { c.dp = c.pp = c.tp = c.chunks = c.hybrid = c.micro_batches = 0; };
+  add(s.recompute == "none", "--recompute blocks", [](PlanSettings& c) { c.recompute = "blocks"; });
+  add(!s.sequence_parallel, "--sequence-parallel", [](PlanSettings& c) { c.sequence_parallel = true; });
+  add(s.micro_batches > 0, "other --micro-batches", [](PlanSettings& c) { c.micro_batches = 0; });
+  add(s.zero != "any", "another stage of --zero", [](PlanSettings& c) { c.zero = "any"; });
   add(s.dp + s.pp + s.tp > 0, "another mesh", any_mesh);
-  add(true, "all of these", [&](Settings& c) {
+  add(true, "all of these", [&](PlanSettings& c) {
     any_mesh(c);
     c.zero = c.recompute = "any";
     c.sequence_parallel = true;
@@ -263,7 +188,7 @@ std::vector<Change> possible_changes(const Settings& s) {
 }
 
 // The best plan with these settings if one fits.
-std::optional<Plan> find_fitting(const Settings& s, const ModelShape& model) {
+std::optional<Plan> find_fitting(const PlanSettings& s, const ModelShape& model) {
   const std::vector<Plan> plans = search(s, model).plans;
   return !plans.empty() && plans.front().fits ? std::optional(plans.front()) : std::nullopt;
 }
@@ -275,7 +200,7 @@ void print_change(const std::string& text, const Plan& plan) {
 }
 
 // Says by how much the nearest plan misses, and which changes would make one fit.
-void print_advice(const Plan& nearest, const Settings& s, const ModelShape& model) {
+void print_advice(const Plan& nearest, const PlanSettings& s, const ModelShape& model) {
   const MemoryPlan& memory = nearest.fullest().memory;
   const double usable = make_cluster(s).memory;
   print0("Nothing fits. The first row is the nearest: it needs %s of %s, most of it for the %s. What would fit:\n",
@@ -287,7 +212,7 @@ void print_advice(const Plan& nearest, const Settings& s, const ModelShape& mode
     if (plan) print_change(changes[i].text, *plan);
     fits = fits || plan;
   }
-  Settings more = changes.back().settings;
+  PlanSettings more = changes.back().settings;
   for (int doublings = 0; doublings < 10 && more.gpus <= 1 << 19; ++doublings) {
     more.gpus *= 2;
     if (const std::optional<Plan> plan = find_fitting(more, model)) {
@@ -298,54 +223,11 @@ void print_advice(const Plan& nearest, const Settings& s, const ModelShape& mode
   print0("  --memory %.0f: the first row fits\n", std::ceil(memory.total() / (1 - s.margin / 100.0) / kGiga));
 }
 
-// ---- the file of --json --------------------------------------------------------------------------------------------
-
-Json json_of(const StagePlan& stage) {
-  const MemoryPlan& memory = stage.memory;
-  return {{"memory",
-           {{"parameters", memory.parameters},
-            {"gradients", memory.gradients},
-            {"optimizer", memory.optimizer},
-            {"activations", memory.activations},
-            {"buckets", memory.buckets}}},
-          {"sent",
-           {{"tensor", stage.sent.tensor},
-            {"data", stage.sent.data + stage.sent.copies},
-            {"pipeline", stage.sent.pipeline}}}};
-}
-
-Json json_of(const Plan& plan, const ModelShape& model) {
-  const Layout& layout = plan.layout;
-  Json json = {{"dp", layout.dp},
-               {"pp", layout.pp},
-               {"tp", layout.tp},
-               {"zero", layout.zero},
-               {"micro_batches", layout.micro_batches}};
-  if (model.gpt) {
-    json.update({{"hybrid", layout.hybrid},
-                 {"chunks", layout.chunks},
-                 {"recompute", layout.recompute},
-                 {"sequence_parallel", layout.sequence_parallel},
-                 {"tokens_per_second", plan.tokens_per_second},
-                 {"flops_per_gpu", plan.flops},
-                 {"mfu", plan.mfu}});
-  }
-  json.update({{"fits", plan.fits}, {"bubble", plan.bubble}, {"seconds_per_step", plan.seconds}});
-  for (const StagePlan& stage : plan.stages) json["stages"].push_back(json_of(stage));
-  return json;
-}
-
-std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
-  Json json = {{"parameters", model.parameters}, {"plans", Json::array()}};
-  for (const Plan& plan : plans) json["plans"].push_back(json_of(plan, model));
-  return json.dump(1) + "\n";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options("07_3d/plan", "Plans memory, traffic and time of a model on a mesh of GPUs, or on all meshes.");
-  Settings settings;
+  PlanSettings settings;
   add_model_options(options, settings);
   add_cluster_options(options, settings);
   add_layout_options(options, settings);

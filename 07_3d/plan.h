@@ -31,7 +31,7 @@ struct Traffic {
 };
 
 // Seconds of a step, as a stage spends them.
-struct Times {
+struct StageTimes {
   double busy = 0;      // computing, and the tensor group's sums, for which every layer waits
   double backward = 0;  // the part of `busy` behind which `reduce` hides
   double transfer = 0;  // a micro-batch's way from one stage, or chunk, to the next
@@ -43,7 +43,7 @@ struct Times {
 struct StagePlan {
   MemoryPlan memory;
   Traffic sent;
-  Times times;
+  StageTimes times;
 };
 
 struct Plan {
@@ -298,7 +298,7 @@ inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, 
 // Adds the time of gathering parameters and reducing gradients, one collective a unit. Gradients are reduced behind the
 // backward: where they are kept whole, once, behind that of the last micro-batch; where not, behind each. Parameters
 // are gathered when they are needed.
-inline void add_data_seconds(Times& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
+inline void add_data_seconds(StageTimes& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
                              const StageShape& part, const Traffic& sent) {
   const int ranks = layout.sharing(), copies = layout.dp / ranks;
   const Link link = group_link(model, cluster, layout.tp, ranks);
@@ -317,12 +317,12 @@ inline void add_data_seconds(Times& times, const ModelShape& model, const Cluste
   }
 }
 
-inline Times stage_times(const ModelShape& model, const Cluster& cluster, const Layout& layout, const StageShape& part,
-                         const Traffic& sent, const Passes& passes) {
+inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, const Layout& layout,
+                              const StageShape& part, const Traffic& sent, const Passes& passes) {
   const double whole = model.bytes() * replica_rows(model, layout) * part.summed;
   const double summing = ring_seconds(group_link(model, cluster, 1, layout.tp), layout.tp,
                                       part.sums * layout.micro_batches, whole, sent.tensor);
-  Times times;
+  StageTimes times;
   times.busy = passes.forward + passes.backward + summing;
   // The backward has half of the sums, or with recomputation two thirds.
   times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5);
@@ -332,7 +332,7 @@ inline Times stage_times(const ModelShape& model, const Cluster& cluster, const 
 }
 
 // The time of a step, if all stages spend theirs like this one.
-inline double step_seconds(const Layout& layout, double bubble, const Times& t) {
+inline double step_seconds(const Layout& layout, double bubble, const StageTimes& t) {
   // In 1F1B a micro-batch may have to wait for its activation and for its gradient (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
   double seconds = 0;
@@ -348,53 +348,58 @@ inline double step_seconds(const Layout& layout, double bubble, const Times& t) 
 // ---- all together --------------------------------------------------------------------------------------------------
 
 // Why the model cannot be cut over stages and tensor groups like this: one line, empty if it can.
-inline std::string why_not_cut(const ModelShape& model, const Layout& layout) {
-  if (model.gpt) return why_not_cut_gpt(*model.gpt, layout);
+inline std::string uncuttable_because(const ModelShape& model, const Layout& layout) {
+  if (model.gpt) return gpt_uncuttable_because(*model.gpt, layout);
   if (model.widths.empty()) {
     const std::string one = "1 with --parameters, which says nothing of layers";
-    return layout.pp > 1 ? is("pp", layout.pp) + one : layout.tp > 1 ? is("tp", layout.tp) + one : "";
+    return layout.pp > 1   ? expected_prefix("pp", layout.pp) + one
+           : layout.tp > 1 ? expected_prefix("tp", layout.tp) + one
+                           : "";
   }
   if (layout.tp > 1 && model.layers() % 2 != 0) {
-    return is("tp", layout.tp) + "1 for " + std::to_string(model.layers()) + " layers, which do not make pairs";
+    return expected_prefix("tp", layout.tp) + "1 for " + std::to_string(model.layers()) +
+           " layers, which do not make pairs";
   }
   const int parts = model.layers() / (layout.tp > 1 ? 2 : 1);
   if (layout.pp > parts) {
-    return is("pp", layout.pp) + "at most " + std::to_string(parts) + ", the model's " +
+    return expected_prefix("pp", layout.pp) + "at most " + std::to_string(parts) + ", the model's " +
            (layout.tp > 1 ? "pairs of layers" : "layers");
   }
   for (int i = 1; layout.tp > 1 && i < model.layers(); i += 2) {
     if (model.widths[i] % layout.tp == 0) continue;
-    return is("tp", layout.tp) + "a divisor of the width " + std::to_string(model.widths[i]) + " inside a pair";
+    return expected_prefix("tp", layout.tp) + "a divisor of the width " + std::to_string(model.widths[i]) +
+           " inside a pair";
   }
   return "";
 }
 
 // Why the model cannot be trained on this mesh: one line, empty if it can.
-inline std::string why_not(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
+inline std::string infeasible_because(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   if (layout.gpus() != cluster.gpus) {
     return "--dp, --pp and --tp make " + std::to_string(layout.gpus()) + " GPUs; expected --gpus, " +
            std::to_string(cluster.gpus);
   }
   const bool one_node = cluster.gpus <= cluster.gpus_per_node;
   if (!one_node && cluster.gpus_per_node % layout.tp != 0) {
-    return is("tp", layout.tp) + "a divisor of the " + std::to_string(cluster.gpus_per_node) +
+    return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(cluster.gpus_per_node) +
            " GPUs of a node, so that tensor groups stay within one";
   }
-  const std::string cut = why_not_cut(model, layout);
+  const std::string cut = uncuttable_because(model, layout);
   if (!cut.empty()) return cut;
   if (model.rows % layout.dp != 0) {
-    return is("global-batch", model.rows) + "a multiple of the " + std::to_string(layout.dp) + " replicas";
+    return expected_prefix("global-batch", model.rows) + "a multiple of the " + std::to_string(layout.dp) + " replicas";
   }
   const int rows = model.rows / layout.dp;
   if (rows % layout.micro_batches != 0) {
-    return is("micro-batches", layout.micro_batches) + "a divisor of the " + std::to_string(rows) +
+    return expected_prefix("micro-batches", layout.micro_batches) + "a divisor of the " + std::to_string(rows) +
            " rows of a replica";
   }
   if (layout.hybrid > 0 && (layout.zero == 0 || layout.dp % layout.hybrid != 0)) {
-    return is("hybrid", layout.hybrid) + "a divisor of the " + std::to_string(layout.dp) + " replicas, with --zero";
+    return expected_prefix("hybrid", layout.hybrid) + "a divisor of the " + std::to_string(layout.dp) +
+           " replicas, with --zero";
   }
   if (layout.zero >= 2 && layout.pp > 1) {
-    return is("zero", layout.zero) + "0 or 1 with --pp, or every micro-batch would reduce its gradients";
+    return expected_prefix("zero", layout.zero) + "0 or 1 with --pp, or every micro-batch would reduce its gradients";
   }
   return "";
 }
@@ -408,7 +413,7 @@ inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluste
   plan.mfu = gpt_operations(*model.gpt, tokens, false) / gpu_seconds / cluster.peak;
 }
 
-// Plans a mesh for which why_not() has nothing to say.
+// Plans a mesh for which infeasible_because() has nothing to say.
 inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;

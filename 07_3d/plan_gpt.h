@@ -142,25 +142,25 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
 // ---- what is impossible --------------------------------------------------------------------------------------------
 
 // Why the blocks cannot be cut over stages and tensor groups like this: one line, empty if they can.
-inline std::string why_not_cut_gpt(const GptShape& g, const Layout& layout) {
+inline std::string gpt_uncuttable_because(const GptShape& g, const Layout& layout) {
   if (layout.tp > 1 && g.heads % layout.tp != 0) {
-    return is("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";
+    return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";
   }
   if (layout.pp > g.blocks) {
-    return is("pp", layout.pp) + "at most " + std::to_string(g.blocks) + ", the model's blocks";
+    return expected_prefix("pp", layout.pp) + "at most " + std::to_string(g.blocks) + ", the model's blocks";
   }
   if (layout.chunks == 1) return "";
-  if (layout.pp == 1) return is("chunks", layout.chunks) + "1 without a pipeline";
+  if (layout.pp == 1) return expected_prefix("chunks", layout.chunks) + "1 without a pipeline";
   if (g.blocks % (layout.pp * layout.chunks) != 0) {
-    return is("chunks", layout.chunks) + "a number that divides the " + std::to_string(g.blocks) + " blocks over " +
-           std::to_string(layout.pp) + " stages";
+    return expected_prefix("chunks", layout.chunks) + "a number that divides the " + std::to_string(g.blocks) +
+           " blocks over " + std::to_string(layout.pp) + " stages";
   }
   constexpr int most = 1 << 22;  // as in chapter 04
   if (layout.micro_batches > most / layout.chunks) {
-    return is("chunks", layout.chunks) + "at most " + std::to_string(most) + " with the micro-batches";
+    return expected_prefix("chunks", layout.chunks) + "at most " + std::to_string(most) + " with the micro-batches";
   }
   if (layout.micro_batches % layout.pp != 0) {
-    return is("micro-batches", layout.micro_batches) + "a multiple of the " + std::to_string(layout.pp) +
+    return expected_prefix("micro-batches", layout.micro_batches) + "a multiple of the " + std::to_string(layout.pp) +
            " stages with --chunks";
   }
   return "";

@@ -21,20 +21,20 @@ struct LinkSettings {
 
 // What is known of a GPU and its links. The bandwidths are five sixths of the data sheets', what copies and rings
 // reach of them.
-struct Machine {
+struct MachineSpec {
   double memory;            // GB
   double peak;              // 10^12 operations a second, of 2-byte values
   double memory_bandwidth;  // GB/s
   LinkSettings node, network;
 };
-inline const Machine kA100 = {80, 312, 1700, {5, 250, ""}, {15, 25, ""}};
-inline const Machine kH100 = {80, 989, 2800, {5, 375, ""}, {15, 50, ""}};
+inline const MachineSpec kA100 = {80, 312, 1700, {5, 250, ""}, {15, 25, ""}};
+inline const MachineSpec kH100 = {80, 989, 2800, {5, 375, ""}, {15, 50, ""}};
 
 // Shares of the peak that are reached. Products of large matrices: fitted, as the README says.
 inline constexpr double kMlpEfficiency = 0.5, kProductEfficiency = 0.65;
 
 // As on the command line; 0 and "any" leave open what is to be compared, or has a default that depends on others.
-struct Settings {
+struct PlanSettings {
   std::string model = "mlp";
   int width = 0, depth = 0, blocks = 0, heads = 0, context = 0, vocabulary = 0, global_batch = 1024;
   double parameters = 0;
@@ -53,7 +53,7 @@ struct Settings {
   bool gpt() const { return model == "gpt"; }
 };
 
-inline void add_model_options(Options& options, Settings& s) {
+inline void add_model_options(Options& options, PlanSettings& s) {
   // Nothing is trained: of the shared options those remain that say what the model is.
   options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
                    "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
@@ -72,7 +72,7 @@ inline void add_model_options(Options& options, Settings& s) {
   options.add("--global-batch", s.global_batch, "rows a step, with gpt sequences, over all replicas", 1, 1 << 24);
 }
 
-inline void add_cluster_options(Options& options, Settings& s) {
+inline void add_cluster_options(Options& options, PlanSettings& s) {
   options.add("--gpus", s.gpus, "GPUs of the cluster", 1, 1 << 20);
   options.add("--gpus-per-node", s.gpus_per_node, "GPUs of a node", 1, 1 << 20);
   options.add("--machine", s.machine, "GPUs and links whose numbers are the defaults of those below", {"a100", "h100"});
@@ -92,7 +92,7 @@ inline void add_cluster_options(Options& options, Settings& s) {
   add_link("network", s.network, "between nodes");
 }
 
-inline void add_layout_options(Options& options, Settings& s) {
+inline void add_layout_options(Options& options, PlanSettings& s) {
   options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
   options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
   options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
@@ -116,7 +116,7 @@ inline void add_layout_options(Options& options, Settings& s) {
 // ---- what the options say ------------------------------------------------------------------------------------------
 
 // An option of the one model with the other means a mistake in --model.
-inline void require_options_of_model(const Settings& s) {
+inline void require_options_of_model(const PlanSettings& s) {
   const auto refuse = [&s](const char* name, double value, const char* model) {
     if (value > 0 && s.model != model) usage_error("%s is given; expected --model %s then", name, model);
   };
@@ -132,7 +132,7 @@ inline void require_options_of_model(const Settings& s) {
 }
 
 // Without options a model of 7 billion parameters.
-inline GptShape make_gpt_shape(const Settings& s) {
+inline GptShape make_gpt_shape(const PlanSettings& s) {
   const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
   const GptShape g = {given(s.blocks, 32), given(s.width, 4096), given(s.heads, 32), given(s.context, 4096),
                       given(s.vocabulary, 32000)};
@@ -142,7 +142,7 @@ inline GptShape make_gpt_shape(const Settings& s) {
   return g;
 }
 
-inline ModelShape make_model(const Options& options, const Settings& s) {
+inline ModelShape make_model(const Options& options, const PlanSettings& s) {
   require_options_of_model(s);
   ModelShape model;
   if (s.gpt()) {
@@ -198,9 +198,9 @@ inline Link make_link(const LinkSettings& s, const LinkSettings& otherwise, cons
   }
 }
 
-inline Cluster make_cluster(const Settings& s) {
+inline Cluster make_cluster(const PlanSettings& s) {
   if (s.efficiency > 1) usage_error("--efficiency is above 1; expected a share, such as 0.5");
-  const Machine& machine = s.machine == "h100" ? kH100 : kA100;
+  const MachineSpec& machine = s.machine == "h100" ? kH100 : kA100;
   const auto given = [](double value, double otherwise) { return value > 0 ? value : otherwise; };
   const double peak = given(s.peak, machine.peak) * kTera;
   return {s.gpus,

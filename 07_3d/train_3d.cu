@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// 3D parallelism: the layers cut over tensor groups (chapter 05), in stages of a pipeline (chapter 04), of which data
-// parallel replicas see batches of their own (chapter 02) and may share the optimizer's state (chapter 06). What is new
-// is the mesh of ranks in mesh.h; the rest puts together what the earlier chapters have.
+// 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are the stages of a pipeline (chapter
+// 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer's state (chapter
+// 06). New here is the mesh of ranks, in mesh.h; this program puts together what the earlier chapters have.
 #include <deque>
 
 #include "01_single_gpu/models.h"
@@ -16,51 +16,61 @@
 #include "common/training.h"
 #include "mesh.h"
 #include "mesh_clipping.h"
-#include "settings.h"
+#include "mesh_settings.h"
 
 using namespace workshop;
 
 namespace {
 
-void train(const Options& options, const Settings& settings, const Mesh& mesh, const Job& job, cudaStream_t stream) {
-  const Group *stages = nullptr, *replicas = nullptr;
-  // TODO 07.5: Which ranks does this one send activations and gradients to, and receive them from?
-  //   They are the stages of its pipeline. `mesh` has three groups.
-  todo("07.5");
-  // END TODO 07.5
-  probe("07.5", "ranks of the pipeline's stages", stages->members());
-  // TODO 07.6: Over which ranks are this rank's gradients averaged?
-  //   A mean makes sense over gradients of the same parameters for different samples.
-  todo("07.6");
-  // END TODO 07.6
-  probe("07.6", "ranks that average their gradients", replicas->members());
+// Which samples this rank sees, and whether it reports their losses.
+ReplicaPlace place_in(const Mesh& mesh) {
+  ReplicaPlace place;
+  // TODO 07.7: Into how many shares are the samples divided, which one is this rank's, and does it report the losses?
+  //   Set place.replicas, place.replica and place.reports. All ranks of a replica work on the same batch, whichever
+  //   layers or features they have. Of each replica one rank reports, and of the first one this is rank 0.
+  todo("07.7");
+  // END TODO 07.7
+  probe("07.7", "number of shares of the samples, this rank's share, whether it reports",
+        std::vector<int>{place.replicas, place.replica, place.reports});
+  return place;
+}
 
+void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const Job& job,
+           cudaStream_t stream) {
+  const ReplicaPlace place = place_in(mesh);
+
+  // The network, with its layers cut over the tensor group.
   const Network network = mesh.shape.tensor > 1
                               ? make_parallel_network(options, mesh.tensor, nullptr, settings.sequence_parallel)
                               : make_network(options);
+
+  // This rank's stage of the pipeline: one chunk of the layers, or several if the schedule is interleaved.
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
-  Stage stage(network, options.batch_size, schedule, stages->rank(), bounds, options.gpt.recompute == "stages", stream,
-              settings.sharded() ? Storage::bound : Storage::own);
+  Stage stage(network, options.batch_size, schedule, mesh.at.pipeline, bounds, options.gpt.recompute == "stages",
+              stream, settings.sharded() ? Storage::bound : Storage::own);
   IdleClock clock(stream, kProbedSteps);
-  PipelineExecutor executor(schedule, stage, *stages, stream, clock);
+  PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
+
+  // The replicas' average of each chunk's gradients, and its update.
   std::deque<ChunkUpdate> updates;
-  for (Chunk& chunk : stage.chunks()) {
-    updates.emplace_back(options, chunk.model, *replicas, settings.sharded(), settings.bucket_mb * (1 << 20), stream);
-    chunk.model.initialize(options.model_seed);
+  // TODO 07.6: Give each chunk in stage.chunks() its ChunkUpdate.
+  //   updates.emplace_back(options, chunk.model, group, sharded, bytes of a bucket, stream) makes one, which averages
+  //   over `group`. A mean makes sense over gradients of the same parameters for different samples: which group of
+  //   `mesh` has those? settings.sharded() says whether ZeRO cuts the update; a bucket has settings.bucket_mb MiB.
+  todo("07.6");
+  // END TODO 07.6
+  for (const ChunkUpdate& chunk : updates) {
+    probe("07.6", "ranks that average their gradients", chunk.replicas().members());
   }
+  // Every rank draws the whole network's parameters and keeps its own, so nobody has to send any.
+  for (Chunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
   MeshClipping clipping(options, updates, mesh, settings.sharded(), stream);
 
-  int shares = 1, share = 0;
-  // TODO 07.7: Into how many shares are the samples divided, and which one is this rank's?
-  //   All ranks of a replica work on the same batch, whichever layers or features they have.
-  todo("07.7");
-  // END TODO 07.7
-  probe("07.7", "number of shares of the samples, this rank's share", std::vector<int>{shares, share});
-  const bool reports = mesh.at.pipeline == 0 && mesh.at.tensor == 0;
+  // The samples of this rank's replica. Only the first stage reads the inputs.
   DataSource data = network.data();
   data.needs_x = mesh.at.pipeline == 0;
-  Training training(options, job, {shares, share, reports}, data, stream);
+  Training training(options, job, place, data, stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
@@ -69,22 +79,25 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
     if (clipping.enabled()) clipping.clip(training.losses().gradient_norm());
     for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
   };
-  // All ranks of a tensor group compute the same loss, together: one of them counts it.
+  // All ranks of a tensor group compute the same loss together: only one of them counts it.
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
-    float* place = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), place, stream);
+    float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
+    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
   };
+
   while (training.next_epoch()) {
     while (training.next_step()) {
       stage.begin_step(training.batch(), training.loss());
       executor.step([&] { clock.compute(update); }, ready);
     }
+    // From the last stage, which has computed the losses, to the first, which reports them.
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
     evaluate(training, mesh.data, stream, add_loss);
   }
   evaluate(training, mesh.data, stream, add_loss);
+
   // Put together over the tensor group, all ranks of a stage have the same parameters.
   for (const Chunk& chunk : stage.chunks()) {
     record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
@@ -96,7 +109,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
 int main(int argc, char** argv) {
   Options options("07_3d/train_3d", "Trains a model with data, pipeline and tensor parallelism.",
                   Sampling::distributed);
-  Settings settings;
+  MeshSettings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
   options.with_precision();

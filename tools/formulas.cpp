@@ -198,7 +198,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
   if (!model || layout->dp < 1 || layout->micro_batches < 1 || layout->zero > 3) return {};
   if (run.world < 1 || run.world > kMost || model->rows < 1) return {};
   const Cluster machine{run.world, run.world, 0, 1, 1, 1, {0, 1}, {0, 1}};  // of which times alone depend
-  if (run.program != "parameter_server" && !why_not(*model, machine, *layout).empty()) return {};
+  if (run.program != "parameter_server" && !infeasible_because(*model, machine, *layout).empty()) return {};
   const Plan plan = make_plan(*model, machine, *layout);
   const double parameters = make_part(*model, {}, 0, model->gpt ? model->gpt->blocks : model->layers()).parameters;
   std::map<int, Formula> result;

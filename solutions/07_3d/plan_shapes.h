@@ -101,7 +101,7 @@ struct StageShape {
 };
 
 // "--tp is '3'; expected ": how a line about an option begins.
-inline std::string is(const std::string& option, int value) {
+inline std::string expected_prefix(const std::string& option, int value) {
   return "--" + option + " is '" + std::to_string(value) + "'; expected ";
 }
 

@@ -16,7 +16,7 @@
 
 namespace workshop {
 
-struct Settings {
+struct MeshSettings {
   MeshShape mesh{.data = 0};
   PipelineOptions pipeline;
   int zero = 0;
@@ -27,7 +27,7 @@ struct Settings {
   bool sharded() const { return zero == 1 && mesh.data > 1; }
 };
 
-inline void add_options(Options& options, Settings& s) {
+inline void add_options(Options& options, MeshSettings& s) {
   options.add("--dp", s.mesh.data, "data-parallel replicas; default: as many as the ranks make", 1);
   options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
   options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
@@ -59,7 +59,7 @@ inline void complete_mesh(MeshShape& mesh) {
 }
 
 // Fills in what is not given, and ends the program on what does not fit together.
-inline void complete(Settings& s, const Options& options) {
+inline void complete(MeshSettings& s, const Options& options) {
   complete_mesh(s.mesh);
   const int stages = s.mesh.pipeline;
   s.pipeline.complete(stages, "--pp");
@@ -81,7 +81,7 @@ inline void complete(Settings& s, const Options& options) {
 }
 
 // Ends the job if the schedule is wrong: run, it might never end.
-inline Schedule make_schedule(const Settings& s) {
+inline Schedule make_schedule(const MeshSettings& s) {
   const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
   if (!errors.empty()) fail(kFailed, "chapter 04's schedule is wrong:\n" + report(schedule, errors));
