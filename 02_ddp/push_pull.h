@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/linear.h"
+#include "01_single_gpu/precision.h"
 #include "arrivals.h"
 #include "clocks.h"
 #include "common/device.h"
@@ -25,8 +25,8 @@ inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of 
 
 // Where a message has its float behind `count` Reals, how many Reals it has in all, and how many of them a probe can
 // show: a float is none where Reals are not.
-inline int place_of_word(int count) { return (count + reals_for(1) - 1) / reals_for(1) * reals_for(1); }
-inline int message_length(int count) { return place_of_word(count) + reals_for(1); }
+inline int place_of_word(int count) { return (count + reals_spanning(1) - 1) / reals_spanning(1) * reals_spanning(1); }
+inline int message_length(int count) { return place_of_word(count) + reals_spanning(1); }
 inline int shown_of_message(int count) { return kMixedPrecision ? count : count + 1; }
 inline float* word_of(Real* message, int count) {
   return static_cast<float*>(static_cast<void*>(message + place_of_word(count)));

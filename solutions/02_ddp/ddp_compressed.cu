@@ -207,7 +207,7 @@ class CompressedAverage : public OverlappedAverage {
  protected:
   void average(const Bucket& bucket, Real* of_model) override {
     if (sends_all_) return OverlappedAverage::average(bucket, of_model);
-    float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
+    float* grads = kMixedPrecision ? exact_.data() : as_floats_or_null(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = left_out_.size() > 0 ? left_out_.data() + bucket.offset : nullptr;
     if (left_out != nullptr) {
