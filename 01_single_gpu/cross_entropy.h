@@ -51,26 +51,6 @@ static __global__ void mark_correct(float* correct, ConstReals logits, const std
   }
 }
 
-// For their probes: losses and gradient of large logits, as a model has that has learned for long.
-inline void probe_large_logits(cudaStream_t stream) {
-  constexpr int kRows = 4, kVocabulary = 3;
-  DeviceBuffer<Real> logits(kRows * kVocabulary, Memory::data), gradient(kRows * kVocabulary, Memory::data);
-  DeviceBuffer<std::int32_t> targets(kRows, Memory::data);
-  DeviceBuffer<float> losses(kRows, Memory::data), log_sums(kRows, Memory::data);
-  logits.upload({Real(100), Real(101), Real(102), Real(-102), Real(-101), Real(-100), Real(-100), Real(-6), Real(-5),
-                 Real(0.5f), Real(1), Real(-1)},
-                stream);
-  targets.upload({2, 0, 1, 0}, stream);
-  launch(cross_entropy_forward, kRows * kVocabulary, stream, losses.data(), log_sums.data(), logits.data(),
-         targets.data(), kRows, kVocabulary);
-  probe("01.15", "losses of large logits", losses.data(), {kRows}, stream);
-  probe("01.15", "logarithms of large sums", log_sums.data(), {kRows}, stream);
-  if (kMixedPrecision) return;  // the gradient may be rounded once or twice, both of which is right
-  launch(cross_entropy_backward, kRows * kVocabulary, stream, gradient.data(), logits.data(), log_sums.data(),
-         targets.data(), kRows, kVocabulary, kRows);
-  probe("01.16", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
-}
-
 // The mean over all tokens, with `context` targets a sample.
 class CrossEntropy : public Loss {
  public:

@@ -8,35 +8,32 @@
 
 #include "common/data.h"
 #include "common/launch.h"
+#include "common/random.h"
 #include "common/record.h"
 #include "model.h"
 
 namespace workshop {
 
-// 64 random bits from 64 that may be the numbers 0, 1, 2, …: SplitMix64 (Steele et al., 2014), which is a counter and
-// this hash of it.
-__host__ __device__ inline std::uint64_t mixed(std::uint64_t counter) {
-  std::uint64_t z = counter * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+// The draw with this number, 0, 1, 2, …, of SplitMix64's sequence: independent random bits for each.
+__host__ __device__ inline std::uint64_t random_bits(std::uint64_t number) {
+  return splitmix64((number - 1) * kSplitMix64Step);
 }
 
 // The values that a rank has where a tensor is cut: of every `whole` in a row, `count` from number `first` on. By
 // default it has all.
-struct Part {
+struct DropoutPart {
   int count = 1, whole = 1, first = 0;
 };
 
 // y = x with some values set to zero and the others multiplied by `scale`: n values, which are `part` of those of all
 // samples, `width` of each. The samples' numbers are number, number + stride, …. y may be x.
-static __global__ void drop(Reals y, ConstReals x, int n, Part part, int width, int number, int stride,
+static __global__ void drop(Reals y, ConstReals x, int n, DropoutPart part, int width, int number, int stride,
                             std::uint64_t key, std::uint32_t threshold, float scale) {
   for (int i : grid_stride(n)) {
     const int place = i / part.count * part.whole + part.first + i % part.count;  // among those of all ranks
     const std::uint64_t sample =
         static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(place / width) * stride;
-    const std::uint32_t random = static_cast<std::uint32_t>(mixed(key + sample * width + place % width) >> 40);
+    const std::uint32_t random = static_cast<std::uint32_t>(random_bits(key + sample * width + place % width) >> 40);
     y[i] = random < threshold ? 0.0f : x[i] * scale;
   }
 }
@@ -44,9 +41,9 @@ static __global__ void drop(Reals y, ConstReals x, int n, Part part, int width, 
 // Dropout at one place of the model, for one batch, on a rank that has this part of the values there.
 class Dropout {
  public:
-  Dropout(double probability, std::uint64_t seed, int layer, int place, const Batch& batch, Part part = {})
+  Dropout(double probability, std::uint64_t seed, int layer, int place, const Batch& batch, DropoutPart part = {})
       : probability_(batch.step < 0 ? 0 : probability),
-        key_(mixed(mixed(mixed(mixed(seed) + batch.step) + layer) + place)),
+        key_(random_bits(random_bits(random_bits(random_bits(seed) + batch.step) + layer) + place)),
         number_(batch.number),
         stride_(batch.stride),
         part_(part) {}
@@ -54,8 +51,8 @@ class Dropout {
   // False where nothing is dropped: without --dropout, and where the model is not trained.
   bool active() const { return probability_ > 0; }
 
-  // y from x, which may be y: samples·width values. The backward pass too: it is the same mask. Nothing if it is not
-  // active.
+  // y from x, which may be y: samples·width values. The backward pass too: it is the same mask. Does nothing if it is
+  // not active.
   void apply(Real* y, const Real* x, int samples, int width, cudaStream_t stream) const {
     if (!active() || samples == 0) return;
     const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
@@ -74,7 +71,7 @@ class Dropout {
   double probability_;
   std::uint64_t key_;
   int number_, stride_;
-  Part part_;
+  DropoutPart part_;
 };
 
 }  // namespace workshop

@@ -49,7 +49,6 @@ class Writer {
 
   // Reads `prompt`, goes on with `count` words, and returns all of it. Draws from `generator`.
   std::string write(const std::string& prompt, int count, double temperature, Generator& generator) {
-    next_token({0, 0, 0}, 1, 1);  // for its probe: what rounding may come to, a sum of all that is not above u
     std::istringstream words(prompt);
     for (std::string word; words >> word;) read(number_of(word));
     if (tokens_.empty()) read(number_of("<eos>"));

@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "activation.h"
 #include "attention.h"
+#include "elementwise.h"
 #include "layer_norm.h"
+#include "linear.h"
 #include "model.h"
 
 namespace workshop {
@@ -71,7 +74,7 @@ class Block : public Layer {
   // As Values lists them.
   std::vector<int> saved() const override {
     const int T = heads_.positions;
-    const int statistics = reals_for(2 * T);
+    const int statistics = reals_spanning(2 * T);
     return {out, statistics, 3 * out, probabilities(), out, out, out, statistics, 4 * out, 4 * out, out};
   }
   // The gradients that backward() has beside each other in dy and spare.
@@ -217,7 +220,7 @@ class LanguageHead : public Layer {
     return values;
   }
   std::vector<int> saved() const override {
-    return {in, reals_for(2 * context_), out};
+    return {in, reals_spanning(2 * context_), out};
   }  // normed, mean and rstd, logits
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }

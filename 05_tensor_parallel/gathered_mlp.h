@@ -135,11 +135,11 @@ class GatheredMlp {
 
   // sums[n] of the rows of x[n, columns]. Of bfloat16s cuBLAS has no such product with a vector, but that of matrices.
   void add_up_rows(const Real* x, Real* sums, int n, int columns) const {
-    const float* floats = if_floats(x);
+    const float* floats = as_floats_or_null(x);
     if (floats == nullptr) return gemm(blas_, Op::as_is, Op::transposed, 1, n, columns, ones_.data(), x, 0, sums);
     const float one = 1.0f, zero = 0.0f;
-    CUBLAS_CHECK(cublasSgemv(blas_, CUBLAS_OP_T, columns, n, &one, floats, columns, if_floats(ones_.data()), 1, &zero,
-                             if_floats(sums), 1));
+    CUBLAS_CHECK(cublasSgemv(blas_, CUBLAS_OP_T, columns, n, &one, floats, columns, as_floats_or_null(ones_.data()), 1,
+                             &zero, as_floats_or_null(sums), 1));
   }
 
   const Real* input(int i, const Real* x) const { return i == 0 ? x : output_[i - 1].data(); }

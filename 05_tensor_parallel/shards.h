@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "01_single_gpu/clip.h"
+#include "01_single_gpu/linear.h"
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/group.h"

@@ -72,5 +72,13 @@ __device__ inline void for_each_element(int rows, int columns, F f) {
 #endif
 }
 
+// How many columns of a row-major matrix an iteration should take that goes down all rows: one on a GPU, where threads
+// side by side read what lies side by side; on a CPU as many as fit a few vector registers.
+#ifdef __CUDACC__
+constexpr int kColumnsPerIteration = 1;
+#else
+constexpr int kColumnsPerIteration = 64;
+#endif
+
 }  // namespace workshop
 #endif

@@ -21,6 +21,7 @@
 #include "common/device.h"
 #include "common/record.h"
 #include "common/record/recorder.h"
+#include "common/record/self_test.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/rendezvous.h"
 #include "common/run/roll_call.h"
@@ -219,6 +220,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   name_communicator(comm(), "world");
   connect_watchdogs(comm());
   start_clock(comm());
+  run_self_tests(options);
 }
 
 Job::~Job() {

@@ -22,17 +22,17 @@ __global__ void add(float* sum, const float* x, int count) {
 }
 
 // A run of elements of the vector that is reduced.
-struct Chunk {
+struct RingChunk {
   int begin, size;
 };
 
 // The vector cut into one chunk a rank. Where the ranks do not divide `count`, the first chunks have one element more;
 // with fewer elements than ranks the last chunks are empty.
-class Chunks {
+class RingChunks {
  public:
-  Chunks(int count, int world) : count_(count), world_(world) {}
+  RingChunks(int count, int world) : count_(count), world_(world) {}
   // Chunk `index`, counted round the ring: index -1 is the last one, index `world` the first.
-  Chunk operator[](int index) const {
+  RingChunk operator[](int index) const {
     const int c = ((index % world_) + world_) % world_;
     const int begin = c * (count_ / world_) + std::min(c, count_ % world_);
     return {begin, count_ / world_ + (c < count_ % world_ ? 1 : 0)};
@@ -49,7 +49,7 @@ struct Ring {
 };
 
 // Sends `outgoing` of `data` to the next rank of the ring while the previous rank's chunk arrives in `received`.
-void pass_on(const float* data, Chunk outgoing, float* received, Chunk incoming, const Ring& ring) {
+void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk incoming, const Ring& ring) {
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   A chunk is outgoing.size floats from data + outgoing.begin. Which rank is next after the last one?
   //   All ranks do this at the same time. Who would receive if the send stood alone and had to finish first?
@@ -65,9 +65,9 @@ void pass_on(const float* data, Chunk outgoing, float* received, Chunk incoming,
 
 // world-1 steps, after which rank r has the sum over all ranks in chunk r+1; its other chunks hold partial sums.
 // `received` has room for the largest chunk.
-void ring_reduce_scatter(float* data, float* received, const Chunks& chunks, const Ring& ring) {
+void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks, const Ring& ring) {
   for (int step = 0; step < ring.world - 1; ++step) {
-    Chunk outgoing = {}, incoming = {};
+    RingChunk outgoing = {}, incoming = {};
     // TODO 00.11: Set `outgoing` and `incoming` to this step's chunks of the reduce-scatter.
     //   In step 0 rank r sends chunk r; in every later step it sends the chunk that it has just added to.
     //   Which chunk arrives, when the previous rank follows the same rule?
@@ -87,9 +87,9 @@ void ring_reduce_scatter(float* data, float* received, const Chunks& chunks, con
 }
 
 // world-1 steps that carry the finished chunks round: afterwards every rank has all of them.
-void ring_all_gather(float* data, const Chunks& chunks, const Ring& ring) {
+void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
   for (int step = 0; step < ring.world - 1; ++step) {
-    Chunk outgoing = {}, incoming = {};
+    RingChunk outgoing = {}, incoming = {};
     // TODO 00.13: Set `outgoing` and `incoming` to this step's chunks of the all-gather.
     //   The reduce-scatter has left rank r with the finished chunk r+1, which it sends in step 0.
     //   What can it send in the step after, and which of its chunks is overwritten in this one?
@@ -105,7 +105,7 @@ void ring_all_gather(float* data, const Chunks& chunks, const Ring& ring) {
 
 // Replaces data[count] on every rank with its sum over all ranks.
 void ring_all_reduce(float* data, int count, const Ring& ring) {
-  const Chunks chunks(count, ring.world);
+  const RingChunks chunks(count, ring.world);
   DeviceBuffer<float> received(chunks[0].size, Memory::buckets);
   ring_reduce_scatter(data, received.data(), chunks, ring);
   ring_all_gather(data, chunks, ring);
@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
 
   const int steps = 2 * (job.world() - 1);
   print0("%d ranks, %d elements: %d steps, each sending one chunk of at most %d elements\n", job.world(), count, steps,
-         Chunks(count, job.world())[0].size);
+         RingChunks(count, job.world())[0].size);
   print0(
       "a rank sends about 2(P-1)/P x %d = %.1f elements: with any number of ranks, never more than twice the vector\n",
       count, static_cast<double>(steps) / job.world() * count);

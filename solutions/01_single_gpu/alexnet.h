@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "activation.h"
 #include "convolution.h"
 #include "cross_entropy.h"
 #include "dropout.h"
@@ -50,7 +51,7 @@ class ConvolutionLayer : public Layer {
   // The output of the ReLU; of the pooling, and where it is from; the averages.
   std::vector<int> saved() const override {
     std::vector<int> sizes = {convolution_.out.size()};
-    if (pools_) sizes.insert(sizes.end(), {map().size(), reals_for(map().size())});
+    if (pools_) sizes.insert(sizes.end(), {map().size(), reals_spanning(map().size())});
     if (averages_) sizes.push_back(out);
     return sizes;
   }

@@ -53,18 +53,6 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
   }
 }
 
-// For its probe: the probabilities of large scores, as a model has that has learned for long.
-inline void probe_large_scores(cudaStream_t stream) {
-  constexpr int kPositions = 4;
-  constexpr float kScale = 0.25f;
-  DeviceBuffer<Real> scores(kPositions * kPositions, Memory::data);
-  scores.upload({Real(400), Real(0), Real(0), Real(8000), Real(-400), Real(404), Real(0), Real(0), Real(-404),
-                 Real(-400), Real(-408), Real(0), Real(400), Real(404), Real(396), Real(402)},
-                stream);
-  launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
-  probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
-}
-
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 // The heads that a rank holds, of samples of `positions` positions.

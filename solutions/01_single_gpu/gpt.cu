@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a language model on one GPU, and lets it write: mlp.cu with a text for the random numbers, and with what
-// training a transformer takes, a schedule of the learning rate and clipping of the gradient.
+// Trains a language model on one GPU, and lets it write. The training is that of mlp.cu, which knows the language model
+// too (--model gpt); what comes after it is new.
 #include <string>
 
-#include "attention.h"
 #include "clip.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "cross_entropy.h"
-#include "embedding.h"
 #include "generate.h"
-#include "layer_norm.h"
-#include "linear.h"
 #include "models.h"
 #include "optimizer.h"
 
@@ -41,9 +36,6 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
-  probe_trained_norm(stream);
-  probe_large_scores(stream);
-  probe_large_logits(stream);
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A linear layer by hand, forward and backward, the activations and the loss: on cuBLAS and a few small kernels.
+// A linear layer by hand, forward and backward, on cuBLAS and a small kernel.
 //
 // Matrices are row-major, as in C++ and PyTorch: an activation is [rows, width], one row a sample; a weight is
 // [out, in], as nn.Linear keeps it, so that y = x Wᵀ + b. README.md derives every line of the backward pass.
@@ -9,85 +9,22 @@
 
 #include "blas.h"
 #include "common/device.h"
-#include "common/options.h"
 #include "common/record.h"
-#include "rows.h"
+#include "elementwise.h"
 
 namespace workshop {
-
-// ---- kernels -------------------------------------------------------------------------------------------------------
 
 // y[rows, cols] += bias[cols], the same bias for every row.
 static __global__ void add_bias(Reals y, ConstReals bias, int rows, int cols) {
   for_each_element(rows, cols, [=](int i, int column) { y[i] += bias[column]; });
 }
 
-static __global__ void relu_forward(Reals a, ConstReals z, int n) {
-  for (int i : grid_stride(n)) a[i] = z[i] > 0 ? z[i] : 0;
-}
-
-// dz = da · relu'(z); dz may be da.
-static __global__ void relu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
-  for (int i : grid_stride(n)) dz[i] = z[i] > 0 ? da[i] : 0;
-}
-
-// The exact GELU, z·Φ(z) with the normal distribution Φ (Hendrycks and Gimpel, 2016); not the tanh approximation.
-static __global__ void gelu_forward(Reals a, ConstReals z, int n) {
-  for (int i : grid_stride(n)) a[i] = 0.5f * z[i] * (1.0f + erff(z[i] * 0.70710678f));
-}
-
-// gelu'(z) = Φ(z) + z·φ(z)
-static __global__ void gelu_backward(Reals dz, ConstReals da, ConstReals z, int n) {
-  for (int i : grid_stride(n)) {
-    const float cdf = 0.5f * (1.0f + erff(z[i] * 0.70710678f));
-    const float pdf = 0.39894228f * expf(-0.5f * z[i] * z[i]);
-    dz[i] = da[i] * (cdf + z[i] * pdf);
-  }
-}
-
-// a = activation(z).
-inline void activation_forward(Activation activation, Real* a, const Real* z, int n, cudaStream_t stream) {
-  launch(activation == Activation::relu ? relu_forward : gelu_forward, n, stream, a, z, n);
-}
-
-// Turns the gradient of a into that of z, in place.
-inline void activation_backward(Activation activation, Real* da, const Real* z, int n, cudaStream_t stream) {
-  launch(activation == Activation::relu ? relu_backward : gelu_backward, n, stream, da, da, z, n);
-}
-
-static __global__ void subtract(float* difference, ConstReals a, const float* b, int n) {
-  for (int i : grid_stride(n)) difference[i] = a[i] - b[i];
-}
-
-// y += factor·x: not every program has a use for it.
-[[maybe_unused]] static __global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
-  for (int i : grid_stride(n)) y[i] += factor * x[i];
-}
-
-// The same for what is exact with mixed precision, too.
-[[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
-  for (int i : grid_stride(n)) y[i] += factor * x[i];
-}
-
-static __global__ void fill(Reals y, float value, int n) {
-  for (int i : grid_stride(n)) y[i] = value;
-}
-
-// The numbers x[n], which are floats, as Reals: with mixed precision rounded in `room`, else as they are.
-inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
-  if (!kMixedPrecision) return static_cast<const Real*>(x);
-  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
-  return room.data();
-}
-
-// ---- one layer -----------------------------------------------------------------------------------------------------
-
 // y = x Wᵀ + b. Points into memory that is held elsewhere.
 struct Linear {
   std::string name;  // PyTorch's, such as "0": the parameters are 0.weight and 0.bias
   int in, out;
-  Real *weight, *bias;            // [out, in], [out]; no bias where it is null
-  Real *weight_grad, *bias_grad;  // likewise
+  Real *weight, *bias;            // [out, in], [out]; bias is null if there is none
+  Real *weight_grad, *bias_grad;  // the same
 };
 
 // y[rows, out] from x[rows, in].
@@ -135,32 +72,11 @@ inline void linear_backward_input(const Blas& blas, const Linear& l, const Real*
   probe("01.5", {l.name, ": dy W"}, dx, {rows, l.in}, blas.stream());
 }
 
-// Both; no dx where it is null. It comes first, because other ranks may wait for it.
+// Both; skips dx if null. dx comes first, because another rank may be waiting for it.
 inline void linear_backward(const Blas& blas, const Linear& l, const Real* x, const Real* dy, Real* dx,
                             const Real* ones, int rows, float accumulate) {
   if (dx != nullptr) linear_backward_input(blas, l, dy, dx, rows);
   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate);
-}
-
-// ---- loss ----------------------------------------------------------------------------------------------------------
-
-// Adds Σ(prediction - target)² / elements to *loss, and writes the gradient of that to gradient[n]. `elements` is n for
-// a whole batch, and the n of the whole batch for each of its micro-batches. `scratch` is one float on the device.
-inline void mse_loss(const Blas& blas, const Real* prediction, const float* target, int n, int elements, float* loss,
-                     float* gradient, float* scratch) {
-  const cudaStream_t stream = blas.stream();
-  launch(subtract, n, stream, gradient, prediction, target, n);
-  // The sum stays on the device: a host that waited for it would stop the stream from running ahead.
-  CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
-  CUBLAS_CHECK(cublasSdot(blas, n, gradient, 1, gradient, 1, scratch));
-  CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_HOST));
-  launch(add_sum, 1, stream, loss, scratch, 1.0f / static_cast<float>(elements), 1);
-  // TODO 01.6: Turn the differences in `gradient` into the gradient of the mean square, in place.
-  //   What is the derivative of (p - t)² / elements by p? cublasSscal(handle, n, &factor, x, incx) scales a vector.
-  const float factor = 2.0f / static_cast<float>(elements);
-  CUBLAS_CHECK(cublasSscal(blas, n, &factor, gradient, 1));
-  // END TODO 01.6
-  probe("01.6", "gradient of the loss", gradient, {n}, stream);
 }
 
 }  // namespace workshop

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a model on one GPU: the program that every later chapter distributes.
+// Trains a model on one GPU, the one that --model names: a multilayer perceptron unless that says otherwise. Every
+// later chapter distributes this program.
 #include "clip.h"
 #include "common/job.h"
 #include "common/training.h"

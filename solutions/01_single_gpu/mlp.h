@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "activation.h"
 #include "linear.h"
+#include "mean_squared_error.h"
 #include "model.h"
 
 namespace workshop {
@@ -56,25 +58,6 @@ class MlpLayer : public Layer {
 
   Activation activation_;
   Linear linear_{};
-};
-
-// The mean over all elements of (output - target)², with `out` floats a sample.
-class MeanSquaredError : public Loss {
- public:
-  explicit MeanSquaredError(int out) : out_(out) {}
-  int scratch() const override { return kMixedPrecision ? out_ + 1 : 0; }
-  void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
-           Real* gradient, float* scratch) const override {
-    const int n = samples * out_;
-    const auto* target = static_cast<const float*>(y);
-    // With mixed precision the loss is exact, and so is its gradient until it is written.
-    float* exact = kMixedPrecision ? scratch + 1 : if_floats(gradient);
-    mse_loss(blas, output, target, n, samples_of_step * out_, loss, exact, scratch);
-    if (kMixedPrecision) launch(to_reals, n, blas.stream(), gradient, exact, n);
-  }
-
- private:
-  int out_;
 };
 
 // Layer i's name in nn.Sequential, which counts activations too.

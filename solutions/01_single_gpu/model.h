@@ -17,7 +17,7 @@
 #include "common/random.h"
 #include "common/record.h"
 #include "common/training.h"
-#include "linear.h"
+#include "elementwise.h"
 #include "precision.h"
 
 namespace workshop {
@@ -401,7 +401,8 @@ inline std::vector<TensorPart> parts_of(const Model& model, float* weights) {
 
 // Records a whole parameter, [p.whole_count()], as that of replica number `replica`.
 inline void record_whole(int replica, const Parameter& p, const Real* values, cudaStream_t stream) {
-  if (const float* floats = if_floats(values)) return record_parameter(replica, p.name, floats, p.shape, stream);
+  if (const float* floats = as_floats_or_null(values))
+    return record_parameter(replica, p.name, floats, p.shape, stream);
   const DeviceBuffer<float> floats(p.whole_count(), Memory::data);
   launch(to_floats, p.whole_count(), stream, floats.data(), values, p.whole_count());
   record_parameter(replica, p.name, floats.data(), p.shape, stream);

@@ -25,11 +25,11 @@ static __global__ void sgd(float* value, ConstReals grad, float lr, float weight
 
 // What AdamW needs to know of step t = 1, 2, …
 struct AdamWStep {
-  float decay;         // 1 - lr·λ
-  float rest1, rest2;  // 1 - β₁, 1 - β₂: what a step adds to the running means of the gradient and of its square
-  float beta2;         // that of the latter
-  float step_size;     // lr / (1 - β₁ᵗ)
-  float root_correction;  // √(1 - β₂ᵗ)
+  float decay;                             // 1 - lr·λ
+  float one_minus_beta1, one_minus_beta2;  // the weight of this step in the running means of the gradient, its square
+  float beta2;                             // the weight of the earlier steps in the latter
+  float step_size;                         // lr / (1 - β₁ᵗ)
+  float root_correction;                   // √(1 - β₂ᵗ)
   float epsilon;
 };
 
@@ -40,8 +40,8 @@ inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
   //   factors? Compute in double: 1 - 0.999 in float is wrong in the fifth digit.
   const double beta1 = 0.9, beta2 = 0.999;
   s.decay = static_cast<float>(1 - lr * weight_decay);
-  s.rest1 = static_cast<float>(1 - beta1);
-  s.rest2 = static_cast<float>(1 - beta2);
+  s.one_minus_beta1 = static_cast<float>(1 - beta1);
+  s.one_minus_beta2 = static_cast<float>(1 - beta2);
   s.beta2 = static_cast<float>(beta2);
   s.step_size = static_cast<float>(lr / (1 - std::pow(beta1, t)));
   s.root_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2, t)));
@@ -52,8 +52,8 @@ inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
 
 // Decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
 __host__ __device__ inline void adamw_value(float& value, float grad, float& first, float& second, const AdamWStep& s) {
-  first += s.rest1 * (grad - first);
-  second = s.beta2 * second + s.rest2 * grad * grad;
+  first += s.one_minus_beta1 * (grad - first);
+  second = s.beta2 * second + s.one_minus_beta2 * grad * grad;
   const float denominator = sqrtf(second) / s.root_correction + s.epsilon;
   value = value * s.decay - s.step_size * first / denominator;
 }
@@ -107,7 +107,7 @@ class Optimizer {
   // Where the float32 weights of value[count] are, which checkpoints keep: those values themselves or the optimizer's
   // own, which begin as the values are when they are asked for first.
   float* weights(Real* values) {
-    if (float* floats = if_floats(values)) return floats;
+    if (float* floats = as_floats_or_null(values)) return floats;
     if (!begun_) {
       const OnDevice on_device(device_);
       launch(to_floats, count_, stream_, exact_.data(), values, count_);
@@ -125,7 +125,7 @@ class Optimizer {
     return state;
   }
 
-  // Call where another than step() has changed weights(values): gives the model those that it computes with.
+  // Call after changing weights(values) other than by step(): gives the model those that it computes with.
   void weights_changed(Real* values) {
     if (!kMixedPrecision) return;
     const OnDevice on_device(device_);
@@ -138,7 +138,6 @@ class Optimizer {
     const double lr = factor * lr_;
     float* value = weights(values);
     if (place_ == Place::host) return step_on_host(values, grad, lr);
-    if (kMixedPrecision) probe("01.25", "exact weights before the update", value, {count_}, stream_);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once. Its numbers are floats, these here are doubles.
@@ -154,20 +153,9 @@ class Optimizer {
   }
 
  private:
-  // With mixed precision: gives the model the weights that it computes with.
-  void round_weights(Real* values) {
-    const float* value = weights(values);
-    // TODO 01.25: Round the weights value[count_] to those of the model, values[count_].
-    //   launch() a kernel of precision.h: both are in the device's memory, which the host can read and write on the cpu
-    //   backend alone. The exact ones stay as they are: what a step is too small to change in the rounded ones adds up
-    //   in them.
-    launch(to_reals, count_, stream_, values, value, count_);
-    // END TODO 01.25
-    probe("01.25", "weights of the model", values, {count_}, stream_);
-    if (kind_ != OptimizerKind::adamw) return;
-    probe("01.25", "running means of the gradient, which stay floats", first_.data(), {count_}, stream_);
-    probe("01.25", "those of its square, likewise", second_.data(), {count_}, stream_);
-  }
+  // With mixed precision: gives the model the weights that it computes with. The exact ones stay as they are: in them
+  // the steps add up that are too small to change the rounded ones.
+  void round_weights(Real* values) { launch(to_reals, count_, stream_, values, weights(values), count_); }
 
   // What the stream needs to know of a step when it gets there; the program may be many steps ahead by then.
   struct HostStep {

@@ -30,7 +30,7 @@ constexpr bool kMixedPrecision = false;
 
 using Real = float;                             // of weights, activations and gradients
 using Reals = float*;                           // an array of them, as a kernel sees it: it reads and writes floats
-using ConstReals = const float*;                // that it reads alone
+using ConstReals = const float*;                // read only
 constexpr ncclDataType_t kReal = ncclFloat;     // what NCCL calls the type
 constexpr cudaDataType kCudaReal = CUDA_R_32F;  // what cuBLAS calls it
 
@@ -42,20 +42,20 @@ using Real = __nv_bfloat16;
 constexpr ncclDataType_t kReal = ncclBfloat16;
 constexpr cudaDataType kCudaReal = CUDA_R_16BF;
 
-// Number `i` of an array: a float to those who read it, which is rounded where it is written.
-class RealAt {
+// Refers to one number of an array: reads as a float, and rounds what is written to it.
+class BFloat16Ref {
  public:
-  __device__ explicit RealAt(Real* at) : at_(at) {}
+  __device__ explicit BFloat16Ref(Real* at) : at_(at) {}
   __device__ operator float() const { return __bfloat162float(*at_); }
-  __device__ RealAt& operator=(float value) {
+  __device__ BFloat16Ref& operator=(float value) {
     *at_ = __float2bfloat16(value);
     return *this;
   }
-  __device__ RealAt& operator=(const RealAt& other) { return *this = static_cast<float>(other); }
-  __device__ RealAt& operator+=(float value) { return *this = *this + value; }
-  __device__ RealAt& operator-=(float value) { return *this = *this - value; }
-  __device__ RealAt& operator*=(float value) { return *this = *this * value; }
-  __device__ RealAt& operator/=(float value) { return *this = *this / value; }
+  __device__ BFloat16Ref& operator=(const BFloat16Ref& other) { return *this = static_cast<float>(other); }
+  __device__ BFloat16Ref& operator+=(float value) { return *this = *this + value; }
+  __device__ BFloat16Ref& operator-=(float value) { return *this = *this - value; }
+  __device__ BFloat16Ref& operator*=(float value) { return *this = *this * value; }
+  __device__ BFloat16Ref& operator/=(float value) { return *this = *this / value; }
 
  private:
   Real* at_;
@@ -65,7 +65,7 @@ class Reals {
  public:
   using Element = Real;
   __host__ __device__ Reals(Real* data) : data_(data) {}
-  __device__ RealAt operator[](std::ptrdiff_t i) const { return RealAt(data_ + i); }
+  __device__ BFloat16Ref operator[](std::ptrdiff_t i) const { return BFloat16Ref(data_ + i); }
   __device__ Reals operator+(std::ptrdiff_t i) const { return data_ + i; }
   __host__ __device__ Real* data() const { return data_; }
 
@@ -94,9 +94,9 @@ inline void probe(const char* todo, Label name, const Real* tensor, std::initial
 
 #endif
 
-// These numbers, if they are floats, and else null.
+// `values` if they are floats, else null.
 template <typename T>
-constexpr auto* if_floats(T* values) {
+constexpr auto* as_floats_or_null(T* values) {
   using Floats = std::conditional_t<std::is_const_v<T>, const float, float>;
   if constexpr (std::is_same_v<T, Floats>) {
     return values;
@@ -105,8 +105,8 @@ constexpr auto* if_floats(T* values) {
   }
 }
 
-// Reals that take the room of so many floats or ints, for what has to be exact in a buffer of them.
-constexpr int reals_for(int floats) { return floats * static_cast<int>(sizeof(float) / sizeof(Real)); }
+// The number of Reals that span `floats` floats or ints, for what has to be exact in a buffer of Reals.
+constexpr int reals_spanning(int floats) { return floats * static_cast<int>(sizeof(float) / sizeof(Real)); }
 
 // The same numbers in the other type.
 [[maybe_unused]] static __global__ void to_reals(Reals y, const float* x, int n) {

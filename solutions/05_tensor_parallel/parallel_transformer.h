@@ -38,7 +38,7 @@ class ParallelBlock : public ParallelLayer {
 
   // As Values lists them.
   std::vector<int> saved() const override {
-    const int statistics = reals_for(2 * cut_->own(T_)), features = T_ * heads_.features();
+    const int statistics = reals_spanning(2 * cut_->own(T_)), features = T_ * heads_.features();
     return {out, statistics, 3 * features, probabilities(), features, out,
             out, statistics, 4 * features, 4 * features,    out};
   }
@@ -142,7 +142,7 @@ class ParallelBlock : public ParallelLayer {
   };
 
   // Dropout drops what one process would: each rank says which values it has.
-  Dropout dropout(Block::Place place, const Batch& batch, Part part) const {
+  Dropout dropout(Block::Place place, const Batch& batch, DropoutPart part) const {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
@@ -155,7 +155,7 @@ class ParallelBlock : public ParallelLayer {
     return dropout(place, batch, {cut_->own(rows) * E_, rows * E_, cut_->first_own(rows) * E_});
   }
   // This rank's of P equal parts of `count` values each.
-  Part nth_of(int count) const { return {count, count * cut_->group().size(), count * cut_->group().rank()}; }
+  DropoutPart nth_of(int count) const { return {count, count * cut_->group().size(), count * cut_->group().rank()}; }
 
   // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
   const Real* branch(const Dropout& dropped, const Real* dy, Real* room, int samples, cudaStream_t stream) const {

@@ -121,7 +121,7 @@ class ParallelHead : public ParallelLayer {
         width_(width) {}
 
   // The norm's output, mean and rstd; logits.
-  std::vector<int> saved() const override { return {in, reals_for(2 * cut_->own(context_)), out}; }
+  std::vector<int> saved() const override { return {in, reals_spanning(2 * cut_->own(context_)), out}; }
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
   void allocate(int max_samples, cudaStream_t) override {

@@ -236,7 +236,7 @@ class CompressedReducer {
       NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
       return;
     }
-    float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
+    float* grads = kMixedPrecision ? exact_.data() : as_floats_or_null(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
     if (options_.error_feedback) {

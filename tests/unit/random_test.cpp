@@ -157,5 +157,12 @@ TEST(InitLinear, ScalesWithTheInputs) {
   EXPECT_EQ(bias[0], -0x1.c3f8a8p-2f);
 }
 
+// Steele's SplitMix64 from seed 0: its state goes up by the step before each draw.
+TEST(SplitMix64, DrawsTheSequenceOfItsReference) {
+  EXPECT_EQ(splitmix64(0), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(splitmix64(kSplitMix64Step), 0x6e789e6aa1b965f4u);
+  EXPECT_EQ(splitmix64(2 * kSplitMix64Step), 0x06c45d188009454fu);
+}
+
 }  // namespace
 }  // namespace workshop

@@ -11,7 +11,8 @@ endif()
 # _workshop_version(result FOLDER): a hash of all that is prebuilt from, and of what judges it.
 function(_workshop_version result folder)
   file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/common/* ${folder}/solutions/* ${folder}/tools/*.cpp
-       ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*)
+       ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*
+       ${folder}/tests/exercises/self_tests/*)
   list(SORT files)
   set(version "")
   foreach(file ${files})

@@ -34,7 +34,7 @@ function(_workshop_source target file)
 endfunction()
 
 # workshop_program(target SOURCE file INCLUDE folder… [MODELS target…]): one program from one .cu file, and the models it
-# trains.
+# trains. With it comes what the checker has it do besides (common/record/self_test.h), from the headers that are its own.
 function(workshop_program target)
   cmake_parse_arguments(arg "" "SOURCE;OUTPUT" "INCLUDE;MODELS" ${ARGN})
   get_filename_component(name ${arg_SOURCE} NAME_WE)
@@ -42,6 +42,14 @@ function(workshop_program target)
   target_link_libraries(${target} PRIVATE ${arg_MODELS})
   _workshop_source(${target} ${arg_SOURCE} ${arg_INCLUDE})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${arg_OUTPUT})
+  get_filename_component(chapter ${arg_SOURCE} DIRECTORY)
+  get_filename_component(chapters ${chapter} DIRECTORY)
+  get_filename_component(chapter ${chapter} NAME)
+  set(self_tests ${CMAKE_SOURCE_DIR}/tests/exercises/self_tests/${chapter}/${name}.cu)
+  if(EXISTS ${self_tests})
+    target_sources(${target} PRIVATE ${self_tests})
+    _workshop_source(${target} ${self_tests} ${chapters})
+  endif()
 endfunction()
 
 # workshop_models(target SOURCE file INCLUDE folder… [MODELS target…] [OPTIONS …]): the models of a chapter, compiled once

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the checker has `gpt` do besides its run: the code of some TODOs with inputs that a model meets only once it has
+// learned for long.
+#include "01_single_gpu/attention.h"
+#include "01_single_gpu/cross_entropy.h"
+#include "01_single_gpu/generate.h"
+#include "01_single_gpu/layer_norm.h"
+#include "common/record/self_test.h"
+
+namespace workshop {
+namespace {
+
+// γ and β as training makes them, where a model begins with ones and zeros; a row whose values are so close to each
+// other that ε counts, and one far from zero. In binary their means and variances are short numbers.
+const SelfTest trained_norm([](const Options&, cudaStream_t stream) {
+  constexpr int kRows = 3, kWidth = 4;
+  constexpr float kStep = 1.0f / 1024;
+  DeviceBuffer<Real> x(kRows * kWidth, Memory::data), y(kRows * kWidth, Memory::data), gamma(kWidth, Memory::data),
+      beta(kWidth, Memory::data), statistics(reals_spanning(2) * kRows, Memory::data);
+  x.upload({Real(kStep), Real(2 * kStep), Real(4 * kStep), Real(3 * kStep), Real(1), Real(7), Real(3), Real(5),
+            Real(102.390625f), Real(104.96875f), Real(101.6796875f), Real(103.421875f)},
+           stream);
+  gamma.upload({Real(2), Real(0.5f), Real(-1), Real(3)}, stream);
+  beta.upload({Real(-1), Real(4), Real(0.5f), Real(2)}, stream);
+  const LayerNorm norm{
+      "trained norm: nearly equal values, others, and large ones", kWidth, gamma.data(), beta.data(), nullptr, nullptr};
+  norm_forward(norm, x.data(), y.data(), statistics_in(statistics), kRows, stream);
+});
+
+// The probabilities of large scores.
+const SelfTest large_scores([](const Options&, cudaStream_t stream) {
+  constexpr int kPositions = 4;
+  constexpr float kScale = 0.25f;
+  DeviceBuffer<Real> scores(kPositions * kPositions, Memory::data);
+  scores.upload({Real(400), Real(0), Real(0), Real(8000), Real(-400), Real(404), Real(0), Real(0), Real(-404),
+                 Real(-400), Real(-408), Real(0), Real(400), Real(404), Real(396), Real(402)},
+                stream);
+  launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
+  probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
+});
+
+// Losses and gradient of large logits.
+const SelfTest large_logits([](const Options&, cudaStream_t stream) {
+  constexpr int kRows = 4, kVocabulary = 3;
+  DeviceBuffer<Real> logits(kRows * kVocabulary, Memory::data), gradient(kRows * kVocabulary, Memory::data);
+  DeviceBuffer<std::int32_t> targets(kRows, Memory::data);
+  DeviceBuffer<float> losses(kRows, Memory::data), log_sums(kRows, Memory::data);
+  logits.upload({Real(100), Real(101), Real(102), Real(-102), Real(-101), Real(-100), Real(-100), Real(-6), Real(-5),
+                 Real(0.5f), Real(1), Real(-1)},
+                stream);
+  targets.upload({2, 0, 1, 0}, stream);
+  launch(cross_entropy_forward, kRows * kVocabulary, stream, losses.data(), log_sums.data(), logits.data(),
+         targets.data(), kRows, kVocabulary);
+  probe("01.15", "losses of large logits", losses.data(), {kRows}, stream);
+  probe("01.15", "logarithms of large sums", log_sums.data(), {kRows}, stream);
+  if (kMixedPrecision) return;  // the gradient may be rounded once or twice, both of which is right
+  launch(cross_entropy_backward, kRows * kVocabulary, stream, gradient.data(), logits.data(), log_sums.data(),
+         targets.data(), kRows, kVocabulary, kRows);
+  probe("01.16", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
+});
+
+// Rounding may leave the sum of all probabilities at or below the number that is drawn.
+const SelfTest draw_beyond_the_sum([](const Options& options, cudaStream_t) {
+  if (!options.gpt.generate.empty()) next_token({0, 0, 0}, 1, 1);
+});
+
+}  // namespace
+}  // namespace workshop
