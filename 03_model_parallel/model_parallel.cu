@@ -6,8 +6,8 @@
 #include "common/training.h"
 #include "layer_times.h"
 #include "losses.h"
-#include "partition.h"
-#include "stage.h"
+#include "model_parallel.h"
+#include "model_stage.h"
 
 using namespace workshop;
 

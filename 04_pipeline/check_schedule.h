@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "schedule.h"
-#include "simulation.h"
+#include "schedule_simulation.h"
 
 namespace workshop {
 

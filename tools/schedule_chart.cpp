@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/schedule_chart.h"
 
-#include "04_pipeline/simulation.h"
+#include "04_pipeline/schedule_simulation.h"
 
 namespace workshop {
 

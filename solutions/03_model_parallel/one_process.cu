@@ -8,8 +8,8 @@
 #include "01_single_gpu/models.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "partition.h"
-#include "stage.h"
+#include "model_parallel.h"
+#include "model_stage.h"
 
 using namespace workshop;
 

@@ -10,7 +10,7 @@
 #include "03_model_parallel/idle_clock.h"
 #include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/losses.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "checkpoint_interval.h"
 #include "common/job.h"
 #include "common/training.h"
@@ -18,7 +18,7 @@
 #include "executor.h"
 #include "report.h"
 #include "schedule.h"
-#include "settings.h"
+#include "pipeline_settings.h"
 #include "stage.h"
 
 using namespace workshop;

@@ -10,7 +10,7 @@
 
 #include "03_model_parallel/idle_clock.h"
 #include "03_model_parallel/layer_times.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "stage.h"

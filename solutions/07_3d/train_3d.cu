@@ -7,7 +7,7 @@
 #include "01_single_gpu/models.h"
 #include "02_ddp/replicas.h"
 #include "03_model_parallel/losses.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "04_pipeline/evaluate.h"
 #include "04_pipeline/executor.h"
 #include "05_tensor_parallel/parallel_models.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "pipeline_options.h"
