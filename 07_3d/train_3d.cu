@@ -6,10 +6,10 @@
 
 #include "01_single_gpu/models.h"
 #include "02_ddp/replicas.h"
-#include "03_model_parallel/losses.h"
 #include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/partition_option.h"
 #include "04_pipeline/evaluate.h"
-#include "04_pipeline/executor.h"
+#include "04_pipeline/pipeline.h"
 #include "05_tensor_parallel/parallel_models.h"
 #include "chunk_update.h"
 #include "common/job.h"
@@ -40,12 +40,12 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
                               : make_network(options);
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
-  Stage stage(network, options.batch_size, schedule, stages->rank(), bounds, options.gpt.recompute == "stages", stream,
-              settings.sharded() ? Storage::bound : Storage::own);
+  PipelineStage stage(network, options.batch_size, schedule, stages->rank(), bounds, options.gpt.recompute == "stages",
+                      stream, settings.sharded() ? Storage::bound : Storage::own);
   IdleClock clock(stream, kProbedSteps);
   PipelineExecutor executor(schedule, stage, *stages, stream, clock);
   std::deque<ChunkUpdate> updates;
-  for (Chunk& chunk : stage.chunks()) {
+  for (ModelChunk& chunk : stage.chunks()) {
     updates.emplace_back(options, chunk.model, *replicas, settings.sharded(), settings.bucket_mb * (1 << 20), stream);
     chunk.model.initialize(options.model_seed);
   }
@@ -73,7 +73,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     float* place = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), place, stream);
+    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), place, stream);
   };
   while (training.next_epoch()) {
     while (training.next_step()) {
@@ -86,7 +86,7 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   }
   evaluate(training, mesh.data, stream, add_loss);
   // Put together over the tensor group, all ranks of a stage have the same parameters.
-  for (const Chunk& chunk : stage.chunks()) {
+  for (const ModelChunk& chunk : stage.chunks()) {
     record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
   }
 }

@@ -26,7 +26,7 @@ std::vector<Slot> schedule_chart(const std::string& name, int stages, int micro_
   if (!known || stages < 1 || micro_batches < 1 || chunks < 1 || micro_batches > kMostSlots / chunks / stages)
     return {};
   const Schedule schedule = make(name, stages, micro_batches, chunks);
-  const Times times = Simulation(schedule).times;
+  const ScheduleTimes times = ScheduleSimulation(schedule).times;
   std::vector<Slot> slots;
   for (int stage = 0; stage < stages; ++stage) {
     for (std::size_t at = 0; at < times[stage].size(); ++at) {
