@@ -10,7 +10,7 @@
 
 #include "03_model_parallel/idle_clock.h"
 #include "03_model_parallel/layer_times.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "stage.h"
@@ -57,8 +57,8 @@ inline double expected_step(const std::vector<LayerTime>& times, const std::vect
 }
 
 // Prints and records the time of each layer, and what to expect of each way to cut them.
-inline void report(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
-                   const std::vector<LayerTime>& times) {
+inline void print_layer_times(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
+                              const std::vector<LayerTime>& times) {
   print0("layer  parameters  forward    backward\n");
   for (std::size_t i = 0; i < times.size(); ++i) {
     print0("%5zu  %10lld  %7.3f ms  %7.3f ms\n", i, static_cast<long long>(parameters[i]), times[i].forward,
@@ -82,8 +82,8 @@ inline void report(const Schedule& schedule, const std::vector<std::int64_t>& pa
 }
 
 // Prints and records what each stage holds and how much of its time it idles. That stays out of the ledger.
-inline void report(const Schedule& schedule, Stage& stage, const IdleClock& clock, bool simulated, const Job& job,
-                   cudaStream_t stream) {
+inline void print_idle_shares(const Schedule& schedule, PipelineStage& stage, const IdleClock& clock, bool simulated,
+                              const Job& job, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
   struct Row {
     float idle;
@@ -91,7 +91,7 @@ inline void report(const Schedule& schedule, Stage& stage, const IdleClock& cloc
     std::uint64_t bytes;  // of all activations, at their peak
   };
   Row mine{static_cast<float>(clock.idle_share()), 0, memory_use(Memory::activations).peak};
-  for (const Chunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
+  for (const ModelChunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
   const std::vector<Row> all = job.group().gather(mine);
   double mean = 0;
   print0("stage  activations held  bytes of activations  idle\n");

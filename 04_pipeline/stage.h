@@ -18,10 +18,10 @@ namespace workshop {
 
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
-// Buffers that the micro-batches of a chunk share, and which of them each micro-batch has.
+// Buffers that the micro-batches of a chunk share, and which buffer each micro-batch has.
 template <typename Buffer>
 struct Pool {
-  std::vector<int> place;  // of each micro-batch; -1 for one that needs none
+  std::vector<int> place;  // of each micro-batch; -1 if it needs no buffer
   std::vector<Buffer> buffers;
 
   // As many buffers as the places ask for.
@@ -39,8 +39,8 @@ struct Pool {
 using SendBuffers = std::vector<DeviceBuffer<Real>>;
 
 // One of the parts of the model that a stage holds, with its buffers.
-struct Chunk {
-  Chunk(const Network& network, LayerRange layers, int max_samples, Storage storage, cudaStream_t stream)
+struct ModelChunk {
+  ModelChunk(const Network& network, LayerRange layers, int max_samples, Storage storage, cudaStream_t stream)
       : model(network, max_samples, stream, layers, storage),
         is_first(layers.first == 0),
         is_last(layers.last == network.depth()) {}
@@ -58,22 +58,22 @@ struct Chunk {
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
 
-class Stage {
+class PipelineStage {
  public:
   // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide the batch size.
   // `recompute`: a forward keeps the chunk's input alone, and its backward repeats the forward.
-  Stage(const Network& network, int batch_size, const Schedule& schedule, int stage, const std::vector<int>& bounds,
-        bool recompute, cudaStream_t stream, Storage storage = Storage::own)
+  PipelineStage(const Network& network, int batch_size, const Schedule& schedule, int stage,
+                const std::vector<int>& bounds, bool recompute, cudaStream_t stream, Storage storage = Storage::own)
       : micro_batches_(schedule.micro_batches),
         recompute_(recompute),
         stream_(stream),
-        samples_(schedule.micro_batches) {
+        slices_(schedule.micro_batches) {
     const int stages = static_cast<int>(schedule.lists.size());
     if (stage >= stages) fail(1, "this is stage %d of a pipeline whose last one is %d", stage, stages - 1);
     const int samples = batch_size / micro_batches_;
     for (int c = 0; c < schedule.chunks; ++c) {
       const int part = schedule.part(stage, c);
-      Chunk& chunk =
+      ModelChunk& chunk =
           chunks_.emplace_back(network, LayerRange{bounds[part], bounds[part + 1]}, samples, storage, stream);
       make_buffers(chunk, schedule.lists[stage], c, samples);
     }
@@ -83,20 +83,26 @@ class Stage {
   void begin_step(const Batch& batch, float* loss) {
     batch_ = batch;
     loss_ = loss;
-    for (Chunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
+    for (ModelChunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
+    std::vector<int> numbers;
     for (int m = 0; m < micro_batches_; ++m) {
-      // TODO 04.5: Set samples_[m]: by how many samples is the sum of micro-batch m's losses divided?
-      //   What comes out is added up over the micro-batches, and so are the gradients: all together must be the mean
-      //   over the whole batch. The batch has batch.samples samples, this micro-batch micro_batch(m).samples.
+      int first = 0, samples = 0, mean_over = 0;
+      // TODO 04.5: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
+      //   It has `samples` of the batch's samples, from number `first` on. The last batch of an epoch may be short: the
+      //   numbers of samples then differ by at most one, and the earlier micro-batches have one more. What comes out is
+      //   added up over the micro-batches, the losses as well as the gradients: all together must be the mean over the
+      //   batch.samples samples.
       todo("04.5");
       // END TODO 04.5
+      slices_[m] = {first, samples, mean_over};
+      numbers.insert(numbers.end(), {first, samples, mean_over});
     }
-    probe("04.5", "samples of each micro-batch's mean", samples_);
+    probe("04.5", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
   }
 
   void forward(const Instruction& i) {
     const Range range("forward " + std::to_string(i.micro_batch), stream_);
-    Chunk& chunk = chunks_[i.chunk];
+    ModelChunk& chunk = chunks_[i.chunk];
     const Real* output = compute_forward(chunk, i.micro_batch);
     if (!chunk.outputs.empty()) {
       Real* copy = chunk.outputs[chunk.forwards % 2].data();
@@ -109,14 +115,14 @@ class Stage {
 
   // For a forward of the model's last part that no backward follows: adds its share of a mean to the step's loss.
   void add_loss(const Instruction& i, int samples_of_mean) {
-    Chunk& chunk = chunks_[i.chunk];
+    ModelChunk& chunk = chunks_[i.chunk];
     chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
   }
 
   // Calls ready(chunk, layer) once a step for each layer, when the work for its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const Range range("backward " + std::to_string(i.micro_batch), stream_);
-    Chunk& chunk = chunks_[i.chunk];
+    ModelChunk& chunk = chunks_[i.chunk];
     if (!chunk.is_first) {
       chunk.input_gradient[i.micro_batch] = chunk.input_gradients[chunk.backwards % 2].data();
     }
@@ -128,7 +134,7 @@ class Stage {
 
   // Where a message comes from or goes to, and its length in floats.
   Real* message(const Instruction& i) const {
-    const Chunk& chunk = chunks_[i.chunk];
+    const ModelChunk& chunk = chunks_[i.chunk];
     const int m = i.micro_batch;
     switch (i.kind) {
       case Instruction::send_activation:
@@ -149,10 +155,15 @@ class Stage {
     return micro_batch(i.micro_batch).samples * (above ? model.output_size() : model.input_size());
   }
 
-  std::deque<Chunk>& chunks() { return chunks_; }
+  std::deque<ModelChunk>& chunks() { return chunks_; }
 
  private:
-  void make_buffers(Chunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
+  // A micro-batch: `samples` of the batch's samples, from number `first` on. Its loss is a mean over mean_over samples.
+  struct Slice {
+    int first, samples, mean_over;
+  };
+
+  void make_buffers(ModelChunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
     const auto assign = [&](Instruction::Kind takes) {
       return assign_buffers(list, micro_batches_, number, takes, Instruction::backward);
     };
@@ -175,28 +186,25 @@ class Stage {
     chunk.input_gradient.resize(micro_batches_);
   }
 
-  const Real* compute_forward(Chunk& chunk, int m) {
+  const Real* compute_forward(ModelChunk& chunk, int m) {
     const Batch batch = micro_batch(m);
     const void* x = chunk.is_first ? batch.x : chunk.inputs[m].data();
     return chunk.model.forward(batch.with_x(x), chunk.activations[m]);
   }
 
-  void compute_backward(Chunk& chunk, const Instruction& i, const std::function<void(int)>& ready) {
+  void compute_backward(ModelChunk& chunk, const Instruction& i, const std::function<void(int)>& ready) {
     const int m = i.micro_batch;
     const Batch batch = micro_batch(m);
     Model& model = chunk.model;
     if (recompute_) compute_forward(chunk, m);
     if (chunk.is_last) {
-      model.loss(chunk.activations[m], batch.y, samples_[m], loss_);
+      model.loss(chunk.activations[m], batch.y, slices_[m].mean_over, loss_);
     } else {
       copy_to(model.output_gradient(), chunk.gradients[m].data(), batch.samples * model.output_size());
     }
-    bool accumulate = false;
-    // TODO 04.6: Does this backward add to the gradients of the parameters, or overwrite them?
-    //   They still hold those of the last step. chunk.backwards counts the chunk's backwards in this step so far.
-    todo("04.6");
-    // END TODO 04.6
-    probe("04.6", "accumulate (one way)", std::vector<int>{accumulate});
+    // The gradients of a step add up. Its first backward overwrites them: they still hold those of the last step. Which
+    // micro-batch that is depends on the schedule.
+    const bool accumulate = chunk.backwards > 0;
     if (batch.samples == 0) {  // of a short batch: nothing to add
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
@@ -209,17 +217,13 @@ class Stage {
     CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(Real), cudaMemcpyDeviceToDevice, stream_));
   }
 
-  // The samples of micro-batch m. In a short batch, at an epoch's end, their numbers may differ by one.
-  Batch micro_batch(int m) const {
-    const int each = batch_.samples / micro_batches_, left_over = batch_.samples % micro_batches_;
-    return batch_.slice(m * each + std::min(m, left_over), each + (m < left_over ? 1 : 0));
-  }
+  Batch micro_batch(int m) const { return batch_.slice(slices_[m].first, slices_[m].samples); }
 
   int micro_batches_;
   bool recompute_;
   cudaStream_t stream_;
-  std::vector<int> samples_;  // of each micro-batch: those that its part of the loss is a mean over
-  std::deque<Chunk> chunks_;
+  std::vector<Slice> slices_;  // of each micro-batch
+  std::deque<ModelChunk> chunks_;
   Batch batch_;
   float* loss_ = nullptr;
 };

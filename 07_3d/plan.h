@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 #include "common/record.h"
 #include "plan_gpt.h"
 #include "plan_shapes.h"

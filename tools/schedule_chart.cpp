@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/schedule_chart.h"
 
-#include "04_pipeline/simulation.h"
+#include "04_pipeline/schedule_simulation.h"
 
 namespace workshop {
 
@@ -26,7 +26,7 @@ std::vector<Slot> schedule_chart(const std::string& name, int stages, int micro_
   if (!known || stages < 1 || micro_batches < 1 || chunks < 1 || micro_batches > kMostSlots / chunks / stages)
     return {};
   const Schedule schedule = make(name, stages, micro_batches, chunks);
-  const Times times = Simulation(schedule).times;
+  const ScheduleTimes times = ScheduleSimulation(schedule).times;
   std::vector<Slot> slots;
   for (int stage = 0; stage < stages; ++stage) {
     for (std::size_t at = 0; at < times[stage].size(); ++at) {

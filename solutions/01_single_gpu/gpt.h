@@ -68,11 +68,11 @@ inline Network make_gpt(const Options& options) {
   const int vocabulary = static_cast<int>(network.vocabulary.size());
   require_sizes(options, vocabulary);
   network.operations = gpt_operations(o, vocabulary);
-  const auto room = std::make_shared<SharedActivations::element_type>();
+  const auto room = std::make_shared<SharedRoom::element_type>();
   network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
   for (int i = 0; i < o.blocks; ++i) {
     std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed);
-    if (o.recompute == "blocks") block = std::make_shared<Recomputed>(block, room);
+    if (o.recompute == "blocks") block = std::make_shared<Recomputed>(std::vector{block}, room);
     network.layers.push_back(block);
   }
   network.layers.push_back(std::make_shared<LanguageHead>(vocabulary, o.context, o.width));

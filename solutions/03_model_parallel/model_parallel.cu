@@ -5,47 +5,48 @@
 #include "common/job.h"
 #include "common/training.h"
 #include "layer_times.h"
-#include "losses.h"
-#include "partition.h"
-#include "stage.h"
+#include "model_parallel.h"
+#include "model_stage.h"
+#include "partition_option.h"
 
 using namespace workshop;
 
 namespace {
 
 // Forward: the samples x[rows, stage.in] come in on the first rank, the predictions come out on the last.
-void forward(Stage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
+void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
   const void* x = batch.x;
   const int rows = batch.samples, rank = job.rank(), last = job.world() - 1;
-  stage.batch = batch;
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
-  //   Output: what stage.forward(input, rows) returns, [rows, stage.out]; the last rank keeps it.
-  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend likewise (docs/calls.md).
+  //   Output: what stage.forward(batch, input) returns, [rows, stage.out]; the last rank keeps it.
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same (docs/calls.md).
   if (rank > 0) {
     x = stage.received.data();
     NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, kReal, rank - 1, job.comm(), stream));
   }
-  const Real* output = stage.forward(x, rows);
+  const Real* output = stage.forward(batch, x);
   if (rank < last) NCCL_CHECK(ncclSend(output, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   // END TODO 03.3
+  probe("03.3", "output of the stage", stage.activations.output, {rows, stage.out}, stream);
 }
 
 // Backward: the last rank has the gradient of its output from the loss already.
-void backward(Stage& stage, int rows, const Job& job, cudaStream_t stream) {
+void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) {
   const int rank = job.rank(), last = job.world() - 1;
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
   //   From whom, and to whom? Gradient of the output: stage.model.output_gradient(), [rows, stage.out].
-  //   stage.backward(rows, dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in]. The
+  //   stage.backward(dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in]. The
   //   first rank has none below it and passes nullptr.
   if (rank < last) {
     Real* gradient = stage.model.output_gradient();
     NCCL_CHECK(ncclRecv(gradient, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   }
   Real* dx = rank > 0 ? stage.input_gradient.data() : nullptr;
-  stage.backward(rows, dx);
+  stage.backward(dx);
   if (rank > 0) NCCL_CHECK(ncclSend(dx, rows * stage.in, kReal, rank - 1, job.comm(), stream));
   // END TODO 03.4
+  probe("03.4", "gradients of the stage", stage.model.grads(), {stage.model.count()}, stream);
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
       job.world(), how);
   probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
   const int rank = job.rank(), last = job.world() - 1;
-  Stage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
+  ModelStage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   DataSource data = network.data();
@@ -96,5 +97,5 @@ int main(int argc, char** argv) {
   }
   training.evaluate(add_loss, job.group());
   record_parameters(stage.model, 0, stream);
-  report(stage, bounds, job);
+  print_stages(stage, bounds, job);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model parallelism as handbooks show it first: one process, which puts layer after layer on device after device. What
-// model_parallel sends is copied here, and events say when. It takes no second process, and has no use for one.
+// model_parallel sends is copied here, and events say when. It is a single process.
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,30 +8,33 @@
 #include "01_single_gpu/models.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "partition.h"
-#include "stage.h"
+#include "model_parallel.h"
+#include "model_stage.h"
+#include "partition_option.h"
 
 using namespace workshop;
 
 namespace {
 
-// Layers on one device: the one that is current when they are made.
+// Layers on one device: the one that is current when the part is made.
 struct Part {
   Part(const Network& network, LayerRange layers, const Options& options, int number)
-      : stage(network, layers, options, stream, {"part " + std::to_string(number), "03.7", "03.8", "03.9"}),
+      : name("part " + std::to_string(number)),
+        stage(network, layers, options, stream),
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
+  const std::string name;
   const int device = current_device();
   Stream stream;
   Event done;  // recorded on the stream behind work that another part waits for
-  Stage stage;
+  ModelStage stage;
   DeviceBuffer<float> norm;     // of the whole model's gradient, where one is needed
   DeviceBuffer<float> correct;  // the share of right answers, on the last part, where it is asked for
 };
 using Parts = std::vector<std::unique_ptr<Part>>;
 
-// Part i is on device i; where there are fewer devices, they are dealt out in turns.
+// Part i is on device i, or, if there are fewer devices, on device i % devices.
 Parts place_parts(const Network& network, const std::vector<int>& bounds, const Options& options, int devices) {
   Parts parts;
   const int count = static_cast<int>(bounds.size()) - 1;
@@ -73,15 +76,16 @@ void forward(Parts& parts, const Batch& batch) {
   const void* x = batch.x;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = *parts[i];
-    Stage& stage = part.stage;
+    ModelStage& stage = part.stage;
     CUDA_CHECK(cudaSetDevice(part.device));  // kernels are launched on streams of the current device only
-    stage.batch = batch;
+    Batch own = batch;
     if (i > 0) {
-      if (batch.correct != nullptr) stage.batch.correct = part.correct.data();
+      if (batch.correct != nullptr) own.correct = part.correct.data();
       copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
-    x = stage.forward(x, batch.samples);
+    probe("03.7", {"input of ", part.name}, static_cast<const Real*>(x), {batch.samples, stage.in}, part.stream);
+    x = stage.forward(own, x);
   }
 }
 
@@ -90,21 +94,21 @@ void backward(Parts& parts, int rows) {
   const int last = static_cast<int>(parts.size()) - 1;
   for (int i = last; i >= 0; --i) {
     Part& part = *parts[i];
-    Stage& stage = part.stage;
+    ModelStage& stage = part.stage;
     Real* gradient = stage.model.output_gradient();
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
-    //   copy() is above, stage.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
+    //   copy() is above, stage.backward(dx) as in TODO 03.4; forward() shows what else to think of.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
       Part& above = *parts[i + 1];
       copy(part, gradient, above, above.stage.input_gradient.data(), rows * stage.out * sizeof(Real));
     }
-    stage.backward(rows, dx);
+    stage.backward(dx);
     // END TODO 03.8
     const OnDevice on_device(part.device);
-    probe("03.8", {"gradient of ", stage.probes.name}, stage.model.grads(), {stage.model.count()}, part.stream);
+    probe("03.8", {"gradient of ", part.name}, stage.model.grads(), {stage.model.count()}, part.stream);
   }
 }
 
@@ -131,7 +135,7 @@ void update(Parts& parts, Training& training) {
   if (parts.front()->stage.clipping.enabled()) find_norm(parts, training.losses().gradient_norm());
   for (const auto& one : parts) {
     Part& part = *one;
-    Stage& stage = part.stage;
+    ModelStage& stage = part.stage;
     const double lr_factor = training.lr_factor();
     // TODO 03.9: Update the part's parameters, on its device: stage.step(part.norm.data(), lr_factor).
     //   Each part has an optimizer of its own, with the moments of its parameters.
@@ -139,7 +143,7 @@ void update(Parts& parts, Training& training) {
     stage.step(part.norm.data(), lr_factor);
     // END TODO 03.9
     const OnDevice on_device(part.device);
-    probe("03.9", {"parameters of ", stage.probes.name}, stage.model.values(), {stage.model.count()}, part.stream);
+    probe("03.9", {"parameters of ", part.name}, stage.model.values(), {stage.model.count()}, part.stream);
   }
 }
 
@@ -193,7 +197,7 @@ void on_each(Parts& parts, const Do& action) {
   }
 }
 
-void report(Parts& parts, const std::vector<int>& bounds) {
+void print_parts(Parts& parts, const std::vector<int>& bounds) {
   print0("device  layers     parameters  idle\n");
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const double idle = parts[i]->stage.clock.idle_share();
@@ -233,7 +237,7 @@ int main(int argc, char** argv) {
 
   Training training(options, job, {}, network.data(), parts[0]->stream);
   for (const auto& part : parts) {
-    const Stage& stage = part->stage;
+    const ModelStage& stage = part->stage;
     add_all(training, stage.model, part->stage.optimizer);
   }
 
@@ -257,5 +261,5 @@ int main(int argc, char** argv) {
   }
   training.evaluate(add_loss);
   on_each(parts, [](auto& part) { record_parameters(part.stage.model, 0, part.stream); });
-  report(parts, bounds);
+  print_parts(parts, bounds);
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "schedule.h"
-#include "simulation.h"
+#include "schedule_simulation.h"
 
 namespace workshop {
 
@@ -164,7 +164,7 @@ class ScheduleCheck {
   }
 
   void check_deadlock() {
-    const Simulation simulation(schedule_);
+    const ScheduleSimulation simulation(schedule_);
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       const auto& times = simulation.times[stage];
       const int at = static_cast<int>(std::find(times.begin(), times.end(), -1) - times.begin());
@@ -184,7 +184,7 @@ inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { ret
 // One line a stage, one column a slot of time: F2 is the forward of micro-batch 2, B2 its backward, with a letter for
 // the chunk where there are several. The cell of an error ends with '!'; '?' is what never gets its turn.
 inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {}) {
-  const Times times = Simulation(s).times;
+  const ScheduleTimes times = ScheduleSimulation(s).times;
   std::vector<std::map<int, std::string>> rows(s.lists.size());  // slot -> cell
   std::size_t slots = 0, width = 0;
   for (std::size_t stage = 0; stage < rows.size(); ++stage) {
@@ -222,8 +222,8 @@ inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& er
   return text;
 }
 
-// The chart and one line an error.
-inline std::string report(const Schedule& s, const std::vector<ScheduleError>& errors) {
+// The chart, and a line for each error.
+inline std::string chart_and_errors(const Schedule& s, const std::vector<ScheduleError>& errors) {
   std::string text = chart(s, errors);
   for (const ScheduleError& e : errors) {
     text += "stage " + std::to_string(e.stage) + ", instruction " + std::to_string(e.position) + ": " + e.what + "\n";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation checkpointing every few layers (Chen et al., 2016), as DeepSpeed's PipelineModule has it with
-// activation_checkpoint_interval: of each group of layers, only the output is kept until the backward pass, which
-// begins with the group's forward pass once more.
+// activation_checkpoint_interval.
 #pragma once
 
 #include <algorithm>
@@ -9,151 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/model.h"
+#include "01_single_gpu/recompute.h"
 
 namespace workshop {
 
-// What one group at a time leaves for its backward pass: room that all groups of a rank share. Its buffer number j is
-// as large as the j-th largest of any group.
-using SharedRoom = std::shared_ptr<std::vector<DeviceBuffer<Real>>>;
-
-// Layers one after the other, as one layer that keeps its output alone.
-class LayerGroup : public Layer {
- public:
-  LayerGroup(std::vector<std::shared_ptr<Layer>> layers, SharedRoom room)
-      : Layer(layers.front()->name, layers.front()->in, layers.back()->out),
-        layers_(std::move(layers)),
-        room_(std::move(room)),
-        saved_(layers_.size()) {
-    collect_parameters();
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      for (int size : layers_[i]->saved()) {
-        places_.push_back({i, saved_[i].buffers.size(), size});
-        saved_[i].buffers.emplace_back();
-      }
-    }
-    std::stable_sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) { return a.size > b.size; });
-  }
-
-  std::vector<float> initial_values(Generator& generator) const override {
-    std::vector<float> values;
-    for (const auto& layer : layers_) {
-      const std::vector<float> more = layer->initial_values(generator);
-      values.insert(values.end(), more.begin(), more.end());
-    }
-    return values;
-  }
-  std::vector<int> saved() const override { return {out}; }
-  int widest() const override {
-    return largest([](const Layer& layer) { return layer.widest(); });
-  }
-  int rows() const override {
-    return largest([](const Layer& layer) { return layer.rows(); });
-  }
-
-  void allocate(int max_samples, cudaStream_t stream) override {
-    for (const auto& layer : layers_) layer->allocate(max_samples, stream);
-    if (room_->size() < places_.size()) room_->resize(places_.size());
-    for (std::size_t j = 0; j < places_.size(); ++j) {
-      const std::size_t size = static_cast<std::size_t>(max_samples) * places_[j].size;
-      DeviceBuffer<Real>& buffer = (*room_)[j];
-      if (buffer.size() >= size) continue;
-      buffer = {};  // before there is another
-      buffer = DeviceBuffer<Real>(size, Memory::activations);
-    }
-  }
-  void bind(Real* values, Real* grads) override {
-    int offset = 0;
-    for (const auto& layer : layers_) {
-      layer->bind(values == nullptr ? nullptr : values + offset, grads == nullptr ? nullptr : grads + offset);
-      offset += layer->count();
-    }
-    collect_parameters();
-  }
-
-  const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
-    const Lent lent(*this);
-    const Real* output = pass(blas, x, samples, saved.batch);
-    Real* kept = saved.buffers[0].data();
-    CUDA_CHECK(cudaMemcpyAsync(kept, output, static_cast<std::size_t>(samples) * out * sizeof(Real),
-                               cudaMemcpyDeviceToDevice, blas.stream()));
-    return kept;
-  }
-
-  // Dropout drops the same values again: they follow from the batch (dropout.h).
-  Real* backward(const Saved& saved, const Gradients& g) override {
-    const Lent lent(*this);
-    pass(g.blas, saved.x, g.samples, saved.batch);
-    Real *dy = g.dy, *spare = g.spare, *below = nullptr;
-    for (int i = static_cast<int>(layers_.size()) - 1; i >= 0; --i) {
-      const bool bottom = i == 0;
-      below = layers_[i]->backward(saved_[i], {g.blas, g.ones, g.samples, g.accumulate, dy, spare,
-                                               bottom ? g.dx : nullptr, !bottom || g.needs_dx});
-      if (below == spare) std::swap(dy, spare);
-    }
-    return below;
-  }
-
- private:
-  // Of a buffer of the room: which one of which layer it is lent to.
-  struct Place {
-    std::size_t layer, buffer;
-    int size;  // floats per sample
-  };
-
-  // The shared room, lent to this group as long as this lives.
-  class Lent {
-   public:
-    explicit Lent(LayerGroup& group) : group_(group) { exchange(); }
-    ~Lent() { exchange(); }
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
-
-   private:
-    void exchange() {
-      for (std::size_t j = 0; j < group_.places_.size(); ++j) {
-        const Place& place = group_.places_[j];
-        std::swap((*group_.room_)[j], group_.saved_[place.layer].buffers[place.buffer]);
-      }
-    }
-    LayerGroup& group_;
-  };
-
-  // The forward pass of all layers, whose room must be lent.
-  const Real* pass(const Blas& blas, const void* x, int samples, const Batch& batch) {
-    const Real* output = nullptr;
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      saved_[i].x = x;
-      saved_[i].batch = batch;
-      x = output = layers_[i]->forward(blas, x, samples, saved_[i]);
-    }
-    return output;
-  }
-
-  template <typename Size>
-  int largest(const Size& size) const {
-    int largest = 0;
-    for (const auto& layer : layers_) largest = std::max(largest, size(*layer));
-    return largest;
-  }
-
-  void collect_parameters() {
-    parameters.clear();
-    for (const auto& layer : layers_) {
-      parameters.insert(parameters.end(), layer->parameters.begin(), layer->parameters.end());
-    }
-  }
-
-  std::vector<std::shared_ptr<Layer>> layers_;
-  SharedRoom room_;
-  std::vector<Saved> saved_;  // of each layer, with buffers as long as the room is lent
-  std::vector<Place> places_;
-};
-
 // The network whose layers are groups of up to `interval` layers, none of which crosses the bounds of a part. Changes
-// the bounds to those of the groups. 0 leaves all as it is.
+// the bounds to those of the groups.
 inline Network grouped(Network network, std::vector<int>& bounds, int interval) {
-  if (interval == 0) return network;
   const auto room = std::make_shared<SharedRoom::element_type>();
   std::vector<std::shared_ptr<Layer>> groups;
   std::vector<int> bounds_of_groups = {0};
@@ -161,7 +22,7 @@ inline Network grouped(Network network, std::vector<int>& bounds, int interval) 
     for (int first = bounds[part]; first < bounds[part + 1]; first += interval) {
       const auto begin = network.layers.begin() + first;
       const int count = std::min(interval, bounds[part + 1] - first);
-      groups.push_back(std::make_shared<LayerGroup>(std::vector(begin, begin + count), room));
+      groups.push_back(std::make_shared<Recomputed>(std::vector(begin, begin + count), room));
     }
     bounds_of_groups.push_back(static_cast<int>(groups.size()));
   }

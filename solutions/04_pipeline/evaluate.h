@@ -8,11 +8,11 @@
 
 namespace workshop {
 
-// Adds the share of the batch in the mean loss over `samples_of_mean` samples to *loss, on the last stage. Part by part
-// and micro-batch by micro-batch, as a chunk has room for so many samples: nothing overlaps. Collective over the
+// Adds the batch's share of the mean loss over `samples_of_mean` samples to *loss, on the last stage. Goes part by part
+// and micro-batch by micro-batch, because a chunk has no room for more samples: nothing overlaps. Collective over the
 // stages.
-inline void evaluate(Stage& stage, const Schedule& schedule, const Group& stages, const Batch& batch,
-                     int samples_of_mean, float* loss, cudaStream_t stream) {
+inline void evaluate_batch(PipelineStage& stage, const Schedule& schedule, const Group& stages, const Batch& batch,
+                           int samples_of_mean, float* loss, cudaStream_t stream) {
   stage.begin_step(batch, loss);
   const int parts = schedule.parts();
   const auto mine = [&](int part) { return part < parts && part % schedule.stages == stages.rank(); };

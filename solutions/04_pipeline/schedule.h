@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipeline schedules as data: for every stage a list of instructions, which it carries out one after the other.
 //
-// The model is cut into stages · chunks parts of consecutive layers. Stage s holds the parts s, s + stages,
+// The model is cut into stages · chunks parts of consecutive layers. PipelineStage s holds the parts s, s + stages,
 // s + 2·stages …, its chunks 0, 1, 2 …: with one chunk a stage holds one part. GPipe: Huang et al., NeurIPS 2019. 1F1B:
 // Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM), SC 2021.
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/record.h"
@@ -45,6 +47,7 @@ inline bool is_compute(Instruction::Kind kind) { return kind == Instruction::for
 inline bool is_send(Instruction::Kind kind) {
   return kind == Instruction::send_activation || kind == Instruction::send_gradient;
 }
+inline bool is_message(Instruction::Kind kind) { return !is_compute(kind) && kind != Instruction::update; }
 inline bool is_activation(Instruction::Kind kind) {
   return kind == Instruction::send_activation || kind == Instruction::receive_activation;
 }
@@ -218,7 +221,7 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
 // Which of a pool of buffers each micro-batch of a chunk has, from the instruction that `takes` it to the one that
-// `returns` it; -1 for one that takes none.
+// `returns` it; -1 for a micro-batch that takes none.
 inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int micro_batches, int chunk,
                                        Instruction::Kind takes, Instruction::Kind returns) {
   std::vector<int> buffer(micro_batches, -1);
@@ -242,6 +245,67 @@ inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int
   }
   probe("04.4", "buffers of the micro-batches of chunk " + std::to_string(chunk), buffer);
   return buffer;
+}
+
+// ---- tasks ---------------------------------------------------------------------------------------------------------
+
+// What a stage enqueues at once: a forward, a backward, the update, or a group of messages.
+struct Task {
+  std::vector<Instruction> instructions;  // all messages of a group; one instruction otherwise
+  std::vector<int> waits_for;             // groups that must be over before it begins: their numbers among the tasks
+};
+
+// The numbers of the tasks, each once and in ascending order, that have one of these messages.
+inline std::vector<int> groups_of(const std::vector<Task>& tasks,
+                                  const std::vector<std::optional<Instruction>>& messages) {
+  std::vector<int> groups;
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    const bool has_one =
+        std::any_of(tasks[t].instructions.begin(), tasks[t].instructions.end(), [&](const Instruction& i) {
+          return is_message(i.kind) && std::find(messages.begin(), messages.end(), i) != messages.end();
+        });
+    if (has_one) groups.push_back(static_cast<int>(t));
+  }
+  return groups;
+}
+
+// The tasks of a stage, in the order of its list, and which groups of messages each forward, each backward and the
+// update waits for. A group itself waits for all that is computed before it, and for the groups before it in its
+// direction: no more than the order of the list has to be said of it.
+inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
+  std::vector<Task> tasks;
+  for (const Instruction& i : schedule.lists[stage]) {
+    const bool joins = !tasks.empty() && joins_group(tasks.back().instructions.back(), i);
+    if (!joins) tasks.emplace_back();
+    tasks.back().instructions.push_back(i);
+  }
+
+  std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
+  std::map<bool, int> last_group;  // so far, of the activations and of the gradients
+  std::vector<int> waits;
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    const Instruction& i = tasks[t].instructions[0];
+    if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
+    if (i.kind == Instruction::update) {  // the next step begins with all buffers free
+      for (const auto& [activations, group] : last_group) tasks[t].waits_for.push_back(group);
+    }
+    if (!is_compute(i.kind)) continue;
+    std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];
+    std::vector<std::optional<Instruction>> messages;
+    // TODO 04.8: Which messages must be over before i, a forward or a backward, may begin? Append them to `messages`.
+    //   It needs its input. And its result goes to one of two buffers, which the results of a kind and a chunk have in
+    //   turns: what was there must have been sent. `earlier` has the instructions of this kind and chunk before i, the
+    //   newest last. message(schedule, stage, i, true) is the message with the input of an instruction, with false that
+    //   with its result, and nothing where no other stage has the other end.
+    messages.push_back(message(schedule, stage, i, /*input=*/true));
+    if (earlier.size() >= 2) messages.push_back(message(schedule, stage, earlier.end()[-2], /*input=*/false));
+    // END TODO 04.8
+    earlier.push_back(i);
+    tasks[t].waits_for = groups_of(tasks, messages);
+    for (int group : tasks[t].waits_for) waits.insert(waits.end(), {static_cast<int>(t), group});
+  }
+  probe("04.8", "task and awaited group of each wait", waits);
+  return tasks;
 }
 
 }  // namespace workshop

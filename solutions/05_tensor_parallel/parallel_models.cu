@@ -26,7 +26,7 @@ Network make_parallel_gpt(const Options& options, const Group& group, SideStream
   if (vocabulary < ranks) usage_error("the vocabulary has %d words; expected one a rank, %d", vocabulary, ranks);
 
   const auto cut = std::make_shared<TensorParallel>(group, side, sequence_parallel);
-  const auto room = std::make_shared<SharedActivations::element_type>();
+  const auto room = std::make_shared<SharedRoom::element_type>();
   const Words own = words_of(sharded("head.weight", {vocabulary, o.width}, Split::rows, group));
   for (int i = 0; i < network.depth(); ++i) {
     std::shared_ptr<Layer>& layer = network.layers[i];
@@ -36,7 +36,7 @@ Network make_parallel_gpt(const Options& options, const Group& group, SideStream
       layer = std::make_shared<ParallelHead>(layer, o.context, o.width, own, cut);
     } else {
       layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, cut);
-      if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(layer, room);
+      if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(std::vector{layer}, room);
     }
   }
   network.loss = std::make_shared<ParallelCrossEntropy>(o.context, own, group);

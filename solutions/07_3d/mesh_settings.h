@@ -84,7 +84,7 @@ inline void complete(MeshSettings& s, const Options& options) {
 inline Schedule make_schedule(const MeshSettings& s) {
   const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
-  if (!errors.empty()) fail(kFailed, "chapter 04's schedule is wrong:\n" + report(schedule, errors));
+  if (!errors.empty()) fail(kFailed, "chapter 04's schedule is wrong:\n" + chart_and_errors(schedule, errors));
   return schedule;
 }
 

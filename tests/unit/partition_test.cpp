@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How layers are divided among ranks: by number and by parameters, against every possible division.
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
 
 #include <gtest/gtest.h>
 

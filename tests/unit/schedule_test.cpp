@@ -50,7 +50,7 @@ TEST(Schedule, AllAreValidAndAsShortAsPossible) {
       for (const Schedule& s : all_schedules(stages, micro_batches)) {
         SCOPED_TRACE(s.name + " " + std::to_string(stages) + " " + std::to_string(micro_batches));
         const std::vector<ScheduleError> errors = check_schedule(s);
-        EXPECT_TRUE(errors.empty()) << report(s, errors);
+        EXPECT_TRUE(errors.empty()) << chart_and_errors(s, errors);
         EXPECT_EQ(makespan(s), 2 * (s.chunks * micro_batches + stages - 1));
         for (int stage = 0; stage < stages; ++stage) {
           EXPECT_EQ(largest_in_flight(s.lists[stage]), s.in_flight[stage]);
@@ -93,6 +93,70 @@ TEST(Schedule, BuffersAreSharedByThoseNotInFlight) {
             std::vector<int>(8, -1));
 }
 
+// ---- tasks ---------------------------------------------------------------------------------------------------------
+
+// "F0", "B1a", "s0" and "r0" for activations sent and received, "S0" and "R0" for gradients, "U" for the update; the
+// messages of a group without a space, and behind a colon what the task waits for.
+std::string tasks_of(const Schedule& schedule, int stage) {
+  std::string text;
+  for (const Task& task : make_tasks(schedule, stage)) {
+    text += text.empty() ? "" : " ";
+    for (const Instruction& i : task.instructions) {
+      text += "FBsrSRU"[i.kind];
+      if (i.kind != Instruction::update) text += std::to_string(i.micro_batch);
+      if (schedule.chunks > 1) text += static_cast<char>('a' + i.chunk);
+    }
+    for (std::size_t n = 0; n < task.waits_for.size(); ++n) {
+      text += (n == 0 ? ":" : ",") + std::to_string(task.waits_for[n]);
+    }
+  }
+  return text;
+}
+
+TEST(Tasks, AreGroupedAndWaitForInputsAndForBuffersOfResults) {
+  // Of the first of two stages: its forwards need nothing, but its third waits for the message with the first's output.
+  EXPECT_EQ(tasks_of(one_f_one_b(2, 4), 0), "F0 s0 F1 s1 R0 B0:4 R1 F2:1 s2 B1:6 R2 F3:3 s3 B2:10 R3 B3:14 U:14,12");
+  EXPECT_EQ(tasks_of(one_f_one_b(2, 3), 1), "r0 F0:0 r1 B0 S0 F1:2 r2 B1 S1 F2:6 B2:4 S2 U:11,6");
+}
+
+TEST(Tasks, OfASingleStageWaitForNothing) { EXPECT_EQ(tasks_of(gpipe(1, 2), 0), "F0 F1 B1 B0 U"); }
+
+// Whatever the schedule: a task waits for groups before it, each forward and each backward for its input, and the
+// update for all groups.
+TEST(Tasks, WaitForAllThatTheyNeed) {
+  for (const Schedule& s : all_schedules(4, 8)) {
+    for (int stage = 0; stage < s.stages; ++stage) {
+      SCOPED_TRACE(s.name + " stage " + std::to_string(stage));
+      const std::vector<Task> tasks = make_tasks(s, stage);
+      std::size_t instructions = 0;
+      int last = -1;
+      for (int t = 0; t < static_cast<int>(tasks.size()); ++t) {
+        instructions += tasks[t].instructions.size();
+        const Instruction& i = tasks[t].instructions[0];
+        if (is_message(i.kind)) {
+          EXPECT_TRUE(tasks[t].waits_for.empty()) << t;
+          last = t;
+        }
+        for (int group : tasks[t].waits_for) {
+          EXPECT_LT(group, t);
+          EXPECT_TRUE(is_message(tasks[group].instructions[0].kind)) << t << " waits for " << group;
+        }
+        if (!is_compute(i.kind)) continue;
+        if (const auto input = message(s, stage, i, /*input=*/true)) {
+          const bool waits = std::any_of(tasks[t].waits_for.begin(), tasks[t].waits_for.end(), [&](int group) {
+            const auto& messages = tasks[group].instructions;
+            return std::find(messages.begin(), messages.end(), *input) != messages.end();
+          });
+          EXPECT_TRUE(waits) << t;
+        }
+      }
+      EXPECT_EQ(instructions, s.lists[stage].size());
+      EXPECT_EQ(tasks.back().instructions[0].kind, Instruction::update);
+      EXPECT_EQ(std::count(tasks.back().waits_for.begin(), tasks.back().waits_for.end(), last), 1);
+    }
+  }
+}
+
 // ---- what is wrong is found ----------------------------------------------------------------------------------------
 
 TEST(ScheduleCheck, FindsEveryInstructionThatIsMissingOrThereTwice) {
@@ -118,7 +182,7 @@ TEST(ScheduleCheck, LetsNothingThroughThatHangs) {
           Schedule s = right;
           std::swap(s.lists[stage][a], s.lists[stage][b]);
           if (!check_schedule(s).empty()) continue;
-          for (const auto& times : Simulation(s).times) {
+          for (const auto& times : ScheduleSimulation(s).times) {
             EXPECT_EQ(std::count(times.begin(), times.end(), -1), 0) << chart(s);
           }
         }

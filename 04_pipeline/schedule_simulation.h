@@ -25,15 +25,15 @@ inline Instruction::Kind other_half(Instruction::Kind message) {
 
 // When each instruction is done, by stage and place in its list: a forward or a backward takes one slot of time, all
 // else none. -1 for what is never done because it waits forever.
-using Times = std::vector<std::vector<int>>;
+using ScheduleTimes = std::vector<std::vector<int>>;
 
 // One stage as the executor runs it: three queues, each of which carries out its groups of instructions one after the
 // other. The compute queue has groups of one. The two message queues hold a group back until what precedes it in the
 // list is computed, and leave it when the other half of each of its messages has begun too: a send waits for its
 // receive.
-class Simulation {
+class ScheduleSimulation {
  public:
-  explicit Simulation(const Schedule& schedule) : schedule_(schedule) {
+  explicit ScheduleSimulation(const Schedule& schedule) : schedule_(schedule) {
     for (int stage = 0; stage < schedule.stages; ++stage) {
       const std::vector<Instruction>& list = schedule.lists[stage];
       Stage& s = stages_.emplace_back();
@@ -58,7 +58,7 @@ class Simulation {
     }
   }
 
-  Times times;
+  ScheduleTimes times;
 
  private:
   struct Queue {
@@ -142,7 +142,7 @@ class Simulation {
 // Slots that the whole schedule takes.
 inline int makespan(const Schedule& schedule) {
   int last = 0;
-  for (const auto& times : Simulation(schedule).times) {
+  for (const auto& times : ScheduleSimulation(schedule).times) {
     for (int time : times) last = std::max(last, time);
   }
   return last;

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/partition_option.h"
 #include "check_schedule.h"
 #include "common/job.h"
 #include "pipeline_options.h"
@@ -16,7 +17,7 @@
 
 namespace workshop {
 
-struct Settings {
+struct PipelineSettings {
   PipelineOptions pipeline{.micro_batches = 4};
   std::string partition;
   int stages = 0;
@@ -25,7 +26,7 @@ struct Settings {
   double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
 };
 
-inline void add_options(Options& options, Settings& s) {
+inline void add_options(Options& options, PipelineSettings& s) {
   s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
   add_partition(options, s.partition, "parts");
   options.add("--checkpoint-interval", s.checkpoint_interval,
@@ -37,7 +38,7 @@ inline void add_options(Options& options, Settings& s) {
 }
 
 // Fills in what is not given, and ends the program on what does not fit together.
-inline void complete(Settings& s, const Options& options) {
+inline void complete(PipelineSettings& s, const Options& options) {
   const int ranks = process_ranks().world;
   if (s.stages == 0) s.stages = ranks;
   if (!s.print && s.stages != ranks) {
@@ -51,7 +52,7 @@ inline void complete(Settings& s, const Options& options) {
   if (!s.print) s.pipeline.require_divisor(options.batch_size);
 }
 
-inline Network make_network(const Settings& s, const Options& options) {
+inline Network make_network(const PipelineSettings& s, const Options& options) {
   const int parts = s.stages * s.pipeline.chunks;
   if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
   const Network network = make_network(options);
@@ -62,15 +63,15 @@ inline Network make_network(const Settings& s, const Options& options) {
   return network;
 }
 
-// Ends all ranks with status 1 if the schedule is wrong: run, it might never end.
-inline Schedule make_schedule(const Settings& s) {
+// The schedule that the options ask for. Ends all ranks with status 1 if it is wrong: run, it might never end.
+inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
   if (errors.empty()) return schedule;
   const char* todo = schedule.name == "gpipe" ? "04.1" : schedule.name == "1f1b" ? "04.2" : "04.3";
   print0(
       "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
-      todo, report(schedule, errors).c_str());
+      todo, chart_and_errors(schedule, errors).c_str());
   // Whichever rank ends first ends the others: let rank 0 speak.
   if (process_ranks().rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
   end_job(kFailed);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank has which layers: a network is cut into contiguous parts, one a rank.
+// What later chapters take from model parallelism: which rank holds which layers, and how the losses, which the last
+// rank has, reach rank 0, which prints them.
 #pragma once
 
 #include <algorithm>
@@ -10,36 +11,19 @@
 #include <vector>
 
 #include "common/check.h"
-#include "common/options.h"
+#include "common/group.h"
 #include "common/record.h"
 
 namespace workshop {
 
+// ---- the partition -------------------------------------------------------------------------------------------------
+
+// What all parts get equal shares of.
 enum class Partition {
-  uniform,     // as equal numbers of layers as possible
-  parameters,  // the largest number of parameters of a part as small as possible
-  time,        // the largest time of a part as small as possible, that its layers take forward and backward
+  uniform,     // layers: their numbers differ by at most one
+  parameters,  // parameters: the largest part is as small as possible
+  time,        // the time that layers take forward and backward: the slowest part is as fast as possible
 };
-
-// The layers of an MLP differ less than the blocks of a language model from its embedding and its head, and than the
-// layers of AlexNet, which the course balances by their parameters.
-inline Partition default_partition(const Options& options) {
-  return options.model == ModelKind::mlp ? Partition::uniform : Partition::parameters;
-}
-
-// The option --partition, where "" is the default.
-inline void add_partition(Options& options, std::string& partition, const std::string& parts) {
-  options.add("--partition", partition,
-              "what the " + parts +
-                  " get equal shares of: layers, parameters, or the time that a measurement at the start finds; "
-                  "default: parameters, mlp: uniform",
-              {"uniform", "parameters", "time"});
-}
-inline Partition partition_of(const std::string& partition, const Options& options) {
-  if (partition.empty()) return default_partition(options);
-  if (partition == "time") return Partition::time;
-  return partition == "uniform" ? Partition::uniform : Partition::parameters;
-}
 
 // `parts` parts whose numbers of layers differ by at most one; the earlier parts have the longer ones.
 inline std::vector<int> uniform_bounds(int layers, int parts) {
@@ -48,7 +32,7 @@ inline std::vector<int> uniform_bounds(int layers, int parts) {
     int end = bounds.back();
     // TODO 03.1: Move `end` from the end of the part before to the end of part p.
     //   layers / parts layers for everyone leave layers % parts layers over: the first parts have one more each.
-    end += layers / parts + (p < layers % parts ? 1 : 0);
+    todo("03.1");
     // END TODO 03.1
     bounds.push_back(end);
   }
@@ -66,8 +50,7 @@ inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int 
     // TODO 03.2: Move `end` from the end of the part before to the end of part p.
     //   The part takes layer after layer, counts[end] parameters each, while its sum stays at most `limit` and a layer
     //   is left for each of the parts - 1 - p parts that follow: no part may be empty.
-    const int last = layers - (parts - 1 - p);
-    for (std::int64_t sum = 0; end < last && sum + counts[end] <= limit; ++end) sum += counts[end];
+    todo("03.2");
     // END TODO 03.2
     bounds.push_back(end);
   }
@@ -104,6 +87,19 @@ inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts
                       ": see TODO " + (how == Partition::uniform ? "03.1" : "03.2"));
   }
   return bounds;
+}
+
+// ---- the losses ----------------------------------------------------------------------------------------------------
+
+// The last of the stages has the losses, the first one prints them. Once an epoch is enough.
+inline void send_losses(const LossLog& losses, const Group& stages, cudaStream_t stream) {
+  const int rank = stages.rank(), last = stages.size() - 1;
+  if (last == 0) return;
+  const ncclComm_t comm = stages.comm();
+  // TODO 03.5: Send losses.losses(), losses.count() floats, from the last rank to rank 0, into the same place there.
+  todo("03.5");
+  // END TODO 03.5
+  if (rank == 0) probe("03.5", "losses of the epoch", losses.losses(), {losses.count()}, stream);
 }
 
 }  // namespace workshop
