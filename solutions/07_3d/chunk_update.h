@@ -22,7 +22,7 @@ class ChunkUpdate {
   // is bound here, to memory that its shards fill.
   ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
               cudaStream_t stream)
-      : model_(model), stream_(stream), part_{0, model.count()} {
+      : model_(model), replicas_(replicas), stream_(stream), part_{0, model.count()} {
     if (sharded) {
       const Sharding sharding(model.count(), replicas.size(), replicas.rank());
       part_ = {sharding.offset, sharding.shard};
@@ -82,12 +82,13 @@ class ChunkUpdate {
   Optimizer& optimizer() { return shards_ ? shards_->optimizer() : *optimizer_; }
 
   Model& model_;
+  const Group& replicas_;
   cudaStream_t stream_;
   Extent part_;
   DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
   std::optional<ShardedUpdate> shards_;
   std::optional<GradientReducer> reducer_;  // unless it is sharded, or there is nothing to average
-  std::optional<Optimizer> optimizer_;        // unless it is sharded
+  std::optional<Optimizer> optimizer_;      // unless it is sharded
 };
 
 }  // namespace workshop
