@@ -19,7 +19,7 @@ struct Fit {
   double seconds(double bytes) const { return alpha + beta * bytes; }
 };
 
-// Least squares over the relative errors. With absolute ones the longest messages alone would decide, and alpha, which
+// Least squares over the relative errors. With absolute ones only the longest messages would decide, and alpha, which
 // matters for the short ones, would be lost in their noise. Neither alpha nor beta is negative.
 // At least one measurement, none of them 0 seconds; with a single size alpha is 0.
 inline Fit fit(const std::vector<Measurement>& measurements) {

@@ -52,7 +52,7 @@ struct Ring {
 void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk incoming, const Ring& ring) {
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   A chunk is outgoing.size floats from data + outgoing.begin. Which rank is next after the last one?
-  //   All ranks do this at the same time. Who would receive if the send stood alone and had to finish first?
+  //   All ranks do this at the same time. Who would receive if the send had to finish first?
   todo("00.10");
   // END TODO 00.10
   probe("00.10", "received", received, {incoming.size}, ring.stream);

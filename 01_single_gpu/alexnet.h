@@ -26,7 +26,7 @@ using WindowRoom = std::shared_ptr<std::map<int, DeviceBuffer<Real>>>;
 // What follows a convolution and its ReLU.
 struct Pooling {
   bool largest = false;  // of 3 by 3, at every second place
-  int cells = 0;         // then averages over a grid of so many by so many; 0: none
+  int cells = 0;         // then averages over a grid of cells by cells; 0: no averages
 };
 
 // A convolution, its ReLU, and the pooling that follows it. Maps are channels last, but for the averages, which are

@@ -27,8 +27,8 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
   }
 }
 
-// dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that comes to x by another
-// way, past the norm; null for none. It may be dx.
+// dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that reaches x past the
+// norm; null if there is no such gradient. It may be dx.
 static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
                                            const float* rstd, ConstReals gamma, int rows, int width) {
   for (int row : grid_stride(rows)) {

@@ -69,7 +69,7 @@ static __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int c
     const ConstReals map = x + sample * in.size();
     float mean = 0;
     // TODO 01.23: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
-    //   rows.first <= row < rows.last, and columns likewise. Cells need not be of the same size.
+    //   rows.first <= row < rows.last, and columns in the same way. Cells need not be of the same size.
     todo("01.23");
     // END TODO 01.23
     y[i] = mean;

@@ -23,7 +23,7 @@ enum class CollectiveOp { all_reduce, all_gather, reduce_scatter, broadcast, sen
 const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"};
 
 constexpr int kWarmUp = 3;    // calls before the clock starts: the first ones set up connections
-constexpr int kSizeStep = 4;  // each message is so many times as long as the one before
+constexpr int kSizeStep = 4;  // each message is this many times as long as the one before
 constexpr double kGiga = 1e9;
 
 // What is measured, by whom, on which stream.

@@ -22,7 +22,7 @@ struct Participants {
   int root;   // the rank that broadcast and scatter read from, and that gather and reduce write to
 };
 
-// in: [count], read on the root alone; out: [count], the root's values on every rank.
+// in: [count], read only on the root; out: [count], the root's values on every rank.
 void broadcast(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.1: Copy the root's `count` values of `in` to `out` on every rank: one NCCL call.
   //   ncclBroadcast(send, receive, count, ncclFloat, root, comm, stream). All ranks make the same call with the same
@@ -33,7 +33,7 @@ void broadcast(const float* in, float* out, int count, const Participants& group
   probe("00.1", "broadcast", out, {count}, group.stream);
 }
 
-// in: [world, count], read on the root alone; out: [count], row r of the root's `in` on rank r.
+// in: [world, count], read only on the root; out: [count], row r of the root's `in` on rank r.
 void scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
   //   ncclSend(from, count, ncclFloat, peer, comm, stream) and ncclRecv(to, count, ncclFloat, peer, comm, stream). A
@@ -51,7 +51,7 @@ void scatter(const float* in, float* out, int count, const Participants& group) 
   probe("00.2", "scatter", out, {count}, group.stream);
 }
 
-// in: [count]; out: [world, count], written on the root alone: row r is rank r's `in`.
+// in: [count]; out: [world, count], written only on the root: row r is rank r's `in`.
 void gather(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.3: Bring rank r's `in` to row r of the root's `out`, with one group of sends and receives.
   //   It is scatter backwards. What becomes of each send and of each receive?
@@ -67,7 +67,7 @@ void gather(const float* in, float* out, int count, const Participants& group) {
   probe("00.3", "gather", out, {group.world, count}, group.stream);
 }
 
-// in: [count]; out: [count], written on the root alone: the sum of `in` over the ranks.
+// in: [count]; out: [count], written only on the root: the sum of `in` over the ranks.
 void reduce(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.4: Add `in` up over all ranks, element by element, into the root's `out`: one NCCL call.
   //   ncclReduce(send, receive, count, ncclFloat, operation, root, comm, stream). Which operation is the sum, rather

@@ -16,7 +16,7 @@ namespace {
 using namespace workshop;
 
 // What a rank tells the others of itself. Of fixed size, so that NCCL can gather it as bytes.
-struct Card {
+struct RankInfo {
   int rank, local_rank, local_world;
   int device, visible;      // its device, and how many it is shown
   int devices;              // that its node has for the job
@@ -29,35 +29,35 @@ struct Card {
 
 void copy_text(char* to, std::size_t size, const std::string& text) { std::snprintf(to, size, "%s", text.c_str()); }
 
-Card card_of(const Job& job) {
-  Card card = {};
+RankInfo rank_info(const Job& job) {
+  RankInfo info = {};
   const Ranks& ranks = job.ranks();
-  card.rank = ranks.rank;
-  card.local_rank = ranks.local_rank;
-  card.local_world = ranks.local_world;
-  card.devices = job.devices();
-  CUDA_CHECK(cudaGetDevice(&card.device));
-  CUDA_CHECK(cudaGetDeviceCount(&card.visible));
-  CUDA_CHECK(cudaDriverGetVersion(&card.driver));
-  NCCL_CHECK(ncclGetVersion(&card.nccl));
+  info.rank = ranks.rank;
+  info.local_rank = ranks.local_rank;
+  info.local_world = ranks.local_world;
+  info.devices = job.devices();
+  CUDA_CHECK(cudaGetDevice(&info.device));
+  CUDA_CHECK(cudaGetDeviceCount(&info.visible));
+  CUDA_CHECK(cudaDriverGetVersion(&info.driver));
+  NCCL_CHECK(ncclGetVersion(&info.nccl));
   cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, card.device));
-  card.memory = properties.totalGlobalMem;
-  card.uuid = properties.uuid;
-  CUDA_CHECK(cudaDeviceGetPCIBusId(card.bus, sizeof card.bus, card.device));
-  copy_text(card.node, sizeof card.node, node_name());
-  copy_text(card.name, sizeof card.name, properties.name);
-  copy_text(card.mpi, sizeof card.mpi, mpi_version());
-  return card;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, info.device));
+  info.memory = properties.totalGlobalMem;
+  info.uuid = properties.uuid;
+  CUDA_CHECK(cudaDeviceGetPCIBusId(info.bus, sizeof info.bus, info.device));
+  copy_text(info.node, sizeof info.node, node_name());
+  copy_text(info.name, sizeof info.name, properties.name);
+  copy_text(info.mpi, sizeof info.mpi, mpi_version());
+  return info;
 }
 
-// The cards of all ranks, on every rank: the first collective of the job. It is the all-gather of collectives.cu, of
-// bytes: where this one comes through, all ranks reach each other.
-std::vector<Card> gather(const Card& mine, const Job& job) {
+// What all ranks say of themselves, on every rank: the first collective of the job. It is the all-gather of
+// collectives.cu, of bytes: where this one comes through, all ranks reach each other.
+std::vector<RankInfo> gather(const RankInfo& mine, const Job& job) {
   const Stream stream;
-  DeviceBuffer<Card> in(1, Memory::data), out(job.world(), Memory::data);
+  DeviceBuffer<RankInfo> in(1, Memory::data), out(job.world(), Memory::data);
   in.upload(&mine, stream);
-  NCCL_CHECK(ncclAllGather(in.data(), out.data(), sizeof(Card), ncclChar, job.comm(), stream));
+  NCCL_CHECK(ncclAllGather(in.data(), out.data(), sizeof(RankInfo), ncclChar, job.comm(), stream));
   return out.download(stream);
 }
 
@@ -83,11 +83,11 @@ std::string nccl_text(int version) {
          std::to_string(version % 100);
 }
 
-void print_card(const Card& card, int world) {
-  print0("rank %d of %d on %s, local rank %d of %d: device %d of %d, %s, %.1f GiB, %s, bus %s; %s, %s, %s\n", card.rank,
-         world, card.node, card.local_rank, card.local_world, card.device, card.visible, card.name,
-         static_cast<double>(card.memory) / (1 << 30), to_string(card.uuid).c_str(), card.bus,
-         driver_text(card.driver).c_str(), nccl_text(card.nccl).c_str(), card.mpi);
+void print_rank(const RankInfo& info, int world) {
+  print0("rank %d of %d on %s, local rank %d of %d: device %d of %d, %s, %.1f GiB, %s, bus %s; %s, %s, %s\n", info.rank,
+         world, info.node, info.local_rank, info.local_world, info.device, info.visible, info.name,
+         static_cast<double>(info.memory) / (1 << 30), to_string(info.uuid).c_str(), info.bus,
+         driver_text(info.driver).c_str(), nccl_text(info.nccl).c_str(), info.mpi);
 }
 
 // ---- how the devices of rank 0's node are connected ----------------------------------------------------------------
@@ -103,19 +103,19 @@ std::string link(int from, int to) {
 }
 
 // The ranks that use a device of this node, "rank 0,2".
-std::string users_of(int device, const std::vector<Card>& cards) {
+std::string users_of(int device, const std::vector<RankInfo>& infos) {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
   std::string ranks;
-  for (const Card& card : cards) {
-    if (std::string(card.node) != cards[0].node || to_string(card.uuid) != to_string(properties.uuid)) continue;
-    ranks += (ranks.empty() ? "rank " : ",") + std::to_string(card.rank);
+  for (const RankInfo& info : infos) {
+    if (std::string(info.node) != infos[0].node || to_string(info.uuid) != to_string(properties.uuid)) continue;
+    ranks += (ranks.empty() ? "rank " : ",") + std::to_string(info.rank);
   }
   return ranks.empty() ? "idle" : ranks;
 }
 
-void print_links(const std::vector<Card>& cards) {
-  const Card& mine = cards[0];
+void print_links(const std::vector<RankInfo>& infos) {
+  const RankInfo& mine = infos[0];
   const int shown = std::min(mine.visible, mine.devices);
   print0(
       "\nFrom device to device of %s. P2P: one reads and writes the memory of the other, over PCIe; P2P+: with atomic\n"
@@ -125,7 +125,7 @@ void print_links(const std::vector<Card>& cards) {
   for (int to = 0; to < shown; ++to) print0("%6d", to);
   print0("\n");
   for (int from = 0; from < shown; ++from) {
-    print0("%3d %-8s", from, users_of(from, cards).c_str());
+    print0("%3d %-8s", from, users_of(from, infos).c_str());
     for (int to = 0; to < shown; ++to) print0("%6s", link(from, to).c_str());
     print0("\n");
   }
@@ -152,34 +152,34 @@ struct Node {
   std::set<std::string> used;  // by its ranks
 };
 
-std::vector<Node> nodes_of(const std::vector<Card>& cards) {
+std::vector<Node> nodes_of(const std::vector<RankInfo>& infos) {
   std::vector<Node> nodes;
-  for (const Card& card : cards) {
-    auto node = std::find_if(nodes.begin(), nodes.end(), [&](const Node& other) { return other.name == card.node; });
-    if (node == nodes.end()) node = nodes.insert(node, {card.node, card.devices, {}});
-    node->used.insert(to_string(card.uuid));
+  for (const RankInfo& info : infos) {
+    auto node = std::find_if(nodes.begin(), nodes.end(), [&](const Node& other) { return other.name == info.node; });
+    if (node == nodes.end()) node = nodes.insert(node, {info.node, info.devices, {}});
+    node->used.insert(to_string(info.uuid));
   }
   return nodes;
 }
 
-bool same_versions(const std::vector<Card>& cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
-    return card.driver == cards[0].driver && card.nccl == cards[0].nccl && std::string(card.mpi) == cards[0].mpi;
+bool same_versions(const std::vector<RankInfo>& infos) {
+  return std::all_of(infos.begin(), infos.end(), [&](const RankInfo& info) {
+    return info.driver == infos[0].driver && info.nccl == infos[0].nccl && std::string(info.mpi) == infos[0].mpi;
   });
 }
 
 // What the job was given and does not use, a line each.
-std::vector<std::string> unused(const std::vector<Card>& cards) {
+std::vector<std::string> unused(const std::vector<RankInfo>& infos) {
   std::vector<std::string> lines;
-  const std::vector<Node> nodes = nodes_of(cards);
+  const std::vector<Node> nodes = nodes_of(infos);
   for (const Node& node : nodes) {
     const int used = static_cast<int>(node.used.size());
     if (used >= node.given) continue;
     lines.push_back(node.name + " has " + std::to_string(node.given) + " devices for this job, and its ranks use " +
                     std::to_string(used));
   }
-  if (const std::size_t tasks = from_slurm("SLURM_NTASKS"); tasks > cards.size()) {
-    lines.push_back("Slurm has given the job " + std::to_string(tasks) + " tasks, and " + std::to_string(cards.size()) +
+  if (const std::size_t tasks = from_slurm("SLURM_NTASKS"); tasks > infos.size()) {
+    lines.push_back("Slurm has given the job " + std::to_string(tasks) + " tasks, and " + std::to_string(infos.size()) +
                     " of them run this program: start it with srun");
   }
   if (const std::size_t given = from_slurm("SLURM_JOB_NUM_NODES"); given > nodes.size()) {
@@ -190,15 +190,15 @@ std::vector<std::string> unused(const std::vector<Card>& cards) {
 }
 
 // Says on rank 0 whether the job uses what it was given, with the same software everywhere.
-bool all_is_well(const std::vector<Card>& cards) {
-  std::vector<std::string> wrong = unused(cards);
-  if (!same_versions(cards)) wrong.emplace_back("the ranks' drivers or libraries are not of the same version");
+bool all_is_well(const std::vector<RankInfo>& infos) {
+  std::vector<std::string> wrong = unused(infos);
+  if (!same_versions(infos)) wrong.emplace_back("the ranks' drivers or libraries are not of the same version");
   for (const std::string& line : wrong) print0("WRONG: %s\n", line.c_str());
   if (!wrong.empty()) return false;
-  const std::vector<Node> nodes = nodes_of(cards);
+  const std::vector<Node> nodes = nodes_of(infos);
   std::size_t devices = 0;
   for (const Node& node : nodes) devices += node.used.size();
-  print0("The job uses what it was given: nodes %zu, ranks %zu, devices %zu\n", nodes.size(), cards.size(), devices);
+  print0("The job uses what it was given: nodes %zu, ranks %zu, devices %zu\n", nodes.size(), infos.size(), devices);
   return true;
 }
 
@@ -210,9 +210,9 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   const Job job(options);
 
-  const std::vector<Card> cards = gather(card_of(job), job);
-  for (const Card& card : cards) print_card(card, job.world());
-  if (job.rank() == 0) print_links(cards);
+  const std::vector<RankInfo> infos = gather(rank_info(job), job);
+  for (const RankInfo& info : infos) print_rank(info, job.world());
+  if (job.rank() == 0) print_links(infos);
   print0("\n");
-  return all_is_well(cards) ? 0 : kFailed;
+  return all_is_well(infos) ? 0 : kFailed;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout (Srivastava et al., 2014) without a generator that has a state: whether a value is dropped follows from its
-// place in the model and in the step's samples alone. So the backward pass makes the same mask again instead of keeping
+// Dropout (Srivastava et al., 2014) without a generator that has a state: whether a value is dropped follows only from
+// its place in the model and in the step's samples. So the backward pass makes the same mask again instead of keeping
 // it, and every strategy drops the same values, on any number of ranks.
 #pragma once
 
