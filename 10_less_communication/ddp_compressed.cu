@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism that sends less: ddp_overlap.cu, with each bucket of gradients compressed on its way. Read it beside
-// that: in place of GradientReducer there is CompressedReducer, with the same buckets, streams and events. What a
-// bucket is averaged by is a Compressor, whose kernels are in compression.h.
+// that: in place of GradientReducer there is CompressedReducer, with the same buckets, streams and events. Its
+// Compressor averages a bucket, with the kernels of compression.h.
 #include <algorithm>
 #include <cmath>
 #include <string>
