@@ -5,10 +5,11 @@
 // FSDP (Zhao et al., VLDB 2023).
 //
 // Two streams share the work: on the compute stream the units' passes, on the communication stream what they need and
-// leave. Two backward passes, k and k + 1, where the next unit is gathered before the work (--backward-prefetch pre):
+// leave. Each stream is in order, so four waits between them are enough: TODOs 06.14, 06.15, 06.18 and 06.19. What
+// backward pass k enqueues on each, where the next unit is gathered before the work (--backward-prefetch pre):
 //
-//   compute         wait for gather k    work k                       wait for gather k+1   work k+1
-//   communication   gather k, gather k+1       wait for work k   reduce k   gather k+2   wait for work k+1   reduce k+1
+//   compute                      wait for gather k   →  backward pass k
+//   communication   gather k+1   →  wait for backward pass k   →  reduce k
 #pragma once
 
 #include <algorithm>

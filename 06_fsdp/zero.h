@@ -9,8 +9,10 @@
 //   stage 3   1/N               1/N         1/N
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/clip.h"
@@ -183,7 +185,7 @@ class ZeroModel {
       //   Otherwise all units take turns with one buffer: how long are a unit's gradients in it, and its values?
       todo("06.21");
       // END TODO 06.21
-      probe("06.21", {unit_name(u), ": gradients"}, grads_[u].full, {unit.model.count()}, stream_);
+      probe("06.21", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
 
@@ -252,7 +254,6 @@ class ZeroModel {
     Real* averaged = full + sharding.offset;
     updates_[u].scatter(full, averaged);
     launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
-    probe("06.21", {unit_name(u), ": shard of the gradients of all batches so far"}, shard, {sharding.shard}, stream_);
   }
 
   int stage_;

@@ -39,6 +39,7 @@ struct Sharding {
   int shard = 0;   // values in each shard; the last ones may be padding
   int offset = 0;  // of this rank's shard in the array
   int padded() const { return shard * ranks; }
+  int unpadded() const { return std::clamp(count - offset, 0, shard); }  // values of this rank's shard, without padding
 };
 
 // Some layers of the network, with parameters and gradients bound to wherever they are at the time.

@@ -9,8 +9,10 @@
 //   stage 3   1/N               1/N         1/N
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/clip.h"
@@ -186,7 +188,7 @@ class ZeroModel {
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
       // END TODO 06.21
-      probe("06.21", {unit_name(u), ": gradients"}, grads_[u].full, {unit.model.count()}, stream_);
+      probe("06.21", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
 
@@ -255,7 +257,6 @@ class ZeroModel {
     Real* averaged = full + sharding.offset;
     updates_[u].scatter(full, averaged);
     launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
-    probe("06.21", {unit_name(u), ": shard of the gradients of all batches so far"}, shard, {sharding.shard}, stream_);
   }
 
   int stage_;
