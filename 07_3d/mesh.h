@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mesh of ranks: every rank has a place in three dimensions, and a group of ranks along each of them.
+// A mesh of ranks: every rank has coordinates in three dimensions, and is in one group of ranks along each of them.
 //
 //   rank = ((pipeline · D) + data) · T + tensor          P · D · T ranks
 //
-// Which dimension varies fastest decides which ranks are neighbors, and launchers put neighbors on the same node. So
-// the dimensions come in the order of what they need from their links:
+// The dimension that varies fastest makes neighbors, and launchers put neighbors on the same node. So the dimensions
+// are ordered by what they need from their links:
 //
-//   tensor    two all-reduces a pair of layers and micro-batch, which nothing can hide: the links within a node
-//   data      one average of all gradients a step: many bytes, but the backward pass gives them time
-//   pipeline  one activation a micro-batch and boundary, to one neighbor: the slowest links will do
+//   tensor    two all-reduces per pair of layers and micro-batch, which nothing can hide: the links within a node
+//   data      one average of all gradients per step: many bytes, but the backward pass gives them time
+//   pipeline  one activation per micro-batch and boundary, to one neighbor: the slowest links will do
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct MeshShape {
   std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
 };
 
-// The place of a rank in the mesh.
+// Where a rank is in the mesh.
 struct Coordinates {
   int pipeline, data, tensor;
 };
@@ -35,7 +35,7 @@ inline int rank_of(const Coordinates& c, const MeshShape& shape) {
   return (c.pipeline * shape.data + c.data) * shape.tensor + c.tensor;
 }
 
-// The other way round.
+// The inverse of rank_of().
 inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
   int pipeline = 0, data = 0, tensor = 0;
   // TODO 07.1: Work out the three coordinates of `rank`.
@@ -50,8 +50,8 @@ inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
 
 class Mesh {
  public:
-  // All ranks of the job build their mesh, of one shape with as many ranks. Every rank makes the same splits in the
-  // same order, or some would wait forever.
+  // Collective over the job, whose number of ranks must be shape.ranks(). Every rank makes the same splits in the same
+  // order, or some would wait forever.
   Mesh(const MeshShape& shape, const Job& job) : shape(shape), at(coordinates_of(job.rank(), shape)) {
     probe("07.1", "pipeline, data and tensor coordinate", std::vector<int>{at.pipeline, at.data, at.tensor});
     if (rank_of(at, shape) != job.rank()) {
@@ -61,15 +61,15 @@ class Mesh {
     }
     int color = 0, key = 0;
     // TODO 07.2: The tensor group: the ranks that share this rank's layers and its batches.
-    //   They differ in their tensor coordinate alone. Which two numbers are the same on all of them, and on no rank of
-    //   another group? Make one color of these: at has the coordinates, shape the sizes. The key orders the ranks in
-    //   the group: rank i of it is to have the tensor coordinate i.
+    //   They differ only in their tensor coordinate. Which two numbers are the same on all of them, and different in
+    //   every other group? Make one color of these: `at` has the coordinates, `shape` the sizes. The key orders the
+    //   ranks in the group: its rank i must have the tensor coordinate i.
     todo("07.2");
     // END TODO 07.2
     tensor = job.group().split(color, key, "tensor");
     require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
 
-    // TODO 07.3: The data group: the ranks that have the same parameters as this one, and other batches.
+    // TODO 07.3: The data group: the ranks that have the same parameters as this one, and different batches.
     //   As above, for the data coordinate.
     todo("07.3");
     // END TODO 07.3
@@ -91,7 +91,7 @@ class Mesh {
   Group tensor, data, pipeline;
 
  private:
-  // Ends the job unless member i of the group has the coordinates member(i): on wrong groups it would hang, or train
+  // Ends the job unless rank i of the group has the coordinates member(i): with wrong groups it would hang, or train
   // something else.
   template <typename Member>
   void require(const std::string& name, const std::string& todo, const Group& group, int size, Member member) const {
@@ -111,7 +111,7 @@ class Mesh {
 
 // ---- nodes ---------------------------------------------------------------------------------------------------------
 
-// The first rank of the first tensor group that is not on one node alone, or -1. `nodes` says of each rank where it is.
+// The first rank of the first tensor group that spans several nodes, or -1. `nodes` has the node of each rank.
 inline int tensor_group_across_nodes(const std::vector<int>& nodes, int tensor) {
   for (std::size_t rank = 0; rank < nodes.size(); ++rank) {
     const std::size_t first = rank - rank % tensor;
@@ -120,8 +120,8 @@ inline int tensor_group_across_nodes(const std::vector<int>& nodes, int tensor) 
   return -1;
 }
 
-// Ends all ranks with status 2 if a tensor group is on several nodes. Collective over the job. The ranks of a node are
-// numbered one after the other, so that the first of them stands for the node.
+// Ends all ranks with status 2 if a tensor group spans several nodes. Collective over the job. The ranks of a node have
+// consecutive numbers, so the first of them identifies the node.
 inline void require_tensor_groups_within_nodes(const MeshShape& shape, const Job& job) {
   const Ranks& ranks = job.ranks();
   const int first = tensor_group_across_nodes(job.group().gather(ranks.rank - ranks.local_rank), shape.tensor);

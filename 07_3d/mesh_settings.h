@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of train_3d, what fits together of them, and what they make.
+// The options of train_3d: which combinations are valid, and the mesh and the schedule that they ask for.
 #pragma once
 
 #include <cinttypes>
@@ -39,7 +39,7 @@ inline void add_options(Options& options, MeshSettings& s) {
   options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
 }
 
-// ---- what fits together --------------------------------------------------------------------------------------------
+// ---- valid combinations --------------------------------------------------------------------------------------------
 
 // Works out D if it is not given. Ends the program unless D·P·T is the number of ranks.
 inline void complete_mesh(MeshShape& mesh) {
@@ -58,7 +58,7 @@ inline void complete_mesh(MeshShape& mesh) {
   }
 }
 
-// Fills in what is not given, and ends the program on what does not fit together.
+// Fills in what is not given, and ends the program if the options contradict each other.
 inline void complete(MeshSettings& s, const Options& options) {
   complete_mesh(s.mesh);
   const int stages = s.mesh.pipeline;
@@ -71,16 +71,17 @@ inline void complete(MeshSettings& s, const Options& options) {
   }
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
-  const int layers = gpt ? gpt_depth(options) : make_network(options).depth(), there = pairs ? layers / 2 : layers;
-  if (there < s.parts()) {
+  const int layers = gpt ? gpt_depth(options) : make_network(options).depth();
+  const int available = pairs ? layers / 2 : layers;
+  if (available < s.parts()) {
     const char* what = pairs ? "pairs of layers" : "layers";
     const char* from = gpt ? "that --blocks makes" : mlp ? "in --layers" : "of AlexNet";
     usage_error("--pp is '%d', for stages of %d out of %d %s %s; expected at least %d %s", stages, s.pipeline.chunks,
-                there, what, from, s.parts(), what);
+                available, what, from, s.parts(), what);
   }
 }
 
-// Ends the job if the schedule is wrong: run, it might never end.
+// Ends the job if the schedule is wrong: a run with it might never end.
 inline Schedule make_schedule(const MeshSettings& s) {
   const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
   const std::vector<ScheduleError> errors = check_schedule(schedule);

@@ -15,12 +15,11 @@ namespace workshop {
 inline constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
 struct LinkSettings {
-  double microseconds, gigabytes;  // latency; a second, of a GPU in one direction
+  double microseconds, gigabytes;  // latency; bandwidth per second, of a GPU in one direction
   std::string file;
 };
 
-// What is known of a GPU and its links. The bandwidths are five sixths of the data sheets', what copies and rings
-// reach of them.
+// The numbers of a GPU and its links. Bandwidths are five sixths of the data sheets': what copies and rings reach.
 struct MachineSpec {
   double memory;            // GB
   double peak;              // 10^12 operations a second, of 2-byte values
@@ -33,7 +32,7 @@ inline const MachineSpec kH100 = {80, 989, 2800, {5, 375, ""}, {15, 50, ""}};
 // Shares of the peak that are reached. Products of large matrices: fitted, as the README says.
 inline constexpr double kMlpEfficiency = 0.5, kProductEfficiency = 0.65;
 
-// As on the command line; 0 and "any" leave open what is to be compared, or has a default that depends on others.
+// As on the command line. 0 and "any" mean: compare all, or use a default that depends on other options.
 struct PlanSettings {
   std::string model = "mlp";
   int width = 0, depth = 0, blocks = 0, heads = 0, context = 0, vocabulary = 0, global_batch = 1024;
@@ -54,7 +53,7 @@ struct PlanSettings {
 };
 
 inline void add_model_options(Options& options, PlanSettings& s) {
-  // Nothing is trained: of the shared options those remain that say what the model is.
+  // Nothing is trained: of the shared options, only those that describe the model remain.
   options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
                    "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
   options.add("--model", s.model, "what is planned", {"mlp", "gpt"});
@@ -113,9 +112,9 @@ inline void add_layout_options(Options& options, PlanSettings& s) {
   options.add("--json", s.json, "write all plans to this file", {});
 }
 
-// ---- what the options say ------------------------------------------------------------------------------------------
+// ---- what they describe --------------------------------------------------------------------------------------------
 
-// An option of the one model with the other means a mistake in --model.
+// An option of one model, given with the other, is a mistake in --model.
 inline void require_options_of_model(const PlanSettings& s) {
   const auto refuse = [&s](const char* name, double value, const char* model) {
     if (value > 0 && s.model != model) usage_error("%s is given; expected --model %s then", name, model);
@@ -131,7 +130,7 @@ inline void require_options_of_model(const PlanSettings& s) {
   if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
 }
 
-// Without options a model of 7 billion parameters.
+// Without options, a model of 7 billion parameters.
 inline GptShape make_gpt_shape(const PlanSettings& s) {
   const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
   const GptShape g = {given(s.blocks, 32), given(s.width, 4096), given(s.heads, 32), given(s.context, 4096),
@@ -171,9 +170,9 @@ inline ModelShape make_model(const Options& options, const PlanSettings& s) {
   return model;
 }
 
-// A link's latency and bandwidth, as 00_collectives/bandwidth has measured them. Its file has alpha and beta of a whole
+// A link's latency and bandwidth, as 00_collectives/bandwidth measured them. Its file has alpha and beta of a whole
 // collective, t = alpha + beta · bytes: alpha is the latency of all its rounds, and beta the time for the share of the
-// bytes that a rank sends (chapter 00). Throws where the file is another.
+// bytes that a rank sends (chapter 00). Throws if the file is not of that kind.
 inline Link read_link(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(read_file(path, /*links=*/true));
   const std::string op = json.at("op");

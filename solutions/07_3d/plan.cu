@@ -16,7 +16,7 @@ namespace {
 
 // ---- the meshes to compare -----------------------------------------------------------------------------------------
 
-// The fewest micro-batches that make the bubble small, 4 a stage or more, and divide the rows of a replica.
+// The smallest number of micro-batches that is at least 4 per stage, for a small bubble, and divides a replica's rows.
 int choose_micro_batches(int rows, int stages) {
   if (stages == 1) return 1;
   for (int m = std::min(rows, 4 * stages); m < rows; ++m) {
@@ -25,7 +25,7 @@ int choose_micro_batches(int rows, int stages) {
   return std::max(rows, 1);
 }
 
-// Numbers of micro-batches of 1, 2, 4, … 64 sequences each, as far as they divide the rows of a replica.
+// Numbers of micro-batches, of 1, 2, 4, … 64 sequences each, that divide the rows of a replica.
 std::vector<int> possible_micro_batches(int rows) {
   std::vector<int> numbers;
   for (int sequences = 1; sequences <= std::min(rows, 64); sequences *= 2) {
@@ -34,7 +34,7 @@ std::vector<int> possible_micro_batches(int rows) {
   return numbers.empty() ? std::vector<int>{1} : numbers;
 }
 
-// How many replicas may share a model: all, which is 0, or those whose tensor groups fill a node.
+// How many replicas may share a model: all (0), or those whose tensor groups fill a node.
 std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   if (s.hybrid > 0) return {s.hybrid};
   const int on_node = s.gpus_per_node / layout.tp;
@@ -42,7 +42,7 @@ std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   return smaller ? std::vector<int>{0, on_node} : std::vector<int>{0};
 }
 
-// Chunks of a stage that divide its blocks; interleaving needs a multiple of the stages of micro-batches.
+// Numbers of chunks that divide a stage's blocks. Interleaving needs a multiple of the stages of micro-batches.
 std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const Layout& layout) {
   if (s.chunks > 0) return {s.chunks};
   std::vector<int> numbers = {1};
@@ -53,10 +53,10 @@ std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const
   return numbers;
 }
 
-// All ways in which gpt can be trained on a mesh.
+// All ways of training gpt on a mesh.
 void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const ModelShape& model, Layout layout) {
   layout.prefetch = true;
-  // The shares of a sequence send and compute what the whole does, in less memory: there is nothing to compare.
+  // Shares of a sequence send and compute as much as the whole one, in less memory: there is nothing to compare.
   layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context % layout.tp == 0;
   layout.scatter = s.scatter && layout.tp > 1;
   for (const int hybrid : possible_hybrids(s, layout)) {
@@ -76,13 +76,13 @@ void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const 
   }
 }
 
-// All meshes of the cluster's GPUs that the settings leave open; where they leave nothing open, that one.
+// All meshes of the cluster's GPUs that the settings leave open; a single one if they give all of it.
 std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
   const auto add = [&](int dp, int pp, int tp) {
     for (int zero = 0; zero <= 3; ++zero) {
       if (s.zero != "any" && s.zero != std::to_string(zero)) continue;
-      // One replica shares nothing out, and infeasible_because() has the reason for pipelines.
+      // A single replica has nothing to share, and infeasible_because() has the reason for pipelines.
       if (s.zero == "any" && (dp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
       if (model.gpt) {
         add_gpt_layouts(layouts, s, model, {dp, pp, tp, zero});
@@ -111,8 +111,8 @@ std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model)
 
 // ---- the plans, the best first -------------------------------------------------------------------------------------
 
-// What fits comes first, then what is faster; of equally fast plans, up to rounding, the one that holds the least. Of
-// gpt's plans that do not fit, the nearest miss.
+// Sorts by whether a plan fits, then by time, and if two are equally fast, up to rounding, by memory. Plans of gpt that
+// do not fit: the nearest miss first.
 auto order_of(const Plan& plan, bool gpt) {
   const double total = plan.fullest().memory.total();
   return std::tuple(!plan.fits, gpt && !plan.fits ? 0.0f : static_cast<float>(plan.seconds), total);
@@ -121,10 +121,10 @@ auto order_of(const Plan& plan, bool gpt) {
 struct Search {
   std::vector<Plan> plans;
   int left_out = 0;
-  std::string reason;  // why the first one of those left out is impossible
+  std::string reason;  // why the first of those left out is infeasible
 };
 
-// Of gpt the best plan of each mesh and stage of ZeRO stands for all others.
+// For gpt, keeps only the best plan of each mesh and stage of ZeRO.
 void keep_best(std::vector<Plan>& plans) {
   std::map<std::tuple<int, int, int, int, int>, bool> seen;
   std::erase_if(plans, [&seen](const Plan& plan) {
@@ -165,7 +165,7 @@ struct Change {
   PlanSettings settings;
 };
 
-// What was given on the command line and could be otherwise, one at a time, and all of it.
+// What was given on the command line and could be changed: each by itself, and all together.
 std::vector<Change> possible_changes(const PlanSettings& s) {
   std::vector<Change> changes;
   const auto add = [&](bool given, const std::string& text, auto change) {
@@ -187,7 +187,7 @@ std::vector<Change> possible_changes(const PlanSettings& s) {
   return changes;
 }
 
-// The best plan with these settings if one fits.
+// The best plan with these settings, if any fits.
 std::optional<Plan> find_fitting(const PlanSettings& s, const ModelShape& model) {
   const std::vector<Plan> plans = search(s, model).plans;
   return !plans.empty() && plans.front().fits ? std::optional(plans.front()) : std::nullopt;
@@ -206,7 +206,7 @@ void print_advice(const Plan& nearest, const PlanSettings& s, const ModelShape& 
   print0("Nothing fits. The first row is the nearest: it needs %s of %s, most of it for the %s. What would fit:\n",
          bytes_text(memory.total()).c_str(), bytes_text(usable).c_str(), largest_kind(memory));
   const std::vector<Change> changes = possible_changes(s);
-  bool fits = false;  // with one change, so that all of them need not be tried
+  bool fits = false;  // with a single change, so that all together need not be tried
   for (std::size_t i = 0; i < changes.size() && !(fits && i + 1 == changes.size()); ++i) {
     const std::optional<Plan> plan = find_fitting(changes[i].settings, model);
     if (plan) print_change(changes[i].text, *plan);
@@ -234,7 +234,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   const ModelShape model = make_model(options, settings);
   if (process_ranks().rank == 0) check_writable("--json", settings.json);
-  std::optional<Job> job;  // a job writes the run record; without one there is nothing to start
+  std::optional<Job> job;  // only to write the run record
   if (!options.record.empty()) job.emplace(options);
 
   const Search found = search(settings, model);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a mesh of GPUs needs to train a model, worked out on paper: memory by kind, bytes sent by group, the bubble, and
-// an estimate of the time a step. The formulas are those of the chapters' READMEs. Numbers are doubles, because they
-// may be large and are not always whole: a shard is count / ranks here, without the padding of a real one.
+// Works out on paper what a mesh of GPUs needs to train a model: memory by kind, bytes sent by group, the bubble, and
+// an estimate of the time per step. The formulas are those of the chapters' READMEs. Numbers are doubles, because they
+// may be large and need not be whole: a shard is count / ranks here, without the padding of a real one.
 #pragma once
 
 #include <algorithm>
@@ -24,22 +24,22 @@ struct MemoryPlan {
   double total() const { return parameters + gradients + optimizer + activations + buckets; }
 };
 
-// Bytes that a GPU sends in a step, by group.
+// Bytes that a GPU sends per step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0;
   double copies = 0;  // hybrid sharding: to the ranks with the same shard of another copy of the model
 };
 
-// Seconds of a step, as a stage spends them.
+// How a stage spends the seconds of a step.
 struct StageTimes {
   double busy = 0;      // computing, and the tensor group's sums, for which every layer waits
-  double backward = 0;  // the part of `busy` behind which `reduce` hides
-  double transfer = 0;  // a micro-batch's way from one stage, or chunk, to the next
+  double backward = 0;  // the part of `busy` that hides `reduce`
+  double transfer = 0;  // of a micro-batch, from one stage or chunk to the next
   double reduce = 0;    // of the gradients
   double gather = 0;    // of parameters
 };
 
-// What all GPUs of a pipeline stage do alike.
+// The same for all GPUs of a pipeline stage.
 struct StagePlan {
   MemoryPlan memory;
   Traffic sent;
@@ -50,12 +50,12 @@ struct Plan {
   Layout layout;
   std::vector<StagePlan> stages;
   double bubble = 0;   // share of the time of a step
-  double seconds = 0;  // a step
+  double seconds = 0;  // per step
   bool fits = false;
-  // Of gpt:
+  // Only for gpt:
   double tokens_per_second = 0;  // of all GPUs
-  double flops = 0;              // operations a second of a GPU, those of recomputation too
-  double mfu = 0;                // model FLOP utilization: what the model needs, without them, as a share of the peak
+  double flops = 0;              // operations per second and GPU, with those of recomputation
+  double mfu = 0;                // model FLOP utilization: without them, as a share of the peak
 
   // The stage whose GPUs hold the most.
   const StagePlan& fullest() const {
@@ -65,9 +65,9 @@ struct Plan {
   }
 };
 
-// ---- the part of the model that a GPU has --------------------------------------------------------------------------
+// ---- the part of the model that a GPU holds ------------------------------------------------------------------------
 
-// Layers [bounds[p], bounds[p + 1]), or blocks, belong to stage p. A tensor group cuts layers in pairs, which stay
+// Stage p has the layers, or blocks, [bounds[p], bounds[p + 1]). A tensor group cuts layers in pairs, which stay
 // together.
 inline std::vector<int> stage_bounds(const ModelShape& model, const Layout& layout) {
   if (model.gpt) {
@@ -91,7 +91,7 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
   }
   StageShape part;
   for (int i = first; i < last; ++i) {
-    // Chapter 05: the first layer of a pair is cut by its outputs, bias included, the second one by its inputs.
+    // Chapter 05: the first layer of a pair is cut by its outputs, with its bias, the second by its inputs.
     const bool column = i % 2 == 0;
     const double in = model.widths[i] / (column ? 1.0 : layout.tp);
     const double out = model.widths[i + 1] / (column ? layout.tp : 1.0);
@@ -106,26 +106,26 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
   }
   part.in = model.widths[first];
   part.out = model.widths[last];
-  part.units = part.sums = last - first;  // two all-reduces a pair of layers
+  part.units = part.sums = last - first;  // two all-reduces per pair of layers
   return part;
 }
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-// The data-parallel ranks that share one model, in place of all of them.
+// The layout with only those data-parallel ranks that share one model.
 inline Layout sharing_group(Layout layout) {
   layout.dp = layout.sharing();
   return layout;
 }
 
-// Interleaved, a stage is passed once a chunk, each time for a part of its time: for the pipeline that is as many more
-// micro-batches (Narayanan et al., 2021, section 2.2).
+// In an interleaved schedule a micro-batch passes a stage once per chunk, each time for a part of the stage's time: for
+// the pipeline these are so many more micro-batches (Narayanan et al., 2021, section 2.2).
 inline Layout chunk_by_chunk(Layout layout) {
   layout.micro_batches *= layout.chunks;
   return layout;
 }
 
-// Parameters, gradients and optimizer state of a GPU that is one of the mesh's data-parallel ranks.
+// Parameters, gradients and optimizer state of one of layout.dp data-parallel ranks.
 inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, double parameters) {
   MemoryPlan memory;
   memory.parameters = model.bytes() * parameters;
@@ -143,15 +143,15 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   return memory;
 }
 
-// Forwards of a micro-batch and chunk that stage `s` has done when its first backward begins: 1F1B's, and those of the
-// interleaved schedule in chapter 04.
+// How many forwards, each of a micro-batch and chunk, stage `s` has done when its first backward begins: in chapter
+// 04's 1F1B and interleaved schedules.
 inline int forwards_ahead(const Layout& layout, int s) {
   const int all = layout.micro_batches * layout.chunks;
   if (layout.chunks == 1) return std::min(all, layout.pp - s);
   return std::min(all, 2 * (layout.pp - s - 1) + (layout.chunks - 1) * layout.pp + 1);
 }
 
-// Adds what stage `s` keeps for its backwards, and its messages: chapter 04's formulas.
+// Adds the activations that stage `s` keeps for its backwards, and its messages: chapter 04's formulas.
 inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
                             int s) {
   const bool interleaved = layout.chunks > 1, receives = s > 0 || interleaved, sends = s < layout.pp - 1 || interleaved;
@@ -163,8 +163,8 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
   memory.buckets = model.bytes() * rows * ((sends ? part.out : 0) + (receives ? 2 * part.in : 0));
 }
 
-// Adds the room for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 its gathered
-// parameters too, and with prefetch both of two units (chapter 06). A unit is a layer of an MLP, and a block of gpt.
+// Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
+// gathered parameters, and with prefetch both for two units (chapter 06). A unit is a layer of an MLP, or a gpt block.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
@@ -172,7 +172,7 @@ inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layo
 
 // ---- traffic -------------------------------------------------------------------------------------------------------
 
-// Bytes that a GPU sends to the other data-parallel ranks, of `parameters` that it has gradients of.
+// Bytes that a GPU sends to the other data-parallel ranks, if it has the gradients of `parameters` parameters.
 inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double whole = model.bytes() * parameters;
   double sent = 0;
@@ -219,7 +219,7 @@ inline double pipeline_bytes(const ModelShape& model, const Layout& layout, cons
   return sent;
 }
 
-// Bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once a step.
+// Bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once per step.
 inline double copies_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double copies = static_cast<double>(layout.dp) / layout.sharing();
   return 2 * model.bytes() * parameters / layout.sharing() * (copies - 1) / copies;
@@ -230,7 +230,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
   sent.copies = copies_bytes(model, layout, part.parameters);
   sent.tensor = tensor_bytes(model, layout, part.summed);
-  // Between its chunks every stage sends both ways, the first and the last one too.
+  // Between its chunks every stage sends both ways, also the first and the last one.
   sent.pipeline = pipeline_bytes(model, layout, part, s) +
                   (layout.chunks - 1) * model.bytes() * replica_rows(model, layout) * (part.in + part.out);
   return sent;
@@ -238,7 +238,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 
 // ---- time ----------------------------------------------------------------------------------------------------------
 
-// The share of a step's time that a stage idles.
+// The share of a step's time in which a stage idles.
 inline double bubble(const Layout& layout) {
   double share = 0;
   // TODO 07.14: Which share of the time of a step does a stage wait?
@@ -250,16 +250,16 @@ inline double bubble(const Layout& layout) {
   return share;
 }
 
-// The link that decides how fast `size` ranks that are `stride` apart talk. Ranks that follow each other fill the
-// nodes; a group stays within one if the block of ranks that it is part of does.
+// The slowest link of a group of `size` ranks that are `stride` apart. Consecutive ranks fill the nodes, so a group
+// stays within one if the block of ranks that it is part of does.
 inline const Link& link_of_group(const Cluster& cluster, int stride, int size) {
   const int block = stride * size;
   const bool within = cluster.gpus <= cluster.gpus_per_node || cluster.gpus_per_node % block == 0;
   return size == 1 || within ? cluster.node : cluster.network;
 }
 
-// Likewise, but a group that crosses nodes with several ranks on each uses the network cards of all of them, in a ring
-// a card, as NCCL does. The plan of an MLP keeps to one card a group.
+// The same, but a gpt group that has several ranks on each of its nodes uses the network cards of all of them, in one
+// ring per card, as NCCL does. The plan of an MLP keeps to one card per group.
 inline Link group_link(const ModelShape& model, const Cluster& cluster, int stride, int size) {
   Link link = link_of_group(cluster, stride, size);
   if (model.gpt && &link_of_group(cluster, stride, size) == &cluster.network) {
@@ -269,15 +269,15 @@ inline Link group_link(const ModelShape& model, const Cluster& cluster, int stri
   return link;
 }
 
-// The time in which each rank of a ring sends `sent` bytes, in `calls` collectives that have `whole` bytes together. In
-// each round a rank sends one chunk, a rank's share of the call's bytes, and waits for the latency once (chapter 00).
+// How long a ring takes for `calls` collectives of `whole` bytes in all, of which each rank sends `sent`. In each round
+// a rank sends one chunk, a rank's share of the call's bytes, and waits for the latency once (chapter 00).
 inline double ring_seconds(const Link& link, int ranks, double calls, double whole, double sent) {
   if (ranks == 1 || whole == 0) return 0;
   const double rounds = calls * sent / (whole / ranks);
   return rounds * link.latency + sent / link.bandwidth;
 }
 
-// Seconds that a stage computes in a step.
+// Seconds per step in which a stage computes.
 inline Passes stage_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout,
                            const StageShape& part, int first, int last) {
   const double rows = replica_rows(model, layout);
@@ -288,8 +288,8 @@ inline Passes stage_passes(const ModelShape& model, const Cluster& cluster, cons
   return {layout.micro_batches * one.forward, layout.micro_batches * one.backward};
 }
 
-// A message's way to the next stage. Where the tensor ranks have sent a share each, they gather it on arrival, unless
-// their share is what they go on with (Narayanan et al., 2021, section 4.1).
+// The time of a message to the next stage. If the tensor ranks have sent a share each, they gather it on arrival,
+// unless they continue with just their share (Narayanan et al., 2021, section 4.1).
 inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, const Layout& layout,
                                const StageShape& part) {
   if (layout.pp == 1) return 0;
@@ -301,9 +301,9 @@ inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, 
          ring_seconds(cluster.node, layout.tp, 1, layout.tp * message, gathered);
 }
 
-// Adds the time of gathering parameters and reducing gradients, one collective a unit. Gradients are reduced behind the
-// backward: where they are kept whole, once, behind that of the last micro-batch; where not, behind each. Parameters
-// are gathered when they are needed.
+// Adds the time of gathering parameters and reducing gradients, with one collective per unit. Gradients are reduced
+// behind the backward: if they are kept whole, once, behind that of the last micro-batch; if not, behind each.
+// Parameters are gathered when they are needed.
 inline void add_data_seconds(StageTimes& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
                              const StageShape& part, const Traffic& sent) {
   const int ranks = layout.sharing(), copies = layout.dp / ranks;
@@ -316,7 +316,7 @@ inline void add_data_seconds(StageTimes& times, const ModelShape& model, const C
   times.gather = gathers * ring_seconds(link, ranks, part.units, whole, whole * (ranks - 1) / ranks);
   times.reduce = all - times.gather + averaging;
   if (layout.zero <= 1) times.backward /= layout.micro_batches;
-  if (layout.zero == 3 && layout.prefetch) {  // all that is sent hides behind all that is computed
+  if (layout.zero == 3 && layout.prefetch) {  // whatever is sent hides behind whatever is computed
     times.reduce = all + averaging;
     times.gather = 0;
     times.backward = times.busy;
@@ -337,7 +337,7 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
   return times;
 }
 
-// The time of a step, if all stages spend theirs like this one.
+// The time of a step, if all stages were like this one.
 inline double step_seconds(const Layout& layout, double bubble, const StageTimes& t) {
   // In 1F1B a micro-batch may have to wait for its activation and for its gradient (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
@@ -351,9 +351,9 @@ inline double step_seconds(const Layout& layout, double bubble, const StageTimes
   return seconds;
 }
 
-// ---- all together --------------------------------------------------------------------------------------------------
+// ---- the whole plan ------------------------------------------------------------------------------------------------
 
-// Why the model cannot be cut over stages and tensor groups like this: one line, empty if it can.
+// Why the model cannot be cut over stages and tensor groups like this, in one line; empty if it can.
 inline std::string uncuttable_because(const ModelShape& model, const Layout& layout) {
   if (model.gpt) return gpt_uncuttable_because(*model.gpt, layout);
   if (model.widths.empty()) {
@@ -379,7 +379,7 @@ inline std::string uncuttable_because(const ModelShape& model, const Layout& lay
   return "";
 }
 
-// Why the model cannot be trained on this mesh: one line, empty if it can.
+// Why the model cannot be trained on this mesh, in one line; empty if it can.
 inline std::string infeasible_because(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   if (layout.gpus() != cluster.gpus) {
     return "--dp, --pp and --tp make " + std::to_string(layout.gpus()) + " GPUs; expected --gpus, " +
@@ -410,7 +410,7 @@ inline std::string infeasible_because(const ModelShape& model, const Cluster& cl
   return "";
 }
 
-// Adds tokens a second, and operations a second, of a step whose time is known.
+// Adds tokens and operations per second to a plan whose time per step is known.
 inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluster) {
   const double tokens = static_cast<double>(model.rows) * model.gpt->context;
   const double gpu_seconds = plan.seconds * cluster.gpus;
@@ -419,7 +419,7 @@ inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluste
   plan.mfu = gpt_operations(*model.gpt, tokens, false) / gpu_seconds / cluster.peak;
 }
 
-// Plans a mesh for which infeasible_because() has nothing to say.
+// Plans a mesh for which infeasible_because() has returned "".
 inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;
@@ -436,7 +436,7 @@ inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Lay
     plan.stages.push_back(stage);
   }
   plan.bubble = bubble(chunk_by_chunk(layout));
-  // The slowest stage is the one that all others wait for.
+  // All stages wait for the slowest one.
   for (const StagePlan& stage : plan.stages) {
     plan.seconds = std::max(plan.seconds, step_seconds(chunk_by_chunk(layout), plan.bubble, stage.times));
   }

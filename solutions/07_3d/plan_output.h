@@ -13,7 +13,7 @@
 
 namespace workshop {
 
-// ---- the table ------------------------------------------------------------------------------------------------------
+// ---- the table -----------------------------------------------------------------------------------------------------
 
 // "31.4 GB", or "1.5 ms": a number with the largest unit that leaves at least 1.
 inline std::string with_unit(double value, const std::vector<const char*>& units) {

@@ -55,13 +55,14 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
 
   // The replicas' average of each chunk's gradients, and its update.
+  const double bucket_bytes = settings.bucket_mb * (1 << 20);
   std::deque<ChunkUpdate> updates;
   // TODO 07.6: Give each chunk in stage.chunks() its ChunkUpdate.
-  //   updates.emplace_back(options, chunk.model, group, sharded, bytes of a bucket, stream) makes one, which averages
-  //   over `group`. A mean makes sense over gradients of the same parameters for different samples: which group of
-  //   `mesh` has those? settings.sharded() says whether ZeRO cuts the update; a bucket has settings.bucket_mb MiB.
+  //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) makes one, which averages over
+  //   `group`. A mean makes sense over gradients of the same parameters for different samples: which group of `mesh`
+  //   has those? `sharded` says whether ZeRO cuts the update, as settings.sharded() does.
   for (ModelChunk& chunk : stage.chunks()) {
-    updates.emplace_back(options, chunk.model, mesh.data, settings.sharded(), settings.bucket_mb * (1 << 20), stream);
+    updates.emplace_back(options, chunk.model, mesh.data, settings.sharded(), bucket_bytes, stream);
   }
   // END TODO 07.6
   for (const ChunkUpdate& chunk : updates) {
