@@ -2,7 +2,6 @@
 // RAII for what a program holds on its device: buffers whose memory is accounted by kind, streams, events.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -12,28 +11,12 @@
 
 #include "common/check.h"
 #include "common/launch.h"
+#include "common/run/memory.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include <workshop_cpu.h>
 #endif
 
 namespace workshop {
-
-// What a buffer is for. The peak of each kind goes to the run record and is compared with the README's formula. All are
-// device memory but `host`, which is pinned memory of the host, whatever it is for.
-enum class Memory { parameters, gradients, optimizer, activations, buckets, data, host };
-inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations",
-                                            "buckets",    "data",      "host"};
-
-struct MemoryUse {
-  std::size_t current = 0;  // bytes
-  std::size_t peak = 0;     // bytes
-};
-
-// Use of one kind by this rank on the current device. Peaks of several kinds may lie at different times.
-MemoryUse memory_use(Memory kind);
-
-// Called by the buffers; `bytes` is negative for a release.
-void account_memory(Memory kind, int device, std::ptrdiff_t bytes);
 
 inline int current_device() {
   int device = 0;

@@ -2,10 +2,15 @@
 // One rank of a running job: its device, and the communicator of all ranks.
 #pragma once
 
+#include <nccl.h>
+
+#include <string>
+
 #include "common/check.h"
 #include "common/group.h"
 #include "common/options.h"
 #include "common/ranks.h"
+#include "common/run/print.h"
 
 namespace workshop {
 
@@ -38,8 +43,5 @@ void refuse_launch_blocking(const std::string& schedule);
 
 // Of the library that the programs are linked to: "Open MPI v4.1.4", or "no MPI".
 std::string mpi_version();
-
-// printf on rank 0 alone.
-[[gnu::format(printf, 1, 2)]] void print0(const char* format, ...);
 
 }  // namespace workshop

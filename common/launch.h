@@ -13,15 +13,32 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "common/check.h"
 #include "common/run/grid_stride.h"
-#include "common/run/launch_stream.h"
+#include "common/run/in_call.h"
 #ifdef WORKSHOP_BACKEND_CPU
-#include "common/cpu/order.h"
+#include <workshop_cpu.h>
 #endif
 
-#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 namespace workshop {
+
+// The stream of a launch, and the place in the source that asks for it.
+struct LaunchStream {
+  template <typename S>
+  requires std::is_convertible_v<const S&, cudaStream_t>
+  constexpr LaunchStream(const S& stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : stream(stream), file(file), line(line) {}
+  cudaStream_t stream;
+  const char* file;
+  int line;
+};
+
+// The same for the watchdog, which may look at it at any time.
+const CallSite& launch_site(const char* file, int line);
+
+#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
 
 // Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
 // independent iterations; nothing is launched for none.
@@ -36,24 +53,13 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
   const int blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
   kernel<<<blocks, kBlock, 0, on.stream>>>(args...);
 #else
-  const auto run = [=] { kernel(args...); };
-  if (cpu::may_launch(on.stream)) {
-    cpu::load_kernel(reinterpret_cast<const void*>(kernel));
-    if (cpu::checks_order()) {
-      cpu::order_kernel({on.stream, {"kernel", on.file, on.line}, {cpu::kernel_range<Params>(args)...}});
-    }
-    if (elements < cpu::kSharedElements && cpu::checks_order()) {
-      cpu::enqueue_kernel(on.stream, elements, [run] { cpu::run_in_turn(run); });
-    } else if (elements < cpu::kSharedElements) {
-      cpu::enqueue_kernel(on.stream, elements, run);
-    } else {
-      cpu::enqueue_kernel(on.stream, elements, [run] { cpu::run_shared(run); });
-    }
-  }
+  cpu::launch_kernel(on.stream, {"kernel", on.file, on.line}, reinterpret_cast<const void*>(kernel), elements,
+                     {cpu::kernel_argument<Params>(args)...}, [=] { kernel(args...); });
 #endif
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) cuda_failed(status, "the launch of a kernel", on.file, on.line);
 }
 
-}  // namespace workshop
 #endif
+
+}  // namespace workshop

@@ -21,15 +21,6 @@ enum class OptimizerKind { sgd, adamw };
 
 enum class Sampling { data_loader, distributed };  // PyTorch's DataLoader alone, or with a DistributedSampler
 
-// The programs of the course seed their data set but not their model, so every run starts from weights of its own:
-// PyTorch takes the seed of a process that sets none from the operating system. The workshop repeats one run of each,
-// from the seed that it happened to start from: with the samples in order, shuffled by the DataLoader, and by the
-// DistributedSampler. So all programs that go through the samples in the same way start from the same weights.
-inline constexpr std::uint64_t kModelSeedInOrder = 1507988244;
-inline constexpr std::uint64_t kModelSeedShuffled = 3787541278;
-inline constexpr std::uint64_t kModelSeedDistributed = 1952748940;
-inline constexpr std::uint64_t kModelSeedGpt = 4321;  // of the language model's twin
-
 class Options {
  public:
   // `program` is "02_ddp/ddp": the chapter and the program, as the run record names it.

@@ -9,7 +9,7 @@
 
 #include "common/checkpoint.h"
 #include "common/data.h"
-#include "common/data/dataset.h"
+#include "common/data/data_source.h"
 #include "common/group.h"
 #include "common/job.h"
 #include "common/options.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints the kernels with which the cpu backend's matrix products run, and on how many cores of a rank that is alone.
-#include <cstdio>
+#include <workshop_cpu.h>
 
-#include "workshop_cpu.h"
+#include <cstdio>
 
 int main() {
   const int cores = workshop::cpu::cores_of_rank();

@@ -6,8 +6,10 @@
 
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/state.h"
-#include "common/job.h"
+#include "common/options.h"
+#include "common/record/loss_log.h"
 #include "common/run/gather.h"
+#include "common/run/print.h"
 #include "common/run/untrusted.h"
 #include "common/watchdog/watchdog.h"
 

@@ -19,8 +19,6 @@
 
 #include "common/checkpoint.h"
 #include "common/data/dataset.h"
-#include "common/options.h"
-#include "common/record.h"
 
 namespace workshop {
 
@@ -33,6 +31,8 @@ struct Progress {
   int first_batch(int of_epoch) const { return of_epoch == epoch ? batch : 0; }
 };
 
+class LossLog;
+class Options;
 struct CheckpointState;
 
 // Saves and restores the training state of all ranks together. Every rank makes the same calls in the same order.

@@ -6,6 +6,7 @@
 
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/state.h"
+#include "common/options.h"
 #include "common/run/text.h"
 #include "common/run/untrusted.h"
 

@@ -10,6 +10,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/state.h"
 #include "common/device.h"
+#include "common/options.h"
 #include "common/run/gather.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/text.h"

@@ -8,14 +8,14 @@
 #include <xmmintrin.h>
 #endif
 
+#include <workshop_cpu.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
-
-#include "workshop_cpu.h"
 
 namespace workshop::cpu {
 namespace {

@@ -68,16 +68,16 @@ struct ArgumentOf {
   std::size_t elements() const {  // from the first to the last
     return static_cast<std::size_t>((batch - 1) * stride + std::int64_t{columns - 1} * ld + rows);
   }
-  Range between() const { return range(first, elements()); }
-  Range one(int i) const {  // without what lies between its columns
-    Range matrix = range(first + i * stride, static_cast<std::size_t>(rows));
+  ByteRange between() const { return range(first, elements()); }
+  ByteRange one(int i) const {  // without what lies between its columns
+    ByteRange matrix = range(first + i * stride, static_cast<std::size_t>(rows));
     matrix.count = static_cast<std::size_t>(columns);
     matrix.pitch = static_cast<std::size_t>(ld) * sizeof(T);
     return matrix;
   }
 
  private:
-  Range range(const T* begin, std::size_t elements) const {
+  ByteRange range(const T* begin, std::size_t elements) const {
     return {name, begin, elements * sizeof(T), writes, sizeof(T), std::is_same_v<T, float> ? "floats" : "bfloat16s"};
   }
 };
@@ -112,11 +112,11 @@ bool check_arguments(const char* call, cudaStream_t stream, std::initializer_lis
     check_bounds(call, {{a.between()}}, device);
   }
   if (!checks_order()) return true;
-  std::vector<Range> ranges;
+  std::vector<ByteRange> ranges;
   for (const ArgumentOf<T>& a : arguments) {
     for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
   }
-  order_call({stream, call_site(call), ranges});
+  order_call({stream, source_call(call), ranges});
   return true;
 }
 

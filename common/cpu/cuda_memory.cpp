@@ -21,7 +21,6 @@
 #include "common/cpu/runtime.h"
 #include "common/cpu/simulation.h"
 #include "common/cpu/stream.h"
-#include "common/run/place.h"
 
 using namespace workshop::cpu;
 
@@ -36,8 +35,8 @@ std::byte guard(const std::byte* at) {
 }
 
 // Where the program allocates. A container of the standard library that does it for the program says nothing.
-workshop::CallSite allocation_site() {
-  workshop::CallSite site = call_site("cudaMalloc");
+SourceCall allocation_site() {
+  SourceCall site = source_call("cudaMalloc");
   if (std::string_view(site.file).starts_with("/usr/")) site.line = 0;
   return site;
 }
@@ -87,12 +86,12 @@ class Heap {
   }
 
   // The block in which the address lies, or in the guard zone of which.
-  std::optional<Block> find(const void* address) {
+  std::optional<MemoryBlock> find(const void* address) {
     const std::lock_guard lock(mutex_);
     const auto* byte = static_cast<const std::byte*>(address);
     auto after = blocks_.upper_bound(byte + kGuardBytes);
     if (after == blocks_.begin()) return std::nullopt;
-    const Block& block = (--after)->second;
+    const MemoryBlock& block = (--after)->second;
     return byte < block.begin + rounded(block.bytes) + kGuardBytes ? std::optional(block) : std::nullopt;
   }
 
@@ -100,7 +99,7 @@ class Heap {
     count_allocation();
     const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(static_cast<std::byte*>(pointer));
-    const Block& block = found->second;
+    const MemoryBlock& block = found->second;
     check_guards(block);
     std::memset(pointer, kPoison, block.bytes);
     used_[block.device] -= block.bytes;
@@ -135,7 +134,7 @@ class Heap {
   static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   // Nothing may have written to the bytes around the block.
-  static void check_guards(const Block& block) {
+  static void check_guards(const MemoryBlock& block) {
     const auto untouched = [](const std::byte* at) { return *at == guard(at); };
     const auto* end = block.begin + block.bytes;
     const auto* guards_end = block.begin + rounded(block.bytes) + kGuardBytes;
@@ -148,18 +147,18 @@ class Heap {
   }
 
   // What adds to a number of a guard leaves some of its bytes as they are.
-  [[noreturn]] static void report_overwritten(const Block& block, std::ptrdiff_t distance, const char* where) {
+  [[noreturn]] static void report_overwritten(const MemoryBlock& block, std::ptrdiff_t distance, const char* where) {
     distance += distance % 2;
     end_with_mistake("bounds: a kernel has written " + std::to_string(distance) + " bytes " + where +
                      " of an allocation of " + std::to_string(block.bytes) + " bytes" +
-                     (block.site.line == 0 ? "" : " at " + place(&block.site)));
+                     (block.site.line == 0 ? "" : " at " + place(block.site)));
   }
 
   std::mutex mutex_;
   std::size_t capacity_;
   bool on_host_;
   std::map<int, std::size_t> used_;  // by device
-  std::map<const std::byte*, Block> blocks_;
+  std::map<const std::byte*, MemoryBlock> blocks_;
 };
 
 // Never destroyed, so that destructors of static objects may still free their buffers.
@@ -177,7 +176,7 @@ cudaError_t release(Heap& heap, void* pointer) {
   if (in_host_function) return cudaErrorNotPermitted;
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
-  const Block block = *heap.find(pointer);
+  const MemoryBlock block = *heap.find(pointer);
   // All of them, for another device may copy from it; but a program may rely on that of the block alone.
   synchronize_device(kAllDevices, block.on_host ? kAllDevices : block.device);
   order_forget(block);
@@ -224,8 +223,8 @@ void copy_staged(void* to, const void* from, std::size_t bytes) {
 
 namespace workshop::cpu {
 
-std::optional<Block> find_block(const void* address) {
-  const std::optional<Block> block = device_heap().find(address);
+std::optional<MemoryBlock> find_block(const void* address) {
+  const std::optional<MemoryBlock> block = device_heap().find(address);
   return block ? block : pinned_heap().find(address);
 }
 
@@ -279,7 +278,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return result(cudaErrorInvalidValue);
   const char* call = "cudaMemcpyPeerAsync";
-  const Range source = {"the source", from, bytes, false}, destination = {"the destination", to, bytes, true};
+  const ByteRange source = {"the source", from, bytes, false}, destination = {"the destination", to, bytes, true};
   check_bounds(call, {&source, 1}, from_device);
   check_bounds(call, {&destination, 1}, to_device);
   check_call(call, stream, {source, destination});
@@ -294,7 +293,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
 // Memory that CUDA does not know is no error.
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   if (attributes == nullptr) return result(cudaErrorInvalidValue);
-  const std::optional<Block> block = find_block(pointer);
+  const std::optional<MemoryBlock> block = find_block(pointer);
   if (!block) {
     *attributes = {cudaMemoryTypeUnregistered, cudaInvalidDeviceId, nullptr, nullptr};
     return cudaSuccess;

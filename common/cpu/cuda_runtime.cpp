@@ -122,7 +122,7 @@ std::size_t device_memory() {
 void count_allocation() { ++allocations; }
 void count_synchronization() { ++synchronizations; }
 void count_event() {
-  if (on_main_thread() && of_the_program(call_site("cudaEventRecord"))) ++recorded_events;
+  if (on_main_thread() && of_the_program(source_call("cudaEventRecord"))) ++recorded_events;
 }
 
 Counters counters() {

@@ -108,9 +108,9 @@ ncclResult_t submit(const Operation& operation, cudaStream_t stream, const char*
   if (result == ncclSuccess && open_group.depth == 0) result = check_peer(operation, function);
   if (open_group.depth > 0) {
     if (open_group.error == ncclSuccess) open_group.error = result;
-    if (result == ncclSuccess) open_group.operations.push_back({operation, stream, call_site(function)});
+    if (result == ncclSuccess) open_group.operations.push_back({operation, stream, source_call(function)});
   } else if (result == ncclSuccess) {
-    issue({operation, stream, call_site(function)});
+    issue({operation, stream, source_call(function)});
   }
   return result;
 }

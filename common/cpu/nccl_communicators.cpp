@@ -236,7 +236,7 @@ ncclResult_t pncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
   // An operation that polls sees that by itself. One inside a blocking call of MPI loses its worker.
   while (comm->running) {
-    Worker* worker = comm->collective;
+    StreamWorker* worker = comm->collective;
     if (worker != nullptr && abandon(*worker)) break;
     std::this_thread::yield();
   }

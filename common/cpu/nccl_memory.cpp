@@ -4,11 +4,10 @@
 
 #include "common/cpu/nccl_operations.h"
 #include "common/cpu/order.h"
-#include "common/run/place.h"
 
 namespace workshop::cpu {
 
-std::array<Range, 2> ranges_of(const Operation& o) {
+std::array<ByteRange, 2> ranges_of(const Operation& o) {
   const bool is_root = o.comm->rank == o.root;
   const auto all = static_cast<std::size_t>(o.comm->size);
   std::size_t parts_from = 1, parts_to = 1;
@@ -46,8 +45,8 @@ std::array<Range, 2> ranges_of(const Operation& o) {
   }
   const std::size_t element = element_size(o.type), bytes = o.count * element;
   const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
-  return {Range{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, true},
-          Range{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, true}};
+  return {ByteRange{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, true},
+          ByteRange{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, true}};
 }
 
 const void* part(const void* buffer, const Operation& o, int rank) {
@@ -73,12 +72,12 @@ void check_in_place(const Operation& o, const char* function) {
   if (!checks_order() || !overlaps_itself(o)) return;
   const bool gathers = o.kind == Kind::all_gather || o.kind == Kind::gather;
   const bool scatters = o.kind == Kind::reduce_scatter || o.kind == Kind::scatter;
-  const CallSite site = call_site(function);
+  const SourceCall site = source_call(function);
   const std::string in_place = scatters  ? "recvbuff is sendbuff + rank * recvcount"
                                : gathers ? "sendbuff is recvbuff + rank * sendcount"
                                          : "they are equal";
   end_with_mistake(
-      "order: " + (site.line == 0 ? "" : place(&site) + " ") + "(" + function + " of " + std::to_string(o.count) + " " +
+      "order: " + (site.line == 0 ? "" : place(site) + " ") + "(" + function + " of " + std::to_string(o.count) + " " +
       ranges_of(o)[0].unit +
       ") reads and writes the same memory in one call: sendbuff and recvbuff overlap and are not in place, " +
       "for which " + in_place);

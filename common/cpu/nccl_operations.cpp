@@ -199,7 +199,7 @@ void end_turn(ncclComm& comm, std::uint64_t ticket) {
 // buffers that are apart, so that a mistake looks the same everywhere.
 std::vector<std::byte> apart(Operation& o) {
   if (o.kind == Kind::reduce_scatter || !overlaps_itself(o)) return {};  // see call()
-  const Range from = ranges_of(o)[0];
+  const ByteRange from = ranges_of(o)[0];
   const auto* bytes = static_cast<const std::byte*>(o.from);
   std::vector<std::byte> copy(bytes, bytes + from.bytes);
   o.from = copy.data();

@@ -44,8 +44,8 @@ struct ncclComm {
   // a ticket when it is issued, and runs when the ticket is called.
   std::atomic<std::uint64_t> issued = 0;
   std::atomic<std::uint64_t> called = 0;
-  std::atomic<bool> running = false;                         // an operation's turn has come
-  std::atomic<workshop::cpu::Worker*> collective = nullptr;  // who is inside a blocking collective of MPI
+  std::atomic<bool> running = false;                               // an operation's turn has come
+  std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // who is inside a blocking collective of MPI
 };
 
 namespace workshop::cpu {
@@ -75,7 +75,7 @@ struct Operation {
 };
 
 // The memory that an operation uses on this rank.
-std::array<Range, 2> ranges_of(const Operation& operation);
+std::array<ByteRange, 2> ranges_of(const Operation& operation);
 
 // Where rank's part of a buffer of one part a rank begins.
 const void* part(const void* buffer, const Operation& operation, int rank);
@@ -87,7 +87,7 @@ bool overlaps_itself(const Operation& operation);
 struct GroupedOperation {
   Operation operation;
   cudaStream_t stream;
-  CallSite site;
+  SourceCall site;
 };
 
 // Asks the order checker. A group's operations are one operation on all of their streams, but those of each

@@ -2,9 +2,9 @@
 #include "common/cpu/onednn.h"
 
 #include <dlfcn.h>
+#include <workshop_cpu.h>
 
 #include "common/cpu/openblas.h"
-#include "workshop_cpu.h"
 
 #ifdef WORKSHOP_ONEDNN
 #include <dnnl.h>

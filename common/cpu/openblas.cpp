@@ -2,14 +2,13 @@
 #include "common/cpu/openblas.h"
 
 #include <dlfcn.h>
+#include <workshop_cpu.h>
 
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <string_view>
-
-#include "workshop_cpu.h"
 
 namespace workshop::cpu {
 namespace {

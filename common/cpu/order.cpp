@@ -17,7 +17,6 @@
 
 #include "common/cpu/runtime.h"
 #include "common/cpu/stream.h"
-#include "common/run/place.h"
 
 namespace workshop::cpu {
 namespace {
@@ -51,11 +50,11 @@ class Clock {
 
 // A use of memory by an operation, and which of the grouped calls that make up the operation it is.
 struct Access {
-  Range range;
+  ByteRange range;
   Time time;
   std::size_t call;
   std::size_t lane;  // of the call's own stream
-  CallSite site;
+  SourceCall site;
   std::uint64_t moment;
 };
 
@@ -63,12 +62,12 @@ struct Access {
 struct Mark {
   Clock clock;
   Time time;  // the operation of the lane that came last before it
-  CallSite site{"", "", 0};
+  SourceCall site{"", "", 0};
   std::uint64_t moment = 0;  // 0: never recorded
 };
 struct Wait {
   Mark mark;
-  CallSite site{"", "", 0};
+  SourceCall site{"", "", 0};
   std::uint64_t moment = 0;
 };
 
@@ -94,7 +93,7 @@ class Checker {
     for (const OrderedCall& call : calls) lanes_[lane_of(call.stream)].clock = clock;
     if (communicator != nullptr) communicators_[communicator] = clock;
     for (std::size_t i = 0; i < calls.size(); ++i) {
-      for (const Range& range : calls[i].ranges) {
+      for (const ByteRange& range : calls[i].ranges) {
         if (range.begin == nullptr || range.count == 0 || range.bytes == 0) continue;
         add({range, time, i, lane_of(calls[i].stream), calls[i].site, now_}, clock);
       }
@@ -130,28 +129,28 @@ class Checker {
   void event_recorded(cudaEvent_t event, cudaStream_t stream) {
     const std::size_t lane = lane_of(stream);
     const Clock& clock = reach(lane);
-    const Mark mark = {clock, {lane, clock.at(lane)}, call_site("cudaEventRecord"), now_++};
+    const Mark mark = {clock, {lane, clock.at(lane)}, source_call("cudaEventRecord"), now_++};
     if (ignored(mark.site)) return;
     events_[event] = mark;
     if (of_the_program(mark.site)) lanes_[lane].recorded = mark;
   }
 
   void stream_waits(cudaStream_t stream, cudaEvent_t event) {
-    if (ignored(call_site("cudaStreamWaitEvent"))) return;
+    if (ignored(source_call("cudaStreamWaitEvent"))) return;
     Lane& lane = lanes_[lane_of(stream)];
     reach(lane_of(stream));
     const auto recorded = events_.find(event);
-    lane.waited = {recorded != events_.end() ? recorded->second : Mark{}, call_site("cudaStreamWaitEvent"), now_++};
+    lane.waited = {recorded != events_.end() ? recorded->second : Mark{}, source_call("cudaStreamWaitEvent"), now_++};
     lane.clock.join(lane.waited.mark.clock);
   }
 
   void host_waits(cudaStream_t stream) {
-    if (!ignored(call_site("cudaStreamSynchronize"))) host_.join(reach(lane_of(stream)));
+    if (!ignored(source_call("cudaStreamSynchronize"))) host_.join(reach(lane_of(stream)));
   }
 
   void host_waits(cudaEvent_t event) {
     const auto recorded = events_.find(event);
-    if (recorded != events_.end() && !ignored(call_site("cudaEventSynchronize"))) host_.join(recorded->second.clock);
+    if (recorded != events_.end() && !ignored(source_call("cudaEventSynchronize"))) host_.join(recorded->second.clock);
   }
 
   void host_waits_for_device(int device) {
@@ -163,7 +162,7 @@ class Checker {
     for (auto& [begin, accesses] : accesses_) std::erase_if(accesses, over);
   }
 
-  void forget(const Block& block) { accesses_.erase(block.begin); }
+  void forget(const MemoryBlock& block) { accesses_.erase(block.begin); }
 
   void name(cudaStream_t stream, const char* name) {
     const std::string base = "stream '" + std::string(name);
@@ -200,7 +199,7 @@ class Checker {
   // Compares with the accesses before, and drops those that tell no more than this one does: what is not ordered behind
   // such a one will not be behind this one either.
   void add(const Access& access, const Clock& clock) {
-    const std::optional<Block> block = find_block(access.range.begin);
+    const std::optional<MemoryBlock> block = find_block(access.range.begin);
     std::vector<Access>& before = block ? accesses_[block->begin] : elsewhere_;
     std::erase_if(before, [&](const Access& other) {
       if (other.time == access.time) {
@@ -222,21 +221,21 @@ class Checker {
   }
 
   // For tests: as if the program did not have the record or the wait at this place.
-  static bool ignored(const CallSite& site) {
+  static bool ignored(const SourceCall& site) {
     static const char* where = std::getenv("WORKSHOP_ORDER_IGNORE");
-    return where != nullptr && place(&site) == where;
+    return where != nullptr && place(site) == where;
   }
 
   // "02_ddp/ddp_overlap.h:80 (ncclAllReduce on stream 2, which writes)"
   std::string describe(const Access& access) const {
     const std::string_view text = access.site.text;
     const std::string call(text.substr(0, text.find('(')));
-    const std::string where = access.site.line == 0 ? "" : place(&access.site) + " ";
+    const std::string where = access.site.line == 0 ? "" : place(access.site) + " ";
     return where + "(" + call + " on " + lanes_[access.lane].name +
            (access.range.writes ? ", which writes)" : ", which reads)");
   }
 
-  static std::string place_of(const CallSite& site) { return site.line == 0 ? site.text : place(&site); }
+  static std::string place_of(const SourceCall& site) { return site.line == 0 ? site.text : place(site); }
 
   std::string advice(const Access& first, const Access& second) const {
     const Lane &from = lanes_[first.lane], &to = lanes_[second.lane];
@@ -317,26 +316,17 @@ bool order_is_asked_for() {
 
 bool on_main_thread() { return std::this_thread::get_id() == main_thread; }
 
-bool of_the_program(const CallSite& site) {
-  thread_local std::array<std::pair<const char*, bool>, 64> known = {};  // files, and whether they are
-  auto& [file, is] = known[reinterpret_cast<std::uintptr_t>(site.file) % known.size()];
-  if (file != site.file) {
-    is = std::ranges::none_of(std::to_array({"/common/record/", "/common/watchdog/", "/common/run/progress_line"}),
-                              [&](const char* part) { return std::strstr(site.file, part) != nullptr; });
-    file = site.file;
-  }
-  return is;
-}
-
 void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
   with_checker([&](Checker& c) { c.order(calls, communicator); });
 }
-void order_kernel(const OrderedCall& call) {
-  for (const Range& range : call.ranges) {
-    const std::optional<Block> block = range.begin == nullptr ? std::nullopt : find_block(range.begin);
-    const int device = device_of(call.stream);
+void order_kernel(cudaStream_t stream, const SourceCall& site, std::span<const KernelArgument> arguments) {
+  OrderedCall call{stream, site, {}};
+  for (const KernelArgument& argument : arguments) {
+    call.ranges.push_back({"", argument.begin, argument.bytes, argument.writes});
+    const std::optional<MemoryBlock> block = argument.begin == nullptr ? std::nullopt : find_block(argument.begin);
+    const int device = device_of(stream);
     if (!block || block->is_on(device)) continue;
-    end_with_mistake("bounds: the kernel at " + place(&call.site) + " works on device " + std::to_string(device) +
+    end_with_mistake("bounds: the kernel at " + place(site) + " works on device " + std::to_string(device) +
                      " and gets memory of device " + std::to_string(block->device) +
                      ": a device reads and writes its own memory only");
   }
@@ -366,7 +356,7 @@ void order_host_waits(cudaEvent_t event) {
 void order_host_waits_for_device(int device) {
   with_checker([&](Checker& c) { c.host_waits_for_device(device); });
 }
-void order_forget(const Block& block) {
+void order_forget(const MemoryBlock& block) {
   with_checker([&](Checker& c) { c.forget(block); });
 }
 void name_stream(cudaStream_t stream, const char* name) {

@@ -8,36 +8,26 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <workshop_cpu.h>
 
 #include <span>
-#include <type_traits>
 #include <vector>
 
-#include "common/check.h"
 #include "common/cpu/ranges.h"
 
 namespace workshop::cpu {
 
-bool order_is_asked_for();
-inline bool checks_order() {
-  static const bool instance = order_is_asked_for();
-  return instance;
-}
-
 // A call with the memory that it uses.
 struct OrderedCall {
   cudaStream_t stream;
-  CallSite site;
-  std::vector<Range> ranges;
+  SourceCall site;
+  std::vector<ByteRange> ranges;
 };
 
 // The calls are enqueued, as one operation on all of their streams, behind those of the same communicator, if they have
 // one. Ends the program if they use what an operation before them uses with no order between the two.
 void order_calls(std::span<const OrderedCall> calls, const void* communicator = nullptr);
 inline void order_call(const OrderedCall& call) { order_calls({&call, 1}); }
-// The launch of a kernel, which uses memory of its own device only.
-void order_kernel(const OrderedCall& call);
-
 // What passes order on. Each does nothing unless checks_order().
 void order_stream_created(cudaStream_t stream, bool blocking);
 void order_stream_destroyed(cudaStream_t stream);
@@ -47,27 +37,10 @@ void order_stream_waits(cudaStream_t stream, cudaEvent_t event);
 void order_host_waits(cudaStream_t stream);
 void order_host_waits(cudaEvent_t event);
 void order_host_waits_for_device(int device);  // or for all of them
-// An answer that work is done counts for the thread of main(): others look after the program, and are none of it.
+// An answer that work is done counts for the thread of main(): other threads look after the program.
 bool on_main_thread();
-// What is called elsewhere looks after the program: its calls are none of the program's own.
-bool of_the_program(const CallSite& site);
 
 // Freed memory is used no more.
-void order_forget(const Block& block);
-
-// What a kernel does with an argument. Of an array it is certain to use the first element, so this raises no false
-// alarm; what is not const counts as written.
-template <typename Parameter, typename Argument>
-Range kernel_range(const Argument& argument) {
-  if constexpr (std::is_pointer_v<Parameter>) {
-    using Element = std::remove_pointer_t<Parameter>;
-    return {"", static_cast<Parameter>(argument), sizeof(Element), !std::is_const_v<Element>};
-  } else if constexpr (requires { typename Parameter::Element; }) {  // of numbers that are no floats: precision.h
-    using Element = typename Parameter::Element;
-    return {"", Parameter(argument).data(), sizeof(Element), !std::is_const_v<Element>};
-  } else {
-    return {"", nullptr, 0, false};
-  }
-}
+void order_forget(const MemoryBlock& block);
 
 }  // namespace workshop::cpu

@@ -10,46 +10,38 @@
 #include <utility>
 
 #include "common/cpu/order.h"
-#include "common/run/place.h"
 
 namespace workshop::cpu {
 namespace {
 
-[[noreturn]] void end_process(const char* message) {
-  std::fprintf(stderr, "%s\n", message);
-  std::_Exit(1);
-}
-
-void (*end_program)(const char* message) = end_process;
-
 std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 // Whether the bytes [begin, end) meet a piece of the range: the first piece that ends behind `begin` decides.
-bool meets(const Range& range, std::uintptr_t begin, std::uintptr_t end) {
+bool meets(const ByteRange& range, std::uintptr_t begin, std::uintptr_t end) {
   const std::uintptr_t first = address(range.begin);
   if (end <= first || begin >= first + range.extent()) return false;
   const std::size_t piece = begin < first + range.bytes ? 0 : (begin - first - range.bytes) / range.pitch + 1;
   return piece < range.count && first + piece * range.pitch < end;
 }
 
-std::string quantity(std::size_t bytes, const Range& range) {
+std::string quantity(std::size_t bytes, const ByteRange& range) {
   const std::size_t number = (bytes + range.element - 1) / range.element;
   std::string unit = range.unit;
   if (number == 1) unit.pop_back();
   return std::to_string(number) + " " + unit;
 }
 
-std::string at_place(const CallSite& site) { return site.line == 0 ? "" : " at " + place(&site); }
+std::string at_place(const SourceCall& site) { return site.line == 0 ? "" : " at " + place(site); }
 
-[[noreturn]] void out_of_bounds(const char* call, const Range& range, const std::string& what) {
-  end_with_mistake("bounds: " + std::string(range.argument) + " of " + call + at_place(call_site(call)) + " " + what);
+[[noreturn]] void out_of_bounds(const char* call, const ByteRange& range, const std::string& what) {
+  end_with_mistake("bounds: " + std::string(range.argument) + " of " + call + at_place(source_call(call)) + " " + what);
 }
 
-void check_bounds(const char* call, const Range& range, int device) {
+void check_bounds(const char* call, const ByteRange& range, int device) {
   if (range.count == 0 || range.bytes == 0 || known_to_fit(range.begin, range.extent(), device)) return;
   if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
   const std::uint64_t releases = released_blocks.load(std::memory_order_acquire);
-  const std::optional<Block> block = find_block(range.begin);
+  const std::optional<MemoryBlock> block = find_block(range.begin);
   if (!block && range.on_device) out_of_bounds(call, range, "is memory of the host: no device can reach it");
   if (!block) return;
   if (device != kAnyDevice && !block->is_on(device)) {
@@ -74,7 +66,7 @@ void check_bounds(const char* call, const Range& range, int device) {
 
 }  // namespace
 
-bool overlap(const Range& a, const Range& b) {
+bool overlap(const ByteRange& a, const ByteRange& b) {
   const auto [few, many] = a.count <= b.count ? std::pair(&a, &b) : std::pair(&b, &a);
   for (std::size_t i = 0; i < few->count; ++i) {
     const std::uintptr_t begin = address(few->begin) + i * few->pitch;
@@ -83,7 +75,7 @@ bool overlap(const Range& a, const Range& b) {
   return false;
 }
 
-bool covers(const Range& outer, const Range& inner) {
+bool covers(const ByteRange& outer, const ByteRange& inner) {
   const std::uintptr_t begin = address(outer.begin), inner_begin = address(inner.begin);
   if (outer.count == 1 || outer.bytes == outer.pitch) {
     return begin <= inner_begin && inner_begin + inner.extent() <= begin + outer.extent();
@@ -91,25 +83,13 @@ bool covers(const Range& outer, const Range& inner) {
   return begin == inner_begin && outer.bytes == inner.bytes && outer.pitch == inner.pitch && outer.count == inner.count;
 }
 
-void on_mistake(void (*end)(const char* message)) { end_program = end; }
-
-void end_with_mistake(const std::string& message) {
-  end_program(message.c_str());
-  std::abort();
+void check_bounds(const char* call, std::span<const ByteRange> ranges, int device) {
+  for (const ByteRange& range : ranges) check_bounds(call, range, device);
 }
 
-CallSite call_site(const char* call) {
-  const CallSite* site = InCall::current();
-  return site != nullptr ? *site : CallSite{call, "", 0};
-}
-
-void check_bounds(const char* call, std::span<const Range> ranges, int device) {
-  for (const Range& range : ranges) check_bounds(call, range, device);
-}
-
-void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges, int device) {
-  for (const Range& range : ranges) check_bounds(call, range, device);
-  if (checks_order()) order_call({stream, call_site(call), ranges});
+void check_call(const char* call, cudaStream_t stream, std::initializer_list<ByteRange> ranges, int device) {
+  for (const ByteRange& range : ranges) check_bounds(call, range, device);
+  if (checks_order()) order_call({stream, source_call(call), ranges});
 }
 
 }  // namespace workshop::cpu

@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "common/check.h"
+#include "common/cpu/source_calls.h"
 
 namespace workshop::cpu {
 
 // The memory behind one argument of a call: `count` pieces of `bytes`, the next `pitch` bytes behind the one before, so
 // that a part of the columns of a matrix is told from its neighbors.
-struct Range {
+struct ByteRange {
   const char* argument;  // "recvbuff"
   const void* begin;
   std::size_t bytes;
@@ -33,16 +33,16 @@ struct Range {
   std::size_t extent() const { return (count - 1) * pitch + bytes; }
 };
 
-bool overlap(const Range& a, const Range& b);
+bool overlap(const ByteRange& a, const ByteRange& b);
 
 // Certain that `outer` has all bytes of `inner`; false where it takes more than a look.
-bool covers(const Range& outer, const Range& inner);
+bool covers(const ByteRange& outer, const ByteRange& inner);
 
 // What cudaMalloc or cudaMallocHost has returned, and where in the program.
-struct Block {
+struct MemoryBlock {
   const std::byte* begin;
   std::size_t bytes;
-  CallSite site;
+  SourceCall site;
   int device;  // that was current
   bool on_host;
 
@@ -53,21 +53,15 @@ struct Block {
 inline constexpr std::size_t kGuardBytes = 256;
 
 // The block in which `address` lies, or next to which; none for other memory of the host.
-std::optional<Block> find_block(const void* address);
+std::optional<MemoryBlock> find_block(const void* address);
 
 // How many blocks have been freed so far.
 inline std::atomic<std::uint64_t> released_blocks = 0;
 
-// Ends the program because it has made a mistake.
-[[noreturn]] void end_with_mistake(const std::string& message);
-
-// The call that the program is in; `call` where its place is not known.
-CallSite call_site(const char* call);
-
 // Ends the program if a range is NULL, leaves its block, or lies on another device than this one. Host memory that CUDA
 // has not allocated is not judged, unless a device has to reach it.
 inline constexpr int kAnyDevice = -1;
-void check_bounds(const char* call, std::span<const Range> ranges, int device = kAnyDevice);
+void check_bounds(const char* call, std::span<const ByteRange> ranges, int device = kAnyDevice);
 
 // The blocks that a thread has looked up: most calls of a training step are made again in the next one. Memory that was
 // freed since then may be another block's.
@@ -93,6 +87,7 @@ inline bool known_to_fit(const void* pointer, std::size_t bytes, int device) {
 }
 
 // Checks the bounds and, where asked for, the order of a call that is about to be enqueued.
-void check_call(const char* call, cudaStream_t stream, std::initializer_list<Range> ranges, int device = kAnyDevice);
+void check_call(const char* call, cudaStream_t stream, std::initializer_list<ByteRange> ranges,
+                int device = kAnyDevice);
 
 }  // namespace workshop::cpu

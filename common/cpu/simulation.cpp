@@ -45,7 +45,7 @@ std::optional<LinkSpeed> link_speed(const std::string& text) {
 }
 
 // Sets what "name=value" says; false where it makes no sense.
-bool set_part(const std::string& name, const std::string& value, Machine& machine) {
+bool set_part(const std::string& name, const std::string& value, SimulatedMachine& machine) {
   if (name == "compute") {
     const auto speed = rate(value, "");
     if (speed) machine.seconds_per_operation = 1 / *speed;
@@ -103,7 +103,7 @@ Resource& link(Direction direction, bool between) {
 }  // namespace
 
 ParsedMachine parse_machine(const std::string& text) {
-  Machine machine;
+  SimulatedMachine machine;
   bool between = false;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
@@ -116,7 +116,7 @@ ParsedMachine parse_machine(const std::string& text) {
   return {machine, ""};
 }
 
-const Machine* read_machine() {
+const SimulatedMachine* read_machine() {
   const char* value = std::getenv("WORKSHOP_SIMULATE");
   if (value == nullptr || *value == '\0') return nullptr;
   const ParsedMachine parsed = parse_machine(value);
@@ -127,7 +127,7 @@ const Machine* read_machine() {
                  parsed.error.c_str());
     std::_Exit(2);
   }
-  return new Machine(*parsed.machine);
+  return new SimulatedMachine(*parsed.machine);
 }
 
 Duration collective_time(Pattern pattern, int ranks, std::size_t bytes, const LinkSpeed& link) {

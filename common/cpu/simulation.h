@@ -26,7 +26,7 @@ struct LinkSpeed {
   double seconds_per_byte = 0;  // 1 / bandwidth
 };
 
-struct Machine {
+struct SimulatedMachine {
   double seconds_per_operation = 0;
   LinkSpeed link, between;                     // of ranks on a node; of ranks on different nodes
   int node = std::numeric_limits<int>::max();  // ranks of the world on a node
@@ -34,15 +34,15 @@ struct Machine {
 
 // The machine that `text` describes, or what is wrong with it.
 struct ParsedMachine {
-  std::optional<Machine> machine;
+  std::optional<SimulatedMachine> machine;
   std::string error;
 };
 ParsedMachine parse_machine(const std::string& text);
 
 // What WORKSHOP_SIMULATE asks for; null where it is not set.
-const Machine* read_machine();
-inline const Machine* simulated_machine() {
-  static const Machine* const instance = read_machine();
+const SimulatedMachine* read_machine();
+inline const SimulatedMachine* simulated_machine() {
+  static const SimulatedMachine* const instance = read_machine();
   return instance;
 }
 inline bool simulates() { return simulated_machine() != nullptr; }

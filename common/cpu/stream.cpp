@@ -15,7 +15,7 @@
 namespace workshop::cpu {
 namespace {
 
-thread_local Worker* current_worker = nullptr;
+thread_local StreamWorker* current_worker = nullptr;
 std::atomic<int> blocked_hosts = 0;  // threads that wait for room in a queue
 
 // All streams of the process. Like everything that a worker may touch it is never destroyed: workers run until the
@@ -83,20 +83,20 @@ Slow read_slow() {
 
 }  // namespace
 
-Worker* this_worker() { return current_worker; }
+StreamWorker* this_worker() { return current_worker; }
 
-bool abandon(Worker& worker) {
-  Worker::State expected = Worker::uninterruptible;
-  if (!worker.state.compare_exchange_strong(expected, Worker::abandoned)) return false;
+bool abandon(StreamWorker& worker) {
+  StreamWorker::State expected = StreamWorker::uninterruptible;
+  if (!worker.state.compare_exchange_strong(expected, StreamWorker::abandoned)) return false;
   worker.stream->take_over();
   return true;
 }
 
-Uninterruptible::Uninterruptible() { current_worker->state = Worker::uninterruptible; }
+Uninterruptible::Uninterruptible() { current_worker->state = StreamWorker::uninterruptible; }
 
 Uninterruptible::~Uninterruptible() {
-  Worker::State expected = Worker::uninterruptible;
-  if (!current_worker->state.compare_exchange_strong(expected, Worker::interruptible)) sleep_for_ever();
+  StreamWorker::State expected = StreamWorker::uninterruptible;
+  if (!current_worker->state.compare_exchange_strong(expected, StreamWorker::interruptible)) sleep_for_ever();
 }
 
 Position enqueue(cudaStream_t handle, Run run, const void* task, std::size_t bytes) {
@@ -253,7 +253,7 @@ void CUstream_st::want(std::uint64_t number) {
 }
 
 void CUstream_st::start_worker(std::uint64_t first) {
-  auto* worker = new Worker;
+  auto* worker = new StreamWorker;
   worker->stream = this;
   std::thread([this, worker, first] { work(worker, first); }).detach();
 }
@@ -264,7 +264,7 @@ void CUstream_st::take_over() {
   start_worker(number + 1);
 }
 
-void CUstream_st::work(Worker* worker, std::uint64_t first) {
+void CUstream_st::work(StreamWorker* worker, std::uint64_t first) {
   current_worker = worker;
   flush_denormals();
   std::uint64_t tail = first;  // as the worker knows it

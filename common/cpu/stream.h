@@ -17,7 +17,7 @@ namespace workshop::cpu {
 using Run = void (*)(void* task);
 
 // A thread that carries out a stream's operations. Never freed: an abandoned one may come back at any time.
-struct Worker {
+struct StreamWorker {
   enum State { interruptible, uninterruptible, abandoned };
   std::atomic<State> state = interruptible;
   CUstream_st* stream = nullptr;
@@ -25,7 +25,7 @@ struct Worker {
 
 // Gives the stream of a worker that is in an Uninterruptible section to a fresh thread, which goes on after the
 // operation. Returns false, and does nothing, where the worker is not in such a section.
-bool abandon(Worker& worker);
+bool abandon(StreamWorker& worker);
 
 // Encloses a call that may never return. A worker that was abandoned meanwhile does not get past the section's end: it
 // sleeps there for the rest of the process, so it touches nothing that others have freed by then.
@@ -38,7 +38,7 @@ class Uninterruptible {
 };
 
 // The worker that calls this; null on a thread of the program.
-Worker* this_worker();
+StreamWorker* this_worker();
 
 // An operation of a stream: the number-th that was enqueued there.
 struct Position {
@@ -144,7 +144,7 @@ struct CUstream_st {
     alignas(16) std::byte task[workshop::cpu::kTaskBytes];
   };
 
-  void work(workshop::cpu::Worker* worker, std::uint64_t first);
+  void work(workshop::cpu::StreamWorker* worker, std::uint64_t first);
   void want(std::uint64_t number);
   void wait_for_room(std::uint64_t number);
   std::uint64_t wait_for_work(std::uint64_t number);

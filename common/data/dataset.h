@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/data.h"
+#include "common/data/data_source.h"
 #include "common/data/images.h"
 #include "common/data/text.h"
 #include "common/device.h"
@@ -37,16 +38,6 @@ struct TokenDataset {
   int samples() const { return trained_on + held_out + tested; }
   // The last targets of each part of the text are no inputs: behind them lies what fills a sample's place.
   int place(int sample) const { return sample + (sample >= trained_on) + (sample >= trained_on + held_out); }
-};
-
-// What a model is trained on: random tensors with so many floats a sample, a text, or images.
-struct DataSource {
-  int in, out;
-  std::shared_ptr<TokenDataset> text = nullptr;  // whose tokens are gone once they are on the device
-  double operations = 0;                         // of the model's matrix products for a token of the text, a step's
-  double best_test_loss = 0;                     // that any model can reach on the text; 0: unknown
-  std::shared_ptr<const ImageDataset> images = nullptr;
-  bool needs_x = true;  // false: of images only the targets are prepared, for a rank without the model's first layer
 };
 
 // What a RandomSampler draws from. The programs of the course give their DataLoader no generator: it takes a seed from

@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 #include "common/files.h"
+#include "common/options.h"
 #include "common/run/text.h"
 
 namespace workshop {

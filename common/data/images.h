@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "common/options.h"
-
 namespace workshop {
+
+class Options;
 
 inline constexpr int kImageSide = 32;                              // pixels
 inline constexpr int kImageBytes = 3 * kImageSide * kImageSide;    // all of red, then of green, then of blue

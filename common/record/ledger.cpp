@@ -9,7 +9,6 @@
 #include "common/record/recorder.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/place.h"
-#include "common/watchdog/call_log.h"
 
 namespace workshop {
 namespace {

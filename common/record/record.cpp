@@ -17,35 +17,34 @@
 #include <string_view>
 
 #include "common/files.h"
-#include "common/job.h"
+#include "common/options.h"
+#include "common/ranks.h"
 #include "common/record/recorder.h"
 #include "common/run/gather.h"
 #ifdef WORKSHOP_BACKEND_CPU
-#include "workshop_cpu.h"
+#include <workshop_cpu.h>
 #endif
 
 namespace workshop {
 namespace {
 
-// What this rank holds on a device.
+// What a device holds in all, at the end of the epoch in which it has held the most.
 struct DeviceMemory {
-  MemoryUse use[kMemoryKinds.size()];
-  std::size_t accounted = 0, in_use = 0;  // bytes, at the end of the epoch in which the device has held the most
+  std::size_t accounted = 0, in_use = 0;  // bytes
 };
-// By device. Never destroyed: the buffers of static objects are freed at the very end.
-std::map<int, DeviceMemory>& memory() {
+std::map<int, DeviceMemory>& most_memory() {
   static auto& memory = *new std::map<int, DeviceMemory>;
   return memory;
 }
 
-Json memory_line(int rank, int number) {
-  const DeviceMemory& held = memory()[number];
+Json memory_line(int rank, int number, const MemoryUses& uses) {
   Json peak, current;
   for (std::size_t kind = 0; kind < kMemoryKinds.size(); ++kind) {
-    peak[kMemoryKinds[kind]] = held.use[kind].peak;
-    current[kMemoryKinds[kind]] = held.use[kind].current;
+    peak[kMemoryKinds[kind]] = uses[kind].peak;
+    current[kMemoryKinds[kind]] = uses[kind].current;
   }
-  const Json device{{"number", number}, {"accounted", held.accounted}, {"in_use", held.in_use}};
+  const DeviceMemory& most = most_memory()[number];
+  const Json device{{"number", number}, {"accounted", most.accounted}, {"in_use", most.in_use}};
   return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}, {"device", device}};
 }
 
@@ -97,6 +96,9 @@ void start_recording(const Options& options, const Ranks& ranks) {
   Recorder& r = recorder();
   r.record_path = options.record;
   r.timeline_path = options.timeline;
+#ifdef WORKSHOP_BACKEND_CPU
+  cpu::looks_after_program("/common/record/");
+#endif
   if (!r.record_path.empty()) start_ledger();
   if (!r.timeline_path.empty()) start_timeline();
   if (ranks.rank == 0) {
@@ -178,26 +180,18 @@ void record_parameter(int replica, const std::string& name, const float* device,
   record_text(with_values({{"type", "parameter"}, {"name", name}, {"shape", shape}}, values.data(), count));
 }
 
-MemoryUse memory_use(Memory kind) { return memory()[current_device()].use[static_cast<int>(kind)]; }
-
-void account_memory(Memory kind, int device, std::ptrdiff_t bytes) {
-  MemoryUse& use = memory()[device].use[static_cast<int>(kind)];
-  use.current += static_cast<std::size_t>(bytes);
-  use.peak = std::max(use.peak, use.current);
-  mark_memory(kind, device, use.current);
-}
-
 void note_memory_on_device() {
   if (recorder().record_path.empty()) return;
-  for (auto& [number, held] : memory()) {
+  for (const auto& [number, uses] : memory_uses()) {
     const OnDevice on_device(number);
     std::size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    if (total - free <= held.in_use) continue;
-    held.in_use = total - free;
-    held.accounted = 0;
-    for (const MemoryUse& use : held.use) held.accounted += use.current;
-    held.accounted -= memory_use(Memory::host).current;
+    DeviceMemory& most = most_memory()[number];
+    if (total - free <= most.in_use) continue;
+    most.in_use = total - free;
+    most.accounted = 0;
+    for (const MemoryUse& use : uses) most.accounted += use.current;
+    most.accounted -= memory_use(Memory::host).current;
   }
 }
 
@@ -209,9 +203,11 @@ void write_record(ncclComm_t comm) {
     note_memory_on_device();
     record_ledger(rank);
     const int own = current_device();
-    record_line(memory_line(rank, own));
-    for (const auto& held : memory()) {
-      if (held.first != own) record_line(memory_line(rank, held.first));
+    const std::map<int, MemoryUses>& held = memory_uses();
+    const auto of_own = held.find(own);
+    record_line(memory_line(rank, own, of_own != held.end() ? of_own->second : MemoryUses{}));
+    for (const auto& [device, uses] : held) {
+      if (device != own) record_line(memory_line(rank, device, uses));
     }
 #ifdef WORKSHOP_BACKEND_CPU
     record_line(Json{{"type", "host"},

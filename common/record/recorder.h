@@ -12,10 +12,11 @@
 #include <utility>
 
 #include "common/device.h"
-#include "common/options.h"
 #include "common/ranks.h"
 
 namespace workshop {
+
+class Options;
 
 using Json = nlohmann::ordered_json;  // "type" first
 

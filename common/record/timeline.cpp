@@ -152,6 +152,7 @@ Timeline& timeline() {
 
 void start_timeline() {
   timeline().enabled = true;
+  watch_memory(mark_memory);
   observe_calls(timeline());
 }
 

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "common/ranks.h"
+#include "common/run/failure_hooks.h"
 #include "common/run/text.h"
-#include "common/watchdog/watchdog.h"
 
 namespace workshop {
 namespace {
@@ -26,7 +26,7 @@ namespace {
 
 // MPI's launcher ends the other ranks when one aborts; other launchers do when one fails, srun with --kill-on-bad-exit.
 void end_job(int status) {
-  dismiss_watchdog();
+  if (failure_hooks.job_ends != nullptr) failure_hooks.job_ends();
   std::fflush(stdout);
   std::fflush(stderr);
 #ifdef WORKSHOP_MPI
@@ -86,7 +86,9 @@ void nccl_failed(ncclResult_t status, const char* call, const char* file, int li
   std::string reason = ncclGetErrorString(status);
   if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";
   // Where another rank is the cause, the ranks find out which.
-  report_failed_communicators(formatted("%s failed at %s:%d: %s", call, file, line, reason.c_str()));
+  if (failure_hooks.nccl_call_failed != nullptr) {
+    failure_hooks.nccl_call_failed(formatted("%s failed at %s:%d: %s", call, file, line, reason.c_str()));
+  }
   call_failed(call, file, line, reason);
 }
 

@@ -4,7 +4,8 @@
 #include <numeric>
 
 #include "common/device.h"
-#include "common/record.h"
+#include "common/run/gather.h"
+#include "common/run/nccl_calls.h"
 
 namespace workshop {
 
@@ -24,6 +25,10 @@ Group Group::split(int color, int key, const std::string& name) const {
   group.comm_.reset(comm, ncclCommDestroy);
   group.members_ = group.gather(members_[rank_]);
   return group;
+}
+
+std::vector<char> Group::gather_bytes(std::string_view mine) const {
+  return workshop::gather_bytes(mine, comm(), Stream());
 }
 
 }  // namespace workshop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which of its calls the program is: the checks of common/check.h say it, the watchdog asks.
+// Which of its calls the program is in: the checks of common/check.h say so, the watchdog and the cpu backend ask.
 #pragma once
 
 #include <atomic>

@@ -7,62 +7,29 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
 #include <optional>
-#include <stdexcept>
 #include <string_view>
 
 #include "common/device.h"
-#include "common/record.h"
+#include "common/options.h"
 #include "common/record/recorder.h"
 #include "common/record/self_test.h"
+#include "common/run/environment_errors.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/rendezvous.h"
 #include "common/run/roll_call.h"
 #include "common/run/text.h"
 #include "common/watchdog/watchdog.h"
 #ifdef WORKSHOP_BACKEND_CPU
-#include "workshop_cpu.h"
+#include <workshop_cpu.h>
 #endif
 
 namespace workshop {
-namespace {
-
-// What one rank finds wrong with its environment the others may not: the first of the job to get here speaks, and the
-// others are quiet until it has.
-[[noreturn]] void environment_error(int status, const std::string& message) {
-  if (first_of_job()) {
-    std::fprintf(stderr, "error: %s\n", message.c_str());
-    let_others_pass();
-  } else {
-    usleep(500'000);
-  }
-  end_job(status);
-}
-
-// The result of something that reads the environment and throws where it is wrong.
-template <typename Read>
-auto from_environment(Read read) {
-  try {
-    return read(process_environment);
-  } catch (const std::invalid_argument& error) {
-    environment_error(kUsage, error.what());
-  }
-}
-
-}  // namespace
-
-const Ranks& process_ranks() {
-  static const Ranks ranks = from_environment(discover_ranks);
-  return ranks;
-}
-
 namespace {
 
 // Variables that the user has set stay.
@@ -229,7 +196,7 @@ Job::~Job() {
   }
   CUDA_CHECK(cudaSetDevice(device_));
   CUDA_CHECK(cudaDeviceSynchronize());
-  report_failed_communicators();
+  report_failed_communicators("");
   write_record(comm());
 #ifdef WORKSHOP_MPI
   // Where a rank ends too early, it waits here: mpirun does not survive it if a job is aborted in MPI_Finalize.
@@ -266,20 +233,6 @@ std::string mpi_version() {
 #else
   return "no MPI";
 #endif
-}
-
-void print0(const char* format, ...) {
-  if (process_ranks().rank != 0) return;
-  va_list arguments;
-  va_start(arguments, format);
-  std::vprintf(format, arguments);
-  va_end(arguments);
-  // A full disk, say. To go on in silence, and to end with status 0, would hide it.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    const int error = errno;
-    std::clearerr(stdout);
-    fail(kFailed, "standard output cannot be written: %s", std::strerror(error));
-  }
 }
 
 }  // namespace workshop

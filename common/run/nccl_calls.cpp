@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "common/check.h"
-#include "common/record.h"
 
 namespace workshop {
 namespace {

@@ -28,6 +28,9 @@ struct Communicator {
   std::map<std::pair<bool, int>, std::int64_t> messages = {};  // sent to (true) and received from each peer
 };
 
+// What the ledger and the watchdog call a communicator.
+void name_communicator(ncclComm_t comm, const std::string& name);
+
 // The communicators of this process. Whoever looks into it holds the mutex.
 struct Communicators {
   std::mutex mutex;

@@ -14,8 +14,9 @@
 #include <string_view>
 
 #include "common/check.h"
-#include "common/job.h"
+#include "common/ranks.h"
 #include "common/run/options_parser.h"
+#include "common/run/print.h"
 #include "common/run/text.h"
 
 namespace workshop {
@@ -39,6 +40,14 @@ void require_sizes(const Options& options) {
 
 // As --model names them, in the order of ModelKind.
 const std::vector<std::string> kModels = {"mlp", "gpt", "alexnet"};
+
+// The programs of the course seed their data set but not their model, so every run starts from weights of its own:
+// PyTorch takes the seed of a process that sets none from the operating system. The workshop repeats one run of each,
+// from the seed that it happened to start from: with the samples in order, shuffled by the DataLoader, and by the
+// DistributedSampler. So all programs that go through the samples in the same way start from the same weights.
+constexpr std::uint64_t kModelSeedInOrder = 1507988244;
+constexpr std::uint64_t kModelSeedShuffled = 3787541278;
+constexpr std::uint64_t kModelSeedDistributed = 1952748940;
 
 // What nothing catches, first of all memory that is not there, ends the job with one line.
 [[noreturn]] void report_uncaught() {

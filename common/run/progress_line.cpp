@@ -8,8 +8,12 @@
 #include <cstdlib>
 #include <utility>
 
-#include "common/job.h"
+#include "common/ranks.h"
+#include "common/run/print.h"
 #include "common/run/text.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
 
 namespace workshop {
 namespace {
@@ -28,6 +32,9 @@ std::string duration(double seconds) {
 
 // mpirun gives each rank a terminal, whatever it writes to itself. What that is, tools/launch says.
 std::unique_ptr<ProgressLine> ProgressLine::make(const Work& work) {
+#ifdef WORKSHOP_BACKEND_CPU
+  cpu::looks_after_program("/common/run/progress_line");
+#endif
   if (process_ranks().rank != 0 || work.steps < 1) return nullptr;
   const bool on_terminal =
       std::getenv("WORKSHOP_TERMINAL") != nullptr || (!process_ranks().by_mpi && isatty(STDOUT_FILENO) != 0);

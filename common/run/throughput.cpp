@@ -7,7 +7,7 @@
 
 #include "common/check.h"
 #include "common/device.h"
-#include "common/job.h"
+#include "common/run/print.h"
 
 namespace workshop {
 

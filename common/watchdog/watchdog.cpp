@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <string_view>
 #include <thread>
@@ -18,12 +16,16 @@
 #include <vector>
 
 #include "common/device.h"
+#include "common/run/failure_hooks.h"
 #include "common/run/gather.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/place.h"
 #include "common/run/roll_call.h"
 #include "common/watchdog/call_log.h"
 #include "common/watchdog/note_exchange.h"
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
 
 namespace workshop {
 
@@ -237,21 +239,6 @@ Seconds read_timeout() {
 
 }  // namespace
 
-void InCall::wait_for_the_end() {
-  for (;;) pause();
-}
-
-const CallSite& launch_site(const char* file, int line) {
-  thread_local std::array<const CallSite*, 256> known = {};  // a training step makes the launches of the one before
-  const CallSite*& site = known[static_cast<unsigned>(line) % known.size()];
-  if (site != nullptr && site->file == file && site->line == line) return *site;
-  static std::mutex& mutex = *new std::mutex;
-  static auto& sites = *new std::map<std::pair<const char*, int>, CallSite>;
-  const std::lock_guard lock(mutex);
-  site = &sites.try_emplace({file, line}, CallSite{"the launch of a kernel", file, line}).first->second;
-  return *site;
-}
-
 void start_watchdog(const Ranks& ranks) {
   const Seconds timeout = read_timeout();
   if (ranks.world == 1) return;
@@ -260,6 +247,10 @@ void start_watchdog(const Ranks& ranks) {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   if (!watching()) return;
+  failure_hooks = {.job_ends = dismiss_watchdog, .nccl_call_failed = report_failed_communicators};
+#ifdef WORKSHOP_BACKEND_CPU
+  cpu::looks_after_program("/common/watchdog/");
+#endif
   observe_calls(watchdog().log);
   watchdog().thread = std::thread(watch, device);
   watchdog().asker = std::thread(ask_device, device);

@@ -36,6 +36,6 @@ class SlowFiles {
 
 // Ends the job as if a call had not come to its end, if a communicator has failed meanwhile: another rank made a call
 // that does not fit, or has ended. Otherwise returns.
-void report_failed_communicators(const std::string& error = "");
+void report_failed_communicators(const std::string& error);
 
 }  // namespace workshop

@@ -15,15 +15,15 @@ constexpr int kBytes = 64;
 char memory[kBytes];
 
 // A range of one to four pieces inside `memory`.
-Range any_range(std::mt19937& generator) {
+ByteRange any_range(std::mt19937& generator) {
   const auto up_to = [&](std::size_t most) { return std::uniform_int_distribution<std::size_t>(1, most)(generator); };
-  Range range = {"", memory + up_to(8), up_to(6), false};
+  ByteRange range = {"", memory + up_to(8), up_to(6), false};
   range.count = up_to(4);
   range.pitch = range.bytes + up_to(8) - 1;
   return range;
 }
 
-std::bitset<kBytes> bytes_of(const Range& range) {
+std::bitset<kBytes> bytes_of(const ByteRange& range) {
   std::bitset<kBytes> bytes;
   const auto first = static_cast<std::size_t>(static_cast<const char*>(range.begin) - memory);
   for (std::size_t piece = 0; piece < range.count; ++piece) {
@@ -36,7 +36,7 @@ TEST(Ranges, OverlapWhereTheyHaveAByteInCommon) {
   std::mt19937 generator(1);
   int overlapping = 0;
   for (int i = 0; i < 100'000; ++i) {
-    const Range a = any_range(generator), b = any_range(generator);
+    const ByteRange a = any_range(generator), b = any_range(generator);
     const bool expected = (bytes_of(a) & bytes_of(b)).any();
     ASSERT_EQ(overlap(a, b), expected);
     overlapping += expected;
@@ -49,7 +49,7 @@ TEST(Ranges, CoverAtMostWhatTheyHave) {
   std::mt19937 generator(2);
   int covered = 0;
   for (int i = 0; i < 100'000; ++i) {
-    const Range outer = any_range(generator), inner = any_range(generator);
+    const ByteRange outer = any_range(generator), inner = any_range(generator);
     if (!covers(outer, inner)) continue;
     ++covered;
     ASSERT_TRUE((bytes_of(inner) & ~bytes_of(outer)).none());

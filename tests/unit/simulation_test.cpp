@@ -9,10 +9,10 @@
 namespace workshop::cpu {
 namespace {
 
-Machine machine(const std::string& text) { return parse_machine(text).machine.value(); }
+SimulatedMachine machine(const std::string& text) { return parse_machine(text).machine.value(); }
 
 TEST(SimulatedMachine, IsReadFromItsDescription) {
-  const Machine m = machine("compute=500G,link=5us+1G/s,node=4,between=20us+100M/s");
+  const SimulatedMachine m = machine("compute=500G,link=5us+1G/s,node=4,between=20us+100M/s");
   EXPECT_DOUBLE_EQ(m.seconds_per_operation, 2e-12);
   EXPECT_DOUBLE_EQ(m.link.latency, 5e-6);
   EXPECT_DOUBLE_EQ(m.link.seconds_per_byte, 1e-9);
@@ -22,7 +22,7 @@ TEST(SimulatedMachine, IsReadFromItsDescription) {
 }
 
 TEST(SimulatedMachine, WhatIsNotSaidTakesNoTime) {
-  const Machine m = machine("link=1ms+2T/s");
+  const SimulatedMachine m = machine("link=1ms+2T/s");
   EXPECT_EQ(m.seconds_per_operation, 0);
   EXPECT_DOUBLE_EQ(m.between.latency, 1e-3);  // one kind of link
   EXPECT_DOUBLE_EQ(m.between.seconds_per_byte, 5e-13);

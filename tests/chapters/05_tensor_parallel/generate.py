@@ -3,7 +3,7 @@
 """Train chapter 05's attention and sequence_parallel with PyTorch on the CPU: attention.json and sequence_parallel.json.
 
 What they hold is described in tests/golden/README.md. The initial weights are those that PyTorch draws from the seed of
-the runs that go through their samples in order, kModelSeedInOrder in common/options.h.
+the runs that go through their samples in order, kModelSeedInOrder in common/run/options.cpp.
 """
 
 import json

@@ -5,13 +5,12 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <workshop_cpu.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
-
-#include "workshop_cpu.h"
 
 namespace {
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "common/record/probe.h"
+
 #include <cuda_bf16.h>
 #include <fcntl.h>
 #include <sys/uio.h>
@@ -20,7 +22,6 @@
 
 #include "common/check.h"
 #include "common/files.h"
-#include "common/record.h"
 #include "common/record/recorder.h"
 #include "common/run/nccl_calls.h"
 #include "common/run/roll_call.h"

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "common/record/loss_log.h"
+
 #include <functional>
 
 #include "common/device.h"
-#include "common/job.h"
+#include "common/options.h"
 #include "common/record.h"
 #include "common/record/recorder.h"
+#include "common/run/print.h"
 #ifdef WORKSHOP_BACKEND_CPU
-#include "workshop_cpu.h"
+#include <workshop_cpu.h>
 #endif
 
 namespace workshop {
