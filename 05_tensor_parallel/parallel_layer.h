@@ -18,7 +18,7 @@
 
 #include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/model.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 #include "shards.h"
 
 namespace workshop {

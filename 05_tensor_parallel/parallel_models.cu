@@ -5,7 +5,7 @@
 
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/recompute.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 #include "parallel_models.h"
 #include "parallel_transformer.h"
 #include "vocabulary_parallel.h"

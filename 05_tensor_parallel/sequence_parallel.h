@@ -10,7 +10,7 @@
 #pragma once
 
 #include "01_single_gpu/layer_norm.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 
 namespace workshop {
 

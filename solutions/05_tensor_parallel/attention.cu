@@ -7,7 +7,7 @@
 #include "common/job.h"
 #include "common/training.h"
 #include "gradient_check.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 #include "shards.h"
 
 using namespace workshop;

@@ -3,7 +3,7 @@
 // forward and backward by hand.
 //
 // B samples of S positions of width E; H heads of width d = E/H, of which a rank has H/P. Heads do not know of each
-// other until the output projection, so the block is a pair of layers as in parallel_linear.h: the projections to
+// other until the output projection, so the block is a pair of layers as in tensor_parallel.h: the projections to
 // query, key and value are column-parallel, head by head, attention itself stands between in place of the activation,
 // and the output projection is row-parallel. All that is sent is one all-reduce of [B·S, E] each way.
 #pragma once
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 
 namespace workshop {
 

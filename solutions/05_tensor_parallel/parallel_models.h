@@ -5,7 +5,7 @@
 #include "01_single_gpu/model.h"
 #include "common/group.h"
 #include "common/options.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 
 namespace workshop {
 
