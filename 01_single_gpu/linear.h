@@ -11,6 +11,7 @@
 #include "common/device.h"
 #include "common/options.h"
 #include "common/record.h"
+#include "model.h"
 #include "rows.h"
 
 namespace workshop {
@@ -69,17 +70,6 @@ static __global__ void subtract(float* difference, ConstReals a, const float* b,
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
-static __global__ void fill(Reals y, float value, int n) {
-  for (int i : grid_stride(n)) y[i] = value;
-}
-
-// The numbers x[n], which are floats, as Reals: with mixed precision rounded in `room`, else as they are.
-inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
-  if (!kMixedPrecision) return static_cast<const Real*>(x);
-  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
-  return room.data();
-}
-
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
 // y = x Wᵀ + b. Points into memory that is held elsewhere.
@@ -89,6 +79,11 @@ struct Linear {
   Real *weight, *bias;            // [out, in], [out]; no bias where it is null
   Real *weight_grad, *bias_grad;  // likewise
 };
+
+// The layer with these parameters; `bias` is a Parameter() where it has none.
+inline Linear linear_of(const std::string& name, const Parameter& weight, const Parameter& bias) {
+  return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
+}
 
 // y[rows, out] from x[rows, in].
 inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {

@@ -35,9 +35,10 @@ void train(const Options& options, const Settings& settings, const Mesh& mesh, c
   // END TODO 07.6
   probe("07.6", "ranks that average their gradients", replicas->members());
 
-  const Network network = mesh.shape.tensor > 1
-                              ? make_parallel_network(options, mesh.tensor, nullptr, settings.sequence_parallel)
-                              : make_network(options);
+  const Network network =
+      mesh.shape.tensor > 1
+          ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
+          : make_network(options);
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
   Stage stage(network, options.batch_size, schedule, stages->rank(), bounds, options.gpt.recompute == "stages", stream,
