@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "common/data/images.h"
 #include "convolution.h"
 #include "cross_entropy.h"
 #include "dropout.h"

@@ -22,8 +22,44 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
   return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
 }
 
-inline Linear linear_of(const std::string& name, const Parameter& weight, const Parameter& bias) {
-  return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
+// What a block's forward pass leaves for its backward pass: the rows of all positions, or of those from `first` on.
+struct BlockValues {
+  // Floats per sample of each buffer. `rows` of T are kept of what is as wide as x.
+  static std::vector<int> sizes(const Heads& heads, int width, int rows) {
+    const int T = heads.positions, features = T * heads.features(), whole = rows * width,
+              statistics = reals_spanning(2 * rows);
+    return {whole, statistics, 3 * features, heads.count * T * T, features, whole,
+            whole, statistics, 4 * features, 4 * features,        whole};
+  }
+
+  BlockValues(const Saved& saved, const Heads& heads, int width, int first = 0) {
+    const int features = heads.features();
+    const auto rows_of = [&](int i, int columns) { return saved.buffers[i].data() + first * columns; };
+    normed1 = rows_of(0, width);
+    statistics1 = statistics_in(saved.buffers[1], first);
+    qkv = rows_of(2, 3 * features);
+    context = rows_of(4, features);
+    attention = {saved.buffers[2].data(), saved.buffers[3].data(), saved.buffers[4].data()};
+    residual = rows_of(5, width);
+    normed2 = rows_of(6, width);
+    statistics2 = statistics_in(saved.buffers[7], first);
+    z = rows_of(8, 4 * features);
+    a = rows_of(9, 4 * features);
+    y = rows_of(10, width);
+  }
+
+  Real *normed1, *residual, *normed2, *y;  // [rows, E]
+  Real *qkv, *context, *z, *a;             // [rows, 3F], [rows, F] and twice [rows, 4F]: F features of all heads
+  RowStatistics statistics1, statistics2;
+  AttentionValues attention;  // of all positions
+};
+
+// The gradient of what dropout made of a branch, which is dy unless something was dropped: then it is put in `room`.
+inline const Real* branch_gradient(const Dropout& dropout, const Real* dy, Real* room, int samples, int width,
+                                   cudaStream_t stream) {
+  if (!dropout.active()) return dy;
+  dropout.apply(room, dy, samples, width, stream);
+  return room;
 }
 
 // r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E].
@@ -71,12 +107,7 @@ class Block : public Layer {
     return values;
   }
 
-  // As Values lists them.
-  std::vector<int> saved() const override {
-    const int T = heads_.positions;
-    const int statistics = reals_spanning(2 * T);
-    return {out, statistics, 3 * out, probabilities(), out, out, out, statistics, 4 * out, 4 * out, out};
-  }
+  std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, heads_.positions); }
   // The gradients that backward() has beside each other in dy and spare.
   int widest() const override { return std::max(4 * out, out + std::max(out, probabilities())); }
   int rows() const override { return heads_.positions; }
@@ -109,7 +140,7 @@ class Block : public Layer {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range({"backward ", name}, stream);
-    const Values v(saved, heads_, 0);
+    const BlockValues v(saved, heads_, E_);
     const int rows = g.samples * heads_.positions, n = rows * E_;
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
     Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
@@ -117,14 +148,14 @@ class Block : public Layer {
       linear_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
     };
 
-    const Real* dmlp = branch(mlp_place, saved.batch, dy, beside, g.samples, stream);
+    const Real* dmlp = branch_gradient(dropout(mlp_place, saved.batch), dy, beside, g.samples, out, stream);
     linear(linear2_, v.a, dmlp, spare);
     dropout(activation_place, saved.batch).apply(spare, spare, g.samples, 4 * out, stream);
     activation_backward(Activation::gelu, spare, v.z, 4 * n, stream);
     linear(linear1_, v.normed2, spare, beside);
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
 
-    const Real* dattention = branch(attention_place, saved.batch, dy, beside, g.samples, stream);
+    const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
     linear(out_proj_, v.attention.context, dattention, spare);
     const AttentionValues gradients = {spare + n, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, dropout(probability_place, saved.batch),
@@ -136,33 +167,10 @@ class Block : public Layer {
   }
 
  private:
-  // What the forward pass leaves; the rows of positions, as far as they are to be computed from `first` on.
-  struct Values {
-    Values(const Saved& saved, const Heads& heads, int first) {
-      const auto rows_of = [&](int i, int width) { return saved.buffers[i].data() + first * width; };
-      const auto statistics = [&](int i) { return statistics_in(saved.buffers[i], first); };
-      const int E = heads.features();
-      normed1 = rows_of(0, E);
-      statistics1 = statistics(1);
-      qkv = rows_of(2, 3 * E);
-      context = rows_of(4, E);
-      attention = {saved.buffers[2].data(), saved.buffers[3].data(), saved.buffers[4].data()};
-      residual = rows_of(5, E);
-      normed2 = rows_of(6, E);
-      statistics2 = statistics(7);
-      z = rows_of(8, 4 * E);
-      a = rows_of(9, 4 * E);
-      y = rows_of(10, E);
-    }
-    Real *normed1, *qkv, *context, *residual, *normed2, *z, *a, *y;  // [rows, E], [rows, 3E] and [rows, 4E]
-    RowStatistics statistics1, statistics2;
-    AttentionValues attention;  // of all positions
-  };
-
   // `count` positions from `first` on, of `samples` samples.
   const Real* compute(const Blas& blas, const Real* x, int samples, int first, int count, Saved& saved) {
     const cudaStream_t stream = blas.stream();
-    const Values v(saved, heads_, first);
+    const BlockValues v(saved, heads_, E_, first);
     const int rows = samples * count, n = rows * E_;
     norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream);
     linear_forward(blas, in_proj_, v.normed1, v.qkv, rows);
@@ -183,15 +191,6 @@ class Block : public Layer {
   }
 
   Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
-
-  // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
-  const Real* branch(Place place, const Batch& batch, const Real* dy, Real* room, int samples,
-                     cudaStream_t stream) const {
-    const Dropout dropped = dropout(place, batch);
-    if (!dropped.active()) return dy;
-    dropped.apply(room, dy, samples, out, stream);
-    return room;
-  }
 
   int probabilities() const { return heads_.count * heads_.positions * heads_.positions; }  // of a sample
 

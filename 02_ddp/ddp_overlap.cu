@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
         });
       }
       reducer.finish();
-      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);

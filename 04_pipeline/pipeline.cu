@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline parallelism: model parallelism whose ranks work on several micro-batches of a batch at once. When which
-// stage computes what is data, made in schedule.h, checked in check_schedule.h, and carried out in executor.h.
+// Pipeline parallelism: model parallelism whose ranks work on several micro-batches of a batch at once. What a stage
+// computes when is data: schedule.h makes it, check_schedule.h checks it, and the executor of pipeline.h carries it out
+// on the layers and buffers of stage.h.
 #include <algorithm>
 #include <deque>
 
@@ -9,24 +10,24 @@
 #include "01_single_gpu/optimizer.h"
 #include "03_model_parallel/idle_clock.h"
 #include "03_model_parallel/layer_times.h"
-#include "03_model_parallel/losses.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/partition_option.h"
 #include "checkpoint_interval.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "evaluate.h"
-#include "executor.h"
+#include "pipeline.h"
+#include "pipeline_settings.h"
 #include "report.h"
 #include "schedule.h"
-#include "settings.h"
 #include "stage.h"
 
 using namespace workshop;
 
 namespace {
 
-// Steps of a model that waits. The first one does not count: in it NCCL connects the ranks.
-void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, IdleClock& clock) {
+// Makes some steps of a model that waits. The first one does not count: in it NCCL connects the ranks.
+void simulate(const Options& options, PipelineStage& stage, PipelineExecutor& executor, IdleClock& clock) {
   const int steps = options.max_steps > 0 ? options.max_steps : 6;
   const DeviceBuffer<float> x(options.batch_size * stage.chunks().front().model.input_size(), Memory::data);
   for (int step = 0; step < steps; ++step) {
@@ -37,7 +38,7 @@ void simulate(const Options& options, Stage& stage, PipelineExecutor& executor, 
   clock.stop();
 }
 
-void train(const Options& options, const Network& network, const Schedule& schedule, Stage& stage,
+void train(const Options& options, const Network& network, const Schedule& schedule, PipelineStage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
   // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
   DataSource data = network.data();
@@ -45,7 +46,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   Training training(options, job, {.reports = job.rank() == 0}, data, stream);
   std::deque<Optimizer> optimizers;
   GradientParts gradients;
-  for (Chunk& chunk : stage.chunks()) {
+  for (ModelChunk& chunk : stage.chunks()) {
     chunk.model.initialize(options.model_seed);
     Optimizer& optimizer = optimizers.emplace_back(options, chunk.model.count(), stream);
     add_all(training, chunk.model, optimizer);
@@ -69,7 +70,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
     });
   };
   const auto add_loss = [&](const Batch& batch, float* loss) {
-    evaluate(stage, schedule, job.group(), batch, training.evaluated(), loss, stream);
+    evaluate_batch(stage, schedule, job.group(), batch, training.evaluated(), loss, stream);
   };
 
   while (training.next_epoch()) {
@@ -83,11 +84,11 @@ void train(const Options& options, const Network& network, const Schedule& sched
     training.evaluate(add_loss, job.group());
   }
   training.evaluate(add_loss, job.group());
-  for (const Chunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
+  for (const ModelChunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 
-// Which layers each part has.
-std::vector<int> bounds_of(const Settings& settings, const Options& options, const Network& network,
+// Cuts the network into parts: part p has the layers [bounds[p], bounds[p + 1]).
+std::vector<int> bounds_of(const PipelineSettings& settings, const Options& options, const Network& network,
                            const Schedule& schedule, const Group& ranks, cudaStream_t stream) {
   const Partition how = partition_of(settings.partition, options);
   const std::vector<std::int64_t> counts = network.counts();
@@ -95,9 +96,9 @@ std::vector<int> bounds_of(const Settings& settings, const Options& options, con
   const int samples = options.batch_size / schedule.micro_batches;
   std::vector<LayerTime> times = layer_times(make_network(settings, options), samples, ranks, stream);
   if (settings.checkpoint_interval > 0 || options.gpt.recompute == "stages") {
-    for (LayerTime& time : times) time.backward += time.forward;  // which it repeats
+    for (LayerTime& time : times) time.backward += time.forward;  // the backward repeats the forward
   }
-  report(schedule, counts, times);
+  print_layer_times(schedule, counts, times);
   return partition_layers(nanoseconds(times), schedule.parts(), how);
 }
 
@@ -105,7 +106,7 @@ std::vector<int> bounds_of(const Settings& settings, const Options& options, con
 
 int main(int argc, char** argv) {
   Options options("04_pipeline/pipeline", "Trains a model whose stages work on several micro-batches at once.");
-  Settings settings;
+  PipelineSettings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
   options.with_precision();
@@ -114,17 +115,18 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   complete(settings, options);
   if (settings.print) {
-    print_schedule(make_schedule(settings));
+    print_schedule(checked_schedule(settings));
     return 0;
   }
   Network network = make_network(settings, options);
 
   Job job(options);
-  const Schedule schedule = make_schedule(settings);
+  const Schedule schedule = checked_schedule(settings);
   const Stream stream;
   std::vector<int> bounds = bounds_of(settings, options, network, schedule, job.group(), stream);
-  network = grouped(network, bounds, settings.checkpoint_interval);
-  Stage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages", stream);
+  if (settings.checkpoint_interval > 0) network = grouped(network, bounds, settings.checkpoint_interval);
+  PipelineStage stage(network, options.batch_size, schedule, job.rank(), bounds, options.gpt.recompute == "stages",
+                      stream);
   const bool simulated = settings.milliseconds > 0;
   IdleClock clock(stream, simulated ? 1 : kProbedSteps);
   PipelineExecutor executor(schedule, stage, job.group(), stream, clock);
@@ -133,5 +135,5 @@ int main(int argc, char** argv) {
   } else {
     train(options, network, schedule, stage, executor, clock, job, stream);
   }
-  report(schedule, stage, clock, simulated, job, stream);
+  print_idle_shares(schedule, stage, clock, simulated, job, stream);
 }

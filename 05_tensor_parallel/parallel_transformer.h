@@ -12,52 +12,87 @@
 #include <vector>
 
 #include "01_single_gpu/transformer.h"
-#include "parallel_layer.h"
+#include "tensor_parallel.h"
 
 namespace workshop {
 
+// The gradients of a layer's norms, whose parameters lie one after the other. With sequence parallelism a rank forms
+// them from its own rows, in a buffer of their own, and they are summed over the ranks.
+class NormGradients {
+ public:
+  // For `count` parameters.
+  void allocate(const TensorParallelContext& tp, int count) {
+    count_ = count;
+    if (tp.sequence_parallel()) local_ = DeviceBuffer<Real>(count, Memory::data);
+  }
+  // `norm`, with its gradients in that buffer, if there is one: `offset` behind those of the layer's first norm.
+  LayerNorm redirected(LayerNorm norm, int offset) const {
+    if (local_.size() == 0) return norm;
+    norm.gamma_grad = local_.data() + offset;
+    norm.beta_grad = norm.gamma_grad + norm.width;
+    return norm;
+  }
+  // What to pass to norm_backward().
+  float accumulate(const Gradients& g) const { return local_.size() > 0 ? 0.0f : g.accumulate; }
+
+  // Call this after the backward pass of the layer's last norm; grads[count] is where the gradients belong.
+  void sum(const TensorParallelContext& tp, Real* grads, const Gradients& g) {
+    if (!tp.sequence_parallel()) return;
+    const cudaStream_t stream = g.blas.stream();
+    Real* local = local_.data();
+    // TODO 05.27: Sum local[count_] over the ranks, and put the sums into `grads`.
+    //   Norms are replicas, but each rank has formed their gradients from its own rows. One NCCL call over the group,
+    //   in place. Then, if g.accumulate > 0, add the sums to `grads`, by launch() with add_scaled(y, x, factor, n);
+    //   else copy them there (cudaMemcpyAsync counts in bytes). Why not sum `grads` itself, when a step has several
+    //   micro-batches? And why do the biases behind g, which are replicas too, need no sum?
+    todo("05.27");
+    // END TODO 05.27
+    probe("05.27", "gradients of norms, of this micro-batch", local, {count_}, stream);
+    probe("05.27", "gradients of norms", grads, {count_}, stream);
+  }
+
+ private:
+  int count_ = 0;
+  DeviceBuffer<Real> local_;
+};
+
 // Chapter 01's block, of which this rank holds H/P heads and 4E/P features of the MLP, and whole norms and biases of
-// the row-parallel layers. x and y are its rows of [samples·T, E]: all of them, or with sequence parallelism its own.
+// the row-parallel layers. x and y are its rows of [samples·T, E]: all of them or, with sequence parallelism, its own.
 class ParallelBlock : public ParallelLayer {
  public:
   // The group must divide the heads and, with sequence parallelism, T.
   ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
-                const std::shared_ptr<TensorParallel>& cut)
-      : ParallelLayer(whole, cut->own(options.context) * options.width, cut->own(options.context) * options.width,
-                      {Split::rows, Split::rows, Split::columns, Split::none, Split::rows, Split::rows, Split::columns,
-                       Split::none, Split::none, Split::none, Split::none, Split::none},
-                      cut),
+                const std::shared_ptr<TensorParallelContext>& tp)
+      : ParallelLayer({whole}, tp->local_rows(options.context) * options.width,
+                      tp->local_rows(options.context) * options.width,
+                      {Cut::heads, Cut::heads, Cut::columns, Cut::none, Cut::rows, Cut::rows, Cut::columns, Cut::none,
+                       Cut::none, Cut::none, Cut::none, Cut::none},
+                      tp->group()),
+        tp_(tp),
         T_(options.context),
         E_(options.width),
-        heads_{options.context, options.heads / cut->group().size(), options.width / options.heads},
+        heads_{options.context, options.heads / tp->group().size(), options.width / options.heads},
         dropout_(options.dropout),
         seed_(seed),
-        number_(number) {
-    for (int i : {0, 1}) parameters[i].pieces = 3;  // queries, keys and values, of each the rank's heads
-  }
+        number_(number) {}
 
-  // As Values lists them.
-  std::vector<int> saved() const override {
-    const int statistics = reals_spanning(2 * cut_->own(T_)), features = T_ * heads_.features();
-    return {out, statistics, 3 * features, probabilities(), features, out,
-            out, statistics, 4 * features, 4 * features,    out};
-  }
+  std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, tp_->local_rows(T_)); }
   // The gradients that backward() has beside each other in dy and spare.
   int widest() const override { return std::max(4 * T_ * heads_.features(), out + std::max(out, probabilities())); }
   int rows() const override { return T_; }
   void allocate(int max_samples, cudaStream_t) override {
-    cut_->allocate(max_samples * T_ * E_);
-    norm_gradients_.allocate(*cut_, 4 * E_);
+    tp_->allocate(max_samples * T_ * E_);
+    norm_gradients_.allocate(*tp_, 4 * E_);
     if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
   }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const std::vector<Parameter>& p = parameters;
-    in_proj_ = linear_part(name + ".self_attn.in_proj", p[0], p[1]);
-    out_proj_ = linear_part(name + ".self_attn.out_proj", p[2], p[3]);
-    linear1_ = linear_part(name + ".linear1", p[4], p[5]);
-    linear2_ = linear_part(name + ".linear2", p[6], p[7]);
+    in_proj_ = linear_of(name + ".self_attn.in_proj", p[0], p[1]);
+    out_proj_ = linear_of(name + ".self_attn.out_proj", p[2], p[3]);
+    linear1_ = linear_of(name + ".linear1", p[4], p[5]);
+    linear2_ = linear_of(name + ".linear2", p[6], p[7]);
     norm1_ = norm_gradients_.redirected(norm_of(name + ".norm1", p[8], p[9]), 0);
     norm2_ = norm_gradients_.redirected(norm_of(name + ".norm2", p[10], p[11]), 2 * E_);
   }
@@ -66,22 +101,28 @@ class ParallelBlock : public ParallelLayer {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
     const auto* x = static_cast<const Real*>(input);
-    const Values v(saved);
-    const int rows = samples * T_, own = cut_->own(rows), n = own * E_, features = T_ * heads_.features();
-    norm_forward(norm1_, x, v.normed1, v.statistics1, own, stream);
-    cut_->column_forward(blas, in_proj_, v.normed1, v.attention.qkv, rows);
-    attention_forward(blas, heads_, v.attention, samples, 0, T_, on_heads(saved.batch), dropped_.data());
-    cut_->row_forward(blas, out_proj_, v.attention.context, v.residual, rows);
-    on_rows(Block::attention_place, saved.batch, rows).apply(v.residual, v.residual, samples, out, stream);
-    launch(add_scaled, n, stream, v.residual, x, 1.0f, n);
+    const BlockValues v(saved, heads_, E_);
+    const int rows = samples * T_, local = tp_->local_rows(rows);
+    const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
+    // TODO 05.30: The attention of the block, up to v.residual = x + dropout(attention(norm1(x))).
+    //   The MLP below is made in the same way, and chapter 01's Block::compute() has all steps on one rank. The layers
+    //   here are in_proj_, which gives v.qkv, and out_proj_, which takes v.context: which of them is column-parallel?
+    //   Between them stands attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities,
+    //   dropped_.data()), of this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream), the
+    //   dropout on_attention and the sum with x work row by row: on `rows` rows, or on `local` ones?
+    todo("05.30");
+    // END TODO 05.30
+    probe("05.30", {name, ": queries, keys and values of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()},
+          stream);
+    probe("05.30", {name, ": x + attention"}, v.residual, {local, E_}, stream);
 
-    norm_forward(norm2_, v.residual, v.normed2, v.statistics2, own, stream);
-    cut_->column_forward(blas, linear1_, v.normed2, v.z, rows);
-    activation_forward(Activation::gelu, v.a, v.z, 4 * samples * features, stream);
-    on_features(saved.batch).apply(v.a, v.a, samples, 4 * features, stream);
-    cut_->row_forward(blas, linear2_, v.a, v.y, rows);
-    on_rows(Block::mlp_place, saved.batch, rows).apply(v.y, v.y, samples, out, stream);
-    launch(add_scaled, n, stream, v.y, v.residual, 1.0f, n);
+    norm_forward(norm2_, v.residual, v.normed2, v.statistics2, local, stream);
+    column_parallel_forward(*tp_, blas, linear1_, v.normed2, v.z, rows);
+    activation_forward(Activation::gelu, v.a, v.z, 4 * rows * heads_.features(), stream);
+    on_features(saved.batch).apply(v.a, v.a, samples, 4 * T_ * heads_.features(), stream);
+    row_parallel_forward(*tp_, blas, linear2_, v.a, v.y, rows);
+    on_rows(Block::mlp_place, saved, rows).apply(v.y, v.y, samples, out, stream);
+    launch(add_scaled, local * E_, stream, v.y, v.residual, 1.0f, local * E_);
     return v.y;
   }
 
@@ -89,58 +130,38 @@ class ParallelBlock : public ParallelLayer {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range({"backward ", name}, stream);
-    const Values v(saved);
-    const int rows = g.samples * T_, own = cut_->own(rows), features = T_ * heads_.features();
+    const BlockValues v(saved, heads_, E_);
+    const int rows = g.samples * T_, local = tp_->local_rows(rows), features = T_ * heads_.features();
     // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
-    Real *dy = g.dy, *beside = g.dy + own * E_, *spare = g.spare;
+    Real *dy = g.dy, *beside = g.dy + local * E_, *spare = g.spare;
     const float norm_accumulate = norm_gradients_.accumulate(g);
-    const auto column = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
-      cut_->column_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
-    };
-    const auto row = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
-      cut_->row_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
-    };
 
-    row(linear2_, v.a, branch(on_rows(Block::mlp_place, saved.batch, rows), dy, beside, g.samples, stream), spare);
-    on_features(saved.batch).apply(spare, spare, g.samples, 4 * features, stream);
-    activation_backward(Activation::gelu, spare, v.z, 4 * g.samples * features, stream);
-    column(linear1_, v.normed2, spare, beside);
-    norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, own, norm_accumulate, stream);
+    const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
+    const Dropout on_gelu = on_features(saved.batch);
+    // TODO 05.31: Back through the MLP: the gradient dy of v.y becomes that of v.residual, in place.
+    //   The attention below is made in the same way. `dmlp` is the gradient of what linear2_ has computed from v.a; the
+    //   gradient of v.a goes to `spare`. There apply the dropout on_gelu, with 4 * features values per sample, and
+    //   activation_backward(Activation::gelu, spare, v.z, n, stream) for this rank's features of all rows. Then through
+    //   linear1_, whose input was v.normed2, to `beside`; and norm_backward(norm2_, v.residual, v.statistics2, beside,
+    //   dy, dy, rows, norm_accumulate, stream) adds that to what came past the branch: for which rows?
+    todo("05.31");
+    // END TODO 05.31
+    probe("05.31", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
 
-    row(out_proj_, v.attention.context,
-        branch(on_rows(Block::attention_place, saved.batch, rows), dy, beside, g.samples, stream), spare);
+    const Real* dattention =
+        branch_gradient(on_rows(Block::attention_place, saved, rows), dy, beside, g.samples, out, stream);
+    row_parallel_backward(*tp_, blas, out_proj_, v.context, dattention, spare, g.ones, rows, g.accumulate);
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
-    column(in_proj_, v.normed1, gradients.qkv, beside);
+    column_parallel_backward(*tp_, blas, in_proj_, v.normed1, gradients.qkv, beside, g.ones, rows, g.accumulate);
     Real* dx = g.dx != nullptr ? g.dx : dy;
-    norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, own, norm_accumulate,
+    norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, local, norm_accumulate,
                   stream);
-    norm_gradients_.sum(*cut_, parameters[8].grad, g);
+    norm_gradients_.sum(*tp_, parameters[8].grad, g);
     return dx;
   }
 
  private:
-  // What the forward pass leaves. R: rows of the batch, r: of this rank between the parts that are cut; F = E/P.
-  struct Values {
-    explicit Values(const Saved& saved) {
-      const auto at = [&](int i) { return saved.buffers[i].data(); };
-      const auto statistics = [&](int i) { return statistics_in(saved.buffers[i]); };
-      normed1 = at(0);
-      statistics1 = statistics(1);
-      attention = {at(2), at(3), at(4)};
-      residual = at(5);
-      normed2 = at(6);
-      statistics2 = statistics(7);
-      z = at(8);
-      a = at(9);
-      y = at(10);
-    }
-    Real *normed1, *residual, *normed2, *y;  // [r, E]
-    Real *z, *a;                             // [R, 4F]
-    RowStatistics statistics1, statistics2;  // [r]
-    AttentionValues attention;               // [R, 3F], this rank's heads, [R, F]
-  };
-
   // Dropout drops what one process would: each rank says which values it has.
   Dropout dropout(Block::Place place, const Batch& batch, DropoutPart part) const {
     return {dropout_, seed_, number_, place, batch, part};
@@ -151,21 +172,15 @@ class ParallelBlock : public ParallelLayer {
   Dropout on_features(const Batch& batch) const {
     return dropout(Block::activation_place, batch, nth_of(4 * heads_.features()));
   }
-  Dropout on_rows(Block::Place place, const Batch& batch, int rows) const {
-    return dropout(place, batch, {cut_->own(rows) * E_, rows * E_, cut_->first_own(rows) * E_});
+  Dropout on_rows(Block::Place place, const Saved& saved, int rows) const {
+    return dropout(place, saved.batch, {tp_->local_rows(rows) * E_, rows * E_, tp_->first_local_row(rows) * E_});
   }
   // This rank's of P equal parts of `count` values each.
-  DropoutPart nth_of(int count) const { return {count, count * cut_->group().size(), count * cut_->group().rank()}; }
-
-  // The gradient that goes into a branch, which is dy but for what was dropped at its end: that is in `room` then.
-  const Real* branch(const Dropout& dropped, const Real* dy, Real* room, int samples, cudaStream_t stream) const {
-    if (!dropped.active()) return dy;
-    dropped.apply(room, dy, samples, out, stream);
-    return room;
-  }
+  DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
   int probabilities() const { return heads_.count * T_ * T_; }  // of a sample, on this rank
 
+  std::shared_ptr<TensorParallelContext> tp_;
   int T_, E_;    // positions, width
   Heads heads_;  // of this rank
   double dropout_;

@@ -6,7 +6,7 @@
 
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp_overlap.h"
-#include "06_fsdp/units.h"
+#include "06_fsdp/zero.h"
 #include "common/group.h"
 #include "common/training.h"
 
@@ -22,18 +22,20 @@ class ChunkUpdate {
   // is bound here, to memory that its shards fill.
   ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
               cudaStream_t stream)
-      : model_(model), replicas_(replicas), stream_(stream) {
+      : model_(model), replicas_(replicas), stream_(stream), part_{0, model.count()} {
     if (sharded) {
-      shards_.emplace(model.count(), replicas.size());
+      const Sharding sharding(model.count(), replicas.size(), replicas.rank());
+      part_ = {sharding.offset, sharding.shard};
       for (auto& [buffer, kind] : {std::pair(&values_, Memory::parameters), std::pair(&grads_, Memory::gradients)}) {
-        *buffer = DeviceBuffer<Real>(shards_->padded(), kind);
+        *buffer = DeviceBuffer<Real>(sharding.padded(), kind);
         CUDA_CHECK(cudaMemsetAsync(buffer->data(), 0, buffer->bytes(), stream));
       }
       model.bind(values_.data(), grads_.data());
-    } else if (replicas.size() > 1) {
-      reducer_.emplace(model, bucket_bytes, replicas, stream);
+      shards_.emplace(options, sharding, replicas, "chunk", stream);
+    } else {
+      if (replicas.size() > 1) reducer_.emplace(model, bucket_bytes, replicas, stream);
+      optimizer_.emplace(options, model.count(), stream);
     }
-    optimizer_.emplace(options, sharded ? shards_->shard : model.count(), stream);
   }
 
   // Call in the last backward pass of a step, once the gradients of a layer are enqueued.
@@ -44,68 +46,49 @@ class ChunkUpdate {
   // Call when all gradients are enqueued. From then on this replica has the averages of its part of them.
   void average() {
     const Range range("average", stream_);
-    if (shards_) return scatter_gradients();
+    if (shards_) shards_->scatter(model_.grads(), grads());
     if (reducer_) reducer_->finish();
   }
 
   const Model& model() const { return model_; }
   const Group& replicas() const { return replicas_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
-  Real* grads() const { return model_.grads() + part().offset; }
-  Extent part() const {
-    return shards_ ? Extent{replicas_.rank() * shards_->shard, shards_->shard} : Extent{0, model_.count()};
-  }
+  Real* grads() const { return model_.grads() + part_.offset; }
+  Extent part() const { return part_; }
 
   // Updates this replica's part at `lr_factor` times the learning rate, and the replicas have the whole chunk again.
   void update(double lr_factor) {
     const Range range("update", stream_);
-    optimizer_->step(model_.values() + part().offset, grads(), lr_factor);
-    if (shards_) gather_values();
+    optimizer().step(values(), grads(), lr_factor);
+    if (shards_) shards_->gather(values(), model_.values());
   }
 
   // Has checkpoints keep the chunk and this rank's optimizer state.
   void add_to(Training& training) {
-    const auto [first, count] = part();
-    Real* values = model_.values() + first;
-    float* weights = optimizer_->weights(values);
-    OptimizerState state = optimizer_->state(values);
+    float* weights = optimizer().weights(values());
+    OptimizerState state = optimizer().state(values());
     if (shards_) {
       state.loaded = [this, loaded = state.loaded] {
         if (loaded) loaded();
-        gather_values();
+        shards_->gather(values(), model_.values());
       };
     }
-    training.add_all(range_of(parts_of(model_, nullptr), first, first + count, weights), weights, state);
+    const int last = part_.offset + part_.count;
+    training.add_all(range_of(parts_of(model_, nullptr), part_.offset, last, weights), weights, state);
   }
 
  private:
-  void scatter_gradients() {
-    const int shard = shards_->shard;
-    Real* grad = grads_.data() + replicas_.rank() * shard;  // this rank's, [shard]
-    // TODO 07.8: Average the gradients over the replicas, of which each gets its shard alone, in place.
-    //   One NCCL call: from grads_.data() to `grad`, over replicas_.comm(), on stream_. Its count is that of a shard.
-    todo("07.8");
-    // END TODO 07.8
-    probe("07.8", "gradients of this rank's shard, averaged", grad, {shard}, stream_);
-  }
-
-  void gather_values() {
-    const int shard = shards_->shard;
-    const Real* value = values_.data() + replicas_.rank() * shard;  // this rank's, [shard]
-    // TODO 07.9: Give every replica the updated parameters of all shards, in place.
-    //   One NCCL call: from `value` to values_.data(). Its count is that of a shard.
-    todo("07.9");
-    // END TODO 07.9
-    probe("07.9", "parameters of all shards", values_.data(), {model_.count()}, stream_);
-  }
+  Real* values() const { return model_.values() + part_.offset; }
+  Optimizer& optimizer() { return shards_ ? shards_->optimizer() : *optimizer_; }
 
   Model& model_;
   const Group& replicas_;
   cudaStream_t stream_;
-  std::optional<GradientReducer> reducer_;  // unless there is nothing to average, or it is sharded
-  std::optional<Sharding> shards_;
+  Extent part_;
   DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
-  std::optional<Optimizer> optimizer_;
+  std::optional<ShardedUpdate> shards_;
+  std::optional<GradientReducer> reducer_;  // unless it is sharded, or there is nothing to average
+  std::optional<Optimizer> optimizer_;      // unless it is sharded
 };
 
 }  // namespace workshop

@@ -6,10 +6,10 @@
 
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
-#include "03_model_parallel/losses.h"
-#include "03_model_parallel/partition.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/partition_option.h"
 #include "04_pipeline/evaluate.h"
-#include "04_pipeline/executor.h"
+#include "04_pipeline/pipeline.h"
 #include "05_tensor_parallel/parallel_models.h"
 #include "chunk_update.h"
 #include "common/job.h"
@@ -40,15 +40,16 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   const ReplicaPlace place = place_in(mesh);
 
   // The network, with its layers cut over the tensor group.
-  const Network network = mesh.shape.tensor > 1
-                              ? make_parallel_network(options, mesh.tensor, nullptr, settings.sequence_parallel)
-                              : make_network(options);
+  const Network network =
+      mesh.shape.tensor > 1
+          ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
+          : make_network(options);
 
   // This rank's stage of the pipeline: one chunk of the layers, or several if the schedule is interleaved.
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
-  Stage stage(network, options.batch_size, schedule, mesh.at.pipeline, bounds, options.gpt.recompute == "stages",
-              stream, settings.sharded() ? Storage::bound : Storage::own);
+  PipelineStage stage(network, options.batch_size, schedule, mesh.at.pipeline, bounds,
+                      options.gpt.recompute == "stages", stream, settings.sharded() ? Storage::bound : Storage::own);
   IdleClock clock(stream, kProbedSteps);
   PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
 
@@ -65,7 +66,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
     probe("07.6", "ranks that average their gradients", chunk.replicas().members());
   }
   // Every rank draws the whole network's parameters and keeps its own, so nobody has to send any.
-  for (Chunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
+  for (ModelChunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
   MeshClipping clipping(options, updates, mesh, settings.sharded(), stream);
 
   // The samples of this rank's replica. Only the first stage reads the inputs.
@@ -84,7 +85,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
   };
 
   while (training.next_epoch()) {
@@ -100,7 +101,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   evaluate(training, mesh.data, stream, add_loss);
 
   // Put together over the tensor group, all ranks of a stage have the same parameters.
-  for (const Chunk& chunk : stage.chunks()) {
+  for (const ModelChunk& chunk : stage.chunks()) {
     record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
   }
 }

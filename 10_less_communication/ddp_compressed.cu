@@ -226,7 +226,7 @@ class CompressedReducer {
       NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
       return;
     }
-    float* grads = kMixedPrecision ? exact_.data() : if_floats(of_model);
+    float* grads = kMixedPrecision ? exact_.data() : as_floats_or_null(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
     if (options_.error_feedback) {
@@ -306,7 +306,7 @@ int main(int argc, char** argv) {
         });
       }
       reducer.finish();
-      clipping.clip_whole(model.grads(), model.count(), training.losses().gradient_norm());
+      if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);

@@ -8,12 +8,12 @@
 
 namespace workshop {
 
-inline int place_of_word(int count) { return (count + reals_for(1) - 1) / reals_for(1) * reals_for(1); }
+inline int place_of_word(int count) { return (count + reals_spanning(1) - 1) / reals_spanning(1) * reals_spanning(1); }
 inline float* word_of(Real* message, int count) {
   return static_cast<float*>(static_cast<void*>(message + place_of_word(count)));
 }
 // In Reals, all of it, and how many of them a probe shows (not the trailing float in bf16).
-inline int message_length(int count) { return place_of_word(count) + reals_for(1); }
+inline int message_length(int count) { return place_of_word(count) + reals_spanning(1); }
 inline int shown_of_message(int count) { return kMixedPrecision ? count : count + 1; }
 
 // Writes the word that says to go on.

@@ -11,6 +11,7 @@
 #include "common/device.h"
 #include "common/record.h"
 #include "elementwise.h"
+#include "model.h"
 
 namespace workshop {
 
@@ -26,6 +27,11 @@ struct Linear {
   Real *weight, *bias;            // [out, in], [out]; bias is null if there is none
   Real *weight_grad, *bias_grad;  // the same
 };
+
+// The layer with these parameters; `bias` is a Parameter() where it has none.
+inline Linear linear_of(const std::string& name, const Parameter& weight, const Parameter& bias) {
+  return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
+}
 
 // y[rows, out] from x[rows, in].
 inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {

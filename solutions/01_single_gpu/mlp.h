@@ -31,8 +31,7 @@ class MlpLayer : public Layer {
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
-    const Parameter &weight = parameters[0], &bias = parameters[1];
-    linear_ = {name, in, out, weight.value, bias.value, weight.grad, bias.grad};
+    linear_ = linear_of(name, parameters[0], parameters[1]);
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {

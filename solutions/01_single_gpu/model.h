@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "blas.h"
+#include "common/checkpoint.h"
 #include "common/device.h"
+#include "common/launch.h"
 #include "common/random.h"
 #include "common/record.h"
 #include "common/training.h"
@@ -24,54 +27,21 @@ namespace workshop {
 
 // ---- parameters ----------------------------------------------------------------------------------------------------
 
-// How tensor parallelism (chapter 05) cuts a parameter: by its rows, by its columns, or not at all. A bias [out] counts
-// as `out` rows of one column.
-enum class Split { none, rows, columns };
-
-// One parameter, or this rank's part of it.
+// One parameter, as this rank holds it.
 struct Parameter {
-  std::string name;        // PyTorch's, such as "0.weight"
-  std::vector<int> shape;  // of the whole parameter: [rows, columns] or [rows]
-  Split split = Split::none;
-  int part = 0, parts = 1;  // which of how many parts this rank holds, if it is cut; they may differ by a row
+  Parameter() = default;
+  Parameter(const std::string& name, const std::vector<int>& shape)
+      : name(name), shape(shape), part(whole_tensor(name, shape, nullptr)) {}
+
+  std::string name;                        // PyTorch's, such as "0.weight"
+  std::vector<int> shape;                  // of what is held: [rows, columns] or [rows]
   Real *value = nullptr, *grad = nullptr;  // [rows(), columns()]
-  int pieces = 1;  // matrices on top of each other, each of which is cut by its rows: of the projections to query, key
-                   // and value, which PyTorch has in one, a rank holds three blocks of rows
+  TensorPart part{};  // which elements of the model's parameter these are: all of them, unless a layer holds a part
 
-  int rows() const { return split == Split::rows ? pieces * (first_row(part + 1) - first_row(part)) : shape[0]; }
-  int columns() const { return split == Split::columns ? whole_columns() / parts : whole_columns(); }
+  int rows() const { return shape[0]; }
+  int columns() const { return std::accumulate(shape.begin() + 1, shape.end(), 1, std::multiplies()); }
   int count() const { return rows() * columns(); }
-  int whole_count() const { return shape[0] * whole_columns(); }
-
-  // The first row of a part in each piece, of which a piece has shape[0] / pieces.
-  int first_row(int of_part) const {
-    return static_cast<int>(static_cast<std::int64_t>(shape[0] / pieces) * of_part / parts);
-  }
-
-  // Where the part lies in the whole parameter, for checkpoints. `values` are its values in float32.
-  TensorPart tensor_part(float* values) const {
-    TensorPart tensor = whole_tensor(name, shape, values);
-    if (split == Split::rows) {
-      tensor.rows = pieces;
-      tensor.columns = count() / pieces;
-      tensor.stride = whole_count() / pieces;
-      tensor.first = first_row(part) * columns();
-    }
-    if (split == Split::columns) {
-      tensor.rows = rows();
-      tensor.columns = columns();
-      tensor.stride = whole_columns();
-      tensor.first = part * columns();
-    }
-    return tensor;
-  }
-
- private:
-  int whole_columns() const {
-    int columns = 1;
-    for (std::size_t axis = 1; axis < shape.size(); ++axis) columns *= shape[axis];
-    return columns;
-  }
+  int whole_count() const { return std::accumulate(part.shape.begin(), part.shape.end(), 1, std::multiplies()); }
 };
 
 // ---- one layer -----------------------------------------------------------------------------------------------------
@@ -202,6 +172,17 @@ inline std::string layers_of(const Options& options, const Network& network) {
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
+static __global__ void fill(Reals y, float value, int n) {
+  for (int i : grid_stride(n)) y[i] = value;
+}
+
+// The numbers x[n], which are floats, as Reals: with mixed precision rounded in `room`, else as they are.
+inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
+  if (!kMixedPrecision) return static_cast<const Real*>(x);
+  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
+  return room.data();
+}
+
 // What the forward pass of one batch leaves for its backward pass.
 struct Activations {
   int samples = 0;
@@ -246,6 +227,7 @@ class Model {
       widest = std::max(widest, layer.widest());
       rows = std::max(rows, layer.rows());
       layer.allocate(max_samples, stream);
+      parameters_.insert(parameters_.end(), layer.parameters.begin(), layer.parameters.end());
     }
     for (auto& gradient : gradients_) gradient = DeviceBuffer<Real>(max_samples * widest, Memory::activations);
     ones_ = DeviceBuffer<Real>(max_samples * rows, Memory::data);
@@ -271,11 +253,15 @@ class Model {
   void bind(Real* values, Real* grads) {
     values_ = values;
     grads_ = grads;
-    parameters_.clear();
+    int offset = 0;
+    for (Parameter& p : parameters_) {
+      p.value = values == nullptr ? nullptr : values + offset;
+      p.grad = grads == nullptr ? nullptr : grads + offset;
+      offset += p.count();
+    }
     for (int i = 0; i < depth(); ++i) {
-      const int offset = extents_[i].offset;
-      layers_[i]->bind(values == nullptr ? nullptr : values + offset, grads == nullptr ? nullptr : grads + offset);
-      parameters_.insert(parameters_.end(), layers_[i]->parameters.begin(), layers_[i]->parameters.end());
+      const int first = extents_[i].offset;
+      layers_[i]->bind(values == nullptr ? nullptr : values + first, grads == nullptr ? nullptr : grads + first);
     }
   }
 
@@ -390,7 +376,8 @@ class Model {
 inline std::vector<TensorPart> parts_of(const std::vector<Parameter>& parameters, float* weights) {
   std::vector<TensorPart> parts;
   for (const Parameter& p : parameters) {
-    parts.push_back(p.tensor_part(weights));
+    parts.push_back(p.part);
+    parts.back().values = weights;
     if (weights != nullptr) weights += p.count();
   }
   return parts;
@@ -402,10 +389,10 @@ inline std::vector<TensorPart> parts_of(const Model& model, float* weights) {
 // Records a whole parameter, [p.whole_count()], as that of replica number `replica`.
 inline void record_whole(int replica, const Parameter& p, const Real* values, cudaStream_t stream) {
   if (const float* floats = as_floats_or_null(values))
-    return record_parameter(replica, p.name, floats, p.shape, stream);
+    return record_parameter(replica, p.name, floats, p.part.shape, stream);
   const DeviceBuffer<float> floats(p.whole_count(), Memory::data);
   launch(to_floats, p.whole_count(), stream, floats.data(), values, p.whole_count());
-  record_parameter(replica, p.name, floats.data(), p.shape, stream);
+  record_parameter(replica, p.name, floats.data(), p.part.shape, stream);
 }
 
 // Records the parameters of a model that holds them whole, as those of replica number `replica`.

@@ -5,53 +5,53 @@
 
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/recompute.h"
-#include "parallel_linear.h"
 #include "parallel_models.h"
 #include "parallel_transformer.h"
+#include "tensor_parallel.h"
 #include "vocabulary_parallel.h"
 
 namespace workshop {
 namespace {
 
 // Chapter 01's language model, layer by layer its parallel form.
-Network make_parallel_gpt(const Options& options, const Group& group, SideStream* side, bool sequence_parallel) {
+Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how) {
   const GptOptions& o = options.gpt;
   const int ranks = group.size();
   if (o.heads % ranks != 0) usage_error("--heads is '%d'; expected a multiple of the %d ranks", o.heads, ranks);
-  if (sequence_parallel && o.context % ranks != 0) {
+  if (how.sequence_parallel && o.context % ranks != 0) {
     usage_error("--context is '%d'; --sequence-parallel expects a multiple of the %d ranks", o.context, ranks);
   }
   Network network = make_network(options);
   const int vocabulary = static_cast<int>(network.vocabulary.size());
   if (vocabulary < ranks) usage_error("the vocabulary has %d words; expected one a rank, %d", vocabulary, ranks);
 
-  const auto cut = std::make_shared<TensorParallel>(group, side, sequence_parallel);
+  const auto tp = std::make_shared<TensorParallelContext>(group, how);
   const auto room = std::make_shared<SharedRoom::element_type>();
-  const Words own = words_of(sharded("head.weight", {vocabulary, o.width}, Split::rows, group));
+  const VocabRange vocab = vocab_range(vocabulary, group);
   for (int i = 0; i < network.depth(); ++i) {
     std::shared_ptr<Layer>& layer = network.layers[i];
     if (i == 0) {
-      layer = std::make_shared<ParallelEmbedding>(layer, o.context, o.width, cut);
+      layer = std::make_shared<ParallelEmbedding>(layer, o.context, o.width, vocab, tp);
     } else if (i + 1 == network.depth()) {
-      layer = std::make_shared<ParallelHead>(layer, o.context, o.width, own, cut);
+      layer = std::make_shared<ParallelHead>(layer, o.context, o.width, vocab, tp);
     } else {
-      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, cut);
+      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, tp);
       if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(std::vector{layer}, room);
     }
   }
-  network.loss = std::make_shared<ParallelCrossEntropy>(o.context, own, group);
+  network.loss = std::make_shared<ParallelCrossEntropy>(o.context, vocab, group);
   return network;
 }
 
 }  // namespace
 
-Network make_parallel_network(const Options& options, const Group& group, SideStream* side, bool sequence_parallel) {
-  if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, side, sequence_parallel);
+Network make_parallel_network(const Options& options, const Group& group, const TensorParallelOptions& how) {
+  if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, how);
   if (options.model == ModelKind::alexnet) {
     usage_error("--model is 'alexnet'; expected mlp or gpt, whose layers tensor parallelism knows how to cut");
   }
-  if (sequence_parallel) usage_error("--sequence-parallel is for --model gpt alone");
-  return make_parallel_mlp(options.layers, options.activation, group, side);
+  if (how.sequence_parallel) usage_error("--sequence-parallel is for --model gpt alone");
+  return make_parallel_mlp(options.layers, options.activation, group, how);
 }
 
 }  // namespace workshop

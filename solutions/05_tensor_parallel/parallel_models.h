@@ -5,14 +5,13 @@
 #include "01_single_gpu/model.h"
 #include "common/group.h"
 #include "common/options.h"
-#include "parallel_linear.h"
+#include "tensor_parallel.h"
 
 namespace workshop {
 
-// What --model names, over the ranks of a group, which must live as long, as must `side`, which may be null: everything
-// on one stream. Ends the job with status 2 for alexnet, and unless the ranks divide the heads of the language model
-// and, with sequence parallelism, which is for it alone, the context, and each has a word. In parallel_models.cu.
-Network make_parallel_network(const Options& options, const Group& group, SideStream* side = nullptr,
-                              bool sequence_parallel = false);
+// What --model names, over the ranks of a group, which must outlive it. Ends the job with status 2 for alexnet, and
+// unless the ranks divide the heads of the language model and, with sequence parallelism, which only that has, the
+// context, and each has a word. In parallel_models.cu, which is compiled once for the programs of all chapters.
+Network make_parallel_network(const Options& options, const Group& group, const TensorParallelOptions& how);
 
 }  // namespace workshop

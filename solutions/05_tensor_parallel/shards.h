@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters cut over the ranks of a tensor-parallel group, and put together again.
+// Parameters cut over the ranks of a tensor-parallel group.
 //
 // Every rank draws the parameters of the whole network, as one process would, and keeps its part. So the network is the
-// same one for every number of ranks, and its losses are too.
+// same for every number of ranks, and so are its losses.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,88 +19,89 @@
 
 namespace workshop {
 
-// A parameter of which each rank of the group holds its part. The group must divide columns that are cut; of rows, the
-// parts may differ by one.
-inline Parameter sharded(const std::string& name, const std::vector<int>& shape, Split split, const Group& group) {
-  return {name, shape, split, group.rank(), group.size()};
-}
+// How a parameter [rows, columns] or [rows] is cut over a group: not at all, by its rows, or by its columns.
+//
+// PyTorch keeps the projections to query, key and value in one matrix, on top of each other. `heads` cuts each of these
+// three by its rows: the first P-th of all rows would be the queries of some heads, and no key.
+enum class Cut { none, rows, columns, heads };
 
-// This rank's part of `whole`, which is row-major.
-inline std::vector<float> cut(const std::vector<float>& whole, const Parameter& p, const Group& group) {
-  if (p.split == Split::none) return whole;
-  std::vector<float> part(p.count());
-  if (p.split == Split::rows) {
-    const int n = p.shape[0] / p.pieces, rows = p.rows() / p.pieces;  // of each piece: all, and this rank's
-    for (int piece = 0; piece < p.pieces; ++piece) {
-      const float* from = whole.data() + piece * n * p.columns();
-      float* to = part.data() + piece * rows * p.columns();
-      // TODO 05.1: Copy this rank's rows of `from` to `to`.
-      //   Rank r of P has the rows from n·r/P on, rounded down, so that P need not divide n, as it mostly does. They
-      //   lie one after the other, so one std::copy_n(from, count, to) is enough. There are `rows` of them, of
-      //   p.columns() values each; this is rank group.rank() of group.size().
-      std::copy_n(from + n * group.rank() / group.size() * p.columns(), rows * p.columns(), to);
-      // END TODO 05.1
-    }
+// Rows that a rank holds of `count` that P ranks need not divide: those from its first row to the next rank's.
+inline std::int64_t first_row(std::int64_t count, int rank, int ranks) { return count * rank / ranks; }
+
+// This rank's part of a parameter of this shape. The group must divide columns that are cut; of rows, the parts may
+// differ by one.
+inline Parameter shard(const std::string& name, const std::vector<int>& shape, Cut cut, const Group& group) {
+  Parameter p(name, shape);
+  if (cut == Cut::none) return p;
+  const int r = group.rank(), P = group.size();
+  const std::int64_t rows = p.rows(), columns = p.columns();
+  TensorPart& part = p.part;
+  // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
+  //   Describe them as `part.rows` runs of `part.columns` elements each, which lie next to each other in the row-major
+  //   whole: the first run begins at element `part.first`, and from the beginning of one to that of the next it is
+  //   part.stride elements. Cut::rows: rank r has the rows from first_row(rows, r, P) to that of rank r + 1, one run in
+  //   all. Cut::heads: the same of each third of the rows. Cut::columns: the r-th of P equal blocks of columns.
+  if (cut == Cut::columns) {
+    part.rows = rows;
+    part.columns = columns / P;
+    part.first = r * part.columns;
+    part.stride = columns;
   } else {
-    // TODO 05.2: Copy this rank's columns of `whole` to `part`.
-    //   Rank r of P has the r-th of P equal blocks of columns. Row by row: a row of `whole` has group.size() *
-    //   p.columns() values, a row of `part` has p.columns().
-    for (int row = 0; row < p.rows(); ++row) {
-      const int first = (row * group.size() + group.rank()) * p.columns();
-      std::copy_n(whole.begin() + first, p.columns(), part.begin() + row * p.columns());
-    }
-    // END TODO 05.2
+    part.rows = cut == Cut::heads ? 3 : 1;
+    const std::int64_t n = rows / part.rows, first = first_row(n, r, P);
+    part.columns = (first_row(n, r + 1, P) - first) * columns;
+    part.first = first * columns;
+    part.stride = n * columns;
   }
-  const bool rows = p.split == Split::rows;
-  probe(rows ? "05.1" : "05.2", p.name + ", this rank's " + (rows ? "rows" : "columns"),
-        std::vector<double>(part.begin(), part.end()));
-  return part;
+  // END TODO 05.1
+  probe("05.1", name + ", this rank's part: first, rows, columns, stride",
+        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
+                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
+  if (cut == Cut::columns) {
+    p.shape[1] /= P;
+  } else {
+    const int matrices = cut == Cut::heads ? 3 : 1;
+    p.shape[0] = static_cast<int>(first_row(rows / matrices, r + 1, P) - first_row(rows / matrices, r, P)) * matrices;
+  }
+  return p;
 }
 
-// Appends this rank's parts of a linear layer's initial parameters to `values`.
-inline void append_initial(std::vector<float>& values, Generator& generator, const Parameter& weight,
-                           const Parameter& bias, const Group& group) {
-  const int out = weight.shape[0], in = weight.shape[1];
-  std::vector<float> whole_weight(in * out), whole_bias(out);
-  init_linear(generator, in, out, whole_weight.data(), whole_bias.data());
-  for (const auto& part : {cut(whole_weight, weight, group), cut(whole_bias, bias, group)}) {
-    values.insert(values.end(), part.begin(), part.end());
-  }
-}
+inline bool is_cut(const Parameter& p) { return p.count() < p.whole_count(); }
 
-// Chapter 01's view of this rank's part of a layer; in and out are those of the part.
-inline Linear linear_part(const std::string& name, const Parameter& weight, const Parameter& bias) {
-  return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
+// The values of this part of whole[…], which is row-major.
+inline std::vector<float> values_of(const TensorPart& part, const float* whole) {
+  std::vector<float> values;
+  for (std::int64_t run = 0; run < part.rows; ++run) {
+    const float* first = whole + part.first + run * part.stride;
+    values.insert(values.end(), first, first + part.columns);
+  }
+  return values;
 }
 
 // ---- what is left of a training run --------------------------------------------------------------------------------
 
-// whole[rows, size·columns] from `size` blocks [rows, columns] that lie one after the other.
-static __global__ void join_columns(Reals whole, ConstReals blocks, int rows, int columns, int size) {
-  for (int i : grid_stride(rows * columns * size)) {
-    const int row = i / (columns * size), column = i % (columns * size);
-    whole[i] = blocks[(column / columns * rows + row) * columns + column % columns];
-  }
+// whole[first + …] = block[n], in runs of `columns` elements that lie `stride` apart.
+static __global__ void place_runs(Reals whole, ConstReals block, int first, int columns, int stride, int n) {
+  for (int i : grid_stride(n)) whole[first + i / columns * stride + i % columns] = block[i];
 }
 
-// The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size:
-// so it takes a broadcast from each rank, and no all-gather. A report of a training run and no part of it.
+// The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size,
+// so this takes a broadcast from each rank instead of an all-gather. A report on a training run, not a part of it.
 inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
+  struct Runs {
+    std::int64_t first, rows, columns, stride;
+  };
   const OffTheRecord off_the_record;
-  DeviceBuffer<Real> blocks(p.whole_count(), Memory::data);
-  Real* block = blocks.data();
+  DeviceBuffer<Real> whole(p.whole_count(), Memory::data), block(p.whole_count(), Memory::data);
+  const std::vector<Runs> runs = group.gather(Runs{p.part.first, p.part.rows, p.part.columns, p.part.stride});
   for (int rank = 0; rank < group.size(); ++rank) {
-    Parameter theirs = p;
-    theirs.part = rank;
-    NCCL_CHECK(ncclBroadcast(p.value, block, theirs.count(), kReal, rank, group.comm(), stream));
-    block += theirs.count();
+    const Runs& theirs = runs[rank];
+    const int count = static_cast<int>(theirs.rows * theirs.columns);
+    NCCL_CHECK(ncclBroadcast(p.value, block.data(), count, kReal, rank, group.comm(), stream));
+    launch(place_runs, count, stream, whole.data(), block.data(), static_cast<int>(theirs.first),
+           static_cast<int>(theirs.columns), static_cast<int>(theirs.stride), count);
   }
-  if (p.split == Split::rows && p.pieces == 1) return blocks;
-  // What a rank holds of several pieces is, as the checkpoints see it, columns of few long rows.
-  const int rows = static_cast<int>(p.tensor_part(nullptr).rows);
-  DeviceBuffer<Real> whole(blocks.size(), Memory::data);
-  launch(join_columns, p.whole_count(), stream, whole.data(), blocks.data(), rows, p.count() / rows, group.size());
-  CUDA_CHECK(cudaStreamSynchronize(stream));  // before `blocks` is gone
+  CUDA_CHECK(cudaStreamSynchronize(stream));  // before `block` is gone
   return whole;
 }
 
@@ -108,8 +110,8 @@ inline void record_parameters(const std::vector<Parameter>& parameters, int repl
                               cudaStream_t stream) {
   for (const Parameter& p : parameters) {
     DeviceBuffer<Real> gathered;
-    if (p.split != Split::none) gathered = gather_parameter(p, group, stream);
-    record_whole(replica, p, p.split != Split::none ? gathered.data() : p.value, stream);
+    if (is_cut(p)) gathered = gather_parameter(p, group, stream);
+    record_whole(replica, p, is_cut(p) ? gathered.data() : p.value, stream);
   }
 }
 
@@ -126,10 +128,9 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     offset += p.count();
     bool counts = false;
     // TODO 05.19: Do this rank's gradients of the parameter count?
-    //   Every element of the whole gradient must count on one rank of the group and no other. A parameter that is cut
-    //   has other elements on every rank; one that is not, p.split == Split::none, the same on all of them, and counts
-    //   on rank 0.
-    counts = p.split != Split::none || group.rank() == 0;
+    //   Every element of the whole gradient must count on exactly one rank of the group. Of a parameter that is cut,
+    //   is_cut(p), every rank has different elements; of one that is not, all have the same, and those count on rank 0.
+    counts = is_cut(p) || group.rank() == 0;
     // END TODO 05.19
     if (!counts || first >= last) continue;
     const bool follows = !ranges.empty() && ranges.back().offset + ranges.back().count == first;
@@ -148,63 +149,6 @@ inline GradientParts gradients_of(const Model& model, const Group& group) {
   for (const Extent& range : counted_once(model.parameters(), group, {0, model.count()}))
     mine.counted.emplace_back(model.grads() + range.offset, range.count);
   return mine;
-}
-
-// ---- parameters of a network that is not made of layers ------------------------------------------------------------
-
-// This rank's parts lie one after the other in one buffer, in the order in which they were added, and their gradients
-// in another: an update is one launch.
-class ShardedParameters {
- public:
-  ShardedParameters(const Group& group, cudaStream_t stream) : group_(group), stream_(stream) {}
-
-  // Call for each parameter, before allocate().
-  void add(const std::string& name, const std::vector<int>& shape, Split split) {
-    parameters_.push_back(sharded(name, shape, split, group_));
-    count_ += parameters_.back().count();
-  }
-
-  void allocate() {
-    values_ = DeviceBuffer<Real>(count_, Memory::parameters);
-    grads_ = DeviceBuffer<Real>(count_, Memory::gradients);
-    int offset = 0;
-    for (Parameter& p : parameters_) {
-      p.value = values() + offset;
-      p.grad = grads() + offset;
-      offset += p.count();
-    }
-  }
-
-  // Keeps this rank's part of the whole parameter number i. Waits for the stream.
-  void load(int i, const std::vector<float>& whole) {
-    const std::vector<float> cut_off = cut(whole, parameters_[i], group_);
-    const std::vector<Real> part(cut_off.begin(), cut_off.end());
-    CUDA_CHECK(cudaMemcpyAsync(parameters_[i].value, part.data(), part.size() * sizeof(Real), cudaMemcpyHostToDevice,
-                               stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
-  }
-
-  // What a checkpoint keeps of them, which lie in float32 from `weights` on.
-  std::vector<TensorPart> parts(float* weights) const { return parts_of(parameters_, weights); }
-
-  const Parameter& operator[](int i) const { return parameters_[i]; }
-  const std::vector<Parameter>& all() const { return parameters_; }
-  Real* values() const { return values_.data(); }  // [count()]
-  Real* grads() const { return grads_.data(); }    // [count()]
-  int count() const { return count_; }             // floats on this rank
-
- private:
-  const Group& group_;
-  cudaStream_t stream_;
-  int count_ = 0;
-  std::vector<Parameter> parameters_;
-  DeviceBuffer<Real> values_, grads_;
-};
-
-// Has checkpoints keep them, and what the optimizer of all of them keeps.
-inline void add_all(Training& training, const ShardedParameters& parameters, Optimizer& optimizer) {
-  float* weights = optimizer.weights(parameters.values());
-  training.add_all(parameters.parts(weights), weights, optimizer.state(parameters.values()));
 }
 
 }  // namespace workshop

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor parallelism: every rank works on every batch, with its part of every layer (parallel_models.cu), and so each
-// has the whole loss.
+// Tensor parallelism: every rank works on every batch, with its part of every layer, and so each has the whole loss.
+// tensor_parallel.h has f and g, the layers and the MLP made of them, parallel_transformer.h and vocabulary_parallel.h
+// the language model.
 #include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "parallel_models.h"
 #include "shards.h"
+#include "tensor_parallel.h"
 
 using namespace workshop;
 
 int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel", "Trains a model with its layers cut over the ranks.");
-  bool overlap = false, sequence_parallel = false;
-  options.add_flag("--overlap", overlap, "sum a layer's dx over the ranks while its dW is computed");
-  options.add_flag("--sequence-parallel", sequence_parallel, "of gpt: norms, dropout and residuals on own rows alone");
+  TensorParallelOptions how;
+  options.add_flag("--overlap", how.overlap, "sum a layer's dx over the ranks while its dW is computed");
+  options.add_flag("--sequence-parallel", how.sequence_parallel, "gpt: norms, dropout and residuals on own rows only");
   options.shuffle = false;
   options.with_models();
   options.with_precision();
@@ -24,8 +26,7 @@ int main(int argc, char** argv) {
   Job job(options);
 
   const Stream stream;
-  SideStream side;
-  const Network network = make_parallel_network(options, job.group(), overlap ? &side : nullptr, sequence_parallel);
+  const Network network = make_parallel_network(options, job.group(), how);
   Model model(network, options.batch_size, stream);
   model.initialize(options.model_seed);
   Activations activations = model.make_activations();

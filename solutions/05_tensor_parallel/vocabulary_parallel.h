@@ -14,30 +14,33 @@
 #include <vector>
 
 #include "01_single_gpu/rows.h"
-#include "01_single_gpu/transformer.h"
-#include "parallel_layer.h"
+#include "parallel_transformer.h"
 
 namespace workshop {
 
-// The words that a rank has.
-struct Words {
+// The words of the vocabulary that a rank has.
+struct VocabRange {
   int first, count;
   __host__ __device__ bool has(int word) const { return word >= first && word < first + count; }
 };
 
-inline Words words_of(const Parameter& p) { return {p.first_row(p.part), p.rows()}; }
+inline VocabRange vocab_range(int vocabulary, const Group& group) {
+  const auto first = [&](int rank) { return static_cast<int>(first_row(vocabulary, rank, group.size())); };
+  return {first(group.rank()), first(group.rank() + 1) - first(group.rank())};
+}
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 
 // share[rows, width]: the vectors of the tokens that are among this rank's words, and zeros for the others.
-static __global__ void embed_own_words(Reals share, const std::int32_t* tokens, ConstReals words, Words own, int rows,
-                                       int width) {
+static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens, ConstReals words, VocabRange vocab,
+                                         int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
     float value = 0;
     // TODO 05.20: The value of this row's word in this column, if the word is one of this rank's, else zero.
-    //   own.has(word) says whether it is. words[own.count, width] has the rows of words own.first, own.first + 1, ….
-    if (own.has(word)) value = words[(word - own.first) * width + column];
+    //   vocab.has(word) says whether it is. words[vocab.count, width] has the rows of words vocab.first, vocab.first +
+    //   1, ….
+    if (vocab.has(word)) value = words[(word - vocab.first) * width + column];
     // END TODO 05.20
     share[i] = value;
   });
@@ -49,45 +52,47 @@ static __global__ void add_positions(Reals y, ConstReals positions, int first, i
                    [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
 }
 
-// As chapter 01's embedding_backward(), for the words of this rank alone.
-static __global__ void embedding_backward_of_own(Reals words_grad, Reals positions_grad, ConstReals dy,
-                                                 const std::int32_t* tokens, Words own, int context, int rows,
-                                                 int width) {
+// As chapter 01's embedding_backward(), for this rank's words only.
+static __global__ void embedding_backward_vocab_range(Reals words_grad, Reals positions_grad, ConstReals dy,
+                                                      const std::int32_t* tokens, VocabRange vocab, int context,
+                                                      int rows, int width) {
   for (int row = 0; row < rows; ++row) {
     const ConstReals gradient = dy + row * width;
     const Reals position = positions_grad + row % context * width;
     for (int column : grid_stride(width)) position[column] += gradient[column];
-    if (!own.has(tokens[row])) continue;
-    const Reals word = words_grad + (tokens[row] - own.first) * width;
+    if (!vocab.has(tokens[row])) continue;
+    const Reals word = words_grad + (tokens[row] - vocab.first) * width;
     for (int column : grid_stride(width)) word[column] += gradient[column];
   }
 }
 
-// Reads token ids [samples, context]; returns this rank's rows of [samples·context, width].
+// Reads token ids [samples, context]; returns this rank's rows of [samples·context, width]. A product of one-hot rows
+// with the words' vectors, which are cut as a row-parallel layer's weight is: so g stands behind it.
 class ParallelEmbedding : public ParallelLayer {
  public:
-  ParallelEmbedding(const std::shared_ptr<const Layer>& whole, int context, int width,
-                    const std::shared_ptr<TensorParallel>& cut)
-      : ParallelLayer(whole, context, cut->own(context) * width, {Split::rows, Split::none}, cut),
+  ParallelEmbedding(const std::shared_ptr<const Layer>& whole, int context, int width, VocabRange vocab,
+                    const std::shared_ptr<TensorParallelContext>& tp)
+      : ParallelLayer({whole}, context, tp->local_rows(context) * width, {Cut::rows, Cut::none}, tp->group()),
+        tp_(tp),
         context_(context),
         width_(width),
-        own_(words_of(parameters[0])) {}
+        vocab_(vocab) {}
 
   std::vector<int> saved() const override { return {out}; }
   int rows() const override { return context_; }
-  void allocate(int max_samples, cudaStream_t) override { cut_->allocate(max_samples * context_ * width_); }
+  void allocate(int max_samples, cudaStream_t) override { tp_->allocate(max_samples * context_ * width_); }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
     const auto* tokens = static_cast<const std::int32_t*>(x);
-    const int rows = samples * context_, own = cut_->own(rows);
-    Real* y = saved.buffers[0].data();
-    cut_->sum(y, rows, width_, stream, [&](Real* share) {
-      launch(embed_own_words, rows * width_, stream, share, tokens, parameters[0].value, own_, rows, width_);
-      probe("05.20", "vectors of this rank's words", share, {rows, width_}, stream);
-    });
-    launch(add_positions, own * width_, stream, y, parameters[1].value, cut_->first_own(rows), context_, own, width_);
+    const int rows = samples * context_, local = tp_->local_rows(rows);
+    Real *y = saved.buffers[0].data(), *share = tp_->share_of(y);
+    launch(embed_vocab_range, rows * width_, stream, share, tokens, parameters[0].value, vocab_, rows, width_);
+    probe("05.20", "vectors of this rank's words", share, {rows, width_}, stream);
+    ReduceFromTensorParallel(*tp_).forward(share, y, rows, width_, stream);
+    launch(add_positions, local * width_, stream, y, parameters[1].value, tp_->first_local_row(rows), context_, local,
+           width_);
     return y;
   }
 
@@ -96,16 +101,17 @@ class ParallelEmbedding : public ParallelLayer {
     const cudaStream_t stream = g.blas.stream();
     const Range range({"backward ", name}, stream);
     const int rows = g.samples * context_;
-    const Real* dy = cut_->gather(g.dy, rows, width_, stream);
+    const Real* dy = ReduceFromTensorParallel(*tp_).backward(g.dy, rows, width_, stream);
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
-    launch(embedding_backward_of_own, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
-           static_cast<const std::int32_t*>(saved.x), own_, context_, rows, width_);
+    launch(embedding_backward_vocab_range, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
+           static_cast<const std::int32_t*>(saved.x), vocab_, context_, rows, width_);
     return nullptr;  // words have no gradient
   }
 
  private:
+  std::shared_ptr<TensorParallelContext> tp_;
   int context_, width_;
-  Words own_;
+  VocabRange vocab_;
 };
 
 // ---- head ----------------------------------------------------------------------------------------------------------
@@ -113,34 +119,35 @@ class ParallelEmbedding : public ParallelLayer {
 // The logits [samples, context, V/P] of this rank's words: a norm on its own rows, and a column-parallel layer.
 class ParallelHead : public ParallelLayer {
  public:
-  ParallelHead(const std::shared_ptr<const Layer>& whole, int context, int width, Words own,
-               const std::shared_ptr<TensorParallel>& cut)
-      : ParallelLayer(whole, cut->own(context) * width, context * own.count, {Split::none, Split::none, Split::rows},
-                      cut),
+  ParallelHead(const std::shared_ptr<const Layer>& whole, int context, int width, VocabRange vocab,
+               const std::shared_ptr<TensorParallelContext>& tp)
+      : ParallelLayer({whole}, tp->local_rows(context) * width, context * vocab.count,
+                      {Cut::none, Cut::none, Cut::rows}, tp->group()),
+        tp_(tp),
         context_(context),
         width_(width) {}
 
   // The norm's output, mean and rstd; logits.
-  std::vector<int> saved() const override { return {in, reals_spanning(2 * cut_->own(context_)), out}; }
+  std::vector<int> saved() const override { return {in, reals_spanning(2 * tp_->local_rows(context_)), out}; }
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
   void allocate(int max_samples, cudaStream_t) override {
-    cut_->allocate(max_samples * context_ * width_);
-    norm_gradients_.allocate(*cut_, 2 * width_);
+    tp_->allocate(max_samples * context_ * width_);
+    norm_gradients_.allocate(*tp_, 2 * width_);
   }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     norm_ = norm_gradients_.redirected(norm_of("norm", parameters[0], parameters[1]), 0);
-    linear_ = linear_part("head", parameters[2], {});
+    linear_ = linear_of("head", parameters[2], {});
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range({"forward ", name}, blas.stream());
     Real *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
     const int rows = samples * context_;
-    norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), cut_->own(rows), blas.stream());
-    cut_->column_forward(blas, linear_, normed, logits, rows);
+    norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), tp_->local_rows(rows), blas.stream());
+    column_parallel_forward(*tp_, blas, linear_, normed, logits, rows);
     return logits;
   }
 
@@ -148,17 +155,18 @@ class ParallelHead : public ParallelLayer {
     const cudaStream_t stream = g.blas.stream();
     const Range range({"backward ", name}, stream);
     const int rows = g.samples * context_;
-    cut_->column_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
+    column_parallel_backward(*tp_, g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
     Real* dx = g.dx != nullptr ? g.dx : g.dy;
-    norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx, cut_->own(rows),
-                  norm_gradients_.accumulate(g), stream);
-    norm_gradients_.sum(*cut_, parameters[0].grad, g);
+    norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx,
+                  tp_->local_rows(rows), norm_gradients_.accumulate(g), stream);
+    norm_gradients_.sum(*tp_, parameters[0].grad, g);
     return dx;
   }
 
  private:
   static RowStatistics statistics(const Saved& saved) { return statistics_in(saved.buffers[1]); }
 
+  std::shared_ptr<TensorParallelContext> tp_;
   int context_, width_;
   LayerNorm norm_{};
   Linear linear_{};
@@ -181,19 +189,13 @@ static __global__ void row_exponentials(float* sums, ConstReals z, const float* 
   }
 }
 
-// target_logits[rows]: the logits of the words that come next, as far as they are this rank's, and zeros for the
+// target_logits[rows]: the logits of the words that come next, for those that are this rank's, and zeros for the
 // others.
-static __global__ void own_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets, Words own,
-                                         int rows) {
+static __global__ void local_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets,
+                                           VocabRange vocab, int rows) {
   for (int row : grid_stride(rows)) {
-    const ConstReals logits = z + static_cast<std::size_t>(row) * own.count;
-    const int target = targets[row];
-    float logit = 0;
-    // TODO 05.23: The logit of the word `target`, if the word is one of this rank's, else zero.
-    //   logits[own.count] are those of words own.first, own.first + 1, ….
-    if (own.has(target)) logit = logits[target - own.first];
-    // END TODO 05.23
-    target_logits[row] = logit;
+    const ConstReals logits = z + static_cast<std::size_t>(row) * vocab.count;
+    target_logits[row] = vocab.has(targets[row]) ? static_cast<float>(logits[targets[row] - vocab.first]) : 0.0f;
   }
 }
 
@@ -208,22 +210,24 @@ static __global__ void sharded_losses(float* losses, float* log_sums, const floa
 // The gradient of Σ losses / `tokens` by this rank's logits: chapter 01's, where 1 is taken off only on the rank that
 // has the target.
 static __global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
-                                                      const std::int32_t* targets, Words own, int rows, int tokens) {
+                                                      const std::int32_t* targets, VocabRange vocab, int rows,
+                                                      int tokens) {
   for (int row : grid_stride(rows)) {
-    const std::size_t begin = static_cast<std::size_t>(row) * own.count;
+    const std::size_t begin = static_cast<std::size_t>(row) * vocab.count;
     const ConstReals logits = z + begin;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
     const Reals dz = gradient + begin;
-    for (int j = 0; j < own.count; ++j) dz[j] = factor * expf(logits[j] - log_sum);
-    if (own.has(targets[row])) dz[targets[row] - own.first] -= factor;
+    for (int j = 0; j < vocab.count; ++j) dz[j] = factor * expf(logits[j] - log_sum);
+    if (vocab.has(targets[row])) dz[targets[row] - vocab.first] -= factor;
   }
 }
 
-// Chapter 01's cross entropy over logits of which each rank has those of its words. Every rank gets the whole loss, and
-// the gradient by its own logits. Needs the targets of all rows on every rank. The group must live as long.
+// Chapter 01's cross entropy, where each rank has the logits of its words. Every rank gets the whole loss, and the
+// gradient by its own logits. Needs the targets of all rows on every rank. The group must outlive this.
 class ParallelCrossEntropy : public Loss {
  public:
-  ParallelCrossEntropy(int context, Words own, const Group& group) : context_(context), own_(own), group_(group) {}
+  ParallelCrossEntropy(int context, VocabRange vocab, const Group& group)
+      : context_(context), vocab_(vocab), group_(group) {}
 
   int scratch() const override { return 3 * context_; }
 
@@ -232,41 +236,35 @@ class ParallelCrossEntropy : public Loss {
     const cudaStream_t stream = blas.stream();
     const ncclComm_t comm = group_.comm();
     const auto* targets = static_cast<const std::int32_t*>(y);
-    const int rows = samples * context_, tokens = samples_of_step * context_, logits = rows * own_.count;
+    const int rows = samples * context_, tokens = samples_of_step * context_, logits = rows * vocab_.count;
     float *maxima = scratch, *sums = maxima + rows, *losses = sums + rows;
 
-    launch(row_maxima, logits, stream, maxima, output, rows, own_.count);
-    // TODO 05.21: The largest logit of each row, over the words of all ranks, in place.
-    //   maxima[rows] has the largest of this rank's. One NCCL call over comm, on `stream`: with which reduction? It
-    //   comes before the exponentials: those of two ranks can be added up only if the same number was taken off above
-    //   them.
+    launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
+    // TODO 05.21: Bring together what the loss needs of all ranks: three numbers per row, each by one all-reduce.
+    //   `maxima` [rows] has the largest of this rank's logits: make it that of all ranks, in place. Then launch
+    //   row_exponentials, for `logits` elements on `stream`, which writes Σ e^(z - maximum) over this rank's words to
+    //   `sums`: arguments sums, output, maxima, rows, vocab_.count. Make `sums` those over all words. Last, launch
+    //   local_target_logits, for `rows` elements: arguments losses, output, targets, vocab_, rows. Of each row the rank
+    //   that has the target writes its logit to `losses`, the others write zero: give every rank all of them. All three
+    //   are floats, of the type ncclFloat.
     NCCL_CHECK(ncclAllReduce(maxima, maxima, rows, ncclFloat, ncclMax, comm, stream));
+    launch(row_exponentials, logits, stream, sums, output, maxima, rows, vocab_.count);
+    NCCL_CHECK(ncclAllReduce(sums, sums, rows, ncclFloat, ncclSum, comm, stream));
+    launch(local_target_logits, rows, stream, losses, output, targets, vocab_, rows);
+    NCCL_CHECK(ncclAllReduce(losses, losses, rows, ncclFloat, ncclSum, comm, stream));
     // END TODO 05.21
     probe("05.21", "largest logits of all ranks", maxima, {rows}, stream);
-
-    launch(row_exponentials, logits, stream, sums, output, maxima, rows, own_.count);
-    // TODO 05.22: Add the ranks' sums of exponentials up, in place.
-    //   One NCCL call, for sums[rows].
-    NCCL_CHECK(ncclAllReduce(sums, sums, rows, ncclFloat, ncclSum, comm, stream));
-    // END TODO 05.22
-    probe("05.22", "sums of exponentials of all ranks", sums, {rows}, stream);
-
-    launch(own_target_logits, rows, stream, losses, output, targets, own_, rows);
-    probe("05.23", "logits of the targets that are this rank's", losses, {rows}, stream);
-    // TODO 05.24: Give every rank the logits of all targets, in place, in losses[rows].
-    //   Each of them is on one rank, and zero on the others. One NCCL call.
-    NCCL_CHECK(ncclAllReduce(losses, losses, rows, ncclFloat, ncclSum, comm, stream));
-    // END TODO 05.24
-    probe("05.24", "logits of all targets", losses, {rows}, stream);
+    probe("05.21", "sums of exponentials of all ranks", sums, {rows}, stream);
+    probe("05.21", "logits of all targets", losses, {rows}, stream);
 
     launch(sharded_losses, rows, stream, losses, sums, maxima, rows);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
-    launch(sharded_cross_entropy_backward, logits, stream, gradient, output, sums, targets, own_, rows, tokens);
+    launch(sharded_cross_entropy_backward, logits, stream, gradient, output, sums, targets, vocab_, rows, tokens);
   }
 
  private:
   int context_;
-  Words own_;
+  VocabRange vocab_;
   const Group& group_;
 };
 

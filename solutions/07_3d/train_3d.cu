@@ -42,9 +42,10 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   const ReplicaPlace place = place_in(mesh);
 
   // The network, with its layers cut over the tensor group.
-  const Network network = mesh.shape.tensor > 1
-                              ? make_parallel_network(options, mesh.tensor, nullptr, settings.sequence_parallel)
-                              : make_network(options);
+  const Network network =
+      mesh.shape.tensor > 1
+          ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
+          : make_network(options);
 
   // This rank's stage of the pipeline: one chunk of the layers, or several if the schedule is interleaved.
   const Schedule schedule = make_schedule(settings);

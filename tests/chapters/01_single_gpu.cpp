@@ -50,12 +50,11 @@ TESTS(handles) {
                                                       {"04_pipeline/pipeline", "--schedule interleaved"},
                                                       {"06_fsdp/fsdp", "--cpu-offload"},
                                                       {"07_3d/train_3d", "--pp 2"}};
-  const std::set<std::string> own_model = {"01_single_gpu/gpt", "05_tensor_parallel/tensor_parallel_gather",
-                                           "05_tensor_parallel/sequence_parallel", "05_tensor_parallel/attention"};
+  const std::set<std::string> own_model = {"01_single_gpu/gpt", "05_tensor_parallel/tensor_parallel_gather"};
   for (const std::string& name : programs()) {
     if (name.starts_with("00_") || name == "07_3d/plan") continue;
     const bool alone = name.starts_with("01_") || name.ends_with("/one_process");
-    const bool has_layers = name != "01_single_gpu/gpt" && name != "05_tensor_parallel/attention";
+    const bool has_layers = name != "01_single_gpu/gpt";
     const Command command =
         on(alone ? 1 : 2, solution(name), "--max-steps 2 --log-every 0", options.contains(name) ? options.at(name) : "")
             .in("WORKSHOP_BLOCKING=1");

@@ -11,8 +11,6 @@ namespace {
 const Path mlp = solution("01_single_gpu/mlp");
 const Path tensor = solution("05_tensor_parallel/tensor_parallel");
 const Path gather = solution("05_tensor_parallel/tensor_parallel_gather");
-const Path sequence = solution("05_tensor_parallel/sequence_parallel");
-const Path attention = solution("05_tensor_parallel/attention");
 
 // P ranks add the same products as one process, in another order. An activation or a gradient is a sum of at most n =
 // 48 products (the widest layer; a batch has 24 rows): in whatever order, it is off by at most n·2⁻²⁴·M, M being the
@@ -30,8 +28,6 @@ const std::string pairs =
 // Of the gathered layers, every width but the input's is a multiple of 2, 3, 4 and 8.
 const std::string columns =
     "--layers 10,24,48,24 --activation gelu --batch-size 24 --samples 488 --no-shuffle --log-every 0 ";
-const std::string heads = "--sequence 5 --width 24 --heads 6 --samples 200 --log-every 0 ";
-const std::string norms = "--layers 7,24,6,48,5 --activation relu --batch-size 24 --samples 480 --log-every 0 ";
 // A step of SGD with lr = 1 leaves value - gradient: equal parameters after one step are equal gradients.
 const std::pair<std::string, std::string> runs[] = {{"training", "--epochs 2 --max-steps 40"},
                                                     {"gradients", "--lr 1 --max-steps 1"}};
@@ -44,11 +40,6 @@ TESTS(equal) {
       same_training(text("solution.05.tensor_parallel_gather.", run, ".", ranks, "ranks"), kBound,
                     on(1, mlp, columns, steps), on(ranks, gather, columns, steps));
     }
-    // PyTorch has no file for three ranks, which do not divide its heads and widths: the run on one rank.
-    same_training("solution.05.attention." + run + ".3ranks", kBound, on(1, attention, heads, steps),
-                  on(3, attention, heads, steps));
-    same_training("solution.05.sequence_parallel." + run + ".3ranks", kBound, on(1, sequence, norms, steps),
-                  on(3, sequence, norms, steps));
   }
   // AdamW divides a gradient by its own size: with lr = 0.001, a relative error of 10⁻³ in one costs 10⁻⁶ a step,
   // of 21.
@@ -65,21 +56,8 @@ TESTS(golden) {
       golden_test(text("golden.05.", name, ".", ranks, "ranks"), run, on(ranks, program, run.options));
     }
   };
-  const std::string folder = "tests/chapters/05_tensor_parallel/";
   add("tensor_parallel", tensor, "tests/golden/single_noshuffle.json", {1, 2});
   add("tensor_parallel_gather", gather, "tests/golden/single_noshuffle.json", {1, 2});
-  add("attention", attention, folder + "attention.json", {1, 2, 4, 8});
-  add("sequence_parallel", sequence, folder + "sequence_parallel.json", {1, 2, 4, 8});
-}
-
-// Central differences of the loss.
-TESTS(differences) {
-  for (int ranks : {1, 2, 4}) {
-    test(text("solution.05.attention.differences.", ranks, "ranks"), {.ranks = ranks},
-         [=] { succeed(on(ranks, attention, "--gradient-check --sequence 5 --batch-size 2 --max-steps 1")); });
-    test(text("solution.05.sequence_parallel.differences.", ranks, "ranks"), {.ranks = ranks},
-         [=] { succeed(on(ranks, sequence, "--gradient-check --layers 7,8,6,8,5 --activation gelu --max-steps 1")); });
-  }
 }
 
 // What is sent, as in the README. By default 32 steps of 32 rows of 6,4,2.
@@ -97,21 +75,6 @@ TESTS(ledger) {
   ledger("solution.05.ledger.tensor_parallel_gather.layers.4ranks", on(4, gather, columns, "--max-steps 2"),
          {{kAll, "ncclAllGather", 2 * 3, 2 * 4 * 24 * (24 + 48 + 24) / 4},
           {kAll, "ncclReduceScatter", 2 * 2, 2 * 4 * 24 * (24 + 48) / 4}});
-  // A pair and step: all-gathers of 4·(batch/P)·(2·in + out) bytes in three calls, reduce-scatters of 4·(batch/P)·(in +
-  // out) in two. A step: the norms' gradients, 2·in floats a pair. An epoch: its losses.
-  ledger("solution.05.ledger.sequence_parallel.2ranks", on(2, sequence),
-         {{kAll, "ncclAllGather", 32 * 3, 32 * 4 * 16 * (2 * 6 + 2)},
-          {kAll, "ncclReduceScatter", 32 * 2, 32 * 4 * 16 * (6 + 2)},
-          {kAll, "ncclAllReduce", 32, 32 * 4 * 2 * 6},
-          {kAll, "ncclReduce", 1, 4 * 32}});
-  ledger("solution.05.ledger.sequence_parallel.pairs.4ranks", on(4, sequence, pairs, "--samples 480 --max-steps 2"),
-         {{kAll, "ncclAllGather", 2 * 2 * 3, 2 * 4 * 6 * (2 * 12 + 6 + 2 * 6 + 5)},
-          {kAll, "ncclReduceScatter", 2 * 2 * 2, 2 * 4 * 6 * (12 + 6 + 6 + 5)},
-          {kAll, "ncclAllReduce", 2, 2 * 4 * 2 * (12 + 6)},
-          {kAll, "ncclReduce", 1, 4 * 2}});
-  // Two all-reduces a step of 4·batch·sequence·width bytes, however many heads.
-  ledger("solution.05.ledger.attention.2ranks", on(2, attention),
-         {{kAll, "ncclAllReduce", 32 * 2, 32 * 2 * 4 * 32 * 8 * 16}});
 }
 
 // What is held, as in the README, and nothing allocated or waited for in a step.
@@ -130,20 +93,13 @@ TESTS(steps) {
   add("tensor_parallel.pairs", on(4, tensor, pairs, "--epochs 2"),
       13 * 24 / 4 + 24 / 4 * 6 + 6 + 7 * 48 / 4 + 48 / 4 * 5 + 5, 24 * (2 * 6 + 2 * 6 + 2 * 12 + 5 + 2 * 12));
   // Parameters: (in + 1)·out/P a layer. Activations: all outputs, whole; before the activation, this rank's part; and
-  // one gradient of the widest output, whole and in part.
-  add("tensor_parallel_gather", on(2, gather), 7 * 4 / 2 + 5 * 2 / 2, 32 * (4 + 2 + 4 + 2));
+  // two gradients of the widest output.
+  add("tensor_parallel_gather", on(2, gather), 7 * 4 / 2 + 5 * 2 / 2, 32 * (4 + 2 + 2 * 4));
   add("tensor_parallel_gather.layers", on(4, gather, columns, "--epochs 2"), 11 * 24 / 4 + 25 * 48 / 4 + 49 * 24 / 4,
-      24 * (24 + 48 + 24 + 6 + 12 + 48 + 12));
-  // With R = 24 and r = 6, 6·(12 + 2 + 6) + 2·24·6 and 6·(6 + 2 + 5) + 2·24·12 floats are kept, and 2·24·12 + 2·6·12 +
-  // 24·12 worked with.
-  add("sequence_parallel", on(4, sequence, pairs, "--samples 480 --epochs 2"), 1220 / 4,
-      6 * (12 + 2 + 6) + 2 * 24 * 6 + 6 * (6 + 2 + 5) + 2 * 24 * 12 + 2 * 24 * 12 + 2 * 6 * 12 + 24 * 12);
-  add("attention", on(2, attention, "--epochs 2"), 2208 / 4, 149504 / 4);
-  // Six pairs of width 64 on 4 ranks: what lies between the pairs weighs, and sequence parallelism keeps a quarter of
-  // it.
+      24 * (24 + 48 + 24 + 6 + 12 + 2 * 48));
+  // Six pairs of width 64 on 4 ranks: what lies between the pairs, whole, weighs most.
   const std::string deep = "--layers 64,64,64,64,64,64,64,64,64,64,64,64,64 --max-steps 2";
   step("solution.05.memory.tensor_parallel.4ranks", on(4, tensor, deep), {{"activations", 77824}});
-  step("solution.05.memory.sequence_parallel.4ranks", on(4, sequence, deep), {{"activations", 59776}});
 }
 
 // ---- the language model --------------------------------------------------------------------------------------------
@@ -301,20 +257,6 @@ TESTS(bad) {
   refusals("solution.05.bad.tensor_parallel_gather.", on(4, gather), R"(
     unknown.# | --tp 4                            | --tp
     width     | --layers 8,8,8,6                  | --layers has a layer with 6 outputs; expected a multiple of the 4
-  )");
-  refusals("solution.05.bad.attention.", on(4, attention), R"(
-    width.#   | --width 18                        | --width is '18'; expected a multiple of the 4 heads
-    wide.#    | --width 32768                     | 4 times --width times --width . 1 is more than 2147483647
-    long.#    | --sequence 65536 --samples 1      | --heads times --sequence times --sequence is more than
-    zero.#    | --heads 0                         | --heads is '0'; expected a whole number of at least 1
-    layers.#  | --layers 6,4,2                    | --layers
-    heads     | --heads 6 --width 24              | --heads is '6'; expected a multiple of the 4 ranks
-  )");
-  refusals("solution.05.bad.sequence_parallel.", on(4, sequence), R"(
-    odd.#     | --layers 8,8,8,8                  | --layers has 3 layers; expected an even number
-    width     | --layers 8,6,8                    | --layers has a width of 6 inside a pair; expected a multiple of the 4
-    batch     | --layers 8,8,8 --batch-size 30    | --batch-size is '30'; expected a multiple of the 4 ranks
-    samples   | --layers 8,8,8 --samples 66       | --samples is '66', which leaves 2 for the last batch; expected a mul
   )");
 }
 

@@ -21,8 +21,6 @@ const Path one_process = solution("03_model_parallel/one_process");
 const Path pipeline = solution("04_pipeline/pipeline");
 const Path tensor_parallel = solution("05_tensor_parallel/tensor_parallel");
 const Path gather = solution("05_tensor_parallel/tensor_parallel_gather");
-const Path sequence = solution("05_tensor_parallel/sequence_parallel");
-const Path attention = solution("05_tensor_parallel/attention");
 const Path zero = solution("06_fsdp/zero");
 const Path fsdp = solution("06_fsdp/fsdp");
 const Path train_3d = solution("07_3d/train_3d");
@@ -76,19 +74,11 @@ TESTS(equal) {
                 on(2, pipeline, alexnet, "--micro-batches 2"));
 }
 
-// What chapter 05 computes outside of tensor_parallel.
-TESTS(cut_otherwise) {
+TESTS(gathered) {
   const std::string net = nets[0][1] + " --no-shuffle --batch-size 8";
   for (int ranks : {2, 4}) {
-    const auto like = [=](const std::string& of, const Command& serial, const Path& program,
-                          const std::string& options) {
-      same_training(text("solution.bf16.", of, ".", ranks), kBound, serial, on(ranks, program, options));
-    };
-    like("tensor_parallel_gather", on(1, mlp, net), gather, net);
-    like("sequence_parallel_mlp", on(1, sequence, net), sequence, net);
-    const std::string block =
-        "--precision bf16 --sequence 6 --width 16 --samples 96 --batch-size 8 --epochs 2 --lr 0.1";
-    like("attention", on(1, attention, block), attention, block);
+    same_training(text("solution.bf16.tensor_parallel_gather.", ranks), kBound, on(1, mlp, net),
+                  on(ranks, gather, net));
   }
 }
 
@@ -193,13 +183,6 @@ TESTS(ledger) {
   ledger("solution.bf16.ledger.tensor_parallel_gather", on(2, gather, "--precision bf16"),
          {{kAll, "ncclAllGather", 32 * 2, 32 * 2 * 32 * (4 + 2) / 2},
           {kAll, "ncclReduceScatter", 32, 32 * 2 * 32 * 4 / 2}});
-  ledger("solution.bf16.ledger.sequence_parallel", on(2, sequence, "--precision bf16"),
-         {{kAll, "ncclAllGather", 32 * 3, 32 * 2 * 16 * (2 * 6 + 2)},
-          {kAll, "ncclReduceScatter", 32 * 2, 32 * 2 * 16 * (6 + 2)},
-          {kAll, "ncclAllReduce", 32, 32 * 2 * 2 * 6},
-          {kAll, "ncclReduce", 1, 4 * 32}});
-  ledger("solution.bf16.ledger.attention", on(2, attention, "--precision bf16"),
-         {{kAll, "ncclAllReduce", 32 * 2, 32 * 2 * 2 * 32 * 8 * 16}});
   // 8·9 and 8·8 values in two units, and each of them is gathered for both passes but the last, which is still there.
   ledger("solution.bf16.ledger.zero_1", on(2, zero, "--precision bf16 --stage 1 --layers 7,8,8"),
          {{kAll, "ncclAllGather", 2 * (steps + 1), (steps + 1) * 2 * (64 + 72) / 2},
@@ -278,10 +261,6 @@ TESTS(refused) {
     type           | --precision fp16                      | --precision is 'fp16'; expected fp32, bf16
     gradient_check | --precision bf16 --gradient-check     | --gradient-check is for --precision fp32 alone
   )");
-  for (const auto& [name, program] : {std::pair{"attention", attention}, std::pair{"sequence_parallel", sequence}}) {
-    refused(text("solution.bf16.refused.gradient_check.", name), "--gradient-check is for --precision fp32 alone",
-            on(2, program, "--precision bf16 --gradient-check"));
-  }
 }
 
 }  // namespace
