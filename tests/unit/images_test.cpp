@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/data/image_transform.h"
+#include "common/options.h"
 
 namespace workshop {
 namespace {
