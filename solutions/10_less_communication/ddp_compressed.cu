@@ -225,6 +225,7 @@ class CompressedReducer {
   void finish() {
     CUDA_CHECK(cudaEventRecord(done_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
+    if (options_.error_feedback) probe("10.7", "gradients before the update", grads_, {total_}, compute_);
     next_ = 0;
     ++steps_;
   }
