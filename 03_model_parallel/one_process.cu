@@ -24,6 +24,23 @@ struct Part {
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
+  // What the part computes, when its device is current: its output from x[batch.samples, stage.in] …
+  const Real* forward(const Batch& batch, const void* x) {
+    probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
+    return stage.forward(batch, x);
+  }
+  // … its gradients, from that of its output in stage.model.output_gradient(), and that of x in dx[rows, stage.in]
+  // unless dx is null …
+  void backward(int rows, Real* dx) {
+    probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
+    stage.backward(dx);
+  }
+  // … and its new parameters.
+  void step(const float* whole_norm, double lr_factor) {
+    probe("03.9", "factor of the learning rate of " + name, std::vector{lr_factor});
+    stage.step(whole_norm, lr_factor);
+  }
+
   const std::string name;
   const int device = current_device();
   Stream stream;
@@ -81,8 +98,7 @@ void forward(Parts& parts, const Batch& batch) {
       copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
-    probe("03.7", {"input of ", part.name}, static_cast<const Real*>(x), {batch.samples, stage.in}, part.stream);
-    x = stage.forward(own, x);
+    x = part.forward(own, x);
   }
 }
 
@@ -96,7 +112,7 @@ void backward(Parts& parts, int rows) {
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
-    //   copy() is above, stage.backward(dx) as in TODO 03.4; forward() shows what else to think of.
+    //   copy() is above, part.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     todo("03.8");
     // END TODO 03.8
     const OnDevice on_device(part.device);
@@ -130,7 +146,7 @@ void update(Parts& parts, Training& training) {
     Part& part = *one;
     ModelStage& stage = part.stage;
     const double lr_factor = training.lr_factor();
-    // TODO 03.9: Update the part's parameters, on its device: stage.step(part.norm.data(), lr_factor).
+    // TODO 03.9: Update the part's parameters, on its device: part.step(part.norm.data(), lr_factor).
     //   Each part has an optimizer of its own, with the moments of its parameters.
     todo("03.9");
     // END TODO 03.9

@@ -24,6 +24,23 @@ struct Part {
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
+  // What the part computes, when its device is current: its output from x[batch.samples, stage.in] …
+  const Real* forward(const Batch& batch, const void* x) {
+    probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
+    return stage.forward(batch, x);
+  }
+  // … its gradients, from that of its output in stage.model.output_gradient(), and that of x in dx[rows, stage.in]
+  // unless dx is null …
+  void backward(int rows, Real* dx) {
+    probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
+    stage.backward(dx);
+  }
+  // … and its new parameters.
+  void step(const float* whole_norm, double lr_factor) {
+    probe("03.9", "factor of the learning rate of " + name, std::vector{lr_factor});
+    stage.step(whole_norm, lr_factor);
+  }
+
   const std::string name;
   const int device = current_device();
   Stream stream;
@@ -84,8 +101,7 @@ void forward(Parts& parts, const Batch& batch) {
       copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
-    probe("03.7", {"input of ", part.name}, static_cast<const Real*>(x), {batch.samples, stage.in}, part.stream);
-    x = stage.forward(own, x);
+    x = part.forward(own, x);
   }
 }
 
@@ -99,13 +115,13 @@ void backward(Parts& parts, int rows) {
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
-    //   copy() is above, stage.backward(dx) as in TODO 03.4; forward() shows what else to think of.
+    //   copy() is above, part.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
       Part& above = *parts[i + 1];
       copy(part, gradient, above, above.stage.input_gradient.data(), rows * stage.out * sizeof(Real));
     }
-    stage.backward(dx);
+    part.backward(rows, dx);
     // END TODO 03.8
     const OnDevice on_device(part.device);
     probe("03.8", {"gradient of ", part.name}, stage.model.grads(), {stage.model.count()}, part.stream);
@@ -138,10 +154,10 @@ void update(Parts& parts, Training& training) {
     Part& part = *one;
     ModelStage& stage = part.stage;
     const double lr_factor = training.lr_factor();
-    // TODO 03.9: Update the part's parameters, on its device: stage.step(part.norm.data(), lr_factor).
+    // TODO 03.9: Update the part's parameters, on its device: part.step(part.norm.data(), lr_factor).
     //   Each part has an optimizer of its own, with the moments of its parameters.
     CUDA_CHECK(cudaSetDevice(part.device));
-    stage.step(part.norm.data(), lr_factor);
+    part.step(part.norm.data(), lr_factor);
     // END TODO 03.9
     const OnDevice on_device(part.device);
     probe("03.9", {"parameters of ", part.name}, stage.model.values(), {stage.model.count()}, part.stream);
