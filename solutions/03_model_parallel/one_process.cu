@@ -76,8 +76,8 @@ Parts place_parts(const Network& network, const std::vector<int>& bounds, const 
   return parts;
 }
 
-// Copies bytes from one part to another, behind all that is enqueued on the first one's stream, and before all that is
-// yet to be enqueued on the second one's.
+// Copies bytes from one part to another: after everything enqueued so far on the stream of `from`, and before anything
+// that will be enqueued on the stream of `to`.
 void copy(Part& to, void* target, Part& from, const void* source, std::size_t bytes) {
   // TODO 03.7: Copy from device to device, on the stream of `to`, when the stream of `from` has come this far.
   //   Record from.done, let to.stream wait for it, and copy: cudaMemcpyPeerAsync(to, its device, from, its device,
@@ -128,10 +128,9 @@ void backward(Parts& parts, int rows) {
   }
 }
 
-// The norm of the whole gradient, on every device and in *norm on the first: each part adds its squares to what comes
-// from the part before.
+// Computes the norm of the whole gradient, on every device, and copies it to *norm on the first one. Each part adds its
+// squares to the sum that comes from the part before.
 void find_norm(Parts& parts, float* norm) {
-  if (norm == nullptr) return;
   Part &first = *parts.front(), &last = *parts.back();
   const std::size_t bytes = sizeof(float);
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -149,7 +148,7 @@ void find_norm(Parts& parts, float* norm) {
 }
 
 void update(Parts& parts, Training& training) {
-  find_norm(parts, training.losses().gradient_norm());
+  if (float* norm = training.losses().gradient_norm()) find_norm(parts, norm);
   for (const auto& one : parts) {
     Part& part = *one;
     ModelStage& stage = part.stage;
@@ -164,7 +163,7 @@ void update(Parts& parts, Training& training) {
   }
 }
 
-// What Training has for the loss and the right answers is on the first device, and the predictions are on the last.
+// Computes the loss on the last device, where the predictions are. What Training keeps of it is on the first device.
 class LossOfLast {
  public:
   LossOfLast(Parts& parts, const Options& options, const DataSource& data) : parts_(parts) {
@@ -176,8 +175,8 @@ class LossOfLast {
     loss_ = DeviceBuffer<float>(1, Memory::data);
   }
 
-  // Adds the batch's share of the mean over `samples_of_step` samples to *loss, behind forward(), and that of the right
-  // answers to *batch.correct. What they are so far goes to the last device and comes back.
+  // Adds the batch's share of the mean loss over `samples_of_step` samples to *loss, after forward(), and the share of
+  // right answers to *batch.correct. Both sums so far are copied to the last device and back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
@@ -196,8 +195,8 @@ class LossOfLast {
   DeviceBuffer<float> loss_;
 };
 
-// The first part's stream, on which Training works and saves checkpoints, goes on when all parts have come this far;
-// its device is current.
+// Makes the first part's stream, on which Training works and saves checkpoints, wait for all parts, and its device the
+// current one.
 void join(Parts& parts) {
   for (const auto& part : parts) {
     CUDA_CHECK(cudaEventRecord(part->done, part->stream));
