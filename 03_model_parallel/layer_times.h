@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long each layer of a network takes: what --partition time gives the ranks equal shares of.
+// Measures how long each layer of a network takes, for --partition time.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 
 namespace workshop {
 
-// Of one layer, for one batch.
+// The time that one layer takes for one batch.
 struct LayerTime {
   double forward, backward;  // milliseconds
   double both() const { return forward + backward; }
 };
 
-// Runs layer number `i` alone, on zeros, for `samples` samples: the median of some runs.
+// Runs only layer number `i`, on zeros, for `samples` samples, and returns the median of some runs.
 inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaStream_t stream) {
   constexpr int kRuns = 5;
   Model model(network, samples, stream, {i, i + 1});
@@ -48,7 +48,7 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
     model.backward(activations, /*accumulate=*/true, {}, dx.data());
     CUDA_CHECK(cudaEventRecord(end, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    if (run == 0) continue;  // in which libraries set themselves up
+    if (run == 0) continue;  // libraries set themselves up in it
     forward.push_back(elapsed(begin, middle));
     backward.push_back(elapsed(middle, end));
   }
@@ -59,8 +59,8 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
   return {median(forward), median(backward)};
 }
 
-// Of all layers, as the mean over the ranks, so that they all cut at the same places. The network must be one that no
-// model works with: its layers' memory is not what it was afterwards. Collective.
+// Returns the times of all layers, as means over the ranks, so that all ranks cut at the same places. No model may use
+// this network: the measurement gives its layers other memory. Collective.
 inline std::vector<LayerTime> layer_times(const Network& network, int samples, const Group& ranks,
                                           cudaStream_t stream) {
   std::vector<LayerTime> times;
@@ -75,7 +75,7 @@ inline std::vector<LayerTime> layer_times(const Network& network, int samples, c
   return times;
 }
 
-// What partition_layers() balances: whole nanoseconds.
+// Converts to what partition_layers() balances: whole nanoseconds.
 inline std::vector<std::int64_t> nanoseconds(const std::vector<LayerTime>& times) {
   std::vector<std::int64_t> counts;
   for (const LayerTime& time : times) counts.push_back(static_cast<std::int64_t>(1e6 * time.both()));

@@ -35,7 +35,7 @@ struct Pool {
   const Buffer& operator[](int micro_batch) const { return buffers[place[micro_batch]]; }
 };
 
-// Results on their way to another stage: one is sent while the next one is computed.
+// Results on their way to another stage, which take turns: one is sent while the next one is computed.
 using SendBuffers = std::vector<DeviceBuffer<Real>>;
 
 // One of the parts of the model that a stage holds, with its buffers.
@@ -61,7 +61,7 @@ struct ModelChunk {
 class PipelineStage {
  public:
   // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide the batch size.
-  // `recompute`: a forward keeps the chunk's input alone, and its backward repeats the forward.
+  // `recompute`: a forward keeps only the chunk's input, and its backward repeats the forward.
   PipelineStage(const Network& network, int batch_size, const Schedule& schedule, int stage,
                 const std::vector<int>& bounds, bool recompute, cudaStream_t stream, Storage storage = Storage::own)
       : micro_batches_(schedule.micro_batches),
@@ -79,7 +79,7 @@ class PipelineStage {
     }
   }
 
-  // Begins a step with a batch of which the first part reads x and the last one y. Its loss is added to *loss.
+  // Begins a step, with a batch of which the first part reads x and the last part y. Its loss is added to *loss.
   void begin_step(const Batch& batch, float* loss) {
     batch_ = batch;
     loss_ = loss;
@@ -104,7 +104,7 @@ class PipelineStage {
     const Range range("forward " + std::to_string(i.micro_batch), stream_);
     ModelChunk& chunk = chunks_[i.chunk];
     const Real* output = compute_forward(chunk, i.micro_batch);
-    if (!chunk.outputs.empty()) {
+    if (!chunk.outputs.empty()) {  // the next forward overwrites what this one has, perhaps before it is sent
       Real* copy = chunk.outputs[chunk.forwards % 2].data();
       copy_to(copy, output, micro_batch(i.micro_batch).samples * chunk.model.output_size());
       output = copy;
@@ -113,13 +113,14 @@ class PipelineStage {
     ++chunk.forwards;
   }
 
-  // For a forward of the model's last part that no backward follows: adds its share of a mean to the step's loss.
+  // Adds the share of a micro-batch in a mean over `samples_of_mean` samples to the step's loss, after a forward of the
+  // model's last part that no backward follows.
   void add_loss(const Instruction& i, int samples_of_mean) {
     ModelChunk& chunk = chunks_[i.chunk];
     chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
   }
 
-  // Calls ready(chunk, layer) once a step for each layer, when the work for its gradients is enqueued.
+  // Calls ready(chunk, layer) once per step for each layer, when the work for its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const Range range("backward " + std::to_string(i.micro_batch), stream_);
     ModelChunk& chunk = chunks_[i.chunk];

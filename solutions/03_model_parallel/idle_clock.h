@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures how much of its time a rank computes, with events that are read at the end: no step waits for the clock. In
-// the timeline the rest of the time is a span called "idle".
+// Measures for how much of its time a rank computes, with events that are read at the end: no step waits for the clock.
+// The timeline shows the rest of the time as a span called "idle".
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace workshop {
 
 class IdleClock {
  public:
-  // The first `warm_up` steps do not count, unless there are no more: in them NCCL connects the ranks.
+  // The first `warm_up` steps do not count, unless there are no others: NCCL connects the ranks in them.
   IdleClock(cudaStream_t stream, int warm_up) : stream_(stream), warm_up_(warm_up) {}
 
   // Begins a step.
@@ -30,7 +30,7 @@ class IdleClock {
     ++steps_;
   }
 
-  // Counts what `enqueue` puts on the stream as computing.
+  // Counts as computing what `enqueue` puts on the stream.
   template <typename Enqueue>
   void compute(const Enqueue& enqueue) {
     idle_.reset();
@@ -40,16 +40,17 @@ class IdleClock {
     if (counting_) idle_.emplace("idle", stream_);
   }
 
-  // Ends the measurement on the stream: at the end of an epoch, say, where the host waits. If all steps so far were
-  // warm-up, it begins anew after them.
+  // Ends the measurement on the stream, at the end of an epoch, for example, when the host waits anyway. If all steps
+  // so far were warm-up, the measurement begins anew after them.
   void stop() {
     if (counting_) begins_.push_back(mark());
     counting_ = false;
     idle_.reset();
   }
 
-  // The share of its time, between 0 and 1, that the rank did not compute: the median over the steps, because a step
-  // in which the machine did something else says nothing. 0 without a step. The stream must have got to the end.
+  // Returns the share of its time, between 0 and 1, in which the rank did not compute: the median over the steps,
+  // because a step during which the machine was busy with something else says nothing. 0 if there was no step. The
+  // stream must have reached the end.
   double idle_share() const {
     if (begins_.size() < 2) return 0;
     std::vector<double> shares;
@@ -65,7 +66,7 @@ class IdleClock {
   }
 
  private:
-  static constexpr int kSteps = 16;  // are measured at most
+  static constexpr int kSteps = 16;  // the most steps that are measured
 
   std::size_t mark() {
     if (used_ == marks_.size()) marks_.emplace_back(cudaEventDefault);

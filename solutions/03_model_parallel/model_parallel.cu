@@ -13,22 +13,34 @@ using namespace workshop;
 
 namespace {
 
+// What a stage computes: its output [rows, stage.out] from x[rows, stage.in] …
+const Real* compute_forward(ModelStage& stage, const Batch& batch, const void* x) {
+  probe("03.3", "input of the stage", static_cast<const Real*>(x), {batch.samples, stage.in}, stage.stream);
+  return stage.forward(batch, x);
+}
+
+// … and its gradients, from that of its output in stage.model.output_gradient(). Writes that of x to dx[rows,
+// stage.in], unless dx is null.
+void compute_backward(ModelStage& stage, int rows, Real* dx) {
+  probe("03.4", "gradient of the stage's output", stage.model.output_gradient(), {rows, stage.out}, stage.stream);
+  stage.backward(dx);
+}
+
 // Forward: the samples x[rows, stage.in] come in on the first rank, the predictions come out on the last.
 void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
   const void* x = batch.x;
   const int rows = batch.samples, rank = job.rank(), last = job.world() - 1;
   // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
   //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
-  //   Output: what stage.forward(batch, input) returns, [rows, stage.out]; the last rank keeps it.
+  //   Output: what compute_forward(stage, batch, input) returns, [rows, stage.out]; the last rank keeps it.
   //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same (docs/calls.md).
   if (rank > 0) {
     x = stage.received.data();
     NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, kReal, rank - 1, job.comm(), stream));
   }
-  const Real* output = stage.forward(batch, x);
+  const Real* output = compute_forward(stage, batch, x);
   if (rank < last) NCCL_CHECK(ncclSend(output, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   // END TODO 03.3
-  probe("03.3", "output of the stage", stage.activations.output, {rows, stage.out}, stream);
 }
 
 // Backward: the last rank has the gradient of its output from the loss already.
@@ -36,17 +48,16 @@ void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) 
   const int rank = job.rank(), last = job.world() - 1;
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
   //   From whom, and to whom? Gradient of the output: stage.model.output_gradient(), [rows, stage.out].
-  //   stage.backward(dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in]. The
-  //   first rank has none below it and passes nullptr.
+  //   compute_backward(stage, rows, dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in].
+  //   The first rank has no rank below it and passes nullptr.
   if (rank < last) {
     Real* gradient = stage.model.output_gradient();
     NCCL_CHECK(ncclRecv(gradient, rows * stage.out, kReal, rank + 1, job.comm(), stream));
   }
   Real* dx = rank > 0 ? stage.input_gradient.data() : nullptr;
-  stage.backward(dx);
+  compute_backward(stage, rows, dx);
   if (rank > 0) NCCL_CHECK(ncclSend(dx, rows * stage.in, kReal, rank - 1, job.comm(), stream));
   // END TODO 03.4
-  probe("03.4", "gradients of the stage", stage.model.grads(), {stage.model.count()}, stream);
 }
 
 }  // namespace
