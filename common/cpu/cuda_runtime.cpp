@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "common/cpu/cores.h"
@@ -63,13 +65,12 @@ int device_count() {
   return count;
 }
 
-// The same in all processes of a node, and no other device's: a hash of the host's name (FNV-1a), and the number.
+// The same in all processes of a node and different for every device: a hash of the host's name, and the device's
+// number.
 cudaUUID_t uuid_of(int device) {
   char host[256] = {};
   gethostname(host, sizeof host - 1);
-  std::uint64_t hash = 14695981039346656037u;
-  for (const char* c = host; *c != '\0'; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 1099511628211u;
-  const std::uint64_t halves[] = {hash, static_cast<std::uint64_t>(device)};
+  const std::uint64_t halves[] = {std::hash<std::string_view>{}(host), static_cast<std::uint64_t>(device)};
   cudaUUID_t uuid;
   for (int i = 0; i < 16; ++i) uuid.bytes[i] = static_cast<char>(halves[i / 8] >> (56 - 8 * (i % 8)));
   return uuid;

@@ -1,82 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/run/hmac.h"
 
-#include <bit>
-#include <cstddef>
-#include <string>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <stdexcept>
 
 namespace workshop {
-namespace {
-
-constexpr std::size_t kBlock = 64;  // bytes
-
-constexpr std::uint32_t kRound[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-using State = std::array<std::uint32_t, 8>;
-
-void add_block(State& state, const char* block) {
-  std::uint32_t w[64];
-  for (int i = 0; i < 16; ++i) {
-    w[i] = 0;
-    for (int byte = 0; byte < 4; ++byte) w[i] = w[i] << 8 | static_cast<std::uint8_t>(block[4 * i + byte]);
-  }
-  for (int i = 16; i < 64; ++i) {
-    const std::uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ w[i - 15] >> 3;
-    const std::uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ w[i - 2] >> 10;
-    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-  }
-  auto [a, b, c, d, e, f, g, h] = state;
-  for (int i = 0; i < 64; ++i) {
-    const std::uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
-    const std::uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
-    const std::uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
-    const std::uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
-    h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
-  }
-  const State added = {a, b, c, d, e, f, g, h};
-  for (int i = 0; i < 8; ++i) state[i] += added[i];
-}
-
-std::string sha256(std::string message) {
-  State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const std::uint64_t bits = 8 * message.size();
-  message += '\x80';
-  message.append((2 * kBlock - 8 - message.size() % kBlock) % kBlock, '\0');
-  for (int shift = 56; shift >= 0; shift -= 8) message += static_cast<char>(bits >> shift);
-  for (std::size_t at = 0; at < message.size(); at += kBlock) add_block(state, message.data() + at);
-  std::string digest;
-  for (const std::uint32_t word : state) {
-    for (int shift = 24; shift >= 0; shift -= 8) digest += static_cast<char>(word >> shift);
-  }
-  return digest;
-}
-
-}  // namespace
 
 Proof hmac_sha256(std::string_view key, std::string_view message) {
-  std::string inner = key.size() > kBlock ? sha256(std::string(key)) : std::string(key);
-  inner.resize(kBlock, '\0');
-  std::string outer = inner;
-  for (char& byte : inner) byte ^= 0x36;
-  for (char& byte : outer) byte ^= 0x5c;
-  const std::string digest = sha256(outer + sha256(inner + std::string(message)));
   Proof proof;
-  for (std::size_t i = 0; i < proof.size(); ++i) proof[i] = static_cast<std::uint8_t>(digest[i]);
+  if (!HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+            reinterpret_cast<const unsigned char*>(message.data()), message.size(), proof.data(), nullptr)) {
+    throw std::runtime_error("OpenSSL cannot compute HMAC-SHA256 here");
+  }
   return proof;
 }
 
-bool equal_in_constant_time(const Proof& a, const Proof& b) {
-  volatile std::uint8_t different = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) different = different | (a[i] ^ b[i]);
-  return different == 0;
-}
+bool equal_in_constant_time(const Proof& a, const Proof& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 }  // namespace workshop

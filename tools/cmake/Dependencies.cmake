@@ -20,6 +20,8 @@ find_package(GTest QUIET)
 _needs("GTest_FOUND" "GoogleTest" "libgtest-dev")
 find_package(ZLIB QUIET)  # the checksums of checkpoints
 _needs("ZLIB_FOUND" "zlib" "zlib1g-dev")
+find_package(OpenSSL 3 QUIET COMPONENTS Crypto)  # ranks that meet without MPI prove that they belong to the job
+_needs("OpenSSL_FOUND" "OpenSSL 3" "libssl-dev")
 
 # MPI starts the ranks where it is there; the cuda backend does without.
 option(WORKSHOP_MPI "use MPI to start the ranks (the cpu backend always does)" ON)
