@@ -5,7 +5,6 @@
 // PyTorch's where those were measured.
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,11 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "tools/arguments.h"
 #include "tools/run_record.h"
 #include "tools/timeline.h"
 
 namespace {
 
+using workshop::tools::Arguments;
 using Json = nlohmann::ordered_json;
 
 // The time a step of a training program in microseconds, under its name and number of ranks, and the mean share of time
@@ -117,25 +118,21 @@ void print_large(const Json& model, const std::string& torch) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
+  std::string out;
+  std::vector<std::string> parts;
+  Arguments arguments("bench_report", "Puts the parts of ./workshop bench together.");
+  arguments.add("--json", out, "file to write the numbers to");
+  arguments.require("PART", parts, "what a measurement wrote, a run record (*.jsonl) or a timeline (*.timeline.json)");
+  return arguments.run(argc, argv, [&] {
     Json report;
-    std::string out;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      if (word == "--json" && i + 1 < argc) {
-        out = argv[++i];
-      } else {
-        add_part(word, report);
-      }
-    }
+    for (const std::string& part : parts) add_part(part, report);
     if (report.contains("steps")) print_steps(report);
     if (report.contains("torch")) {
       for (const Json& model : report["torch"]["large"]) print_large(model, report["torch"]["version"]);
     }
-    if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n"))
+    if (!out.empty() && !(std::ofstream(out) << report.dump(2) << "\n")) {
       throw std::runtime_error("cannot write " + out);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_report: %s\n", error.what());
-    return 2;
-  }
+    }
+    return 0;
+  });
 }

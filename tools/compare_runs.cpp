@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -29,6 +28,7 @@
 #include <vector>
 
 #include "common/run/text.h"
+#include "tools/arguments.h"
 #include "tools/diagnosis.h"
 #include "tools/ending.h"
 #include "tools/fingerprints.h"
@@ -709,56 +709,14 @@ void Comparison::write_summary(std::ostream& file) const {
     file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << (explained_ ? " known" : "") << '\n';
 }
 
-struct Arguments {
-  std::vector<std::string> records, todos;
+struct Settings {
+  std::string expected, mine;
+  std::vector<std::string> todos;
   double tolerance = 1e-5;
   std::string sources, summary, output, fingerprints;
   int status = 0;
   bool journals = false, sightings = false;
 };
-
-double number(const std::string& option, const std::string& value) {
-  char* end = nullptr;
-  const double number = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0') throw std::runtime_error(option + " expects a number, not '" + value + "'");
-  return number;
-}
-
-Arguments parse(const std::vector<std::string>& words) {
-  Arguments arguments;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    const auto value = [&] {
-      if (i + 1 == words.size()) throw std::runtime_error(word + " lacks its value");
-      return words[++i];
-    };
-    if (word == "--tolerance")
-      arguments.tolerance = number(word, value());
-    else if (word == "--todos")
-      arguments.todos.push_back(value());
-    else if (word == "--sources")
-      arguments.sources = value();
-    else if (word == "--summary")
-      arguments.summary = value();
-    else if (word == "--output")
-      arguments.output = value();
-    else if (word == "--status")
-      arguments.status = static_cast<int>(number(word, value()));
-    else if (word == "--fingerprints")
-      arguments.fingerprints = value();
-    else if (word == "--sightings")
-      arguments.sightings = true;
-    else if (word == "--journals")
-      arguments.journals = true;
-    else if (word.starts_with("--"))
-      throw std::runtime_error("unknown option '" + word + "'");
-    else
-      arguments.records.push_back(word);
-  }
-  if (arguments.records.size() != 2)
-    throw std::runtime_error("expects two records: the solution's and the one to judge");
-  return arguments;
-}
 
 std::string content(const std::string& path) {
   std::ostringstream text;
@@ -766,25 +724,24 @@ std::string content(const std::string& path) {
   return text.str();
 }
 
-int compare(const Arguments& arguments) {
-  const std::string &expected_path = arguments.records[0], &mine_path = arguments.records[1];
-  const RunRecord expected = read_run_record(expected_path);
-  RunRecord mine = arguments.journals ? read_journals(mine_path) : read_run_record(mine_path);
-  const bool known = !arguments.journals || !mine.program.empty();  // a rank may end before it has a journal
+int compare(const Settings& settings) {
+  const RunRecord expected = read_run_record(settings.expected);
+  RunRecord mine = settings.journals ? read_journals(settings.mine) : read_run_record(settings.mine);
+  const bool known = !settings.journals || !mine.program.empty();  // a rank may end before it has a journal
   if (known && (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world)) {
     throw std::runtime_error("the records are of different programs or numbers of ranks");
   }
-  if (!expected.complete) throw std::runtime_error(expected_path + " is not a complete run");
-  const Ending ending(arguments.status, content(arguments.output));
-  const Todos todos(arguments.todos, arguments.sources);
-  if (arguments.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
-  const bool ended = (!mine.complete && mine.todo.empty()) || arguments.status == 1;
-  const KnownMistakes known_mistakes(arguments.fingerprints, arguments.sightings);
-  Comparison comparison(expected, mine, arguments.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
+  if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
+  const Ending ending(settings.status, content(settings.output));
+  const Todos todos(settings.todos, settings.sources);
+  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
+  const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
+  const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
+  Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
                         known_mistakes);
   const int status = comparison.run();
-  if (!arguments.summary.empty()) {
-    std::ofstream file(arguments.summary);
+  if (!settings.summary.empty()) {
+    std::ofstream file(settings.summary);
     comparison.write_summary(file);
   }
   return status;
@@ -793,10 +750,19 @@ int compare(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return compare(parse({argv + 1, argv + argc}));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "compare_runs: %s\n", error.what());
-    return 2;
-  }
+  Settings settings;
+  Arguments arguments("compare_runs", "Compares a run with the solution's and says which TODO is the first to differ.");
+  arguments.require("EXPECTED", settings.expected, "the record of the solution's run");
+  arguments.require("MINE", settings.mine, "the record to judge");
+  arguments.add("--tolerance", settings.tolerance, "the largest relative difference that is none");
+  arguments.add("--todos", settings.todos, "a source of the solution, with the TODOs' texts");
+  arguments.add("--sources", settings.sources, "the folder with the participant's sources, FOLDER/02_ddp/ddp.cu");
+  arguments.add("--summary", settings.summary, "file to write what is known of each TODO to");
+  arguments.add("--journals", settings.journals, "MINE has the journals of a run that ended otherwise than it should");
+  arguments.add("--status", settings.status, "the status that this run ended with");
+  arguments.add("--output", settings.output, "file with what it printed");
+  arguments.add("--fingerprints", settings.fingerprints, "what known mistakes look like");
+  arguments.add("--sightings", settings.sightings,
+                "say what the first difference looks like, for a file of fingerprints");
+  return arguments.run(argc, argv, [&] { return compare(settings); });
 }

@@ -4,9 +4,6 @@
 //   draw_images FOLDER [SAMPLES [SEED [CLASSES]]]
 //
 // SAMPLES of the training, in five files, and a fifth as many of the test.
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -14,6 +11,7 @@
 #include <string>
 
 #include "common/data/images.h"
+#include "tools/arguments.h"
 
 namespace {
 
@@ -26,22 +24,7 @@ void write(const fs::path& path, std::span<const std::uint8_t> records) {
   if (!file) throw std::runtime_error("cannot write " + path.string());
 }
 
-int number(int argc, char** argv, int place, int otherwise, int least, int most) {
-  if (place >= argc) return otherwise;
-  std::size_t read = 0;
-  const std::string text = argv[place];
-  const int value = std::stoi(text, &read);
-  if (read != text.size() || value < least || value > most) throw std::invalid_argument(text);
-  return value;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) try {
-  if (argc < 2 || argc > 5) throw std::invalid_argument("FOLDER");
-  const fs::path folder = argv[1];
-  const int samples = number(argc, argv, 2, 4096, 5, 1'000'000), seed = number(argc, argv, 3, 1138, 0, 1 << 30),
-            classes = number(argc, argv, 4, 10, 2, 10);
+void draw(const fs::path& folder, int samples, int seed, int classes) {
   fs::create_directories(folder);
   const DrawnImages images(seed, samples, classes);
   for (int i = 0; i < 5; ++i) {
@@ -51,10 +34,21 @@ int main(int argc, char** argv) try {
           std::span(images.training).subspan(first * kImageRecordBytes, (last - first) * kImageRecordBytes));
   }
   write(folder / "test_batch.bin", images.test);
-} catch (const std::logic_error&) {
-  std::fprintf(stderr, "usage: draw_images FOLDER [SAMPLES, at least 5 [SEED [CLASSES, 2 to 10]]]\n");
-  return 2;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string folder;
+  int samples = 4096, seed = 1138, classes = 10;
+  tools::Arguments arguments("draw_images",
+                             "Writes the images that --model alexnet trains on as the files of CIFAR-10.");
+  arguments.require("FOLDER", folder, "where to write them");
+  arguments.add("SAMPLES", samples, "of the training, in five files; a fifth as many are of the test", 5, 1'000'000);
+  arguments.add("SEED", seed, "of the images", 0, 1 << 30);
+  arguments.add("CLASSES", classes, "of the images", 2, 10);
+  return arguments.run(argc, argv, [&] {
+    draw(folder, samples, seed, classes);
+    return 0;
+  });
 }

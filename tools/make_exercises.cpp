@@ -9,8 +9,6 @@
 // becomes `todo("02.1");`. With --filling FILE, which is named 02.1-mistake.txt, the regions keep the solution's code,
 // and this one gets that of FILE beside it, for when WORKSHOP_FILLING is "02.1-mistake" (tests/exercises/filling.h):
 // that is how the tests make programs with known mistakes.
-#include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -21,6 +19,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tools/arguments.h"
 
 namespace {
 
@@ -160,40 +160,38 @@ std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, con
   return chapter.ids();
 }
 
-int make_exercises(const std::vector<std::string>& args) {
-  std::vector<std::string> positional;
+Fillings read_fillings(const std::vector<std::string>& files) {
   Fillings fillings;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (args[i] != "--filling") {
-      positional.push_back(args[i]);
-      continue;
-    }
-    const fs::path path = ++i < args.size() ? args[i] : "";
+  for (const fs::path path : files) {
     const std::string mistake = path.stem();
     fillings[mistake.substr(0, mistake.find('-'))][mistake] = read_file(path);
   }
-  if (positional.size() < 3) {
-    throw std::runtime_error("usage: make_exercises [--filling FILE]... SOLUTIONS_DIR OUT_DIR CHAPTER...");
-  }
+  return fillings;
+}
+
+void make_exercises(const fs::path& solutions, const fs::path& out, const std::vector<std::string>& chapters,
+                    const Fillings& fillings) {
   std::set<std::string> ids;
-  for (std::size_t i = 2; i < positional.size(); ++i) {
-    ids.merge(make_chapter(fs::path(positional[0]) / positional[i], fs::path(positional[1]) / positional[i], fillings));
-  }
+  for (const std::string& chapter : chapters) ids.merge(make_chapter(solutions / chapter, out / chapter, fillings));
   for (const auto& [id, mistakes] : fillings) {
     if (!ids.contains(id)) {
       throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no TODO of this number");
     }
   }
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return make_exercises({argv + 1, argv + argc});
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
+  std::string solutions, out;
+  std::vector<std::string> chapters, fillings;
+  workshop::tools::Arguments arguments("make_exercises", "Makes the exercises of chapters from their solutions.");
+  arguments.require("SOLUTIONS", solutions, "the folder of the solutions");
+  arguments.require("OUT", out, "the folder to write the chapters to");
+  arguments.require("CHAPTER", chapters, "such as 02_ddp");
+  arguments.add("--filling", fillings, "a file 02.1-mistake.txt, other code for the regions of that TODO");
+  return arguments.run(argc, argv, [&] {
+    make_exercises(solutions, out, chapters, read_fillings(fillings));
+    return 0;
+  });
 }

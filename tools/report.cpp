@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "common/run/text.h"
+#include "tools/arguments.h"
 #include "tools/run_report.h"
 #include "tools/speedup.h"
 
@@ -336,10 +336,12 @@ void print(const RunReport& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    std::vector<std::string> files(argv + 1, argv + argc);
-    const bool json = !files.empty() && files.front() == "--json";
-    if (json) files.erase(files.begin());
+  bool json = false;
+  std::vector<std::string> files;
+  Arguments arguments("report", "Says what runs have done.");
+  arguments.add("--json", json, "as data for report_page.py");
+  arguments.require("FILE", files, "the records and timelines of the runs");
+  return arguments.run(argc, argv, [&] {
     const std::vector<RunReport> runs = read_runs(files);
     if (json) {
       Json all{{"runs", Json::array()}, {"scaling", scaling(runs)}};
@@ -352,8 +354,5 @@ int main(int argc, char** argv) {
       print(runs[i]);
     }
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "report: %s\n", error.what());
-    return 2;
-  }
+  });
 }

@@ -6,13 +6,13 @@
 // Speed-up and efficiency are beside the first run. With --weak an epoch has as many times the samples as there are
 // replicas.
 #include <cstdio>
-#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "tools/arguments.h"
 #include "tools/run_record.h"
 #include "tools/speedup.h"
 #include "tools/timeline.h"
@@ -34,41 +34,32 @@ void print(const std::vector<Speedup>& rows, bool tokens, bool weak) {
   }
 }
 
-Json json_of_all(const std::vector<Speedup>& rows) {
+void scaling(const std::vector<std::string>& files, bool weak, const std::string& json) {
+  if (files.size() % 2 != 0) throw std::runtime_error("expects pairs of a record and a timeline");
+  std::vector<Speedup> rows;
+  const RunRecord first = read_run_record(files[0]);
+  if (!(first.seconds_per_step > 0)) throw std::runtime_error(files[0] + " has no time of a step: too few steps?");
+  for (std::size_t i = 0; i < files.size(); i += 2)
+    rows.push_back(speedup(read_run_record(files[i]), read_timeline(files[i + 1]), first, weak));
+  print(rows, first.options.contains("context"), weak);
+  if (json.empty()) return;
   Json all = Json::array();
   for (const Speedup& row : rows) all.push_back(json_of(row));
-  return all;
+  if (!(std::ofstream(json) << all.dump(2) << "\n")) throw std::runtime_error("cannot write " + json);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    bool weak = false;
-    std::string json;
-    std::vector<std::string> files;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      if (word == "--weak") {
-        weak = true;
-      } else if (word == "--json" && i + 1 < argc) {
-        json = argv[++i];
-      } else {
-        files.push_back(word);
-      }
-    }
-    if (files.empty() || files.size() % 2 != 0) throw std::runtime_error("expects pairs of a record and a timeline");
-    std::vector<Speedup> rows;
-    const RunRecord first = read_run_record(files[0]);
-    if (!(first.seconds_per_step > 0)) throw std::runtime_error(files[0] + " has no time of a step: too few steps?");
-    for (std::size_t i = 0; i < files.size(); i += 2)
-      rows.push_back(speedup(read_run_record(files[i]), read_timeline(files[i + 1]), first, weak));
-    print(rows, first.options.contains("context"), weak);
-    if (!json.empty() && !(std::ofstream(json) << json_of_all(rows).dump(2) << "\n"))
-      throw std::runtime_error("cannot write " + json);
+  bool weak = false;
+  std::string json;
+  std::vector<std::string> files;
+  Arguments arguments("scaling", "Prints how a program scales, from runs of it on more and more ranks.");
+  arguments.add("--weak", weak, "an epoch has as many times the samples as there are replicas");
+  arguments.add("--json", json, "file to write the numbers to");
+  arguments.require("FILE", files, "the record and the timeline of each run");
+  return arguments.run(argc, argv, [&] {
+    scaling(files, weak, json);
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "scaling: %s\n", error.what());
-    return 2;
-  }
+  });
 }

@@ -4,13 +4,13 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/run/text.h"
+#include "tools/arguments.h"
 #include "tools/run_record.h"
 
 namespace {
@@ -91,20 +91,16 @@ void print(const std::vector<Row>& table) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: summarize_runs BASELINE [RECORD...]\n");
-    return 2;
-  }
-  try {
+  std::vector<std::string> records;
+  Arguments arguments("summarize_runs", "Prints a table of runs of one model.");
+  arguments.require("RECORD", records, "the record of each run; the others are compared with the first");
+  return arguments.run(argc, argv, [&] {
     std::vector<RunRecord> runs;
-    for (int i = 1; i < argc; ++i) runs.push_back(read_run_record(argv[i]));
+    for (const std::string& record : records) runs.push_back(read_run_record(record));
     std::vector<Row> table{
         {"strategy", "ranks", "final loss", "largest difference", "time/step", "peak memory/rank", "sent/rank"}};
     for (const RunRecord& run : runs) table.push_back(row(run, runs.front()));
     print(table);
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "summarize_runs: %s\n", error.what());
-    return 2;
-  }
+  });
 }

@@ -12,7 +12,6 @@
 #include <cctype>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -23,6 +22,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "tools/arguments.h"
 
 namespace {
 
@@ -353,22 +354,24 @@ void mutate_all(const fs::path& path, const std::string& folder) {
   }
 }
 
+void mutate_chapter(const fs::path& chapter, const std::string& folder) {
+  std::set<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(chapter)) files.insert(entry.path());
+  for (const fs::path& path : files) {
+    if (path.extension() == ".cu" || path.extension() == ".h") mutate_all(path, folder);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3 || argc > 4) {
-    std::fprintf(stderr, "usage: make_mutants SOLUTIONS CHAPTER [FOLDER]\n");
-    return 2;
-  }
-  try {
-    std::set<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(fs::path(argv[1]) / argv[2])) files.insert(entry.path());
-    for (const fs::path& path : files) {
-      if (path.extension() == ".cu" || path.extension() == ".h") mutate_all(path, argc > 3 ? argv[3] : "");
-    }
+  std::string solutions, chapter, folder;
+  workshop::tools::Arguments arguments("make_mutants", "Makes mutants of the TODOs of a chapter.");
+  arguments.require("SOLUTIONS", solutions, "the folder of the solutions");
+  arguments.require("CHAPTER", chapter, "such as 02_ddp");
+  arguments.add("FOLDER", folder, "where to write them as wrong fillings");
+  return arguments.run(argc, argv, [&] {
+    mutate_chapter(fs::path(solutions) / chapter, folder);
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "make_mutants: %s\n", error.what());
-    return 2;
-  }
+  });
 }

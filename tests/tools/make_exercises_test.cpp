@@ -91,7 +91,7 @@ if (workshop::filling("02.1-none")) {
 }
 )");
   EXPECT_EQ(make("--filling " + folder_.write("02.2-sum.txt", "  sum();\n")).output,
-            "--filling 02.2-sum: there is no TODO of this number\n");
+            "make_exercises: --filling 02.2-sum: there is no TODO of this number\n");
   EXPECT_EQ(make("--filling /no/such/02.1-file.txt").status, 2);
 }
 
@@ -121,7 +121,7 @@ TEST_F(MakeExercises, FindsTheSameNumberInTwoFiles) {
 TEST_F(MakeExercises, RefusesAChapterThatIsNotThere) {
   const ToolResult result = make();
   EXPECT_EQ(result.status, 2);
-  EXPECT_EQ(result.output, "no chapter " + (folder_ / "solutions") + "/02_ddp\n");
+  EXPECT_EQ(result.output, "make_exercises: no chapter " + (folder_ / "solutions") + "/02_ddp\n");
   EXPECT_EQ(run_tool("make_exercises").status, 2);
 }
 

@@ -198,7 +198,7 @@ TEST(Report, FormulasOfImpossibleRuns) {
 
 TEST(Report, ErrorsAreOneLine) {
   const TemporaryFolder folder;
-  EXPECT_EQ(run_tool("report").output, "report: expects records and timelines, the files of --record and --timeline\n");
+  EXPECT_EQ(run_tool("report").output, "report: FILE is missing: the records and timelines of the runs\n");
   EXPECT_EQ(run_tool("report /no/a").output, "report: cannot read /no/a\n");
   const auto refused = [&](const std::string& content) {
     const ToolResult result = run_tool("report " + folder.write("bad", content));

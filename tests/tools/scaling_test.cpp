@@ -80,7 +80,8 @@ TEST(Scaling, PartOfAnEpochHasNoTimeOfAnEpoch) {
 
 TEST(Scaling, ErrorsAreOneLine) {
   const TemporaryFolder folder;
-  EXPECT_EQ(run_tool("scaling").output, "scaling: expects pairs of a record and a timeline\n");
+  EXPECT_EQ(run_tool("scaling").output, "scaling: FILE is missing: the record and the timeline of each run\n");
+  EXPECT_EQ(run_tool("scaling /no/a").output, "scaling: expects pairs of a record and a timeline\n");
   EXPECT_EQ(run_tool("scaling /no/a /no/b").output, "scaling: cannot read /no/a\n");
   const std::string one = folder.write("1.jsonl", record(1, 0));
   EXPECT_EQ(run_tool("scaling " + one + " x").output, "scaling: " + one + " has no time of a step: too few steps?\n");
