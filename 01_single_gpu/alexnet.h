@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/data/images.h"
 #include "convolution.h"
 #include "cross_entropy.h"
 #include "dropout.h"

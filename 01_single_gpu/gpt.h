@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "common/data/dataset.h"
 #include "common/data/stories.h"
 #include "cross_entropy.h"
 #include "embedding.h"

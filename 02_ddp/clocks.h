@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/record/todo.h"
+#include "common/record/probe.h"
 
 namespace workshop {
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
+#include "common/data/dataset.h"
 #include "common/job.h"
 #include "common/training.h"
 #include "partition.h"
