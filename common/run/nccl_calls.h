@@ -45,7 +45,7 @@ struct NcclCall {
   int type;  // ncclDataType_t; -1 for calls without data, which are over when they return
   int peer;  // the other rank of a message, or the root; -1 for neither
   cudaStream_t stream;
-  const CallSite* site = nullptr;        // where the program makes it; null outside of the macros of common/check.h
+  const CallSite* site = nullptr;        // where the program makes it; null outside of NCCL_CHECK()
   Communicator* communicator = nullptr;  // null where the handle is none
   std::int64_t number = 0;               // collectives of a communicator are numbered, and messages of a pair of ranks
   bool on_record = false;                // with data, and the program's own
