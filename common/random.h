@@ -3,8 +3,6 @@
 // it stands for. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -45,7 +43,12 @@ class Generator {
 // SplitMix64 (Steele et al., 2014): 64 random bits from any 64, in kernels too. It has no state: its generator hashes a
 // counter that goes up by kSplitMix64Step.
 inline constexpr std::uint64_t kSplitMix64Step = 0x9e3779b97f4a7c15u;
-__host__ __device__ inline std::uint64_t splitmix64(std::uint64_t x) {
+// clang-format off
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+inline std::uint64_t splitmix64(std::uint64_t x) {
+  // clang-format on
   std::uint64_t z = x + kSplitMix64Step;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
