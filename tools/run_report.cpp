@@ -251,7 +251,8 @@ std::string advice_on_communication(const RunRecord& run) {
            "makes it smaller.";
   if (run.program == "local_sgd") return "Chapter 10: a larger --sync-every makes it rarer.";
   if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
-    return "Larger batches or --accumulation-steps make it rarer (chapter 02), ddp_compressed makes it smaller (chapter 10).";
+    return "Larger batches or --accumulation-steps make it rarer (chapter 02), ddp_compressed makes it smaller "
+           "(chapter 10).";
   if (run.chapter == "05_tensor_parallel")
     return "Nothing can hide what each layer waits for: keep tensor groups on the fastest links (chapter 07).";
   if (run.chapter == "06_fsdp")

@@ -53,7 +53,8 @@ TESTS(progress) {
   says("gpt", on(2, solution("06_fsdp/fsdp"), "--model gpt --words 4000 --epochs 5 --log-every 0"), 20, "tokens", true);
   // The last stage has the loss: rank 0 knows that of the epoch before alone.
   says("pipeline", on(2, solution("04_pipeline/pipeline"), many, "--epochs 2"), 400, "samples", false);
-  says("parameter_server", on(3, solution("10_less_communication/parameter_server"), many, "--order turns"), 200, "samples", true);
+  says("parameter_server", on(3, solution("10_less_communication/parameter_server"), many, "--order turns"), 200,
+       "samples", true);
 
   // On a terminal the line is written again and again, and is gone before anything else is printed.
   test("solution.progress.terminal", {.ranks = 2}, [=] {

@@ -80,7 +80,8 @@ TESTS(formulas) {
   held_and_sent("ddp_overlap", 3, solution("02_ddp/ddp_overlap"), of_three + "--accumulation-steps 2");
   held_and_sent("ddp_overlap.gpt", 2, solution("02_ddp/ddp_overlap"), "--model gpt --words 4000 --max-steps 20");
   for (const std::string kind : {"none", "topk", "randomk", "int8", "sign"}) {
-    held_and_sent("compressed." + kind, 3, solution("10_less_communication/ddp_compressed"), of_three + "--compress " + kind, 4);
+    held_and_sent("compressed." + kind, 3, solution("10_less_communication/ddp_compressed"),
+                  of_three + "--compress " + kind, 4);
   }
   held_and_sent("decentralized", 3, solution("10_less_communication/decentralized"), of_three);
   held_and_sent("local_sgd", 3, solution("10_less_communication/local_sgd"), of_three + "--sync-every 5");
