@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "common/device.h"
 #include "common/job.h"
 
 namespace workshop {
