@@ -150,7 +150,7 @@ class ReduceFromTensorParallel {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
     // TODO 05.26: g, forward: add up the ranks' shares of y.
-    //   g is f read backward. What does that say about this function, in either mode?
+    //   One NCCL call. g is f read backward: what does that say about this function, in either mode?
     todo("05.26");
     // END TODO 05.26
     probe("05.26", "g: sum of the ranks' shares", y, {tp_.local_rows(rows), width}, stream);

@@ -157,7 +157,7 @@ class ReduceFromTensorParallel {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
     // TODO 05.26: g, forward: add up the ranks' shares of y.
-    //   g is f read backward. What does that say about this function, in either mode?
+    //   One NCCL call. g is f read backward: what does that say about this function, in either mode?
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclReduceScatter(share, y, count, kReal, ncclSum, comm, stream));
     } else {
