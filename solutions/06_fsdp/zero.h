@@ -139,14 +139,12 @@ class ZeroModel {
         gathers_(gathers_at(stage)),
         values_(units_, stage >= 3, Memory::parameters),
         grads_(units_, stage >= 2, Memory::gradients),
-        clipping_(options, largest_shard(units_), stream) {
+        gradients_(shards_of(grads_, units_)),
+        clipping_(options, gradients_.largest(), stream) {
     for (int u = 0; u < units(); ++u) {
-      const Sharding& sharding = units_[u].sharding;
       units_[u].model.bind(values_[u].full, grads_[u].full);
-      updates_.emplace_back(options, sharding, ranks_, unit_name(u), stream);
-      gradients_.held.emplace_back(grads_[u].shard, sharding.shard);
+      updates_.emplace_back(options, units_[u].sharding, ranks_, unit_name(u), stream);
     }
-    gradients_.counted = gradients_.held;
   }
 
   // The forward passes of one batch, unit after unit. The last unit keeps the output for loss().
@@ -230,10 +228,11 @@ class ZeroModel {
   }
 
  private:
-  static int largest_shard(const std::deque<Unit>& units) {
-    int largest = 0;
-    for (const Unit& unit : units) largest = std::max(largest, unit.sharding.shard);
-    return largest;
+  static GradientParts shards_of(const FlatArray& grads, const std::deque<Unit>& units) {
+    GradientParts shards;
+    for (std::size_t u = 0; u < units.size(); ++u) shards.held.emplace_back(grads[u].shard, units[u].sharding.shard);
+    shards.counted = shards.held;
+    return shards;
   }
 
   int units() const { return static_cast<int>(units_.size()); }
@@ -266,9 +265,9 @@ class ZeroModel {
   std::deque<Unit> units_;
   Gathers gathers_;
   FlatArray values_, grads_;
-  std::deque<ShardedUpdate> updates_;  // of each unit
-  Clipping clipping_;
   GradientParts gradients_;  // this rank's shards
+  Clipping clipping_;
+  std::deque<ShardedUpdate> updates_;  // of each unit
 };
 
 }  // namespace workshop
