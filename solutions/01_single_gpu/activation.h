@@ -4,9 +4,9 @@
 
 #include <cmath>
 
+#include "01_single_gpu/precision.h"
 #include "common/launch.h"
 #include "common/options.h"
-#include "precision.h"
 
 namespace workshop {
 

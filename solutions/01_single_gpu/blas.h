@@ -6,8 +6,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "01_single_gpu/precision.h"
 #include "common/check.h"
-#include "precision.h"
 
 namespace workshop {
 

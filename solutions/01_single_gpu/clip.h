@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "01_single_gpu/rows.h"
 #include "common/device.h"
 #include "common/group.h"
 #include "common/options.h"
-#include "rows.h"
 
 namespace workshop {
 

@@ -2,9 +2,9 @@
 // Kernels that treat each element of an array by itself. Not every program uses all of them.
 #pragma once
 
+#include "01_single_gpu/precision.h"
 #include "common/device.h"
 #include "common/launch.h"
-#include "precision.h"
 
 namespace workshop {
 

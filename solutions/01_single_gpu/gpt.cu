@@ -3,12 +3,12 @@
 // too (--model gpt); what comes after it is new.
 #include <string>
 
-#include "clip.h"
+#include "01_single_gpu/clip.h"
+#include "01_single_gpu/generate.h"
+#include "01_single_gpu/models.h"
+#include "01_single_gpu/optimizer.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "generate.h"
-#include "models.h"
-#include "optimizer.h"
 
 using namespace workshop;
 

@@ -6,13 +6,13 @@
 #include <memory>
 #include <stdexcept>
 
+#include "01_single_gpu/cross_entropy.h"
+#include "01_single_gpu/embedding.h"
+#include "01_single_gpu/model.h"
+#include "01_single_gpu/recompute.h"
+#include "01_single_gpu/transformer.h"
 #include "common/data/dataset.h"
 #include "common/data/stories.h"
-#include "cross_entropy.h"
-#include "embedding.h"
-#include "model.h"
-#include "recompute.h"
-#include "transformer.h"
 
 namespace workshop {
 

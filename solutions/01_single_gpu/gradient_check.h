@@ -6,8 +6,8 @@
 #include <functional>
 #include <vector>
 
+#include "01_single_gpu/model.h"
 #include "common/job.h"
-#include "model.h"
 
 namespace workshop {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "activation.h"
-#include "linear.h"
-#include "mean_squared_error.h"
-#include "model.h"
+#include "01_single_gpu/activation.h"
+#include "01_single_gpu/linear.h"
+#include "01_single_gpu/mean_squared_error.h"
+#include "01_single_gpu/model.h"
 
 namespace workshop {
 

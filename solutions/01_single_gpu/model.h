@@ -13,15 +13,15 @@
 #include <utility>
 #include <vector>
 
-#include "blas.h"
+#include "01_single_gpu/blas.h"
+#include "01_single_gpu/elementwise.h"
+#include "01_single_gpu/precision.h"
 #include "common/checkpoint.h"
 #include "common/device.h"
 #include "common/launch.h"
 #include "common/random.h"
 #include "common/record.h"
 #include "common/training.h"
-#include "elementwise.h"
-#include "precision.h"
 
 namespace workshop {
 

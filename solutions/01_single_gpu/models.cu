@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models that every strategy can train, and all layers they are made of. A new one is a line here.
-#include "models.h"
-
-#include "alexnet.h"
-#include "gpt.h"
-#include "mlp.h"
+#include "01_single_gpu/alexnet.h"
+#include "01_single_gpu/gpt.h"
+#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/models.h"
 
 namespace workshop {
 

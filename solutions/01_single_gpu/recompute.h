@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "model.h"
+#include "01_single_gpu/model.h"
 
 namespace workshop {
 

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "01_single_gpu/precision.h"
 #include "common/launch.h"
-#include "precision.h"
 
 namespace workshop {
 

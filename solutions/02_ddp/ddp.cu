@@ -6,9 +6,9 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "ddp.h"
 
 using namespace workshop;
 

@@ -5,10 +5,10 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "02_ddp/ddp.h"
+#include "02_ddp/ddp_overlap.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "ddp.h"
-#include "ddp_overlap.h"
 
 using namespace workshop;
 

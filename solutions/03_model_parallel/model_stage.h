@@ -7,9 +7,9 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
+#include "03_model_parallel/idle_clock.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "idle_clock.h"
 
 namespace workshop {
 

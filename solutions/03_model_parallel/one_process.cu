@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/model_stage.h"
+#include "03_model_parallel/partition_option.h"
 #include "common/data/dataset.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "model_parallel.h"
-#include "model_stage.h"
-#include "partition_option.h"
 
 using namespace workshop;
 

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "03_model_parallel/model_parallel.h"
 #include "common/options.h"
-#include "model_parallel.h"
 
 namespace workshop {
 

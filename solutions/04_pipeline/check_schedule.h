@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "schedule.h"
-#include "schedule_simulation.h"
+#include "04_pipeline/schedule.h"
+#include "04_pipeline/schedule_simulation.h"
 
 namespace workshop {
 

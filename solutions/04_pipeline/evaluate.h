@@ -2,9 +2,9 @@
 // A forward pass through all stages with no backward pass behind it, for validation.
 #pragma once
 
+#include "04_pipeline/schedule.h"
+#include "04_pipeline/stage.h"
 #include "common/group.h"
-#include "schedule.h"
-#include "stage.h"
 
 namespace workshop {
 

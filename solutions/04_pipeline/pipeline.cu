@@ -12,15 +12,15 @@
 #include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/model_parallel.h"
 #include "03_model_parallel/partition_option.h"
-#include "checkpoint_interval.h"
+#include "04_pipeline/checkpoint_interval.h"
+#include "04_pipeline/evaluate.h"
+#include "04_pipeline/pipeline.h"
+#include "04_pipeline/pipeline_settings.h"
+#include "04_pipeline/report.h"
+#include "04_pipeline/schedule.h"
+#include "04_pipeline/stage.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "evaluate.h"
-#include "pipeline.h"
-#include "pipeline_settings.h"
-#include "report.h"
-#include "schedule.h"
-#include "stage.h"
 
 using namespace workshop;
 

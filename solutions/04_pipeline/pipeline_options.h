@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "04_pipeline/schedule.h"
 #include "common/job.h"
 #include "common/options.h"
-#include "schedule.h"
 
 namespace workshop {
 

@@ -10,10 +10,10 @@
 #include "01_single_gpu/models.h"
 #include "03_model_parallel/model_parallel.h"
 #include "03_model_parallel/partition_option.h"
-#include "check_schedule.h"
+#include "04_pipeline/check_schedule.h"
+#include "04_pipeline/pipeline_options.h"
+#include "04_pipeline/waiting_model.h"
 #include "common/job.h"
-#include "pipeline_options.h"
-#include "waiting_model.h"
 
 namespace workshop {
 

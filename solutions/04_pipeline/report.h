@@ -11,9 +11,9 @@
 #include "03_model_parallel/idle_clock.h"
 #include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/model_parallel.h"
-#include "check_schedule.h"
+#include "04_pipeline/check_schedule.h"
+#include "04_pipeline/stage.h"
 #include "common/job.h"
-#include "stage.h"
 
 namespace workshop {
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "schedule.h"
+#include "04_pipeline/schedule.h"
 
 namespace workshop {
 

@@ -5,10 +5,10 @@
 
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/recompute.h"
-#include "parallel_models.h"
-#include "parallel_transformer.h"
-#include "tensor_parallel.h"
-#include "vocabulary_parallel.h"
+#include "05_tensor_parallel/parallel_models.h"
+#include "05_tensor_parallel/parallel_transformer.h"
+#include "05_tensor_parallel/tensor_parallel.h"
+#include "05_tensor_parallel/vocabulary_parallel.h"
 
 namespace workshop {
 namespace {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "01_single_gpu/model.h"
+#include "05_tensor_parallel/tensor_parallel.h"
 #include "common/group.h"
 #include "common/options.h"
-#include "tensor_parallel.h"
 
 namespace workshop {
 

@@ -3,10 +3,10 @@
 // model, and gathers a unit of it when it is needed. fsdp.h has all of that; the loop is ddp.cu's.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
+#include "06_fsdp/fsdp.h"
+#include "06_fsdp/fsdp_options.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "fsdp.h"
-#include "fsdp_options.h"
 
 using namespace workshop;
 

@@ -2,9 +2,9 @@
 // ddp.cu with what all its ranks hold sharded across them (ZeRO: Rajbhandari et al., SC 2020), by zero.h.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
+#include "06_fsdp/zero.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "zero.h"
 
 using namespace workshop;
 

@@ -11,8 +11,8 @@
 #include "04_pipeline/check_schedule.h"
 #include "04_pipeline/pipeline_options.h"
 #include "05_tensor_parallel/parallel_models.h"
+#include "07_3d/mesh.h"
 #include "common/job.h"
-#include "mesh.h"
 
 namespace workshop {
 

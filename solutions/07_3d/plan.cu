@@ -6,9 +6,9 @@
 #include <optional>
 #include <tuple>
 
-#include "plan.h"
-#include "plan_output.h"
-#include "plan_settings.h"
+#include "07_3d/plan.h"
+#include "07_3d/plan_output.h"
+#include "07_3d/plan_settings.h"
 
 using namespace workshop;
 

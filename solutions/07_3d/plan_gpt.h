@@ -6,7 +6,7 @@
 // E, H, T and V: width, heads, context and vocabulary.
 #pragma once
 
-#include "plan_shapes.h"
+#include "07_3d/plan_shapes.h"
 
 namespace workshop {
 

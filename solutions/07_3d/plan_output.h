@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "plan.h"
-#include "plan_settings.h"
+#include "07_3d/plan.h"
+#include "07_3d/plan_settings.h"
 
 namespace workshop {
 

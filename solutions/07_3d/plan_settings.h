@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "07_3d/plan_gpt.h"
 #include "common/files.h"
 #include "common/job.h"
-#include "plan_gpt.h"
 
 namespace workshop {
 

@@ -11,12 +11,12 @@
 #include "04_pipeline/evaluate.h"
 #include "04_pipeline/pipeline.h"
 #include "05_tensor_parallel/parallel_models.h"
-#include "chunk_update.h"
+#include "07_3d/chunk_update.h"
+#include "07_3d/mesh.h"
+#include "07_3d/mesh_clipping.h"
+#include "07_3d/mesh_settings.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "mesh.h"
-#include "mesh_clipping.h"
-#include "mesh_settings.h"
 
 using namespace workshop;
 

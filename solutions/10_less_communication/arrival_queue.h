@@ -8,8 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "10_less_communication/updates.h"
 #include "common/device.h"
-#include "updates.h"
 
 namespace workshop {
 

@@ -7,13 +7,13 @@
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
+#include "10_less_communication/parameter_server.h"
+#include "10_less_communication/server_options.h"
+#include "10_less_communication/updates.h"
+#include "10_less_communication/worker_share.h"
 #include "common/data/training_data.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "parameter_server.h"
-#include "server_options.h"
-#include "updates.h"
-#include "worker_share.h"
 
 using namespace workshop;
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "10_less_communication/updates.h"
 #include "common/job.h"
 #include "common/options.h"
 #include "common/record.h"
-#include "updates.h"
 
 namespace workshop {
 
