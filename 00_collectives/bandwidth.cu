@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "00_collectives/alpha_beta.h"
+#include "00_collectives/timing_check.h"
 #include "common/device.h"
 #include "common/files.h"
 #include "common/job.h"
 #include "common/record.h"
-#include "timing_check.h"
 
 namespace {
 

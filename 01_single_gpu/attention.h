@@ -8,10 +8,10 @@
 
 #include <cmath>
 
-#include "blas.h"
+#include "01_single_gpu/blas.h"
+#include "01_single_gpu/dropout.h"
+#include "01_single_gpu/rows.h"
 #include "common/record.h"
-#include "dropout.h"
-#include "rows.h"
 
 namespace workshop {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <string>
 
-#include "linear.h"
+#include "01_single_gpu/linear.h"
 
 namespace workshop {
 

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "01_single_gpu/model.h"
+#include "01_single_gpu/rows.h"
 #include "common/record.h"
-#include "model.h"
-#include "rows.h"
 
 namespace workshop {
 

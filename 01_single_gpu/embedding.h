@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model.h"
+#include "01_single_gpu/model.h"
 
 namespace workshop {
 

@@ -7,11 +7,11 @@
 
 #include <string>
 
-#include "blas.h"
+#include "01_single_gpu/blas.h"
+#include "01_single_gpu/elementwise.h"
+#include "01_single_gpu/model.h"
 #include "common/device.h"
 #include "common/record.h"
-#include "elementwise.h"
-#include "model.h"
 
 namespace workshop {
 

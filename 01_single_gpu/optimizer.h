@@ -6,11 +6,11 @@
 #include <cmath>
 #include <memory>
 
+#include "01_single_gpu/model.h"
 #include "common/device.h"
 #include "common/options.h"
 #include "common/record.h"
 #include "common/training.h"
-#include "model.h"
 
 namespace workshop {
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "convolution.h"
+#include "01_single_gpu/convolution.h"
 
 namespace workshop {
 

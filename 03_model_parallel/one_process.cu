@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "01_single_gpu/models.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/model_stage.h"
+#include "03_model_parallel/partition_option.h"
 #include "common/data/dataset.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "model_parallel.h"
-#include "model_stage.h"
-#include "partition_option.h"
 
 using namespace workshop;
 
@@ -24,6 +24,23 @@ struct Part {
         stage(network, layers, options, stream),
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
+
+  // What the part computes, when its device is current: its output from x[batch.samples, stage.in] …
+  const Real* forward(const Batch& batch, const void* x) {
+    probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
+    return stage.forward(batch, x);
+  }
+  // … its gradients, from that of its output in stage.model.output_gradient(), and that of x in dx[rows, stage.in]
+  // unless dx is null …
+  void backward(int rows, Real* dx) {
+    probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
+    stage.backward(dx);
+  }
+  // … and its new parameters.
+  void step(const float* whole_norm, double lr_factor) {
+    probe("03.9", "factor of the learning rate of " + name, std::vector{lr_factor});
+    stage.step(whole_norm, lr_factor);
+  }
 
   const std::string name;
   const int device = current_device();
@@ -59,8 +76,8 @@ Parts place_parts(const Network& network, const std::vector<int>& bounds, const 
   return parts;
 }
 
-// Copies bytes from one part to another, behind all that is enqueued on the first one's stream, and before all that is
-// yet to be enqueued on the second one's.
+// Copies bytes from one part to another: after everything enqueued so far on the stream of `from`, and before anything
+// that will be enqueued on the stream of `to`.
 void copy(Part& to, void* target, Part& from, const void* source, std::size_t bytes) {
   // TODO 03.7: Copy from device to device, on the stream of `to`, when the stream of `from` has come this far.
   //   Record from.done, let to.stream wait for it, and copy: cudaMemcpyPeerAsync(to, its device, from, its device,
@@ -82,8 +99,7 @@ void forward(Parts& parts, const Batch& batch) {
       copy(part, stage.received.data(), *parts[i - 1], x, batch.samples * stage.in * sizeof(Real));
       x = stage.received.data();
     }
-    probe("03.7", {"input of ", part.name}, static_cast<const Real*>(x), {batch.samples, stage.in}, part.stream);
-    x = stage.forward(own, x);
+    x = part.forward(own, x);
   }
 }
 
@@ -97,7 +113,7 @@ void backward(Parts& parts, int rows) {
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
-    //   copy() is above, stage.backward(dx) as in TODO 03.4; forward() shows what else to think of.
+    //   copy() is above, part.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
     todo("03.8");
     // END TODO 03.8
     const OnDevice on_device(part.device);
@@ -105,8 +121,8 @@ void backward(Parts& parts, int rows) {
   }
 }
 
-// The norm of the whole gradient, on every device and in *norm on the first: each part adds its squares to what comes
-// from the part before.
+// Computes the norm of the whole gradient, on every device, and copies it to *norm on the first one. Each part adds its
+// squares to the sum that comes from the part before.
 void find_norm(Parts& parts, float* norm) {
   Part &first = *parts.front(), &last = *parts.back();
   const std::size_t bytes = sizeof(float);
@@ -130,7 +146,7 @@ void update(Parts& parts, Training& training) {
     Part& part = *one;
     ModelStage& stage = part.stage;
     const double lr_factor = training.lr_factor();
-    // TODO 03.9: Update the part's parameters, on its device: stage.step(part.norm.data(), lr_factor).
+    // TODO 03.9: Update the part's parameters, on its device: part.step(part.norm.data(), lr_factor).
     //   Each part has an optimizer of its own, with the moments of its parameters.
     todo("03.9");
     // END TODO 03.9
@@ -139,7 +155,7 @@ void update(Parts& parts, Training& training) {
   }
 }
 
-// What Training has for the loss and the right answers is on the first device, and the predictions are on the last.
+// Computes the loss on the last device, where the predictions are. What Training keeps of it is on the first device.
 class LossOfLast {
  public:
   LossOfLast(Parts& parts, const Options& options, const DataSource& data) : parts_(parts) {
@@ -151,8 +167,8 @@ class LossOfLast {
     loss_ = DeviceBuffer<float>(1, Memory::data);
   }
 
-  // Adds the batch's share of the mean over `samples_of_step` samples to *loss, behind forward(), and that of the right
-  // answers to *batch.correct. What they are so far goes to the last device and comes back.
+  // Adds the batch's share of the mean loss over `samples_of_step` samples to *loss, after forward(), and the share of
+  // right answers to *batch.correct. Both sums so far are copied to the last device and back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
@@ -171,8 +187,8 @@ class LossOfLast {
   DeviceBuffer<float> loss_;
 };
 
-// The first part's stream, on which Training works and saves checkpoints, goes on when all parts have come this far;
-// its device is current.
+// Makes the first part's stream, on which Training works and saves checkpoints, wait for all parts, and its device the
+// current one.
 void join(Parts& parts) {
   for (const auto& part : parts) {
     CUDA_CHECK(cudaEventRecord(part->done, part->stream));

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "03_model_parallel/idle_clock.h"
+#include "04_pipeline/schedule.h"
+#include "04_pipeline/stage.h"
 #include "common/device.h"
 #include "common/group.h"
 #include "common/job.h"
-#include "schedule.h"
-#include "stage.h"
 
 namespace workshop {
 

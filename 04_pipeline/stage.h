@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "01_single_gpu/model.h"
+#include "04_pipeline/schedule.h"
 #include "common/check.h"
 #include "common/data.h"
-#include "schedule.h"
 
 namespace workshop {
 

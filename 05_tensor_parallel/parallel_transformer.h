@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "01_single_gpu/transformer.h"
-#include "tensor_parallel.h"
+#include "05_tensor_parallel/tensor_parallel.h"
 
 namespace workshop {
 

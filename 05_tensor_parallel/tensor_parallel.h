@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "01_single_gpu/mlp.h"
+#include "05_tensor_parallel/shards.h"
 #include "common/job.h"
-#include "shards.h"
 
 namespace workshop {
 

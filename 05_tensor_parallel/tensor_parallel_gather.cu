@@ -12,10 +12,10 @@
 
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/optimizer.h"
+#include "05_tensor_parallel/shards.h"
+#include "05_tensor_parallel/tensor_parallel.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "shards.h"
-#include "tensor_parallel.h"
 
 using namespace workshop;
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "01_single_gpu/rows.h"
-#include "parallel_transformer.h"
+#include "05_tensor_parallel/parallel_transformer.h"
 
 namespace workshop {
 

@@ -20,11 +20,11 @@
 
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
+#include "06_fsdp/fsdp_options.h"
+#include "06_fsdp/units.h"
 #include "common/group.h"
 #include "common/record.h"
 #include "common/training.h"
-#include "fsdp_options.h"
-#include "units.h"
 
 namespace workshop {
 

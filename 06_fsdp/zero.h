@@ -17,9 +17,9 @@
 
 #include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
+#include "06_fsdp/units.h"
 #include "common/group.h"
 #include "common/training.h"
-#include "units.h"
 
 namespace workshop {
 

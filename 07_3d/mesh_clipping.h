@@ -6,8 +6,8 @@
 
 #include "01_single_gpu/clip.h"
 #include "05_tensor_parallel/shards.h"
-#include "chunk_update.h"
-#include "mesh.h"
+#include "07_3d/chunk_update.h"
+#include "07_3d/mesh.h"
 
 namespace workshop {
 

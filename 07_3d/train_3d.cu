@@ -11,12 +11,12 @@
 #include "04_pipeline/evaluate.h"
 #include "04_pipeline/pipeline.h"
 #include "05_tensor_parallel/parallel_models.h"
-#include "chunk_update.h"
+#include "07_3d/chunk_update.h"
+#include "07_3d/mesh.h"
+#include "07_3d/mesh_clipping.h"
+#include "07_3d/mesh_settings.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "mesh.h"
-#include "mesh_clipping.h"
-#include "mesh_settings.h"
 
 using namespace workshop;
 
@@ -38,6 +38,7 @@ ReplicaPlace place_in(const Mesh& mesh) {
 void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const Job& job,
            cudaStream_t stream) {
   const ReplicaPlace place = place_in(mesh);
+  const bool sharded = settings.sharded();  // ZeRO: each replica updates its shard of the parameters
 
   // The network, with its layers cut over the tensor group.
   const Network network =
@@ -49,7 +50,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
   PipelineStage stage(network, options.batch_size, schedule, mesh.at.pipeline, bounds,
-                      options.gpt.recompute == "stages", stream, settings.sharded() ? Storage::bound : Storage::own);
+                      options.gpt.recompute == "stages", stream, sharded ? Storage::bound : Storage::own);
   IdleClock clock(stream, kProbedSteps);
   PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
 
@@ -59,7 +60,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   // TODO 07.6: Give each chunk in stage.chunks() its ChunkUpdate.
   //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) makes one, which averages over
   //   `group`. A mean makes sense over gradients of the same parameters for different samples: which group of `mesh`
-  //   has those? `sharded` says whether ZeRO cuts the update, as settings.sharded() does.
+  //   has those?
   todo("07.6");
   // END TODO 07.6
   for (const ChunkUpdate& chunk : updates) {
@@ -67,7 +68,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   }
   // Every rank draws the whole network's parameters and keeps its own, so nobody has to send any.
   for (ModelChunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
-  MeshClipping clipping(options, updates, mesh, settings.sharded(), stream);
+  MeshClipping clipping(options, updates, mesh, sharded, stream);
 
   // The samples of this rank's replica. Only the first stage reads the inputs.
   DataSource data = network.data();

@@ -12,9 +12,9 @@
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
 #include "02_ddp/ddp_overlap.h"
+#include "10_less_communication/compression.h"
 #include "common/job.h"
 #include "common/training.h"
-#include "compression.h"
 
 using namespace workshop;
 

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "arrival_queue.h"
+#include "10_less_communication/arrival_queue.h"
+#include "10_less_communication/message.h"
+#include "10_less_communication/updates.h"
 #include "common/device.h"
 #include "common/group.h"
 #include "common/record.h"
-#include "message.h"
-#include "updates.h"
 
 namespace workshop {
 

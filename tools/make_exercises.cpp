@@ -6,7 +6,7 @@
 //     code of the solution
 //     // END TODO 02.1
 //
-// becomes `todo("02.1");`. With --filling FILE, which is named 02.1-mistake.txt, the regions keep the solution's code,
+// becomes `todo("02.1");`. A source without such a region makes no exercise. With --filling FILE, which is named 02.1-mistake.txt, the regions keep the solution's code,
 // and this one gets that of FILE beside it, for when WORKSHOP_FILLING is "02.1-mistake" (tests/exercises/filling.h):
 // that is how the tests make programs with known mistakes.
 #include <filesystem>
@@ -146,8 +146,8 @@ std::string Chapter::rewrite(const fs::path& path) {
   return out;
 }
 
-// Rewrites the sources of one chapter. Other files, such as an editor's, stay out of it; the README and its figures are
-// in the chapter's folder alone. Returns the numbers of its TODOs.
+// Rewrites those sources of one chapter that have a TODO: all others are found among the solutions. Returns the numbers
+// of its TODOs.
 std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, const Fillings& fillings) {
   if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
   Chapter chapter(to.filename().string().substr(0, 2), fillings);
@@ -156,7 +156,11 @@ std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, con
     const bool source = entry.path().extension() == ".cu" || entry.path().extension() == ".h";
     if (source && entry.is_regular_file()) files.insert(entry.path());
   }
-  for (const fs::path& path : files) write_file(to / fs::relative(path, from), chapter.rewrite(path));
+  for (const fs::path& path : files) {
+    const std::size_t before = chapter.ids().size();
+    const std::string exercise = chapter.rewrite(path);
+    if (chapter.ids().size() > before) write_file(to / fs::relative(path, from), exercise);
+  }
   return chapter.ids();
 }
 

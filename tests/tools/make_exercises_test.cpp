@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/tools/run_tool.h"
 
 namespace {
@@ -64,6 +66,16 @@ TEST_F(MakeExercises, LeavesOtherFilesAlone) {
   EXPECT_EQ(folder_.read("out/02_ddp/.ddp.cu.swp"), "");
   EXPECT_EQ(folder_.read("out/02_ddp/README.md"), "of the chapter");
   EXPECT_EQ(folder_.read("out/02_ddp/ddp.cu.mine"), "of the participant");
+}
+
+TEST_F(MakeExercises, LeavesOutSourcesWithoutATodo) {
+  solution(kSolution);
+  folder_.write("solutions/02_ddp/options.h", "int options();\n");
+  folder_.write("solutions/02_ddp/support/chart.h", "int chart();\n");
+  EXPECT_EQ(make().status, 0);
+  EXPECT_NE(folder_.read("out/02_ddp/ddp.cu"), "");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out/02_ddp/options.h"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out/02_ddp/support"));
 }
 
 TEST_F(MakeExercises, PutsWrongFillingsBesideTheSolution) {

@@ -13,6 +13,7 @@ function(_workshop_check_command result chapter program sources)
     set(others TRUE)  # then the earlier chapters are the participant's too
   endif()
   _workshop_files(files ${chapter}/${program}.cu ${others})
+  _workshop_exercises(files ${files})
   foreach(file ${files})
     list(APPEND command --todos ${CMAKE_SOURCE_DIR}/solutions/${file})
   endforeach()
@@ -46,39 +47,52 @@ function(workshop_check chapter program)
   endforeach()
 endfunction()
 
-# _workshop_generate(02_ddp FOLDER [FILLINGS file…]): has make_exercises write a copy of the chapter to FOLDER.
-function(_workshop_generate chapter folder)
+# _workshop_generate(02_ddp FOLDER target [FILLINGS file…]): the target has make_exercises write the chapter's exercises to
+# FOLDER.
+function(_workshop_generate chapter folder target)
   cmake_parse_arguments(arg "" "" "FILLINGS" ${ARGN})
-  file(GLOB sources RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
-       ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.cu ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
-  set(copies ${sources})
+  _workshop_sources(sources ${chapter})
+  _workshop_exercises(copies ${sources})
   list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/solutions/)
   list(TRANSFORM copies PREPEND ${folder}/)
   set(fillings ${arg_FILLINGS})
   list(TRANSFORM fillings PREPEND "--filling;")
   add_custom_command(OUTPUT ${copies} DEPENDS ${sources} ${arg_FILLINGS} VERBATIM
                      COMMAND make_exercises ${fillings} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter})
+  add_custom_target(${target} DEPENDS ${copies})
 endfunction()
 
 # What runs for some milliseconds: hardly optimized, it compiles in half the time.
 set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-Og>
     $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
 
-# _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from a copy of it
-# in FOLDER, on the solutions of the others: the targets PREFIX_02_ddp_program and PREFIX_02_ddp_models.
+# _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from the exercises
+# that the target PREFIX_02_ddp_sources writes to FOLDER, on the solutions of the others: the targets PREFIX_02_ddp_program
+# and PREFIX_02_ddp_models.
 function(_workshop_generated prefix chapter folder)
-  file(GLOB models RELATIVE ${CMAKE_SOURCE_DIR}/solutions ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*models.cu)
+  set(written ${prefix}_${chapter}_sources)
+  set(include ${folder} ${CMAKE_SOURCE_DIR}/solutions)
+  _workshop_sources(models ${chapter})
+  list(FILTER models INCLUDE REGEX "models[.]cu$")
   if(models)
     _workshop_models(earlier ${models} ${prefix}_ solution_)
-    workshop_models(${prefix}_${chapter}_models SOURCE ${folder}/${models} INCLUDE ${CMAKE_SOURCE_DIR}/solutions
-                    MODELS ${earlier} OPTIONS ${_generated_options})
+    _workshop_place(source ${models} ${folder})
+    workshop_models(${prefix}_${chapter}_models SOURCE ${source} INCLUDE ${include} MODELS ${earlier}
+                    OPTIONS ${_generated_options})
+    if(TARGET ${written})
+      add_dependencies(${prefix}_${chapter}_models ${written})
+      add_dependencies(${prefix}_${chapter}_models_bf16 ${written})
+    endif()
   endif()
   foreach(program ${ARGN})
     set(target ${prefix}_${chapter}_${program})
     _workshop_models(models ${chapter}/${program}.cu ${prefix}_ solution_)
-    workshop_program(${target} SOURCE ${folder}/${chapter}/${program}.cu INCLUDE ${CMAKE_SOURCE_DIR}/solutions
-                     MODELS ${models} OUTPUT ${folder}/${chapter})
+    _workshop_place(source ${chapter}/${program}.cu ${folder})
+    workshop_program(${target} SOURCE ${source} INCLUDE ${include} MODELS ${models} OUTPUT ${folder}/${chapter})
     target_compile_options(${target} PRIVATE ${_generated_options})
+    if(TARGET ${written})
+      add_dependencies(${target} ${written})
+    endif()
   endforeach()
 endfunction()
 
@@ -228,7 +242,7 @@ function(workshop_exercises chapter)
 
   list(REMOVE_DUPLICATES snippets)
   list(REMOVE_DUPLICATES wrong)
-  _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings FILLINGS ${snippets})
+  _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings wrong_${chapter}_sources FILLINGS ${snippets})
   _workshop_generated(wrong ${chapter} ${CMAKE_BINARY_DIR}/fillings ${wrong})
   list(REMOVE_DUPLICATES wrong_bf16)
   foreach(program ${wrong_bf16})
