@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline schedules as data: for every stage a list of instructions, which it carries out one after the other.
+// Pipeline schedules as data: a list of instructions for each stage, which carries them out one after the other.
 //
 // The model is cut into stages · chunks parts of consecutive layers. PipelineStage s holds the parts s, s + stages,
 // s + 2·stages …, its chunks 0, 1, 2 …: with one chunk a stage holds one part. GPipe: Huang et al., NeurIPS 2019. 1F1B:
@@ -36,8 +36,8 @@ struct Instruction {
 struct Schedule {
   std::string name;
   int stages = 1, micro_batches = 1, chunks = 1;
-  std::vector<int> in_flight;  // at most so many micro-batches of a stage, all chunks counted, wait for their backward
-  std::vector<std::vector<Instruction>> lists;  // of each stage
+  std::vector<int> in_flight;  // by stage: the most micro-batches, all chunks counted, that may wait for their backward
+  std::vector<std::vector<Instruction>> lists;  // by stage
 
   int part(int stage, int chunk) const { return chunk * stages + stage; }
   int parts() const { return stages * chunks; }
@@ -58,8 +58,8 @@ inline int peer(const Schedule& schedule, int stage, Instruction::Kind kind) {
   return (stage + (above ? 1 : schedule.stages - 1)) % schedule.stages;
 }
 
-// A send and the receive in the same direction right behind it are one group: they begin together, and neither waits
-// for the other. Every other send or receive is a group of its own.
+// A send and a receive of the same direction that follows it directly are one group: they begin together, and neither
+// waits for the other. Every other send or receive is a group of its own.
 inline bool joins_group(const Instruction& before, const Instruction& i) {
   return (before.kind == Instruction::send_activation && i.kind == Instruction::receive_activation) ||
          (before.kind == Instruction::send_gradient && i.kind == Instruction::receive_gradient);
@@ -67,7 +67,8 @@ inline bool joins_group(const Instruction& before, const Instruction& i) {
 
 // ---- sends and receives --------------------------------------------------------------------------------------------
 
-// The message with the input of a forward or a backward, or with its result, if another stage has the other end.
+// Returns the message with the input of a forward or a backward, or that with its result, unless this is an end of the
+// model, where there is none.
 inline std::optional<Instruction> message(const Schedule& schedule, int stage, const Instruction& i, bool input) {
   const bool forward = i.kind == Instruction::forward;
   const bool from_below = forward == input;  // inputs of forwards and gradients of inputs cross the lower boundary
@@ -78,7 +79,7 @@ inline std::optional<Instruction> message(const Schedule& schedule, int stage, c
   return Instruction{input ? receive : send, i.micro_batch, i.chunk};
 }
 
-// A result is sent as soon as it is there.
+// Inserts the sends: a result is sent as soon as it is computed.
 inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage,
                                              const std::vector<Instruction>& order) {
   std::vector<Instruction> list;
@@ -89,9 +90,10 @@ inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage
   return list;
 }
 
-// Behind each forward or backward, and in a group with its send, comes the receive for the next one of the same kind
-// (for the one after that if `ahead` is 2): activations travel while the stage computes backwards, gradients while it
-// computes forwards, and neither waits for the other. The first `ahead` come before the first one.
+// Inserts the receives. After each forward or backward, in a group with its send, comes the receive for the next one of
+// the same kind (for the one after that if `ahead` is 2): activations travel while the stage computes backwards,
+// gradients while it computes forwards, and neither waits for the other. The first `ahead` receives come before the
+// first forward or backward.
 inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
                                                 const std::vector<Instruction>& order, std::size_t ahead) {
   std::vector<Instruction> inputs[2], list;  // what the forwards and the backwards work on
@@ -117,7 +119,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
   return list;
 }
 
-// Adds to a stage's forwards and backwards the messages that they need, and the update at the end.
+// Adds the messages to a stage's forwards and backwards, and the update at the end.
 inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
                                         int ahead) {
   std::vector<Instruction> list =
@@ -174,8 +176,8 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
   return s;
 }
 
-// 1F1B with several chunks a stage. Groups of `stages` micro-batches take turns: each goes through chunk 0, then chunk
-// 1 …, before the next group begins. `micro_batches` must be a multiple of `stages`.
+// 1F1B with several chunks per stage. Groups of `stages` micro-batches take turns: each goes through chunk 0, then
+// chunk 1 …, before the next group begins. `micro_batches` must be a multiple of `stages`.
 inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   Schedule s{"interleaved", stages, micro_batches, chunks, {}, {}};
   const int total = micro_batches * chunks;
@@ -254,9 +256,9 @@ inline std::vector<int> groups_of(const std::vector<Task>& tasks,
   return groups;
 }
 
-// The tasks of a stage, in the order of its list, and which groups of messages each forward, each backward and the
-// update waits for. A group itself waits for all that is computed before it, and for the groups before it in its
-// direction: no more than the order of the list has to be said of it.
+// Returns the tasks of a stage, in the order of its list, and for each forward, each backward and the update the groups
+// of messages that it waits for. Groups need no such list: each waits for all that is computed before it, and for the
+// groups before it in its direction.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   for (const Instruction& i : schedule.lists[stage]) {

@@ -94,7 +94,7 @@ std::vector<int> bounds_of(const PipelineSettings& settings, const Options& opti
   const std::vector<std::int64_t> counts = network.counts();
   if (how != Partition::time) return partition_layers(counts, schedule.parts(), how);
   const int samples = options.batch_size / schedule.micro_batches;
-  std::vector<LayerTime> times = layer_times(make_network(settings, options), samples, ranks, stream);
+  std::vector<LayerTime> times = layer_times(make_pipeline_network(settings, options), samples, ranks, stream);
   if (settings.checkpoint_interval > 0 || options.gpt.recompute == "stages") {
     for (LayerTime& time : times) time.backward += time.forward;  // the backward repeats the forward
   }
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
     print_schedule(checked_schedule(settings));
     return 0;
   }
-  Network network = make_network(settings, options);
+  Network network = make_pipeline_network(settings, options);
 
   Job job(options);
   const Schedule schedule = checked_schedule(settings);

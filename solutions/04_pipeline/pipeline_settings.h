@@ -52,7 +52,7 @@ inline void complete(PipelineSettings& s, const Options& options) {
   if (!s.print) s.pipeline.require_divisor(options.batch_size);
 }
 
-inline Network make_network(const PipelineSettings& s, const Options& options) {
+inline Network make_pipeline_network(const PipelineSettings& s, const Options& options) {
   const int parts = s.stages * s.pipeline.chunks;
   if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
   const Network network = make_network(options);
