@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "common/device.h"
-#include "common/job.h"
-#include "common/record.h"
+#include "common/device/device.h"
+#include "common/job/job.h"
+#include "common/record/record.h"
 
 namespace {
 

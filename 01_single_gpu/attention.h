@@ -8,10 +8,10 @@
 
 #include <cmath>
 
-#include "01_single_gpu/blas.h"
 #include "01_single_gpu/dropout.h"
-#include "01_single_gpu/rows.h"
-#include "common/record.h"
+#include "common/record/record.h"
+#include "model/blas.h"
+#include "model/rows.h"
 
 namespace workshop {
 

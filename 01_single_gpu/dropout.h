@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "01_single_gpu/model.h"
-#include "common/data.h"
-#include "common/launch.h"
-#include "common/random.h"
-#include "common/record.h"
+#include "common/base/random.h"
+#include "common/data/batch.h"
+#include "common/device/launch.h"
+#include "common/record/record.h"
+#include "model/model.h"
 
 namespace workshop {
 

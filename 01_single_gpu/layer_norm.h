@@ -5,9 +5,9 @@
 #include <cmath>
 #include <string>
 
-#include "01_single_gpu/rows.h"
-#include "common/device.h"
-#include "common/record.h"
+#include "common/device/device.h"
+#include "common/record/record.h"
+#include "model/rows.h"
 
 namespace workshop {
 

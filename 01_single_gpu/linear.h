@@ -7,11 +7,11 @@
 
 #include <string>
 
-#include "01_single_gpu/blas.h"
-#include "01_single_gpu/elementwise.h"
-#include "01_single_gpu/model.h"
-#include "common/device.h"
-#include "common/record.h"
+#include "common/device/device.h"
+#include "common/record/record.h"
+#include "model/blas.h"
+#include "model/elementwise.h"
+#include "model/model.h"
 
 namespace workshop {
 

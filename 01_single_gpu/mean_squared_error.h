@@ -2,10 +2,10 @@
 // The loss of the multilayer perceptron: the mean square of the differences between output and target.
 #pragma once
 
-#include "01_single_gpu/model.h"
-#include "01_single_gpu/rows.h"
-#include "common/device.h"
-#include "common/record.h"
+#include "common/device/device.h"
+#include "common/record/record.h"
+#include "model/model.h"
+#include "model/rows.h"
 
 namespace workshop {
 

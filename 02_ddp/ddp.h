@@ -5,9 +5,9 @@
 
 #include <vector>
 
-#include "01_single_gpu/model.h"
-#include "common/group.h"
-#include "common/training.h"
+#include "common/nccl/group.h"
+#include "common/training/training.h"
+#include "model/model.h"
 
 namespace workshop {
 

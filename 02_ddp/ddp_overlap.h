@@ -9,8 +9,8 @@
 
 #include <vector>
 
-#include "01_single_gpu/model.h"
-#include "common/group.h"
+#include "common/nccl/group.h"
+#include "model/model.h"
 
 namespace workshop {
 

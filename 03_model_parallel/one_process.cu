@@ -7,11 +7,11 @@
 
 #include "01_single_gpu/models.h"
 #include "03_model_parallel/model_parallel.h"
-#include "03_model_parallel/model_stage.h"
-#include "03_model_parallel/partition_option.h"
+#include "03_model_parallel/support/model_stage.h"
+#include "03_model_parallel/support/partition_option.h"
 #include "common/data/dataset.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "03_model_parallel/idle_clock.h"
+#include "03_model_parallel/support/idle_clock.h"
 #include "04_pipeline/schedule.h"
 #include "04_pipeline/stage.h"
-#include "common/device.h"
-#include "common/group.h"
-#include "common/job.h"
+#include "common/device/device.h"
+#include "common/job/job.h"
+#include "common/nccl/group.h"
 
 namespace workshop {
 

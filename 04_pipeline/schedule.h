@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/record.h"
+#include "common/record/record.h"
 
 namespace workshop {
 

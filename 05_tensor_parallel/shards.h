@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/linear.h"
-#include "01_single_gpu/model.h"
 #include "01_single_gpu/optimizer.h"
-#include "common/group.h"
-#include "common/record.h"
+#include "common/nccl/group.h"
+#include "common/record/record.h"
+#include "model/clip.h"
+#include "model/model.h"
 
 namespace workshop {
 

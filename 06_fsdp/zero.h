@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
 #include "06_fsdp/units.h"
-#include "common/group.h"
-#include "common/training.h"
+#include "common/nccl/group.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 namespace workshop {
 

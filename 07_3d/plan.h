@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "03_model_parallel/model_parallel.h"
-#include "07_3d/plan_gpt.h"
-#include "07_3d/plan_shapes.h"
-#include "common/record.h"
+#include "07_3d/support/plan_gpt.h"
+#include "07_3d/support/plan_shapes.h"
+#include "common/record/record.h"
 
 namespace workshop {
 

@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
 #include "02_ddp/ddp_overlap.h"
 #include "10_less_communication/compression.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

@@ -27,7 +27,7 @@ mkdir -p runs/report
 files=("$report.jsonl" "$report.json")
 WORKSHOP_PROBES=0 "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" --record "${files[0]}" --timeline "${files[1]}" || exit
 "$WORKSHOP_BUILD/tools/report" "${files[@]}" || exit
-if tools/python_with_plotly >/dev/null; then
+if tools/report/python_with_plotly >/dev/null; then
   ./workshop report -o "$report.html" "${files[@]}"
 else
   echo "Where plotly is, './workshop report ${files[*]}' draws it"

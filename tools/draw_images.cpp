@@ -11,7 +11,7 @@
 #include <string>
 
 #include "common/data/images.h"
-#include "tools/arguments.h"
+#include "tools/shared/arguments.h"
 
 namespace {
 

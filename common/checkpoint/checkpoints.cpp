@@ -4,13 +4,13 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "common/base/print.h"
+#include "common/base/untrusted.h"
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/state.h"
-#include "common/options.h"
+#include "common/nccl/gather.h"
+#include "common/options/options.h"
 #include "common/record/loss_log.h"
-#include "common/run/gather.h"
-#include "common/run/print.h"
-#include "common/run/untrusted.h"
 #include "common/watchdog/watchdog.h"
 
 namespace workshop {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint.h"
+#include "common/checkpoint/parts.h"
 #include "common/data/dataset.h"
 
 namespace workshop {

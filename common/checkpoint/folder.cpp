@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/files.h"
+#include "common/base/files.h"
 
 namespace workshop {
 

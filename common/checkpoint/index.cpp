@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/base/untrusted.h"
 #include "common/checkpoint/safetensors.h"
-#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

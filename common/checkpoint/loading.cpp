@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <memory>
 
+#include "common/base/format.h"
+#include "common/base/untrusted.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/state.h"
-#include "common/options.h"
-#include "common/run/text.h"
-#include "common/run/untrusted.h"
+#include "common/options/options.h"
 
 namespace workshop {
 namespace {

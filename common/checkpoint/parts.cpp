@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "common/checkpoint/parts.h"
+
 #include <algorithm>
 
-#include "common/checkpoint.h"
 #include "common/checkpoint/safetensors.h"
 
 namespace workshop {

@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/run/untrusted.h"
+#include "common/base/untrusted.h"
 
 namespace workshop {
 namespace {

@@ -7,13 +7,13 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "common/base/format.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/state.h"
-#include "common/device.h"
-#include "common/options.h"
-#include "common/run/gather.h"
-#include "common/run/nccl_calls.h"
-#include "common/run/text.h"
+#include "common/device/device.h"
+#include "common/nccl/gather.h"
+#include "common/nccl/nccl_calls.h"
+#include "common/options/options.h"
 
 namespace workshop {
 namespace {

@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "common/data.h"
+#include "common/base/random.h"
+#include "common/data/batch.h"
 #include "common/data/data_source.h"
 #include "common/data/images.h"
 #include "common/data/text.h"
-#include "common/device.h"
-#include "common/random.h"
+#include "common/device/device.h"
 
 namespace workshop {
 

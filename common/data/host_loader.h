@@ -14,7 +14,7 @@
 #include "common/data/dataset.h"
 #include "common/data/image_transform.h"
 #include "common/data/images.h"
-#include "common/device.h"
+#include "common/device/device.h"
 
 namespace workshop {
 

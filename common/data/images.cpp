@@ -6,10 +6,10 @@
 #include <system_error>
 #include <utility>
 
-#include "common/check.h"
-#include "common/files.h"
-#include "common/options.h"
-#include "common/run/text.h"
+#include "common/base/check.h"
+#include "common/base/files.h"
+#include "common/base/format.h"
+#include "common/options/options.h"
 
 namespace workshop {
 namespace {

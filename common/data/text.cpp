@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/run/text.h"
+#include "common/base/format.h"
 
 namespace workshop {
 namespace {

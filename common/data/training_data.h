@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "common/data/dataset.h"
-#include "common/options.h"
+#include "common/options/options.h"
 
 namespace workshop {
 

@@ -2,7 +2,7 @@
 // Every cudaMemcpyPeerAsync() of a program passes through here once: the linker, told --wrap=cudaMemcpyPeerAsync, has
 // those who call it call __wrap_cudaMemcpyPeerAsync(), and __real_cudaMemcpyPeerAsync() is CUDA's. So ledger and
 // timeline have the copies between devices beside NCCL's calls, and chapters contain nothing for it.
-#include "common/record.h"
+#include "common/record/record.h"
 #include "common/record/recorder.h"
 
 extern "C" {

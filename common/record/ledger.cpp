@@ -6,9 +6,9 @@
 #include <tuple>
 #include <utility>
 
+#include "common/base/place.h"
+#include "common/nccl/nccl_calls.h"
 #include "common/record/recorder.h"
-#include "common/run/nccl_calls.h"
-#include "common/run/place.h"
 
 namespace workshop {
 namespace {

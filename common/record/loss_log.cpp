@@ -3,11 +3,11 @@
 
 #include <functional>
 
-#include "common/device.h"
-#include "common/options.h"
-#include "common/record.h"
+#include "common/base/print.h"
+#include "common/device/device.h"
+#include "common/options/options.h"
+#include "common/record/record.h"
 #include "common/record/recorder.h"
-#include "common/run/print.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include <workshop_cpu.h>
 #endif

@@ -20,11 +20,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/check.h"
-#include "common/files.h"
+#include "common/base/check.h"
+#include "common/base/files.h"
+#include "common/base/roll_call.h"
+#include "common/nccl/nccl_calls.h"
 #include "common/record/recorder.h"
-#include "common/run/nccl_calls.h"
-#include "common/run/roll_call.h"
 
 namespace workshop {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/record.h"
+#include "common/record/record.h"
 
 #include <algorithm>
 #include <array>
@@ -16,11 +16,11 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "common/files.h"
-#include "common/options.h"
-#include "common/ranks.h"
+#include "common/base/files.h"
+#include "common/base/ranks.h"
+#include "common/nccl/gather.h"
+#include "common/options/options.h"
 #include "common/record/recorder.h"
-#include "common/run/gather.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include <workshop_cpu.h>
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the common layer tell each other about a run. Chapters include common/record.h instead.
+// What the parts of the common layer tell each other about a run. Chapters include common/record/record.h instead.
 #pragma once
 
 #include <nccl.h>
@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/device.h"
-#include "common/ranks.h"
+#include "common/base/ranks.h"
+#include "common/device/device.h"
 
 namespace workshop {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "common/device.h"
+#include "common/device/device.h"
 
 namespace workshop {
 namespace {

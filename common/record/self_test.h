@@ -2,13 +2,13 @@
 // Self-tests: what the checker has a program do besides its run. They call a TODO's code with inputs that a short run
 // does not meet, such as the scores of a model that has learned for long, and its probes show what comes of them.
 //
-// They are not part of a chapter: tests/exercises/self_tests/NN_name/PROGRAM.cu is linked to PROGRAM where it exists
+// They are not part of a chapter: checker/self_tests/NN_name/PROGRAM.cu is linked to PROGRAM where it exists
 // (tools/cmake/Workshop.cmake). A run that records (--record) runs them before anything else; others do not.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "common/options.h"
+#include "common/options/options.h"
 
 namespace workshop {
 

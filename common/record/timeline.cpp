@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/device.h"
-#include "common/record.h"
+#include "common/base/format.h"
+#include "common/device/device.h"
+#include "common/nccl/nccl_calls.h"
+#include "common/record/record.h"
 #include "common/record/recorder.h"
-#include "common/run/nccl_calls.h"
-#include "common/run/text.h"
 
 namespace workshop {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "common/run/place.h"
+#include "common/base/place.h"
 
 namespace workshop {
 namespace {

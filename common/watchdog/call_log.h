@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "common/check.h"
-#include "common/run/nccl_calls.h"
+#include "common/base/check.h"
+#include "common/nccl/nccl_calls.h"
 #include "common/watchdog/verdict.h"
 
 namespace workshop {

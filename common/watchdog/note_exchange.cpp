@@ -12,7 +12,7 @@
 #include <random>
 #include <string_view>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/watchdog/note_message.h"
 
 namespace workshop {

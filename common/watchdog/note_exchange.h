@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "common/run/environment.h"
+#include "common/base/environment.h"
 #include "common/watchdog/verdict.h"
 
 namespace workshop {

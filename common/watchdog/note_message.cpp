@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/run/untrusted.h"
+#include "common/base/untrusted.h"
 
 namespace workshop {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "common/run/environment.h"
-#include "common/run/text.h"
+#include "common/base/environment.h"
+#include "common/base/format.h"
 
 namespace workshop {
 namespace {

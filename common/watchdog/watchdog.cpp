@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/device.h"
-#include "common/run/failure_hooks.h"
-#include "common/run/gather.h"
-#include "common/run/nccl_calls.h"
-#include "common/run/place.h"
-#include "common/run/roll_call.h"
+#include "common/base/failure_hooks.h"
+#include "common/base/place.h"
+#include "common/base/roll_call.h"
+#include "common/device/device.h"
+#include "common/nccl/gather.h"
+#include "common/nccl/nccl_calls.h"
 #include "common/watchdog/call_log.h"
 #include "common/watchdog/note_exchange.h"
 #ifdef WORKSHOP_BACKEND_CPU

@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "common/ranks.h"
+#include "common/base/ranks.h"
 
 namespace workshop {
 

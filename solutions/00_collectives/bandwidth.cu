@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "00_collectives/alpha_beta.h"
-#include "00_collectives/timing_check.h"
-#include "common/device.h"
-#include "common/files.h"
-#include "common/job.h"
-#include "common/record.h"
+#include "00_collectives/support/alpha_beta.h"
+#include "00_collectives/support/timing_check.h"
+#include "common/base/files.h"
+#include "common/device/device.h"
+#include "common/job/job.h"
+#include "common/record/record.h"
 
 namespace {
 

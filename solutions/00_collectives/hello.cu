@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "common/device.h"
-#include "common/job.h"
+#include "common/device/device.h"
+#include "common/job/job.h"
 
 namespace {
 

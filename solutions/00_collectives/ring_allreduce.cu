@@ -7,11 +7,11 @@
 #include <cstdio>
 #include <vector>
 
-#include "common/device.h"
-#include "common/job.h"
-#include "common/launch.h"
-#include "common/random.h"
-#include "common/record.h"
+#include "common/base/random.h"
+#include "common/device/device.h"
+#include "common/device/launch.h"
+#include "common/job/job.h"
+#include "common/record/record.h"
 
 namespace {
 

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/activation.h"
 #include "01_single_gpu/convolution.h"
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/dropout.h"
-#include "01_single_gpu/model.h"
 #include "01_single_gpu/pooling.h"
 #include "common/data/images.h"
+#include "model/activation.h"
+#include "model/model.h"
 
 namespace workshop {
 

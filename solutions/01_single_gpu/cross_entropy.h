@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "01_single_gpu/model.h"
-#include "01_single_gpu/rows.h"
-#include "common/record.h"
+#include "common/record/record.h"
+#include "model/model.h"
+#include "model/rows.h"
 
 namespace workshop {
 

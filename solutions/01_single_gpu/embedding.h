@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "01_single_gpu/model.h"
+#include "model/model.h"
 
 namespace workshop {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/model.h"
-#include "common/job.h"
+#include "common/job/job.h"
+#include "model/model.h"
 
 namespace workshop {
 

@@ -3,12 +3,12 @@
 // too (--model gpt); what comes after it is new.
 #include <string>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/generate.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

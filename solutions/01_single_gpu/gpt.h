@@ -8,11 +8,11 @@
 
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/embedding.h"
-#include "01_single_gpu/model.h"
-#include "01_single_gpu/recompute.h"
 #include "01_single_gpu/transformer.h"
 #include "common/data/dataset.h"
 #include "common/data/stories.h"
+#include "model/model.h"
+#include "model/recompute.h"
 
 namespace workshop {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a model on one GPU, the one that --model names: a multilayer perceptron unless that says otherwise. Every
 // later chapter distributes this program.
-#include "01_single_gpu/clip.h"
-#include "01_single_gpu/gradient_check.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "01_single_gpu/support/gradient_check.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

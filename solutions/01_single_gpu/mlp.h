@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/activation.h"
 #include "01_single_gpu/linear.h"
 #include "01_single_gpu/mean_squared_error.h"
-#include "01_single_gpu/model.h"
+#include "model/activation.h"
+#include "model/model.h"
 
 namespace workshop {
 

@@ -2,8 +2,8 @@
 // The models that every strategy can train.
 #pragma once
 
-#include "01_single_gpu/model.h"
-#include "common/options.h"
+#include "common/options/options.h"
+#include "model/model.h"
 
 namespace workshop {
 

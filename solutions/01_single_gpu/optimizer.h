@@ -6,11 +6,11 @@
 #include <cmath>
 #include <memory>
 
-#include "01_single_gpu/model.h"
-#include "common/device.h"
-#include "common/options.h"
-#include "common/record.h"
-#include "common/training.h"
+#include "common/device/device.h"
+#include "common/options/options.h"
+#include "common/record/record.h"
+#include "common/training/training.h"
+#include "model/model.h"
 
 namespace workshop {
 

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/activation.h"
 #include "01_single_gpu/attention.h"
-#include "01_single_gpu/elementwise.h"
 #include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/linear.h"
-#include "01_single_gpu/model.h"
+#include "model/activation.h"
+#include "model/elementwise.h"
+#include "model/model.h"
 
 namespace workshop {
 

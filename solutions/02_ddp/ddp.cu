@@ -3,12 +3,12 @@
 // This is the loop of one process (01_single_gpu/mlp.cu) and four steps more: broadcast_parameters(),
 // average_gradients(), average_losses() and evaluate(). They are in ddp.h, with the TODOs, because later chapters call
 // them too.
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

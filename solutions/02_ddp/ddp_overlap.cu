@@ -2,13 +2,13 @@
 // Data parallelism that hides its communication: ddp.cu, with the gradients averaged in buckets, on a second stream,
 // while the backward pass goes on. Read it beside ddp.cu: in place of average_gradients() there is a GradientReducer,
 // of ddp_overlap.h, where the TODOs are.
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
 #include "02_ddp/ddp_overlap.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

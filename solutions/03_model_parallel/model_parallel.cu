@@ -2,12 +2,12 @@
 // Model parallelism: every rank holds some of the layers. A batch passes through the ranks one after the other, its
 // gradients come back the same way, and while one rank computes the others wait. It buys memory, not time.
 #include "01_single_gpu/models.h"
-#include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/model_parallel.h"
-#include "03_model_parallel/model_stage.h"
-#include "03_model_parallel/partition_option.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "03_model_parallel/support/layer_times.h"
+#include "03_model_parallel/support/model_stage.h"
+#include "03_model_parallel/support/partition_option.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "common/check.h"
-#include "common/group.h"
-#include "common/record.h"
+#include "common/base/check.h"
+#include "common/nccl/group.h"
+#include "common/record/record.h"
 
 namespace workshop {
 

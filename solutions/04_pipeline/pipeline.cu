@@ -5,22 +5,22 @@
 #include <algorithm>
 #include <deque>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "03_model_parallel/idle_clock.h"
-#include "03_model_parallel/layer_times.h"
 #include "03_model_parallel/model_parallel.h"
-#include "03_model_parallel/partition_option.h"
-#include "04_pipeline/checkpoint_interval.h"
-#include "04_pipeline/evaluate.h"
+#include "03_model_parallel/support/idle_clock.h"
+#include "03_model_parallel/support/layer_times.h"
+#include "03_model_parallel/support/partition_option.h"
 #include "04_pipeline/pipeline.h"
-#include "04_pipeline/pipeline_settings.h"
-#include "04_pipeline/report.h"
 #include "04_pipeline/schedule.h"
 #include "04_pipeline/stage.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "04_pipeline/support/checkpoint_interval.h"
+#include "04_pipeline/support/evaluate.h"
+#include "04_pipeline/support/pipeline_settings.h"
+#include "04_pipeline/support/report.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/model.h"
 #include "04_pipeline/schedule.h"
-#include "common/check.h"
-#include "common/data.h"
+#include "common/base/check.h"
+#include "common/data/batch.h"
+#include "model/model.h"
 
 namespace workshop {
 

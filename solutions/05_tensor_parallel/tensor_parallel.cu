@@ -3,11 +3,11 @@
 // tensor_parallel.h has f and g, the layers and the MLP made of them, parallel_transformer.h and vocabulary_parallel.h
 // the language model.
 #include "01_single_gpu/optimizer.h"
-#include "05_tensor_parallel/parallel_models.h"
 #include "05_tensor_parallel/shards.h"
+#include "05_tensor_parallel/support/parallel_models.h"
 #include "05_tensor_parallel/tensor_parallel.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

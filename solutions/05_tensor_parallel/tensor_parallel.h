@@ -26,7 +26,7 @@
 
 #include "01_single_gpu/mlp.h"
 #include "05_tensor_parallel/shards.h"
-#include "common/job.h"
+#include "common/job/job.h"
 
 namespace workshop {
 

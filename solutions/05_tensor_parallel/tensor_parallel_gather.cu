@@ -14,8 +14,8 @@
 #include "01_single_gpu/optimizer.h"
 #include "05_tensor_parallel/shards.h"
 #include "05_tensor_parallel/tensor_parallel.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

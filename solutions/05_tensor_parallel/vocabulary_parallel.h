@@ -13,8 +13,8 @@
 #include <memory>
 #include <vector>
 
-#include "01_single_gpu/rows.h"
 #include "05_tensor_parallel/parallel_transformer.h"
+#include "model/rows.h"
 
 namespace workshop {
 

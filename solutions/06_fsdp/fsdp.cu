@@ -4,9 +4,9 @@
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "06_fsdp/fsdp.h"
-#include "06_fsdp/fsdp_options.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "06_fsdp/support/fsdp_options.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

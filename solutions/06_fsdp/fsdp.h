@@ -18,13 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/optimizer.h"
-#include "06_fsdp/fsdp_options.h"
+#include "06_fsdp/support/fsdp_options.h"
 #include "06_fsdp/units.h"
-#include "common/group.h"
-#include "common/record.h"
-#include "common/training.h"
+#include "common/nccl/group.h"
+#include "common/record/record.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 namespace workshop {
 

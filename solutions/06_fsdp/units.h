@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/model.h"
+#include "model/model.h"
 
 namespace workshop {
 

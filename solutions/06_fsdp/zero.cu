@@ -3,8 +3,8 @@
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "06_fsdp/zero.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

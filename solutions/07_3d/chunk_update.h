@@ -7,8 +7,8 @@
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp_overlap.h"
 #include "06_fsdp/zero.h"
-#include "common/group.h"
-#include "common/training.h"
+#include "common/nccl/group.h"
+#include "common/training/training.h"
 
 namespace workshop {
 

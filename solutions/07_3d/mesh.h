@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "common/group.h"
-#include "common/job.h"
-#include "common/record.h"
+#include "common/job/job.h"
+#include "common/nccl/group.h"
+#include "common/record/record.h"
 
 namespace workshop {
 

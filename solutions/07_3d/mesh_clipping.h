@@ -4,10 +4,10 @@
 
 #include <deque>
 
-#include "01_single_gpu/clip.h"
 #include "05_tensor_parallel/shards.h"
 #include "07_3d/chunk_update.h"
 #include "07_3d/mesh.h"
+#include "model/clip.h"
 
 namespace workshop {
 

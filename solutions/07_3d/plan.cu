@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "07_3d/plan.h"
-#include "07_3d/plan_output.h"
-#include "07_3d/plan_settings.h"
+#include "07_3d/support/plan_output.h"
+#include "07_3d/support/plan_settings.h"
 
 using namespace workshop;
 

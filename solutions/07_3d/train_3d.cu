@@ -7,16 +7,16 @@
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "03_model_parallel/model_parallel.h"
-#include "03_model_parallel/partition_option.h"
-#include "04_pipeline/evaluate.h"
+#include "03_model_parallel/support/partition_option.h"
 #include "04_pipeline/pipeline.h"
-#include "05_tensor_parallel/parallel_models.h"
+#include "04_pipeline/support/evaluate.h"
+#include "05_tensor_parallel/support/parallel_models.h"
 #include "07_3d/chunk_update.h"
 #include "07_3d/mesh.h"
 #include "07_3d/mesh_clipping.h"
-#include "07_3d/mesh_settings.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "07_3d/support/mesh_settings.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
 
 using namespace workshop;
 

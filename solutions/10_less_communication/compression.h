@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "01_single_gpu/rows.h"
-#include "common/device.h"
-#include "common/random.h"
-#include "common/record.h"
+#include "common/base/random.h"
+#include "common/device/device.h"
+#include "common/record/record.h"
+#include "model/rows.h"
 
 namespace workshop {
 

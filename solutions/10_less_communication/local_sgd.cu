@@ -5,12 +5,12 @@
 // Read it beside 02_ddp/ddp.cu: in place of average_gradients() there is a LocalSgd.
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

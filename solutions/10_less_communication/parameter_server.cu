@@ -4,16 +4,16 @@
 // rank waits for all others, but a gradient belongs to parameters that have been updated meanwhile,
 //   w_{t+1} = w_t - γ ∇f(w_{t-τ}), where τ is the update's staleness.
 // What the server and the workers send is in parameter_server.h, with the TODOs.
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "10_less_communication/parameter_server.h"
-#include "10_less_communication/server_options.h"
-#include "10_less_communication/updates.h"
-#include "10_less_communication/worker_share.h"
+#include "10_less_communication/support/server_options.h"
+#include "10_less_communication/support/updates.h"
+#include "10_less_communication/support/worker_share.h"
 #include "common/data/training_data.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

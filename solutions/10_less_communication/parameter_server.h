@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "10_less_communication/arrival_queue.h"
-#include "10_less_communication/message.h"
-#include "10_less_communication/updates.h"
-#include "common/device.h"
-#include "common/group.h"
-#include "common/record.h"
+#include "10_less_communication/support/arrival_queue.h"
+#include "10_less_communication/support/message.h"
+#include "10_less_communication/support/updates.h"
+#include "common/device/device.h"
+#include "common/nccl/group.h"
+#include "common/record/record.h"
 
 namespace workshop {
 

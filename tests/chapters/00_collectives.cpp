@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/harness/expect.h"
-#include "tools/json.h"
+#include "tools/shared/json.h"
 
 namespace workshop::tests {
 namespace {

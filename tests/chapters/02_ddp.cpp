@@ -99,7 +99,7 @@ TESTS(steps) {
 constexpr double kWeights = 4.0 * 512 * 512, kBiases = 4.0 * 512;
 constexpr double kAlpha = 2e-6;
 
-// An all-reduce on a simulated machine (common/cpu/README.md): a ring's, or a tree's where that is faster.
+// An all-reduce on a simulated machine (backend_cpu/semantics.md): a ring's, or a tree's where that is faster.
 double all_reduce_seconds(int ranks, double bytes, double seconds_per_byte) {
   const double ring = 2.0 * (ranks - 1) * (kAlpha + bytes / ranks * seconds_per_byte);
   const double levels = std::ceil(std::log2(ranks));

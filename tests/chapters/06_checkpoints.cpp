@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of all chapters: common/checkpoint.h.
+// Checkpoints of all chapters: common/checkpoint/parts.h.
 #include <cstdint>
 #include <cstring>
 #include <filesystem>

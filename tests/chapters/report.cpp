@@ -6,8 +6,8 @@
 #include <set>
 
 #include "tests/harness/expect.h"
-#include "tools/json.h"
-#include "tools/timeline.h"
+#include "tools/report/timeline.h"
+#include "tools/shared/json.h"
 
 namespace workshop::tests {
 namespace {

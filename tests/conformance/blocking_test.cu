@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host waits for with WORKSHOP_BLOCKING=1, as it may have to with CUDA and NCCL (common/cpu/blocking.h).
+// What the host waits for with WORKSHOP_BLOCKING=1, as it may have to with CUDA and NCCL (backend_cpu/blocking.h).
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>

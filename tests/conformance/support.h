@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "common/device.h"
-#include "common/job.h"
-#include "common/launch.h"
+#include "common/device/device.h"
+#include "common/device/launch.h"
+#include "common/job/job.h"
 
 namespace conformance {
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // index.json of a checkpoint. The input is tried as it is, and again with a right checksum, which anyone can make.
+#include "common/checkpoint/index.h"
+
 #include <zlib.h>
 
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/checkpoint/index.h"
-#include "common/random.h"
-#include "harness.h"
+#include "common/base/random.h"
+#include "tests/fuzz/harness.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include "common/watchdog/note_message.h"
 #include "common/watchdog/verdict.h"
-#include "harness.h"
+#include "tests/fuzz/harness.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "common/run/rendezvous_messages.h"
-#include "harness.h"
+#include "common/job/rendezvous_messages.h"
+#include "tests/fuzz/harness.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "harness.h"
+#include "tests/fuzz/harness.h"
 
 namespace {
 

@@ -192,7 +192,7 @@ def parse(arguments=None):
     options.layers = [int(width) for width in options.layers.split(",")]
     options.ddp = options.ddp or options.world > 1
     if options.model_seed is None:
-        # The seeds from which the course's own runs happened to start, as in common/run/options.cpp.
+        # The seeds from which the course's own runs happened to start, as in common/options/options.cpp.
         options.model_seed = 1507988244 if not options.shuffle else 1952748940 if options.ddp else 3787541278
     return options
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <regex>
 
-#include "tools/json.h"
+#include "tools/shared/json.h"
 
 namespace workshop::tests {
 namespace {

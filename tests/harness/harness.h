@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/run_record.h"
+#include "tools/shared/run_record.h"
 
 namespace workshop::tests {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "common/run/rendezvous.h"
+#include "common/job/rendezvous.h"
 
 int main(int argc, char** argv) {
   const workshop::Ranks& ranks = workshop::process_ranks();

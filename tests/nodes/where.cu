@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "common/job.h"
+#include "common/job/job.h"
 
 int main(int argc, char** argv) {
   workshop::Options options("where", "where each rank is");

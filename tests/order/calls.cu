@@ -7,9 +7,9 @@
 #include <map>
 #include <string>
 
-#include "common/device.h"
-#include "common/job.h"
-#include "common/launch.h"
+#include "common/device/device.h"
+#include "common/device/launch.h"
+#include "common/job/job.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/arguments.h"
+#include "tools/shared/arguments.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/run_tool.h"
+#include "tests/harness/run_tool.h"
 
 namespace {
 

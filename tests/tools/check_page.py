@@ -100,7 +100,7 @@ def make_page(report, folder, files):
     with open(f"{folder}/data", "w") as data:
         subprocess.run([report, "--json", *files], stdout=data, check=True)
     page = f"{folder}/page.html"
-    subprocess.run([sys.executable, f"{SOURCE}/tools/report_page.py", data.name, page], check=True)
+    subprocess.run([sys.executable, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True)
     return page
 
 

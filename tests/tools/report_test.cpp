@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "common/run/text.h"
-#include "tests/tools/run_tool.h"
+#include "common/base/format.h"
+#include "tests/harness/run_tool.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/run_tool.h"
+#include "tests/harness/run_tool.h"
 
 namespace {
 

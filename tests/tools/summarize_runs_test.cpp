@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include "tests/tools/run_tool.h"
+#include "tests/harness/run_tool.h"
 
 namespace {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/checkpoint/checkpoints.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <zlib.h>
@@ -12,10 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "common/base/untrusted.h"
+#include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/index.h"
 #include "common/checkpoint/safetensors.h"
-#include "common/run/untrusted.h"
 
 namespace workshop {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "common/data/image_transform.h"
-#include "common/options.h"
+#include "common/options/options.h"
 
 namespace workshop {
 namespace {

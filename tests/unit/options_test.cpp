@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared options: defaults, every form of a value, and the one line that a bad one gets.
-#include "common/options.h"
+#include "common/options/options.h"
 
 #include <gtest/gtest.h>
 

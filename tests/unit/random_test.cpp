@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The random numbers of common/random.h against those of PyTorch 2.15 (the same in 1.13), bit for bit where PyTorch's
-// results do not depend on the processor. Values are what float.hex() gives for the tensors named in each test.
-#include "common/random.h"
+// The random numbers of common/base/random.h against those of PyTorch 2.15 (the same in 1.13), bit for bit where
+// PyTorch's results do not depend on the processor. Values are what float.hex() gives for the tensors named in each
+// test.
+#include "common/base/random.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifdef WORKSHOP_BACKEND_CPU
-#include "common/cpu/ranges.h"
+#include "backend_cpu/ranges.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "common/run/environment.h"
+#include "common/base/environment.h"
 
 namespace workshop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks meet without MPI: threads stand for the processes.
-#include "common/run/rendezvous.h"
+#include "common/job/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/run/hmac.h"
-#include "common/run/rendezvous_messages.h"
+#include "common/job/hmac.h"
+#include "common/job/rendezvous_messages.h"
 
 namespace workshop {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "04_pipeline/check_schedule.h"
+#include "04_pipeline/support/check_schedule.h"
 
 namespace workshop {
 namespace {

@@ -16,7 +16,7 @@ if(WORKSHOP_BACKEND STREQUAL "cpu")
   # only, because a vector has no errno. Not -ffast-math: that would lose NaNs.
   target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CPU)
-  add_subdirectory(${CMAKE_SOURCE_DIR}/common/cpu ${CMAKE_BINARY_DIR}/common/cpu)
+  add_subdirectory(${CMAKE_SOURCE_DIR}/backend_cpu ${CMAKE_BINARY_DIR}/backend_cpu)
   target_link_libraries(workshop_backend INTERFACE workshop_cpu Threads::Threads)
 elseif(WORKSHOP_BACKEND STREQUAL "cuda")
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CUDA)

@@ -12,7 +12,7 @@ endif()
 function(_workshop_version result folder)
   file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/common/* ${folder}/solutions/* ${folder}/tools/*.cpp
        ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*
-       ${folder}/tests/exercises/self_tests/*)
+       ${folder}/checker/self_tests/*)
   list(SORT files)
   set(version "")
   foreach(file ${files})

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // shared_handles: what works on one stream shares a cuBLAS handle, which lives as long as one of them.
-#include "01_single_gpu/blas.h"
-#include "common/device.h"
-
 #include <cstdio>
+
+#include "common/device/device.h"
+#include "model/blas.h"
 
 using namespace workshop;
 

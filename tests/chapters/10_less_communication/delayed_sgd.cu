@@ -4,12 +4,12 @@
 #include <deque>
 #include <vector>
 
-#include "01_single_gpu/clip.h"
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
-#include "10_less_communication/worker_share.h"
-#include "common/job.h"
-#include "common/training.h"
+#include "10_less_communication/support/worker_share.h"
+#include "common/job/job.h"
+#include "common/training/training.h"
+#include "model/clip.h"
 
 using namespace workshop;
 

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all calls of cuBLAS on the cpu backend have in common: the handle, scalars on host or device, and what a call
+// reads and writes, checked before it is enqueued.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "backend_cpu/blocking.h"
+#include "backend_cpu/openblas.h"
+#include "backend_cpu/order.h"
+#include "backend_cpu/ranges.h"
+#include "backend_cpu/runtime.h"
+#include "backend_cpu/stream.h"
+
+struct cublasContext {
+  cudaStream_t stream = nullptr;
+  cublasPointerMode_t mode = CUBLAS_POINTER_MODE_HOST;
+};
+
+namespace workshop::cpu {
+
+// alpha or beta: on the host taken when the function is called, on the device read when the operation runs.
+class Scalar {
+ public:
+  Scalar(cublasHandle_t handle, const float* pointer) {
+    if (handle->mode == CUBLAS_POINTER_MODE_DEVICE) {
+      device_ = pointer;
+    } else {
+      host_ = *pointer;
+    }
+  }
+  float value() const { return device_ == nullptr ? host_ : *device_; }
+  bool is_zero() const { return device_ == nullptr && host_ == 0; }
+
+ private:
+  const float* device_ = nullptr;
+  float host_ = 0;
+};
+
+inline bool valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
+
+inline CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
+
+// A column-major matrix that op() turns into [rows, columns] is stored with at least so many rows.
+inline int stored_rows(cublasOperation_t op, int rows, int columns) {
+  return std::max(1, op == CUBLAS_OP_N ? rows : columns);
+}
+
+// The matrices of one argument, one for each product of a batch, in column-major order.
+template <typename T>
+struct ArgumentOf {
+  const char* name;
+  const T* first;
+  int rows, columns, ld;
+  bool writes;
+  std::int64_t stride = 0;
+  int batch = 1;
+
+  std::size_t elements() const {  // from the first to the last
+    return static_cast<std::size_t>((batch - 1) * stride + std::int64_t{columns - 1} * ld + rows);
+  }
+  ByteRange between() const { return range(first, elements()); }
+  ByteRange one(int i) const {  // without what lies between its columns
+    ByteRange matrix = range(first + i * stride, static_cast<std::size_t>(rows));
+    matrix.count = static_cast<std::size_t>(columns);
+    matrix.pitch = static_cast<std::size_t>(ld) * sizeof(T);
+    return matrix;
+  }
+
+ private:
+  ByteRange range(const T* begin, std::size_t elements) const {
+    return {name, begin, elements * sizeof(T), writes, sizeof(T), std::is_same_v<T, float> ? "floats" : "bfloat16s"};
+  }
+};
+using Argument = ArgumentOf<float>;
+
+inline Argument vector_argument(const char* name, const float* x, int n, int increment, bool writes) {
+  return {name, x, /*rows=*/1, /*columns=*/n, /*ld=*/std::abs(increment), writes};
+}
+
+template <typename T>
+ArgumentOf<T> operand(const char* name, cublasOperation_t op, int rows, int columns, const T* first, int ld,
+                      std::int64_t stride = 0, int batch = 1) {
+  const bool as_is = op == CUBLAS_OP_N;
+  return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
+}
+
+// False where the handle's stream is none of the current device, on which no kernel can be launched there.
+template <typename T = float>
+bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<ArgumentOf<T>> arguments) {
+  if (!may_launch(stream)) {
+    cudaGetLastError();  // the call's own status tells
+    return false;
+  }
+  if (blocks_host()) {  // there is a kernel for each shape, as far as anyone knows
+    std::size_t kernel = std::hash<std::string_view>()(call);
+    for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
+    load_kernel(kernel);
+  }
+  const int device = device_of(stream);
+  for (const ArgumentOf<T>& a : arguments) {
+    if (a.rows <= 0 || a.columns <= 0 || known_to_fit(a.first, a.elements() * sizeof(T), device)) continue;
+    check_bounds(call, {{a.between()}}, device);
+  }
+  if (!checks_order()) return true;
+  std::vector<ByteRange> ranges;
+  for (const ArgumentOf<T>& a : arguments) {
+    for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
+  }
+  order_call({stream, source_call(call), ranges});
+  return true;
+}
+
+}  // namespace workshop::cpu

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// How NCCL's operations run: on the worker of a stream, as calls of MPI.
+#pragma once
+
+#include <mpi.h>
+#include <nccl.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend_cpu/ranges.h"
+#include "backend_cpu/simulation.h"
+#include "backend_cpu/stream.h"
+
+// A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
+namespace workshop::cpu {
+enum class Kind : std::uint8_t;
+}
+
+struct ncclComm {
+  enum State { live, finalized, destroyed };
+  static constexpr std::uint64_t kMagic = 0x6e63636c6f6e4350;
+
+  std::uint64_t magic = kMagic;
+  std::atomic<State> state = live;
+  std::atomic<bool> aborted = false;
+  std::atomic<ncclResult_t> async_error = ncclSuccess;
+  MPI_Comm mpi = MPI_COMM_NULL;
+  int rank = 0;
+  int size = 1;
+  int device = 0;
+
+  // With WORKSHOP_BLOCKING: where hosts meet, and the peers to which a message has been sent, or received from.
+  MPI_Comm hosts = MPI_COMM_NULL;
+  std::set<std::pair<workshop::cpu::Kind, int>> connected;
+
+  // Operations of one communicator run in the order in which they were issued, whichever stream they are on: each takes
+  // a ticket when it is issued, and runs when the ticket is called.
+  std::atomic<std::uint64_t> issued = 0;
+  std::atomic<std::uint64_t> called = 0;
+  std::atomic<bool> running = false;                               // an operation's turn has come
+  std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // who is inside a blocking collective of MPI
+};
+
+namespace workshop::cpu {
+
+enum class Kind : std::uint8_t {
+  broadcast,
+  reduce,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  gather,
+  scatter,
+  send,
+  receive
+};
+
+struct Operation {
+  Kind kind;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;  // or the peer of a send or receive
+  std::size_t count;
+  const void* from;
+  void* to;
+  ncclComm* comm;
+};
+
+// The memory that an operation uses on this rank.
+std::array<ByteRange, 2> ranges_of(const Operation& operation);
+
+// Where rank's part of a buffer of one part a rank begins.
+const void* part(const void* buffer, const Operation& operation, int rank);
+
+// Do its buffers overlap without being in place (docs of NCCL, "In-place Operations")?
+bool overlaps_itself(const Operation& operation);
+
+// An operation and the stream that it was issued on, inside a group, and where.
+struct GroupedOperation {
+  Operation operation;
+  cudaStream_t stream;
+  SourceCall site;
+};
+
+// Asks the order checker. A group's operations are one operation on all of their streams, but those of each
+// communicator by themselves: NCCL has a kernel for each.
+void check_order(const std::vector<GroupedOperation>& grouped);
+// The same of an operation's two buffers: ends the program if they overlap and are not in place.
+void check_in_place(const Operation& operation, const char* function);
+
+// Takes the time of operations that run together, on a simulated machine.
+void pass_time(const std::vector<Operation>& operations);
+
+// The time between two looks at something that another stream or rank does.
+void pause_polling(int& polls);
+bool any_aborted(const std::vector<Operation>& operations);
+
+// Enqueues one operation, or all operations of a group as one.
+void issue(const GroupedOperation& operation);
+void issue_group(const std::vector<GroupedOperation>& group);
+
+// Size in bytes of an element; 0 for what is no data type.
+std::size_t element_size(ncclDataType_t type);
+
+// Keeps the text for ncclGetLastError and returns `result`.
+[[gnu::format(printf, 2, 3)]] ncclResult_t error(ncclResult_t result, const char* format, ...);
+
+// The same for an error of MPI, and for an error that ncclCommGetAsyncError is to tell.
+ncclResult_t mpi_error(int status, const char* what);
+void asynchronous_error(ncclComm& comm, ncclResult_t result);
+
+// Notes that an operation was abandoned: see workshop_cpu.h.
+void mpi_unusable();
+
+// ---- checks of arguments -------------------------------------------------------------------------------------------
+
+ncclResult_t check_pointer(const void* pointer, const char* name);
+// A communicator that can take operations.
+ncclResult_t check_live(const ncclComm* comm);
+ncclResult_t refuse_in_group(const char* function);
+
+}  // namespace workshop::cpu
+
+// The nccl* names, for a program that puts nothing of its own in their place.
+#define WORKSHOP_WEAK_TWIN(name) extern "C" [[gnu::weak, gnu::alias("pnccl" #name)]] decltype(pnccl##name) nccl##name;

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long NCCL's operations take on a simulated machine: they begin when the last of their ranks does.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "backend_cpu/nccl_operations.h"
+#include "backend_cpu/simulation.h"
+
+namespace workshop::cpu {
+namespace {
+
+constexpr int kFromSender = 1, kFromReceiver = 2;  // tags
+
+// The ranks of the world that the members of a communicator are.
+std::vector<int> ranks_of_world(const ncclComm& comm) {
+  MPI_Group world, members;
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  MPI_Comm_group(comm.mpi, &members);
+  std::vector<int> ranks(static_cast<std::size_t>(comm.size)), of_world(ranks.size());
+  for (int i = 0; i < comm.size; ++i) ranks[static_cast<std::size_t>(i)] = i;
+  MPI_Group_translate_ranks(members, comm.size, ranks.data(), world, of_world.data());
+  MPI_Group_free(&members);
+  MPI_Group_free(&world);
+  return of_world;
+}
+
+bool is_message(const Operation& o) { return o.kind == Kind::send || o.kind == Kind::receive; }
+
+// Does the operation leave this rank's node?
+bool leaves_node(const Operation& o) {
+  const int node = simulated_machine()->node;
+  const std::vector<int> world = ranks_of_world(*o.comm);
+  const int mine = world[static_cast<std::size_t>(o.comm->rank)] / node;
+  if (is_message(o)) return world[static_cast<std::size_t>(o.root)] / node != mine;
+  return std::any_of(world.begin(), world.end(), [=](int rank) { return rank / node != mine; });
+}
+
+Duration time_of(const Operation& o, const LinkSpeed& link) {
+  const auto ranks = static_cast<std::size_t>(o.comm->size);
+  const std::size_t bytes = o.count * element_size(o.type);
+  switch (o.kind) {
+    case Kind::all_reduce:
+      return collective_time(Pattern::all_reduce, o.comm->size, bytes, link);
+    case Kind::reduce_scatter:
+    case Kind::all_gather:
+      return collective_time(Pattern::part_per_rank, o.comm->size, ranks * bytes, link);
+    case Kind::broadcast:
+    case Kind::reduce:
+      return collective_time(Pattern::tree, o.comm->size, bytes, link);
+    case Kind::all_to_all:
+    case Kind::gather:
+    case Kind::scatter:
+      return collective_time(Pattern::through_root, o.comm->size, ranks * bytes, link);
+    case Kind::send:
+    case Kind::receive:
+      return o.root == o.comm->rank ? Duration{} : message_time(bytes, link);
+  }
+  return {};
+}
+
+// When operations that run together begin and end. Their messages share the link: in each direction all of them have
+// arrived when their bytes have.
+class Times {
+ public:
+  explicit Times(const std::vector<Operation>& operations) {
+    for (const Operation& o : operations) {
+      const bool between = leaves_node(o);
+      const Duration time = time_of(o, between ? simulated_machine()->between : simulated_machine()->link);
+      parts_.push_back({time.latency, between, o.kind != Kind::receive, o.kind != Kind::send, {}, {}});
+      if (parts_.back().sends) busy_[between][0] += time.transfer;
+      if (parts_.back().receives) busy_[between][1] += time.transfer;
+    }
+    requests_.reserve(2 * operations.size());
+    for (std::size_t i = 0; i < operations.size(); ++i) tell(operations[i], parts_[i]);
+  }
+
+  // Have the other ranks told when they begin, and for how long their links are busy?
+  bool known() {
+    int done = 0;
+    MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+    return done != 0;
+  }
+
+  // When the last of them ends.
+  Moment end() const {
+    Moment last = moment();
+    for (const bool between : {false, true}) {
+      double delay = 0;  // by what other streams have on this rank's link
+      for (const Direction direction : {Direction::out, Direction::in})
+        delay = std::max(delay, wait_for_link(between, direction));
+      for (const Part& part : parts_) {
+        if (part.between != between) continue;
+        const double busy = std::max(part.mine.busy, part.latest.busy);
+        last = std::max(last, later(beginning(part), busy + delay + part.latency));
+      }
+    }
+    return last;
+  }
+
+ private:
+  // Of a rank: seconds since its clock's zero, and seconds that its link takes for all that it has to send or receive.
+  struct Ends {
+    double begins = 0, busy = 0;
+  };
+  struct Part {
+    double latency;
+    bool between, sends, receives;
+    Ends mine, latest;  // latest: of all ranks that take part
+  };
+
+  static Moment beginning(const Part& part) { return later(Moment(), std::max(part.mine.begins, part.latest.begins)); }
+
+  // The seconds by which the link's work ends later than if there were no other.
+  double wait_for_link(bool between, Direction direction) const {
+    const double busy = busy_[between][direction == Direction::out ? 0 : 1];
+    Moment begin;
+    for (const Part& part : parts_) {
+      const bool uses = direction == Direction::out ? part.sends : part.receives;
+      if (part.between == between && uses) begin = std::max(begin, beginning(part));
+    }
+    if (busy == 0) return 0;
+    return std::chrono::duration<double>(use_link(direction, between, begin, busy) - later(begin, busy)).count();
+  }
+
+  void tell(const Operation& o, Part& part) {
+    const double out = part.sends ? busy_[part.between][0] : 0, in = part.receives ? busy_[part.between][1] : 0;
+    part.mine = {std::chrono::duration<double>(moment().time_since_epoch()).count(), std::max(out, in)};
+    const auto request = [this] { return &requests_.emplace_back(MPI_REQUEST_NULL); };
+    if (!is_message(o)) {
+      MPI_Iallreduce(&part.mine, &part.latest, 2, MPI_DOUBLE, MPI_MAX, o.comm->mpi, request());
+      return;
+    }
+    const bool sends = o.kind == Kind::send;
+    MPI_Isend(&part.mine, 2, MPI_DOUBLE, o.root, sends ? kFromSender : kFromReceiver, o.comm->mpi, request());
+    MPI_Irecv(&part.latest, 2, MPI_DOUBLE, o.root, sends ? kFromReceiver : kFromSender, o.comm->mpi, request());
+  }
+
+  std::vector<Part> parts_;
+  std::vector<MPI_Request> requests_;
+  double busy_[2][2] = {};  // seconds, by link and direction
+};
+
+}  // namespace
+
+void pass_time(const std::vector<Operation>& operations) {
+  auto times = std::make_unique<Times>(operations);
+  for (int polls = 0; !times->known(); pause_polling(polls)) {
+    if (!any_aborted(operations)) continue;
+    static_cast<void>(times.release());  // MPI may still write there
+    return;
+  }
+  wait_until(times->end());
+}
+
+}  // namespace workshop::cpu

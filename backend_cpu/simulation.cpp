@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend_cpu/simulation.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "backend_cpu/runtime.h"
+
+namespace workshop::cpu {
+namespace {
+
+thread_local Moment now_simulated;
+
+// ---- reading a description -----------------------------------------------------------------------------------------
+
+// "20us" with the units of time, "500G" with those of a rate: the number, and what follows it.
+std::optional<double> number_with_unit(const std::string& text, const std::map<std::string, double>& units) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  const auto unit = units.find(end);
+  if (end == text.c_str() || unit == units.end() || !(number >= 0) || !std::isfinite(number)) return std::nullopt;
+  return number * unit->second;
+}
+
+std::optional<double> rate(const std::string& text, const std::string& suffix) {
+  const std::map<std::string, double> units = {
+      {suffix, 1}, {"K" + suffix, 1e3}, {"M" + suffix, 1e6}, {"G" + suffix, 1e9}, {"T" + suffix, 1e12}};
+  const auto value = number_with_unit(text, units);
+  return value && *value > 0 ? value : std::nullopt;
+}
+
+std::optional<LinkSpeed> link_speed(const std::string& text) {
+  const std::size_t plus = text.find('+');
+  if (plus == std::string::npos) return std::nullopt;
+  const auto latency = number_with_unit(text.substr(0, plus), {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}});
+  const auto bandwidth = rate(text.substr(plus + 1), "/s");
+  if (!latency || !bandwidth) return std::nullopt;
+  return LinkSpeed{*latency, 1 / *bandwidth};
+}
+
+// Sets what "name=value" says; false where it makes no sense.
+bool set_part(const std::string& name, const std::string& value, SimulatedMachine& machine) {
+  if (name == "compute") {
+    const auto speed = rate(value, "");
+    if (speed) machine.seconds_per_operation = 1 / *speed;
+    return speed.has_value();
+  }
+  if (name == "node") {
+    const auto ranks = rate(value, "");
+    if (!ranks || *ranks != std::floor(*ranks) || *ranks > 1e6) return false;
+    machine.node = static_cast<int>(*ranks);
+    return true;
+  }
+  if (name != "link" && name != "between") return false;
+  const auto speed = link_speed(value);
+  if (speed) (name == "link" ? machine.link : machine.between) = *speed;
+  return speed.has_value();
+}
+
+// ---- what only one can use at a time -------------------------------------------------------------------------------
+
+// The device, or a direction of a link. Who comes first here need not be the first there, so each gets the first gap
+// that is long enough.
+class Resource {
+ public:
+  Moment use(Moment earliest, double seconds) {
+    const std::lock_guard lock(mutex_);
+    Moment begin = earliest;
+    for (const auto& [end, from] : busy_) {  // by their ends
+      if (end <= begin) continue;
+      if (later(begin, seconds) <= from) break;
+      begin = end;
+    }
+    const Moment end = later(begin, seconds);
+    if (end > begin) busy_.emplace(end, begin);
+    if (busy_.size() > kRemembered) busy_.erase(busy_.begin());
+    return end;
+  }
+
+ private:
+  static constexpr std::size_t kRemembered = 256;
+  std::mutex mutex_;
+  std::map<Moment, Moment> busy_;  // end and begin
+};
+
+// Never destroyed: the streams' threads run until the process ends.
+Resource& device(int number) {
+  static auto* devices = new Resource[kMaxDevices];
+  return devices[number];
+}
+
+Resource& link(Direction direction, bool between) {
+  static auto* links = new Resource[4];
+  return links[(between ? 2 : 0) + (direction == Direction::in ? 1 : 0)];
+}
+
+}  // namespace
+
+ParsedMachine parse_machine(const std::string& text) {
+  SimulatedMachine machine;
+  bool between = false;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string name = part.substr(0, equals), value = part.substr(std::min(equals + 1, part.size()));
+    if (!set_part(name, value, machine)) return {std::nullopt, part};
+    between = between || name == "between";
+  }
+  if (!between) machine.between = machine.link;
+  return {machine, ""};
+}
+
+const SimulatedMachine* read_machine() {
+  const char* value = std::getenv("WORKSHOP_SIMULATE");
+  if (value == nullptr || *value == '\0') return nullptr;
+  const ParsedMachine parsed = parse_machine(value);
+  if (!parsed.machine) {
+    std::fprintf(stderr,
+                 "WORKSHOP_SIMULATE has '%s'; expected compute=OPERATIONS, link=TIME+BYTES/s, node=RANKS or "
+                 "between=TIME+BYTES/s, as in compute=500G,link=5us+1G/s,node=4,between=20us+100M/s\n",
+                 parsed.error.c_str());
+    std::_Exit(2);
+  }
+  return new SimulatedMachine(*parsed.machine);
+}
+
+Duration collective_time(Pattern pattern, int ranks, std::size_t bytes, const LinkSpeed& link) {
+  if (ranks < 2) return {};
+  const double others = ranks - 1, all = ranks;
+  const double message = static_cast<double>(bytes) * link.seconds_per_byte;
+  const double levels = std::bit_width(static_cast<unsigned>(ranks - 1));  // of a tree
+  switch (pattern) {
+    case Pattern::all_reduce: {
+      const Duration ring = {2 * others * link.latency, 2 * others / all * message};
+      const Duration tree = {2 * levels * link.latency, 2 * message};
+      return ring.latency + ring.transfer <= tree.latency + tree.transfer ? ring : tree;
+    }
+    case Pattern::part_per_rank:
+      return {others * link.latency, others / all * message};
+    case Pattern::tree:
+      return {levels * link.latency, message};
+    case Pattern::through_root:
+      return {link.latency, others / all * message};
+  }
+  return {};
+}
+
+Moment moment() { return now_simulated; }
+
+void wait_until(Moment end) { now_simulated = std::max(now_simulated, end); }
+
+void simulate_kernel(double operations, int number) {
+  now_simulated = device(number).use(now_simulated, operations * simulated_machine()->seconds_per_operation);
+}
+
+void simulate_copy(std::size_t bytes) {
+  const Duration time = message_time(bytes, simulated_machine()->link);
+  now_simulated = later(use_link(Direction::out, /*between=*/false, now_simulated, time.transfer), time.latency);
+}
+
+Moment use_link(Direction direction, bool between, Moment earliest, double seconds) {
+  return link(direction, between).use(earliest, seconds);
+}
+
+}  // namespace workshop::cpu

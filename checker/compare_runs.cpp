@@ -1,0 +1,768 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tells a participant whether a run did what the solution's run did and, where not, which TODO is the first to differ.
+//
+//   compare_runs EXPECTED MINE [--tolerance X] [--todos FILE]... [--sources FOLDER] [--summary FILE]
+//                [--journals] [--status N] [--output FILE] [--fingerprints FILE] [--sightings]
+//
+// --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
+// --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
+// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2",
+// with "known" behind it where the mistake is a known one.
+// --fingerprints: what known mistakes look like; --sightings: say what the first difference looks like, for such a
+// file. Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no
+// comparison.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checker/diagnosis.h"
+#include "checker/ending.h"
+#include "checker/fingerprints.h"
+#include "checker/todos.h"
+#include "checker/traffic.h"
+#include "common/base/format.h"
+#include "tools/shared/arguments.h"
+#include "tools/shared/run_record.h"
+
+namespace {
+
+using namespace workshop::tools;
+
+std::string text(double value) {
+  if (!std::isfinite(value)) return "not a number";
+  return workshop::formatted("%.7g", value);
+}
+
+std::string joined(const TodoIds& ids) {
+  std::string list;
+  for (const std::string& id : ids) list += (list.empty() ? "" : ", ") + id;
+  return list;
+}
+
+// The n-th tensor of a name after a TODO, in one step on one rank.
+struct ProbeKey {
+  int rank, step;
+  std::string id, name;
+  int occurrence;
+  auto operator<=>(const ProbeKey&) const = default;
+};
+using Probes = std::map<ProbeKey, const Probe*>;
+
+constexpr double kRounding = 0.1;  // of the tolerance: more than rounding comes to within one TODO
+constexpr double kGrowth = 5;      // times the largest error before: more than that does not grow within one TODO
+
+class Comparison {
+ public:
+  Comparison(const RunRecord& expected, const RunRecord& mine, double tolerance, Todos todos, const Ending* ending,
+             const KnownMistakes& known)
+      : expected_(expected),
+        mine_(mine),
+        tolerance_(tolerance),
+        todos_(std::move(todos)),
+        ending_(ending),
+        known_(known) {
+    index(expected_, expected_probes_, &expected_order_);
+    index(mine_, mine_probes_, nullptr);
+    if (todos_.empty()) {
+      for (const Probe& probe : expected_.probes) todos_.add(probe.id);
+    }
+  }
+
+  // Prints the verdict and returns the exit status.
+  int run();
+  // What is known of each TODO after that.
+  void write_summary(std::ostream& file) const;
+
+ private:
+  static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
+  // From here on this TODO is the one to look at.
+  void blame(const std::string& id, bool certain);
+  // "tensor 'grad' on rank 1, step 0", and the latter part of it.
+  std::string tensor_of(const ProbeKey& key) const { return "tensor '" + key.name + "'" + rank_and_step(key); }
+  std::string rank_and_step(const ProbeKey& key) const;
+  // A plan is made by one process, without steps.
+  bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
+  // The TODO of this program that can have spoiled what one of another chapter works on.
+  std::string own_before(std::size_t position) const;
+  // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
+  // rank may have zeros and one small value of a tensor whose other values are the other ranks'. What is "left out of"
+  // other values, of the same TODO, is their difference to something near, and is rounded as they are.
+  double scale(const ProbeKey& key) const;
+  double rms_over_ranks(const ProbeKey& key) const;
+  // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps its error, and the largest of all.
+  std::string differing(const Tensor& mine, const Tensor& expected, double scale);
+  // With --precision bf16: are the two apart by a rounding at most?
+  bool one_rounding_apart(const Tensor& mine, const Tensor& expected) const;
+  std::string diagnosis(const ProbeKey& key) const;
+  // The sentence of the known mistake that looks like this, where `todo` is to blame; empty where there is none.
+  std::string known(const ProbeKey& key, const std::string& todo) const;
+  std::string known(const Sighting& seen, const std::string& todo) const;
+  Sighting sighting_of(const ProbeKey& key) const;
+  // Prints such a sentence, if there is one, without `of_others` of the TODO that is blamed.
+  void explain(const Sighting& seen, bool of_others = true) const;
+  Symptom symptom(const ProbeKey& key) const;
+  std::vector<Known> others(const ProbeKey& key) const;
+  // The TODOs whose calls the solution's run has made.
+  TodoIds calling() const;
+  // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
+  TodoIds unobserved() const;
+  // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in
+  // words.
+  struct End {
+    std::string next, last;
+    TodoIds passed;
+  };
+  End where_it_ended() const;
+
+  // Each prints what differs first and returns false, or returns true.
+  bool probes_agree();
+  bool probe_agrees(std::size_t position);
+  void print_drift(const ProbeKey& key, const std::string& difference);
+  void print_other_way(const ProbeKey& key, const std::string& difference);
+  bool losses_agree();
+  bool parameters_agree();
+  bool traffic_agrees();
+  int print_ending();
+  void print_notes() const;
+  // Notes the first rank whose host does something more often than the solution's.
+  void note_more(const std::string& what, const char* does, const char* why) const;
+  int print_unfinished() const;
+  void print_success() const;
+
+  const RunRecord &expected_, &mine_;
+  double tolerance_;
+  Todos todos_;
+  const Ending* ending_;  // of a run that ended otherwise than it should; or null
+  const KnownMistakes& known_;
+  Probes expected_probes_, mine_probes_;
+  std::vector<ProbeKey> expected_order_;
+  TodoIds right_;  // of this program's TODOs, those whose tensors agree until one does not
+  std::string blamed_;
+  bool certain_ = false;
+  mutable bool explained_ = false;  // as a known mistake
+  std::string traffic_note_;
+  double largest_ = 0;               // relative difference seen
+  double error_ = 0;                 // of the tensor compared last
+  std::optional<ProbeKey> rounded_;  // a tensor that is rounded otherwise, behind which nothing can be compared
+  std::optional<ProbeKey> drift_;    // the first tensor of this program that agrees, but not to rounding
+  std::optional<ProbeKey> other_;    // the first one that says that something was done in another way
+};
+
+void Comparison::index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order) {
+  std::map<ProbeKey, int> seen;
+  for (const Probe& probe : record.probes) {
+    ProbeKey key{probe.rank, probe.step, probe.id, probe.tensor.name, 0};
+    key.occurrence = seen[key]++;
+    probes[key] = &probe;
+    if (order != nullptr) order->push_back(key);
+  }
+}
+
+void Comparison::blame(const std::string& id, bool certain) {
+  if (!todos_.contains(id)) return;
+  blamed_ = id;
+  certain_ = certain;
+  right_.erase(id);
+}
+
+std::string Comparison::rank_and_step(const ProbeKey& key) const {
+  return has_steps() ? " on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step) : "";
+}
+
+std::string Comparison::own_before(std::size_t position) const {
+  const int rank = expected_order_[position].rank;
+  for (std::size_t i = position; i-- > 0;) {
+    if (expected_order_[i].rank == rank && todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
+  }
+  for (std::size_t i = position; i < expected_order_.size(); ++i) {
+    if (todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
+  }
+  return "";
+}
+
+double Comparison::scale(const ProbeKey& key) const {
+  double scale = rms_over_ranks(key);
+  if (!key.name.starts_with("left out of ")) return scale;
+  for (const auto& [other, probe] : expected_probes_) {
+    if (other.rank == key.rank && other.step == key.step && other.id == key.id && other.occurrence == key.occurrence)
+      scale = std::max(scale, rms_over_ranks(other));
+  }
+  return scale;
+}
+
+double Comparison::rms_over_ranks(const ProbeKey& key) const {
+  double squares = 0, size = 0;
+  ProbeKey other = key;
+  for (other.rank = 0; other.rank < expected_.world; ++other.rank) {
+    const auto found = expected_probes_.find(other);
+    if (found == expected_probes_.end()) continue;
+    const Tensor& tensor = found->second->tensor;
+    squares += tensor.l2 * tensor.l2;
+    size += tensor.size();
+  }
+  return std::max(expected_probes_.at(key)->tensor.rms(), std::sqrt(squares / std::max(size, 1.0)));
+}
+
+std::string shape_of(const Tensor& tensor) { return tensor.size() > 0 ? bracketed(tensor.shape) : "nothing"; }
+
+// A short list of integers says more as a whole than at one place.
+std::string whole_lists(const Tensor& mine, const Tensor& expected) {
+  const std::size_t longer = std::max(mine.values.size(), expected.values.size());
+  if (!expected.integers || expected.shape.size() != 1 || longer < 2 || longer > 24) return "";
+  const auto list = [](const Tensor& t) {
+    return t.values.empty() ? "nothing" : bracketed(std::vector<long>(t.values.begin(), t.values.end()));
+  };
+  return "  the whole list: yours " + list(mine) + ", expected " + list(expected) + "\n";
+}
+
+std::string Comparison::differing(const Tensor& mine, const Tensor& expected, double scale) {
+  if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) {
+    error_ = std::numeric_limits<double>::infinity();
+    return "  shape: yours " + shape_of(mine) + ", expected " + shape_of(expected) + "\n" + whole_lists(mine, expected);
+  }
+  if (expected.integers) scale = 0;
+  double worst = 0;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < expected.values.size(); ++i) {
+    const double error = relative_error(mine.values[i], expected.values[i], scale);
+    if (!(error > worst)) continue;
+    worst = error;
+    at = i;
+    if (expected.integers) break;  // they differ or do not
+  }
+  error_ = worst;
+  largest_ = std::max(largest_, worst);
+  if (!(worst <= tolerance_)) {
+    const std::string name = name_of_entry(expected, at);
+    return std::string(expected.integers ? "  first difference at " : "  largest difference at ") +
+           bracketed(workshop::tools::place_of(at, expected.shape)) + (name.empty() ? "" : ", " + name) + ": yours " +
+           text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n" + whole_lists(mine, expected);
+  }
+  // Of a large tensor the record holds the first values; the sums speak for the rest.
+  const double l2 = relative_error(mine.l2, expected.l2, scale * std::sqrt(expected.size()));
+  const double sum = relative_error(mine.sum, expected.sum, scale * expected.size());
+  error_ = std::max({worst, l2, sum});
+  largest_ = std::max(largest_, error_);
+  if (l2 <= tolerance_ && sum <= tolerance_) return "";
+  return "  the first " + std::to_string(expected.values.size()) + " values agree, later ones do not: l2 norm yours " +
+         text(mine.l2) + ", expected " + text(expected.l2) + "\n";
+}
+
+bool Comparison::one_rounding_apart(const Tensor& mine, const Tensor& expected) const {
+  const auto precision = expected_.settings.find("precision");
+  if (precision == expected_.settings.end() || precision->second != "bf16" || expected.integers) return false;
+  constexpr double kStep = 1.0 / 128;  // from one bfloat16 to the next, at most
+  if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) return false;
+  for (std::size_t i = 0; i < expected.values.size(); ++i) {
+    if (!(relative_error(mine.values[i], expected.values[i], std::abs(mine.values[i])) <= kStep)) return false;
+  }
+  return relative_error(mine.l2, expected.l2) <= kStep;
+}
+
+// Further tensors of the solution's run that this one may be instead: of the same TODO, then those of this rank's step.
+std::vector<Known> Comparison::others(const ProbeKey& key) const {
+  std::vector<Known> same_todo, others;
+  bool before = true;  // the one that differs
+  for (const ProbeKey& other : expected_order_) {
+    if (other == key) {
+      before = false;
+      continue;
+    }
+    const Tensor* tensor = &expected_probes_.at(other)->tensor;
+    std::string name = "the values of '" + other.name + "'";
+    if (other.occurrence != key.occurrence)
+      name += ", number " + std::to_string(other.occurrence + 1) + (has_steps() ? " of the step" : " of the run");
+    if (other.id == key.id) {
+      name += rank_and_step(other);
+      same_todo.push_back({name, tensor});
+    } else if (other.rank == key.rank && other.step == key.step) {
+      name += " of TODO " + other.id;
+      others.push_back(
+          {before ? name + ", which come before: is the call missing on this rank, or its output another one?" : name,
+           tensor});
+    }
+  }
+  std::ranges::move(others, std::back_inserter(same_todo));
+  return same_todo;
+}
+
+Symptom Comparison::symptom(const ProbeKey& key) const {
+  Symptom symptom{mine_probes_.at(key)->tensor, expected_probes_.at(key)->tensor, expected_.world};
+  ProbeKey other = key;
+  for (other.rank = 0; other.rank < expected_.world; ++other.rank) {
+    const auto mine = mine_probes_.find(other), expected = expected_probes_.find(other);
+    if (mine != mine_probes_.end()) symptom.mine_by_rank.push_back(&mine->second->tensor);
+    if (expected != expected_probes_.end()) symptom.expected_by_rank.push_back(&expected->second->tensor);
+  }
+  other = key;
+  --other.step;
+  if (const auto before = expected_probes_.find(other); before != expected_probes_.end())
+    symptom.expected_before = &before->second->tensor;
+  for (const auto& [earlier, probe] : mine_probes_) {
+    if (earlier.rank == key.rank && earlier.id == key.id && earlier.name == key.name && earlier < key)
+      symptom.mine_before.insert(symptom.mine_before.begin(), &probe->tensor);
+  }
+  symptom.others = others(key);
+  symptom.options = &expected_.options;
+  return symptom;
+}
+
+std::string Comparison::diagnosis(const ProbeKey& key) const {
+  if (!std::isfinite(expected_probes_.at(key)->tensor.l2))
+    return "The solution's own values are not finite: is the learning rate too high?";
+  return diagnose(symptom(key));
+}
+
+std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
+  return known(sighting_of(key), todo);
+}
+
+std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
+  const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
+  explained_ |= !sentence.empty();
+  return sentence;
+}
+
+Sighting Comparison::sighting_of(const ProbeKey& key) const {
+  return sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence);
+}
+
+void Comparison::explain(const Sighting& seen, bool of_others) const {
+  const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others);
+  if (sentence.empty()) return;
+  explained_ = true;
+  std::printf("%s\n", sentence.c_str());
+}
+
+TodoIds Comparison::calling() const {
+  TodoIds ids;
+  for (const Collective& collective : expected_.collectives) {
+    for (const auto& [name, calls] : collective.places) {
+      for (const Place& place : places(name)) ids.insert(todos_.at_in_solution(place));
+    }
+  }
+  return ids;
+}
+
+TodoIds Comparison::unobserved() const {
+  TodoIds ids;
+  for (const auto& [id, todo] : todos_.all()) ids.insert(id);
+  for (const Probe& probe : expected_.probes) ids.erase(probe.id);
+  // Of these, the ones that the solution's run has come to, as far as its calls tell.
+  TodoIds came_to = calling();
+  std::erase_if(came_to, [&](const std::string& id) { return !ids.contains(id); });
+  return came_to.empty() ? ids : came_to;
+}
+
+// A small error that has grown from TODO to TODO until it was too large is the mistake of the first of them.
+void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
+  blame(drift_->id, true);
+  std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
+              todos_.place_line(drift_->id).c_str(), tensor_of(*drift_).c_str());
+  std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", tensor_of(key).c_str(),
+              key.id.c_str(), difference.c_str());
+  const std::string sentence = known(key, drift_->id);
+  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // it is not another TODO's
+  std::printf("  %s\n", fits ? sentence.c_str() : "Is a small number, such as an epsilon, another one or elsewhere?");
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+}
+
+// A flag, say, that is "one way" to do something is no mistake where it differs, but the cause of what comes of it.
+bool is_one_way(const ProbeKey& key) { return key.name.ends_with(" (one way)"); }
+
+void Comparison::print_other_way(const ProbeKey& key, const std::string& difference) {
+  const auto &mine = mine_probes_.at(*other_)->tensor, &expected = expected_probes_.at(*other_)->tensor;
+  blame(other_->id, true);
+  std::printf("%s is done in another way than in the solution, and something else comes of it.\n%s  %s, shape %s\n%s",
+              todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), tensor_of(*other_).c_str(),
+              bracketed(expected.shape).c_str(), differing(mine, expected, scale(*other_)).c_str());
+  std::printf("  What comes of it: %s, of TODO %s:\n%s", tensor_of(key).c_str(), key.id.c_str(), difference.c_str());
+  // Its looks are those of both. The first numbers, which decide whether it is certain, are not to be zero.
+  Sighting seen = sighting_of(*other_), then = sighting_of(key);
+  seen.where += ", then " + then.where;
+  if (seen.numbers.front().l2 == 0) std::swap(seen.numbers, then.numbers);
+  std::ranges::move(then.numbers, std::back_inserter(seen.numbers));
+  std::string sentence = known(seen, other_->id);
+  if (sentence.empty()) sentence = diagnosis(key);
+  if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+}
+
+bool Comparison::probe_agrees(std::size_t position) {
+  const ProbeKey& key = expected_order_[position];
+  const auto mine = mine_probes_.find(key);
+  const Tensor& expected = expected_probes_.at(key)->tensor;
+  std::string what, details;
+  if (mine == mine_probes_.end()) {
+    if (!mine_.complete) return true;  // then only what was done before the end is there
+    what = " was not reached as often as expected.\n";
+    details = "  " + tensor_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
+              "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
+    if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
+  } else {
+    const double largest_before = largest_;
+    const std::string difference = differing(mine->second->tensor, expected, scale(key));
+    if (difference.empty()) {
+      if (todos_.contains(key.id)) right_.insert(key.id);
+      if (!drift_ && todos_.contains(key.id) && error_ > kRounding * tolerance_) drift_ = key;
+      return true;
+    }
+    if (is_one_way(key)) {
+      if (!other_) other_ = key;
+      if (todos_.contains(key.id)) right_.insert(key.id);
+      return true;
+    }
+    if (other_ && todos_.contains(other_->id)) {
+      print_other_way(key, difference);
+      return false;
+    }
+    if (drift_ && drift_->id != key.id && error_ <= kGrowth * largest_before) {
+      print_drift(key, difference);
+      return false;
+    }
+    std::string sentence = known(key, key.id);
+    if (sentence.empty() && one_rounding_apart(mine->second->tensor, expected)) {
+      if (todos_.contains(key.id)) right_.insert(key.id);
+      rounded_ = key;
+      return true;
+    }
+    if (sentence.empty()) sentence = diagnosis(key);
+    what = " is the first that differs.\n";
+    details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
+              (sentence.empty() ? "" : "  " + sentence + "\n");
+  }
+  if (todos_.contains(key.id)) {
+    blame(key.id, true);
+    std::printf("%s%s%s%s", todos_.heading(key.id).c_str(), what.c_str(), todos_.place_line(key.id).c_str(),
+                details.c_str());
+  } else {
+    const std::string own = own_before(position);
+    blame(own, false);
+    std::printf("%s is the TODO to look at: what it hands on, or overwrites, is wrong.\n%s",
+                todos_.heading(own).c_str(), todos_.place_line(own).c_str());
+    std::printf(
+        "%s  This is the result of TODO %s, which is the solution's here: it works on what your TODOs have left.\n",
+        details.c_str(), key.id.c_str());
+  }
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  return false;
+}
+
+bool Comparison::probes_agree() {
+  for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+    if (!probe_agrees(i)) return false;
+    if (rounded_) return true;
+  }
+  for (const auto& [key, probe] : mine_probes_) {
+    if (expected_probes_.contains(key)) continue;
+    blame(key.id, true);
+    std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
+                todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
+                key.occurrence + 1);
+    explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
+                                 key.step),
+             {}});
+    return false;
+  }
+  return true;
+}
+
+bool Comparison::losses_agree() {
+  const auto& theirs = expected_.losses;
+  for (std::size_t i = 0; i < theirs.size() && i < mine_.losses.size(); ++i) {
+    const StepLoss &mine = mine_.losses[i], &expected = theirs[i];
+    if (mine.step != expected.step || mine.replica != expected.replica) break;
+    for (const auto& [name, loss] : {std::pair("loss", &StepLoss::loss), {"global loss", &StepLoss::global_loss}}) {
+      const double error = relative_error(mine.*loss, expected.*loss);
+      largest_ = std::max(largest_, error);
+      if (error <= tolerance_) continue;
+      const TodoIds unseen = unobserved();
+      if (!unseen.empty()) {
+        const std::string& id = *unseen.rbegin();
+        blame(id, false);
+        std::printf("%s is the TODO to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+      }
+      std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
+                  expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
+      explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
+               {summary({mine.*loss}), summary({expected.*loss})}});
+      if (!unseen.empty()) {
+        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n", joined(unseen).c_str());
+      } else if (!right_.empty()) {
+        std::printf("All tensors of the first steps agree: look at what happens after them, or to the loss itself.\n");
+      }
+      return false;
+    }
+  }
+  if (mine_.losses.size() == theirs.size()) return true;
+  std::printf("Your run recorded %zu losses, expected %zu: more or fewer steps or replicas.\n", mine_.losses.size(),
+              theirs.size());
+  return false;
+}
+
+bool Comparison::parameters_agree() {
+  std::map<std::string, const Tensor*> mine;
+  for (const Tensor& tensor : mine_.parameters) mine[tensor.name] = &tensor;
+  for (const Tensor& expected : expected_.parameters) {
+    const auto found = mine.find(expected.name);
+    if (found == mine.end()) {
+      std::printf("The parameter '%s' is not in your record.\n", expected.name.c_str());
+      return false;
+    }
+    const std::string difference = differing(*found->second, expected, expected.rms());
+    if (difference.empty()) continue;
+    const std::string sentence = diagnose({*found->second, expected});
+    std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),
+                difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
+    explain({"parameter " + expected.name, {summary(found->second->values), summary(expected.values)}});
+    return false;
+  }
+  return true;
+}
+
+bool Comparison::traffic_agrees() {
+  const TrafficVerdict verdict = compare_traffic(expected_, mine_, todos_);
+  if (verdict.text.empty()) return true;
+  if (!verdict.wrong) {
+    traffic_note_ = verdict.text;
+    return true;
+  }
+  blame(verdict.todo, true);
+  std::printf("%s", verdict.text.c_str());
+  explain(traffic_sighting(expected_, mine_));
+  return false;
+}
+
+void Comparison::print_notes() const {
+  std::printf("%s", traffic_note_.c_str());
+  if (other_ && todos_.contains(other_->id)) {
+    std::printf("Note: TODO %s does it in another way than the solution, and the same comes of it.\n",
+                other_->id.c_str());
+  }
+  for (const auto& [id, todo] : todos_.all()) {
+    if (todo.says_float) {
+      std::printf(
+          "Note: TODO %s says ncclFloat, which is right as long as the numbers are floats. kReal is their type with "
+          "--precision bf16 too.\n",
+          id.c_str());
+    }
+    if (todo.says_real) {
+      std::printf(
+          "Note: TODO %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, and of "
+          "bfloat16 as many would be half of them.\n",
+          id.c_str());
+    }
+  }
+  for (const auto& [rank, peak] : expected_.peak_memory) {
+    const auto mine = mine_.peak_memory.find(rank);
+    if (mine == mine_.peak_memory.end() || mine->second == peak) continue;
+    std::printf("Note: your rank %d holds up to %s bytes of device memory, the solution's %s.\n", rank,
+                text(mine->second).c_str(), text(peak).c_str());
+    break;
+  }
+  note_more("synchronizations", "waits for its device", "; the device has nothing to do meanwhile.");
+  note_more(
+      "events", "records events",
+      ". An event that is recorded again stands for all that its stream has been given by then: what waits for it "
+      "may wait for more than it needs, and less runs at the same time.");
+}
+
+void Comparison::note_more(const std::string& what, const char* does, const char* why) const {
+  for (const auto& [rank, host] : expected_.host) {
+    const auto mine = mine_.host.find(rank);
+    if (mine == mine_.host.end() || mine->second.at(what) <= host.at(what)) continue;
+    std::printf("Note: your rank %d %s %s times during the steps, the solution's %s times%s\n", rank, does,
+                text(mine->second.at(what)).c_str(), text(host.at(what)).c_str(), why);
+    return;
+  }
+}
+
+int Comparison::print_unfinished() const {
+  if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
+  std::printf("Next: TODO %s\n", mine_.todo.c_str());
+  return 77;
+}
+
+void Comparison::print_success() const {
+  std::string parts;
+  const auto add = [&parts](double count, const std::string& what) {
+    if (count > 0) parts += (parts.empty() ? "" : ", ") + what + " (" + text(count) + ")";
+  };
+  double calls = 0;
+  for (const Collective& c : expected_.collectives) calls += c.calls;
+  add(static_cast<double>(expected_.probes.size()), "tensors");
+  add(static_cast<double>(expected_.losses.size()), "losses");
+  add(static_cast<double>(expected_.parameters.size()), "parameters");
+  if (traffic_note_.empty()) add(calls, "NCCL calls");
+  TodoIds missing;
+  for (const auto& [id, todo] : todos_.all()) {
+    if (!right_.contains(id)) missing.insert(id);
+  }
+  const std::string todos = !missing.empty()     ? "right: TODO " + joined(right_)
+                            : right_.size() == 1 ? "the TODO is right"
+                                                 : "all " + std::to_string(right_.size()) + " TODOs right";
+  std::printf("%s: %s agree (largest relative difference %.1e)\n", todos.c_str(), parts.c_str(), largest_);
+  if (!missing.empty()) std::printf("Not reached in this run: TODO %s\n", joined(missing).c_str());
+}
+
+Comparison::End Comparison::where_it_ended() const {
+  End end;
+  std::size_t earliest = expected_order_.size();
+  for (int rank = 0; rank < expected_.world; ++rank) {
+    if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
+    std::string before;
+    TodoIds behind;
+    for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+      const ProbeKey& key = expected_order_[i];
+      if (key.rank != rank) continue;
+      // A rank that waits is at the first probe whose copy has not come; one that ended, at the first it did not come
+      // to.
+      const auto passed = mine_.passed.find(rank);
+      const bool done = ending_->waits() ? mine_probes_.contains(key)
+                                         : passed != mine_.passed.end() &&
+                                               expected_probes_.at(key)->sequence <= passed->second.sequence;
+      if (done) {
+        behind.insert(key.id);
+        before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
+        continue;
+      }
+      if (!todos_.contains(key.id)) continue;
+      if (i < earliest) {
+        earliest = i;
+        end = {key.id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), behind};
+      }
+      break;
+    }
+  }
+  return end;
+}
+
+int Comparison::print_ending() {
+  const auto [next, last, passed] = where_it_ended();
+  std::string named = ending_->todo(todos_, next);
+  // What has worked before was called with something wrong.
+  if (passed.contains(named) && todos_.calls(next, named)) named = next;
+  // Behind all probes, what is known of the mistake says where it is.
+  if (named.empty() && next.empty() && ending_->sighting()) named = known_.todo(expected_, mine_, *ending_->sighting());
+  blame(named.empty() ? next : named, !named.empty());
+  const std::string& id = named.empty() ? next : named;
+  std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
+              ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
+  if (!last.empty()) std::printf("  Last probe that was passed: %s\n", last.c_str());
+  std::printf("%s", ending_->quote().c_str());
+  if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice());
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  return 1;
+}
+
+int Comparison::run() {
+  if (!probes_agree()) {
+    if (ending_ != nullptr) {
+      std::printf("Your program %s It may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
+                  ending_->quote().c_str());
+      if (ending_->sighting() && !explained_) explain(*ending_->sighting());
+    }
+    return 1;
+  }
+  if (!mine_.todo.empty()) return print_unfinished();
+  if (ending_ != nullptr) return print_ending();
+  if (rounded_) {
+    std::printf("%s\n", right_.empty() ? "Nothing is wrong" : ("right: TODO " + joined(right_)).c_str());
+    std::printf(
+        "Note: with --precision bf16, %s (TODO %s) is a rounding away from the solution's, as the same arithmetic "
+        "in another order may be. What comes behind it was not compared in this run.\n",
+        tensor_of(*rounded_).c_str(), rounded_->id.c_str());
+    return 0;
+  }
+  if (!losses_agree() || !parameters_agree() || !traffic_agrees()) return 1;
+  print_success();
+  print_notes();
+  return 0;
+}
+
+void Comparison::write_summary(std::ostream& file) const {
+  // Not checked is what the solution's run comes to behind the first mistake, or where this one ended.
+  const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty() || !blamed_.empty();
+  TodoIds reached = calling();
+  for (const Probe& probe : expected_.probes) reached.insert(probe.id);
+  for (const auto& [id, todo] : todos_.all()) {
+    const char* state = id == blamed_                       ? "wrong"
+                        : id == mine_.todo                  ? "open"
+                        : right_.contains(id)               ? "right"
+                        : cut_short && reached.contains(id) ? "unchecked"
+                                                            : "unreached";
+    file << state << ' ' << id << '\n';
+  }
+  if (!blamed_.empty())
+    file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << (explained_ ? " known" : "") << '\n';
+}
+
+struct Settings {
+  std::string expected, mine;
+  std::vector<std::string> todos;
+  double tolerance = 1e-5;
+  std::string sources, summary, output, fingerprints;
+  int status = 0;
+  bool journals = false, sightings = false;
+};
+
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+int compare(const Settings& settings) {
+  const RunRecord expected = read_run_record(settings.expected);
+  RunRecord mine = settings.journals ? read_journals(settings.mine) : read_run_record(settings.mine);
+  const bool known = !settings.journals || !mine.program.empty();  // a rank may end before it has a journal
+  if (known && (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world)) {
+    throw std::runtime_error("the records are of different programs or numbers of ranks");
+  }
+  if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
+  const Ending ending(settings.status, content(settings.output));
+  const Todos todos(settings.todos, settings.sources);
+  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
+  const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
+  const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
+  Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
+                        known_mistakes);
+  const int status = comparison.run();
+  if (!settings.summary.empty()) {
+    std::ofstream file(settings.summary);
+    comparison.write_summary(file);
+  }
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  Arguments arguments("compare_runs", "Compares a run with the solution's and says which TODO is the first to differ.");
+  arguments.require("EXPECTED", settings.expected, "the record of the solution's run");
+  arguments.require("MINE", settings.mine, "the record to judge");
+  arguments.add("--tolerance", settings.tolerance, "the largest relative difference that is none");
+  arguments.add("--todos", settings.todos, "a source of the solution, with the TODOs' texts");
+  arguments.add("--sources", settings.sources, "the folder with the participant's sources, FOLDER/02_ddp/ddp.cu");
+  arguments.add("--summary", settings.summary, "file to write what is known of each TODO to");
+  arguments.add("--journals", settings.journals, "MINE has the journals of a run that ended otherwise than it should");
+  arguments.add("--status", settings.status, "the status that this run ended with");
+  arguments.add("--output", settings.output, "file with what it printed");
+  arguments.add("--fingerprints", settings.fingerprints, "what known mistakes look like");
+  arguments.add("--sightings", settings.sightings,
+                "say what the first difference looks like, for a file of fingerprints");
+  return arguments.run(argc, argv, [&] { return compare(settings); });
+}

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/diagnosis.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+using Values = std::vector<double>;
+constexpr double kTolerance = 1e-4;  // generous: the question is which mistake was made, not whether
+
+bool same(const Values& a, const Values& b) {
+  if (a.size() != b.size() || a.empty()) return false;
+  const double rms = std::sqrt(std::inner_product(b.begin(), b.end(), b.begin(), 0.0) / static_cast<double>(b.size()));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!(relative_error(a[i], b[i], rms) <= kTolerance)) return false;
+  }
+  return true;
+}
+
+bool all_zero(const Values& values) {
+  return std::ranges::all_of(values, [](double v) { return v == 0; });
+}
+
+Values scaled(Values values, double factor) {
+  for (double& v : values) v *= factor;
+  return values;
+}
+
+std::string rounded(double value) { return formatted("%.6g", value); }
+
+bool finite(double value) { return std::isfinite(value); }
+
+std::string not_a_number(const Symptom& s) {
+  const Values& m = s.mine.values;
+  const auto count = std::ranges::count_if(m, [](double v) { return !finite(v); });
+  if (count == 0) return "";
+  const auto first = static_cast<std::size_t>(std::ranges::find_if(m, [](double v) { return !finite(v); }) - m.begin());
+  const std::string where = count == static_cast<long>(m.size())
+                                ? "Every value is NaN or infinite"
+                                : std::to_string(count) + " of " + std::to_string(m.size()) +
+                                      " values are NaN or infinite, the first at " +
+                                      bracketed(place_of(first, s.mine.shape));
+  if (s.mine.unwritten == 0) {
+    return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, the root or " +
+           "logarithm of a negative one.";
+  }
+  return where + ": that is memory which nothing wrote (on the cpu backend cudaMalloc fills with NaN), or computed " +
+         "from it. Is the operation missing, or its count or its place another one?";
+}
+
+std::string zeros(const Symptom& s) {
+  if (!all_zero(s.mine.values) || s.mine.values.empty() || all_zero(s.expected.values)) return "";
+  return "Every value is zero: is the result written to another buffer, multiplied by zero, or cleared afterwards?";
+}
+
+// Too far off for rounding, and too near for any other mistake.
+std::string nearly(const Symptom& s) {
+  if (!same(s.mine.values, s.expected.values) || s.expected.values.size() < 3) return "";
+  if (static_cast<double>(s.expected.values.size()) != s.expected.size()) return "";  // the rest may be far off
+  if (s.expected_before != nullptr && same(s.mine.values, s.expected_before->values)) return "";  // stale, then
+  return "All values are nearly right, but off by more than rounding: is a small number, such as an epsilon, another "
+         "one or in another place, here or before?";
+}
+
+// Each rank still has its own part of what should have been combined.
+std::string not_combined(const Symptom& s) {
+  if (s.world < 2 || static_cast<int>(s.mine_by_rank.size()) != s.world) return "";
+  Values sum(s.expected.values.size());
+  bool alike = true;
+  for (const Tensor* tensor : s.mine_by_rank) {
+    if (tensor->values.size() != sum.size()) return "";
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += tensor->values[i];
+    alike = alike && same(tensor->values, s.mine.values);
+  }
+  if (alike) return "";
+  const bool mean = same(scaled(sum, 1.0 / s.world), s.expected.values);
+  if (!mean && !same(sum, s.expected.values)) return "";
+  return std::string("The ") + (mean ? "mean" : "sum") +
+         " over your ranks would be right, but each rank still has its own values: they were not combined. Is the "
+         "collective missing, on another tensor, or not done yet when the values are used?";
+}
+
+// What a factor is made of, " 4 is --micro-batches here.": the run's options, and the tensor's shape.
+std::string quantities(const Symptom& s, double factor) {
+  std::vector<std::pair<std::string, double>> known;
+  if (s.options != nullptr) {
+    for (const char* name : {"dp", "pp", "tp", "micro-batches", "accumulation-steps", "batch-size", "chunks", "hybrid",
+                             "heads", "width", "context", "sequence", "vocabulary"}) {
+      const auto option = s.options->find(name);
+      if (option != s.options->end()) known.emplace_back(std::string("--") + name, option->second);
+    }
+    const auto width = s.options->find("width"), heads = s.options->find("heads");
+    if (width != s.options->end() && heads != s.options->end() && heads->second > 0)
+      known.emplace_back("the features of a head", width->second / heads->second);
+  }
+  for (long extent : s.expected.shape) {
+    if (extent > 3) known.emplace_back("an extent of the tensor", static_cast<double>(extent));
+  }
+  const double times = std::max(factor, 1 / factor);
+  std::string found;
+  for (const bool root : {false, true}) {
+    std::string names, number;
+    for (const auto& [name, value] : known) {
+      const double size = root ? std::sqrt(value) : value;
+      if (value < 2 || std::abs(times - size) > kTolerance * size || names.find(name) != std::string::npos) continue;
+      names += (names.empty() ? "" : " and ") + name;
+      number = (root ? "√" : "") + rounded(value);
+    }
+    if (!names.empty()) found += (found.empty() ? " " : ", ") + number + " is " + (root ? "the root of " : "") + names;
+  }
+  return found.empty() ? "" : found + " here.";
+}
+
+std::string constant_factor(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  const double squares = std::inner_product(e.begin(), e.end(), e.begin(), 0.0);
+  if (m.size() != e.size() || !(squares > 0)) return "";
+  const double factor = std::inner_product(m.begin(), m.end(), e.begin(), 0.0) / squares;
+  if (!same(m, scaled(e, factor))) return "";
+  const auto is = [factor](double value) { return std::abs(factor - value) <= kTolerance * std::abs(value); };
+  const std::string ranks = std::to_string(s.world), known = quantities(s, factor);
+  if (s.world > 1 && is(s.world)) {
+    return "Every value is " + ranks + " times what is expected: summed over the " + ranks + " ranks, not averaged" +
+           (s.world == 2 ? ", or added twice." : ".") + (known.empty() ? "" : " Or is it a factor?" + known);
+  }
+  if (s.world > 1 && is(1.0 / s.world)) {
+    return "Every value is 1/" + ranks + " of what is expected: divided by the number of ranks once too often.";
+  }
+  if (is(1)) return "";
+  if (is(-1)) return "Every value has the wrong sign.";
+  if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
+  if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing." + known;
+  const bool fraction = std::abs(factor) < 1;
+  const double times = fraction ? 1 / factor : factor;
+  // Some factor fits any two numbers, but a whole one by chance only rarely.
+  if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
+  return "Every value is " + rounded(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
+         (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
+}
+
+std::string another_rank(const Symptom& s) {
+  for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
+    const Tensor* other = s.expected_by_rank[rank];
+    if (other == &s.expected || !same(s.mine.values, other->values)) continue;
+    return "These are the values that rank " + std::to_string(rank) +
+           " should have: is the rank, the root, the peer or the offset another one?";
+  }
+  return "";
+}
+
+std::string stale(const Symptom& s) {
+  if (s.expected_before == nullptr || !same(s.mine.values, s.expected_before->values)) return "";
+  return "These are the right values of the step before: not updated, or read before the update was done.";
+}
+
+bool telling(const Values& values) {  // few different values fit elsewhere by chance
+  return values.size() > 2 && std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end();
+}
+
+// The right values of something else: another ring step, micro-batch, unit, or the input of what was to be done.
+std::string elsewhere(const Symptom& s) {
+  if (!telling(s.mine.values)) return "";
+  for (const Known& other : s.others) {
+    // Of a large tensor the sum of squares speaks for what was not recorded.
+    if (same(s.mine.values, other.tensor->values) && relative_error(s.mine.l2, other.tensor->l2) <= kTolerance / 10)
+      return "These are " + other.name + (other.name.ends_with('?') ? "" : ".");
+  }
+  return "";
+}
+
+// A row of values that every row has too much or too little: a bias.
+std::string same_in_every_row(const Symptom& s) {
+  if (s.expected.shape.size() != 2 || s.mine.values.size() != s.expected.values.size()) return "";
+  const auto cols = static_cast<std::size_t>(s.expected.shape[1]);
+  if (cols < 1 || s.mine.values.size() < 3 * cols) return "";
+  Values off = s.mine.values, rows;
+  std::ranges::transform(off, s.expected.values, off.begin(), std::minus<>());
+  for (std::size_t i = 0; i < off.size(); ++i) rows.push_back(off[i % cols]);
+  const double size = s.expected.rms();
+  if (same(s.mine.values, s.expected.values)) return "";  // what is recorded; the rest is another one
+  for (std::size_t i = 0; i < off.size(); ++i) {
+    if (!(std::abs(off[i] - rows[i]) <= kTolerance * size)) return "";
+  }
+  return "Every row is off by the same values: is a bias added too often (on every rank?), or not at all?";
+}
+
+// What was there before was added to, or not.
+std::string kept_or_lost(const Symptom& s) {
+  for (const Tensor* before : s.mine_before) {
+    if (before->values.size() != s.mine.values.size() || all_zero(before->values)) continue;
+    if (before->values.size() < 3) continue;  // a sum of some two numbers too often
+    Values sum = s.expected.values, rest = s.expected.values;
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += before->values[i], rest[i] -= before->values[i];
+    if (same(s.mine.values, sum))
+      return "This is the right result added to what was there before: overwrite it, or clear it first.";
+    if (same(s.mine.values, rest))
+      return "What was there before is lost: this is the right result without it. Add to it, do not overwrite.";
+  }
+  return "";
+}
+
+std::string moved(std::size_t by, const Symptom& s, bool forward) {
+  std::size_t row = 1;
+  for (std::size_t axis = 1; axis < s.expected.shape.size(); ++axis)
+    row *= static_cast<std::size_t>(s.expected.shape[axis]);
+  const bool rows = s.expected.shape.size() > 1 && row > 1 && by % row == 0;
+  const std::size_t count = rows ? by / row : by;
+  return "The values are right but " + std::to_string(count) + (rows ? " row" : " element") + (count == 1 ? "" : "s") +
+         (forward ? " too far back" : " too far ahead") + ": an offset is wrong.";
+}
+
+// Values that stand some places beside their own.
+std::string shifted(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || m.size() < 4 || m.size() > 4096) return "";
+  for (std::size_t by = 1; by <= m.size() / 2; ++by) {
+    const auto n = static_cast<std::ptrdiff_t>(by);
+    const Values m_tail(m.begin() + n, m.end()), e_head(e.begin(), e.end() - n);
+    if (telling(m_tail) && same(m_tail, e_head)) return moved(by, s, true);
+    const Values m_head(m.begin(), m.end() - n), e_tail(e.begin() + n, e.end());
+    if (telling(m_head) && same(m_head, e_tail)) return moved(by, s, false);
+  }
+  return "";
+}
+
+// The matrix, or each of several one behind the other.
+std::string transposed(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  const std::size_t axes = s.expected.shape.size();
+  if (axes < 2 || m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
+  const auto rows = static_cast<std::size_t>(s.expected.shape[axes - 2]);
+  const auto cols = static_cast<std::size_t>(s.expected.shape[axes - 1]);
+  if (rows < 2 || cols < 2) return "";
+  Values transpose;
+  for (std::size_t matrix = 0; matrix < e.size(); matrix += rows * cols) {
+    for (std::size_t j = 0; j < cols; ++j) {
+      for (std::size_t i = 0; i < rows; ++i) transpose.push_back(e[matrix + i * cols + j]);
+    }
+  }
+  if (!same(m, transpose)) return "";
+  return "This is the transpose of what is expected: row-major and column-major are mixed up, or a matrix product "
+         "has its operands swapped.";
+}
+
+std::string name_of_axis(const Symptom& s, std::size_t axis) {
+  const long extent = s.expected.shape[axis];
+  const std::size_t from_behind = s.expected.shape.size() - axis;
+  if (from_behind > 2 && s.options != nullptr) {
+    const auto heads = s.options->find("heads");
+    if (heads != s.options->end() && heads->second == static_cast<double>(extent)) return "head";
+  }
+  if (s.expected.shape.size() == 1) return "position";
+  return from_behind == 1 ? "column" : from_behind == 2 ? "row" : "index " + std::to_string(axis);
+}
+
+// Of the columns of queries, keys and values beside each other, whose these are.
+std::string third(const Symptom& s, std::size_t axis, long first, long last) {
+  const long extent = s.expected.shape[axis], part = extent / 3;
+  if (axis + 1 != s.expected.shape.size() || extent % 3 != 0 || s.expected.name.find("quer") == std::string::npos)
+    return "";
+  if (part == 0 || first / part != last / part) return "";
+  constexpr const char* kNames[] = {"queries", "keys", "values"};
+  return std::string(", of the ") + kNames[first / part];
+}
+
+// What is wrong with the entries `first` to `last` of an axis, looked at by themselves: " There: …", or nothing.
+std::string within(const Symptom& s, std::size_t axis, long first, long last) {
+  const auto part = [&](const Tensor& whole) {
+    Tensor t{whole.name, whole.shape, {}};
+    t.shape[axis] = last - first + 1;
+    for (std::size_t i = 0; i < whole.values.size(); ++i) {
+      const long at = place_of(i, whole.shape)[axis];
+      if (at >= first && at <= last) t.values.push_back(whole.values[i]);
+    }
+    t.l2 = std::sqrt(std::inner_product(t.values.begin(), t.values.end(), t.values.begin(), 0.0));
+    return t;
+  };
+  const Tensor mine = part(s.mine), expected = part(s.expected);
+  std::vector<Tensor> before;
+  Symptom symptom{mine, expected, s.world};
+  symptom.options = s.options;
+  for (const Tensor* earlier : s.mine_before) {
+    if (earlier->shape == s.mine.shape && earlier->values.size() == s.mine.values.size())
+      before.push_back(part(*earlier));
+  }
+  for (const Tensor& earlier : before) symptom.mine_before.push_back(&earlier);
+  for (const auto check : {zeros, constant_factor, transposed, kept_or_lost}) {
+    std::string sentence = check(symptom);
+    if (sentence.empty()) continue;
+    sentence[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(sentence[0])));
+    return " There: " + sentence;
+  }
+  return "";
+}
+
+// The part of the tensor that is wrong, where the rest is right.
+std::string wrong_part(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
+  const double rms = s.expected.rms();
+  for (std::size_t axis = 0; axis < s.expected.shape.size(); ++axis) {
+    const long extent = s.expected.shape[axis];
+    std::vector<long> wrong;
+    for (std::size_t i = 0; i < m.size(); ++i) {
+      if (!(relative_error(m[i], e[i], rms) <= kTolerance)) wrong.push_back(place_of(i, s.expected.shape)[axis]);
+    }
+    std::ranges::sort(wrong);
+    wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+    if (wrong.empty() || static_cast<long>(wrong.size()) == extent ||
+        wrong.back() - wrong.front() + 1 != static_cast<long>(wrong.size()))
+      continue;
+    const bool one = wrong.size() == 1;
+    return "Only " + name_of_axis(s, axis) + (one ? " " : "s ") + std::to_string(wrong.front()) +
+           (one ? "" : " to " + std::to_string(wrong.back())) + " of 0 to " + std::to_string(extent - 1) +
+           (one ? " is wrong" : " are wrong") + third(s, axis, wrong.front(), wrong.back()) + "." +
+           within(s, axis, wrong.front(), wrong.back());
+  }
+  return "";
+}
+
+// Better than nothing, where no known mistake fits.
+std::string how_many(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || m.size() < 2) return "";
+  const double rms = s.expected.rms();
+  int wrong = 0;
+  bool should_be_zero = true, are_zero = true;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (relative_error(m[i], e[i], rms) <= kTolerance) continue;
+    ++wrong;
+    should_be_zero = should_be_zero && e[i] == 0;
+    are_zero = are_zero && m[i] == 0;
+  }
+  if (wrong == 0) return "";
+  const bool all = static_cast<double>(e.size()) == s.expected.size();
+  const std::string which = wrong == 1 ? " That one" : " All of these";
+  return std::to_string(wrong) + (all ? " of " : " of the first ") + std::to_string(m.size()) + " values differ." +
+         (should_be_zero ? which + " should be zero: does a condition let too much through?"
+          : are_zero     ? which + (wrong == 1 ? " is" : " are") + " zero: does a condition leave too much out?"
+                         : "");
+}
+
+std::string only_a_part(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size()) return "";
+  std::vector<bool> right;
+  for (std::size_t i = 0; i < m.size(); ++i) right.push_back(relative_error(m[i], e[i]) <= kTolerance);
+  const auto wrong = std::ranges::find(right, false);
+  const auto count = wrong - right.begin();
+  if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
+    return "";
+  return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
+         " values are right and all others wrong: is a count or an offset another one? Counts are elements, not bytes.";
+}
+
+std::string reordered(const Symptom& s) {
+  Values m = s.mine.values, e = s.expected.values;
+  if (same(m, e)) return "";  // the rest is another one
+  std::ranges::sort(m);
+  std::ranges::sort(e);
+  if (m.size() < 2 || !same(m, e)) return "";
+  return std::string("These are the right values in another order: an offset, ") +
+         (s.world > 1 ? "a chunk or the order of the ranks" : "a stride or an index") + " is wrong.";
+}
+
+}  // namespace
+
+std::vector<long> place_of(std::size_t position, const std::vector<long>& shape) {
+  std::vector<long> index(shape.size());
+  auto rest = static_cast<long>(position);
+  for (std::size_t axis = shape.size(); axis-- > 0; rest /= std::max(shape[axis], 1L)) {
+    index[axis] = rest % std::max(shape[axis], 1L);
+  }
+  return index;
+}
+
+std::string bracketed(const std::vector<long>& list) {
+  std::string result = "[";
+  for (long value : list) result += (result.size() > 1 ? ", " : "") + std::to_string(value);
+  return result + "]";
+}
+
+std::string diagnose(const Symptom& symptom) {
+  if (symptom.expected.integers) return diagnose_integers(symptom);
+  for (const auto check : {not_a_number, zeros, nearly, not_combined, constant_factor, another_rank, stale, elsewhere,
+                           transposed, only_a_part, reordered, shifted, kept_or_lost, same_in_every_row, wrong_part}) {
+    const std::string sentence = check(symptom);
+    if (!sentence.empty()) return sentence;
+  }
+  return how_many(symptom);
+}
+
+}  // namespace workshop::tools

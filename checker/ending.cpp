@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/ending.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <cstdio>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace workshop::tools {
+namespace {
+
+constexpr int kStuck = 86, kTimedOut = 124;  // exit statuses of common/base/check.h and tools/launch
+constexpr std::size_t kQuotedLines = 20;     // at most
+constexpr std::size_t kQuotedLength = 600;   // of a line
+
+// "[host:1234] …", and the lines of dashes around a note.
+bool of_open_mpi(const std::string& line) {
+  if (line.size() > 20 && line.find_first_not_of('-') == std::string::npos) return true;
+  const std::size_t end = line.find(']');
+  if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
+  const std::size_t colon = line.rfind(':', end);
+  return colon != std::string::npos && colon + 1 < end &&
+         std::all_of(line.begin() + static_cast<std::ptrdiff_t>(colon) + 1,
+                     line.begin() + static_cast<std::ptrdiff_t>(end),
+                     [](unsigned char c) { return std::isdigit(c) || c == ','; });
+}
+
+std::string shortened(const std::string& line) {
+  if (line.size() <= kQuotedLength) return line;
+  std::size_t end = kQuotedLength;
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // not within a character
+  return line.substr(0, end) + " …";
+}
+
+std::string listed(const std::vector<std::string>& lines, std::size_t most) {
+  std::string text;
+  for (std::size_t i = lines.size() - std::min(lines.size(), most); i < lines.size(); ++i)
+    text += "    " + shortened(lines[i]) + "\n";
+  return text;
+}
+
+// The TODOs in whose lines the places stand that these lines name.
+std::vector<std::string> todos_at(const std::vector<std::string>& lines, const Todos& todos) {
+  std::vector<std::string> found;
+  for (const std::string& line : lines) {
+    for (const Place& place : places(line)) {
+      const std::string id = todos.at(place);
+      if (!id.empty()) found.push_back(id);
+    }
+  }
+  return found;
+}
+
+// "see TODO 02.4", as programs say that check what a TODO has worked out.
+std::string named(const std::vector<std::string>& lines, const Todos& todos) {
+  for (const std::string& line : lines) {
+    for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {
+      const std::string id = line.substr(at + 5, line.find_first_not_of("0123456789.", at + 5) - at - 5);
+      if (todos.contains(id)) return id;
+    }
+  }
+  return "";
+}
+
+// The order checker names two accesses, the later one second: by the probe that made it, or by its place. What comes
+// then is advice.
+std::string of_order(const std::string& line, const Todos& todos) {
+  constexpr std::string_view kProbe = "(the probe of TODO ";
+  const std::size_t middle = std::min(line.find(") and "), line.size());
+  const std::size_t end = std::min(line.find(" use the same memory"), line.size());
+  const std::string later = line.substr(middle, end - middle), earlier = line.substr(0, middle);
+  for (const std::string& access : {later, earlier}) {
+    if (const std::size_t at = access.find(kProbe); at != std::string::npos) {
+      const std::size_t first = at + kProbe.size();
+      const std::string id = access.substr(first, access.find(' ', first) - first);
+      if (todos.contains(id)) return id;
+    }
+    for (const Place& place : places(access)) {
+      if (const std::string id = todos.at(place); !id.empty()) return id;
+    }
+  }
+  for (const std::string& access : {later, earlier}) {
+    for (const Place& place : places(access)) {
+      if (const std::string id = todos.nearest(place); !id.empty()) return id;
+    }
+  }
+  return "";
+}
+
+std::string one_of(const std::vector<std::string>& ids, const std::string& preferred) {
+  if (ids.empty() || std::find(ids.begin(), ids.end(), preferred) != ids.end()) return ids.empty() ? "" : preferred;
+  return ids[0];
+}
+
+// Of "order: … (rank 1)"; -1 where there is none.
+int rank_at_the_end(const std::string& line) {
+  int rank = -1;
+  const std::size_t at = line.rfind(" (rank ");
+  return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
+}
+
+// What to ask oneself of a collective whose count, or place, is beyond a buffer.
+std::string advice_on_count(const std::string& bounds) {
+  const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
+  if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
+  if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)
+    return "  The count is that of one rank's part: is it that of all of them here?\n";
+  return std::string(gather ? "  An all-gather writes" : "  A reduce-scatter reads") +
+         " the parts of all ranks one behind the other: is the count that of one part, and " +
+         (gather ? "recvbuff where rank 0's belongs?\n" : "sendbuff where rank 0's begins?\n");
+}
+
+// What to ask oneself of a call that names a rank that does not exist, or this rank itself alone, or no memory.
+std::string advice_on_call(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    if (line.find("buff is NULL)") != std::string::npos)
+      return "  The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make "
+             "the call?\n";
+    if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
+      return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
+             "group.\n";
+    if (line.find("to or from this rank itself outside a group") != std::string::npos)
+      return "  The peer of this call is the rank itself: is another one meant? A message to oneself needs a group.\n";
+    int rank = -1, peer = 0, last = 0;
+    const std::size_t at = line.find("root or peer is ");
+    if (at == std::string::npos) continue;
+    std::sscanf(line.c_str() + at, "root or peer is %d; expected 0 to %d", &peer, &last);
+    std::string of_rank = "this rank";
+    for (const std::string& other : lines) {
+      if (std::sscanf(other.c_str(), "rank %d: ", &rank) == 1) {
+        of_rank = "rank " + std::to_string(rank);
+        break;
+      }
+    }
+    return "  There is no rank " + std::to_string(peer) + ": the ranks are 0 to " + std::to_string(last) +
+           ". Is it the neighbor on the other side that is meant, or is " + of_rank + " not to make this call?\n";
+  }
+  return "";
+}
+
+}  // namespace
+
+Ending::Ending(int status, const std::string& output) : status_(status), sighting_(failure(status, output)) {
+  std::istringstream all(output);
+  for (std::string line; std::getline(all, line);) {
+    if (of_open_mpi(line)) continue;
+    if (line.empty() && (lines_.empty() || lines_.back().empty())) continue;
+    int rank = -1, length = 0;
+    char signal[16] = "";
+    if (std::sscanf(line.c_str(), "launch: rank %d was ended by signal %15s", &rank, signal) == 2 && rank_ < 0) {
+      rank_ = rank;
+      signal_ = signal;
+    }
+    std::sscanf(line.c_str(), "rank %d: %n", &rank, &length);
+    if (length > 0 && rank_ < 0 && !waits()) rank_ = rank;
+    for (const auto& [word, first] : {std::pair("order: ", &order_), {"bounds: ", &bounds_}}) {
+      if (!line.starts_with(word) || !first->empty()) continue;
+      *first = line;
+      if (rank_ < 0) rank_ = rank_at_the_end(line);
+    }
+    if (line.starts_with("verdict: ")) verdict_.push_back(line);
+    if (line.starts_with("rank ") && line.find(" waits in ") != std::string::npos) rank_lines_.push_back(line);
+    lines_.push_back(line);
+  }
+}
+
+bool Ending::uses_memory_twice() const {
+  return order_.find(" in one group") != std::string::npos || order_.find(" in one call") != std::string::npos;
+}
+
+bool Ending::waits() const { return status_ == kStuck || status_ == kTimedOut; }
+
+std::string Ending::todo(const Todos& todos, const std::string& next) const {
+  if (has_verdict()) return of_order(order_, todos);
+  if (!verdict_.empty()) {
+    const std::string id = one_of(todos_at(verdict_, todos), next);
+    return id.empty() ? one_of(todos_at(rank_lines_, todos), next) : id;
+  }
+  const std::string id = named(lines_, todos);
+  return id.empty() ? one_of(todos_at(lines_, todos), next) : id;
+}
+
+std::string Ending::headline(int world, bool behind_todo) const {
+  const std::string where = behind_todo ? "is where your program " : "";
+  const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
+  if (has_verdict()) {
+    if (!uses_memory_twice()) return where + "does not wait for work that it needs.";
+    return where + "uses the same memory twice in one " +
+           (order_.find(" in one group") != std::string::npos ? "group." : "call.");
+  }
+  if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
+  if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
+  if (status_ == kTimedOut)
+    return where + "did not finish" + on +
+           ", and no rank waits for another: does a loop never end, or has the machine too much to do?";
+  if (!signal_.empty()) {
+    return where + "crashed" + on + ": signal " + signal_ + of_rank +
+           (signal_ == "SEGV" || signal_ == "BUS" ? ", an access outside of its memory." : ".");
+  }
+  if (status_ == 0) return where + "ended too early" + on + ", with status 0: does it call exit()?";
+  return where + "ended with status " + std::to_string(status_) + on + ".";
+}
+
+std::string Ending::quote() const {
+  if (has_verdict()) return listed({order_}, 1);
+  if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
+  if (!verdict_.empty()) {
+    return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
+           "  Does every rank make the same calls in the same order? Has each send its receive?\n";
+  }
+  if (lines_.empty()) return "";
+  return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_call(lines_);
+}
+
+}  // namespace workshop::tools

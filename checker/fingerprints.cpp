@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/fingerprints.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <regex>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+// Runs of the same program on different processors differ by rounding; one mistake from another by far more.
+constexpr double kTolerance = 1e-3;
+constexpr double kOfIntegers = 3e-4;  // which are not rounded, but five digits of their sums are written
+
+// The reverse of text().
+Sighting parse(const std::string& line) {
+  static const std::string kBar = " | ";
+  Sighting sighting;
+  std::size_t begin = 0;
+  for (bool first = true; begin != std::string::npos; first = false) {
+    const std::size_t bar = line.find(kBar, begin);
+    const std::string part = line.substr(begin, bar - begin);
+    begin = bar == std::string::npos ? bar : bar + kBar.size();
+    if (first) {
+      sighting.where = part;
+      continue;
+    }
+    Summary s;
+    std::istringstream in(part), last(part);
+    if (in >> s.l2 >> s.sum >> s.mix >> s.not_finite) {
+      sighting.numbers.push_back(s);
+    } else if (begin != std::string::npos || !(last >> sighting.calls >> sighting.bytes)) {
+      throw std::runtime_error("expected four numbers, or two at the end: " + line);
+    }
+  }
+  return sighting;
+}
+
+// The values of a tensor, each time that it is recorded in a step on a rank.
+std::vector<double> in_step(const RunRecord& run, const Probe& of, int rank) {
+  std::vector<double> values;
+  for (const Probe& p : run.probes) {
+    if (p.rank != rank || p.step != of.step || p.id != of.id || p.tensor.name != of.tensor.name) continue;
+    values.insert(values.end(), p.tensor.values.begin(), p.tensor.values.end());
+  }
+  return values;
+}
+
+const Probe* find_probe(const RunRecord& run, const Probe& of, int occurrence) {
+  for (const Probe& p : run.probes) {
+    if (p.rank != of.rank || p.step != of.step || p.id != of.id || p.tensor.name != of.tensor.name) continue;
+    if (occurrence-- == 0) return &p;
+  }
+  return nullptr;
+}
+
+// Of a large tensor the record holds the first values: are these right?
+bool differs_behind(const Tensor& mine, const Tensor& expected) {
+  const auto agree = [&](double a, double b) { return relative_error(a, b, expected.rms()) <= kTolerance; };
+  return expected.size() > static_cast<double>(expected.values.size()) &&
+         std::ranges::equal(mine.values, expected.values, agree);
+}
+
+std::string text(const std::vector<long>& shape) {
+  std::string list;
+  for (long extent : shape) list += (list.empty() ? "" : ", ") + std::to_string(extent);
+  return "[" + list + "]";
+}
+
+}  // namespace
+
+Summary summary(const std::vector<double>& values) {
+  Summary s;
+  double squares = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      ++s.not_finite;
+      continue;
+    }
+    const double weight = std::fmod(0.6180339887 * static_cast<double>(i + 1), 1.0) + 0.1;
+    squares += values[i] * values[i];
+    s.sum += values[i];
+    s.mix += weight * values[i];
+  }
+  s.l2 = std::sqrt(squares);
+  return s;
+}
+
+bool alike(const Summary& a, const Summary& b, bool integers) {
+  const double tolerance = integers ? kOfIntegers : kTolerance;
+  const auto close = [tolerance](double a, double b, double scale) {
+    return std::abs(a - b) <= tolerance * std::max(scale, std::abs(b));
+  };
+  return a.not_finite == b.not_finite && close(a.l2, b.l2, 0) && close(a.sum, b.sum, b.l2) && close(a.mix, b.mix, b.l2);
+}
+
+std::string text(const Sighting& sighting) {
+  std::string line = sighting.where;
+  for (const Summary& s : sighting.numbers) {
+    line += formatted(" | %.5g %.5g %.5g %ld", s.l2, s.sum, s.mix, s.not_finite);
+  }
+  return line + formatted(" | %.0f %.0f", sighting.calls, sighting.bytes);
+}
+
+Sighting sighting(const RunRecord& expected, const RunRecord& mine, const std::string& todo, const std::string& name,
+                  int rank, int step, int occurrence) {
+  const Probe probe{todo, rank, step, 0, {name, {}, {}}};
+  Sighting seen{
+      formatted("%s '%s' rank %d step %d time %d", todo.c_str(), name.c_str(), rank, step, occurrence), {}, 0, 0};
+  const Probe *theirs = find_probe(expected, probe, occurrence), *ours = find_probe(mine, probe, occurrence);
+  if (ours == nullptr) {
+    seen.where += " missing";
+  } else if (theirs != nullptr && ours->tensor.shape != theirs->tensor.shape) {
+    seen.where += " shape " + text(ours->tensor.shape) + " for " + text(theirs->tensor.shape);
+  }
+  seen.integers = theirs != nullptr && theirs->tensor.integers;
+  // What comes later in the step and on other ranks tells more: the average may be on one rank alone.
+  seen.numbers = {summary(in_step(mine, probe, rank)), summary(in_step(expected, probe, rank))};
+  for (int other = 0; other < expected.world; ++other) {
+    if (other != rank) seen.numbers.push_back(summary(in_step(mine, probe, other)));
+  }
+  if (ours != nullptr && theirs != nullptr && differs_behind(ours->tensor, theirs->tensor))
+    seen.numbers.push_back({ours->tensor.l2, ours->tensor.sum, 0, 0});
+  return seen;
+}
+
+Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine) {
+  struct Traffic {
+    double calls = 0, bytes = 0;
+    bool operator==(const Traffic&) const = default;
+  };
+  std::map<std::pair<std::string, std::string>, std::map<int, std::pair<Traffic, Traffic>>> ledger;  // mine, expected
+  const auto add = [&](const Collective& c, Traffic std::pair<Traffic, Traffic>::*side) {
+    Traffic& traffic = ledger[{c.op, c.communicator}][c.rank].*side;
+    traffic = {traffic.calls + c.calls, traffic.bytes + c.bytes};
+  };
+  for (const Collective& c : mine.collectives) add(c, &std::pair<Traffic, Traffic>::first);
+  for (const Collective& c : expected.collectives) add(c, &std::pair<Traffic, Traffic>::second);
+  Sighting seen{"traffic", {}, 0, 0};
+  for (const auto& [key, by_rank] : ledger) {
+    const auto found = std::ranges::find_if(by_rank, [](const auto& r) { return r.second.first != r.second.second; });
+    if (found == by_rank.end()) continue;
+    const auto& [ours, theirs] = found->second;
+    seen.where += formatted(" %s %s rank %d: %.0f of %.0f calls, %.0f of %.0f bytes", key.first.c_str(),
+                            key.second.c_str(), found->first, ours.calls, theirs.calls, ours.bytes, theirs.bytes);
+  }
+  return seen;
+}
+
+std::optional<Sighting> failure(int status, const std::string& output) {
+  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds): [^\n]*|)"
+                                  R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see TODO [^\n]*|)"
+                                  R"(cuda[A-Z][^\n]* failed at [^\n]*))");
+  static const std::regex kLineEnd(R"([ :]*\n *)");
+  static const std::regex kPlace(R"((,| at)? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?| \(rank \d+\)$)");
+  std::vector<std::string> reasons;
+  for (std::sregex_iterator match(output.begin(), output.end(), kReason), end; match != end; ++match) {
+    std::string reason = std::regex_replace((*match)[2].str(), kPlace, "");
+    std::ranges::replace(reason, '|', ':');
+    reasons.push_back(std::regex_replace(reason, kLineEnd, " / "));
+  }
+  // Of a call without a buffer the rank and the reason alone: its arguments may be written in many ways.
+  static const std::regex kNull(R"((?:^|\n)(rank \d+: )[^\n]*\((nccl\w+: (send|recv)buff is NULL)\))");
+  const bool said = !reasons.empty();
+  for (std::sregex_iterator match(output.begin(), output.end(), kNull), end; !said && match != end; ++match)
+    reasons.push_back((*match)[1].str() + (*match)[2].str());
+  // The ranks say it in no certain order, and perhaps not all of them.
+  const auto first = std::ranges::min_element(reasons);
+  if (first == reasons.end()) return std::nullopt;
+  return Sighting{"status " + std::to_string(status) + ", " + *first, {}};
+}
+
+Fingerprints::Fingerprints(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  Fingerprint next{};
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream words(line);
+    std::string word;
+    words >> word;
+    if (word == "run") {
+      words >> next.program >> next.world;
+    } else if (word == "says") {
+      words >> word >> std::ws;
+      std::getline(words, sentences_[word]);
+    } else {
+      next.mistake = word;
+      next.sighting = parse(line.substr(std::min(line.size(), word.size() + 3)));
+      fingerprints_.push_back(next);
+    }
+  }
+}
+
+std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*>& found,
+                                            const std::string& todo) const {
+  std::optional<Mistake> mistake;
+  for (const Fingerprint* f : found) {
+    const auto sentence = sentences_.find(f->mistake);
+    if (sentence == sentences_.end() || (mistake && mistake->sentence != sentence->second)) return std::nullopt;
+    if (!mistake || mistake->todo != todo)
+      mistake = {f->mistake, f->mistake.substr(0, f->mistake.find('-')), sentence->second, false};
+  }
+  return mistake;
+}
+
+std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
+                                          const std::string& todo) const {
+  std::vector<const Fingerprint*> found;
+  for (const Fingerprint& f : fingerprints_) {
+    if (f.program != run.program || f.world != run.world || f.sighting.where != sighting.where) continue;
+    const auto looks_alike = [&](const Summary& a, const Summary& b) { return alike(a, b, sighting.integers); };
+    if (std::ranges::equal(sighting.numbers, f.sighting.numbers, looks_alike)) found.push_back(&f);
+  }
+  // How a run failed is said of the TODO in which it did.
+  const auto of_todo = [&](const Fingerprint* f) { return f->mistake.starts_with(todo + "-"); };
+  if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
+  std::optional<Mistake> mistake = common(found, todo);
+  if (!mistake) {
+    std::erase_if(found, [&](const Fingerprint* f) {
+      return f->sighting.calls != sighting.calls || f->sighting.bytes != sighting.bytes;
+    });
+    mistake = common(found, todo);
+  }
+  if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0;
+  return mistake;
+}
+
+KnownMistakes::KnownMistakes(const std::string& fingerprints, bool shows) : shows_(shows) {
+  if (!fingerprints.empty()) known_.emplace(fingerprints);
+}
+
+namespace {
+
+Sighting with_traffic(Sighting seen, const RunRecord& mine) {
+  for (const Collective& c : mine.collectives) {
+    seen.calls += c.calls;
+    seen.bytes += c.bytes;
+  }
+  return seen;
+}
+
+}  // namespace
+
+std::optional<Mistake> KnownMistakes::find(const RunRecord& expected, const Sighting& seen,
+                                           const std::string& todo) const {
+  return known_ ? known_->find(expected, seen, todo) : std::nullopt;
+}
+
+std::string KnownMistakes::todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const {
+  const auto mistake = find(expected, with_traffic(seen, mine), "");
+  return mistake && mistake->certain ? mistake->todo : "";
+}
+
+std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
+                                    const std::string& todo, bool of_others) const {
+  seen = with_traffic(std::move(seen), mine);
+  if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
+  const auto mistake = find(expected, seen, todo);
+  if (!mistake || (mistake->todo != todo && !of_others)) return "";
+  return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
+         mistake->sentence;
+}
+
+}  // namespace workshop::tools

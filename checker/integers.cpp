@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Diagnosis of what the host has worked out: ranks, counts, offsets, flags.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "checker/diagnosis.h"
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+using Values = std::vector<double>;
+
+// "a, b and c" in its parts.
+std::vector<std::string> parts_of(std::string list) {
+  std::vector<std::string> parts;
+  for (std::size_t end; !list.empty(); list.erase(0, end)) {
+    std::size_t length = 2;
+    end = list.find(", ");
+    if (const std::size_t last = list.find(" and "); last < end) {
+      end = last;
+      length = 5;
+    }
+    parts.push_back(list.substr(0, end));
+    end = end == std::string::npos ? list.size() : end + length;
+  }
+  return parts;
+}
+
+std::string exact(double value) { return formatted("%.10g", value); }
+
+// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first
+// layer of each rank, and the number of layers" the end as well.
+struct Entries {
+  std::vector<std::string> parts;
+  std::string each;  // empty where the parts come once
+  std::string last;  // of the last entry, where it is none of these
+};
+
+Entries entries_of(const Tensor& list) {
+  std::string name = list.name, each, last;
+  if (const std::size_t colon = name.rfind(": "); colon != std::string::npos) name.erase(0, colon + 2);
+  if (const std::size_t of = name.find(" of each "); of != std::string::npos) {
+    each = name.substr(of + 9);
+    name.erase(of);
+  }
+  if (const std::size_t and_ = each.find(", and "); and_ != std::string::npos) {
+    last = each.substr(and_ + 6);
+    each.erase(and_);
+  }
+  return {parts_of(name), each, last};
+}
+
+std::string other_length(const Symptom& s) {
+  const auto m = static_cast<long>(s.mine.values.size()), e = static_cast<long>(s.expected.values.size());
+  if (m == e) return "";
+  const auto [parts, each, last] = entries_of(s.expected);
+  const auto size = each.empty() ? 1L : static_cast<long>(parts.size());
+  const bool whole = std::abs(m - e) % size == 0;
+  const long off = std::abs(m - e) / (whole ? size : 1);
+  const std::string what = whole && !each.empty() ? each : "number";
+  return "Your list has " + std::to_string(off) + " " + what + (off == 1 ? "" : "s") +
+         (m > e ? " too many." : " too few.");
+}
+
+// The same number is to be added to every entry.
+std::string all_off_by(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  const double off = m[0] - e[0];
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (m[i] - e[i] != off) return "";
+  }
+  if (m.size() < 2 && std::abs(off) != 1) return "";
+  const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
+  return entries + exact(std::abs(off)) + (off > 0 ? " too large" : " too small") +
+         (std::abs(off) == 1 ? ": does a count begin at 1, or end one too early or too late?" : ".");
+}
+
+std::string inverted(const Symptom& s) {
+  if (s.mine.values.size() < 2) return "";  // one flag of a condition says nothing of the others
+  for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
+    const double m = s.mine.values[i], e = s.expected.values[i];
+    if ((e != 0 && e != 1) || m != 1 - e) return "";
+  }
+  return "Every flag is the opposite of what is expected: the condition is the wrong way round.";
+}
+
+// Every entry that is not zero is as many times too large, or too small; one of several would be chance.
+std::string all_times(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() > 1 && std::ranges::count_if(e, [](double x) { return x != 0; }) < 2) return "";
+  double factor = 0;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (e[i] == 0 && m[i] == 0) continue;
+    if (e[i] == 0 || m[i] == 0 || (factor != 0 && m[i] != factor * e[i])) return "";
+    factor = m[i] / e[i];
+  }
+  if (factor <= 0 || factor == 1) return "";
+  const double times = std::max(factor, 1 / factor);
+  if (m.size() == 1 && times != std::round(times)) return "";  // some quotient any two numbers have
+  std::string why;
+  if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
+  if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";
+  return "Every entry is " + exact(times) + (factor > 1 ? " times too large" : " times too small") +
+         (why.empty() ? "." : why);
+}
+
+std::string of_another_rank(const Symptom& s) {
+  if (std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";  // "none" is what many have
+  for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
+    const Tensor* other = s.expected_by_rank[rank];
+    if (other == &s.expected || other->values != s.mine.values) continue;
+    return "This is what rank " + std::to_string(rank) + " should have.";
+  }
+  return "";
+}
+
+std::string other_order(const Symptom& s) {
+  Values m = s.mine.values, e = s.expected.values;
+  std::ranges::sort(m);
+  std::ranges::sort(e);
+  return m.size() > 1 && m == e ? "These are the right numbers in another order." : "";
+}
+
+std::string wrong_entries(const Symptom& s) {
+  std::string list;
+  int wrong = 0;
+  for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
+    if (s.mine.values[i] == s.expected.values[i] || ++wrong > 3) continue;
+    const std::string name = name_of_entry(s.expected, i);
+    list += (list.empty() ? "" : ", ") + (name.empty() ? "[" + std::to_string(i) + "]" : name) + " is " +
+            exact(s.mine.values[i]) + ", expected " + exact(s.expected.values[i]);
+  }
+  if (wrong < 2) return "";
+  return std::to_string(wrong) + " of " + std::to_string(s.mine.values.size()) + " differ: " + list +
+         (wrong > 3 ? ", …" : "") + ".";
+}
+
+}  // namespace
+
+std::string name_of_entry(const Tensor& list, std::size_t position) {
+  if (!list.integers && list.shape.size() != 1) return "";
+  const auto [parts, each, last] = entries_of(list);
+  const std::size_t repeated = list.values.size() - (last.empty() ? 0 : 1);
+  if (position == repeated) return last;
+  if (!each.empty() && repeated % parts.size() == 0)
+    return parts[position % parts.size()] + " of " + each + " " + std::to_string(position / parts.size());
+  if (each.empty() && parts.size() > 1 && parts.size() == list.values.size()) return parts[position];
+  return "";
+}
+
+std::string diagnose_integers(const Symptom& symptom) {
+  if (symptom.mine.values.empty() || symptom.mine.values.size() != symptom.expected.values.size())
+    return other_length(symptom);
+  for (const auto check : {inverted, of_another_rank, all_off_by, all_times, other_order, wrong_entries}) {
+    const std::string sentence = check(symptom);
+    if (!sentence.empty()) return sentence;
+  }
+  return "";
+}
+
+}  // namespace workshop::tools

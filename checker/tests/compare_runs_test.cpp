@@ -1,0 +1,744 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every verdict of compare_runs, on records made by hand.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/harness/run_tool.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using Values = std::vector<double>;
+
+Json tensor(Json line, std::vector<int> shape, const Values& values) {
+  double squares = 0, sum = 0;
+  line["values"] = Json::array();
+  for (double v : values) {
+    squares += v * v;
+    sum += v;
+    line["values"].push_back(std::isfinite(v) ? Json(v) : Json("nan"));
+  }
+  line["shape"] = shape;
+  line["l2"] = std::isfinite(squares) ? Json(std::sqrt(squares)) : Json("nan");
+  line["sum"] = std::isfinite(sum) ? Json(sum) : Json("nan");
+  return line;
+}
+
+const Values kGradient = {1, -2, 3, 4, 5, 6};  // [2, 3]
+const Values kOther = {9, 8, 7, -6, 5, 1};
+
+// A run of two ranks and two steps: TODO 02.1 broadcasts a bias, 02.2 averages a gradient.
+class Record {
+ public:
+  Record() {
+    for (int rank = 0; rank < 2; ++rank) probe(rank, "02.1", "bias", 0, {3}, {0.5, 0.25, double(rank + 1)});
+    for (int step = 0; step < 2; ++step) {
+      for (int rank = 0; rank < 2; ++rank) probe(rank, "02.2", "grad", step, {2, 3}, step == 0 ? kGradient : kOther);
+      for (int replica = 0; replica < 2; ++replica) {
+        lines.push_back({{"type", "step"},
+                         {"replica", replica},
+                         {"step", step},
+                         {"epoch", 0},
+                         {"loss", 1.5 - replica},
+                         {"global_loss", 1.0}});
+      }
+    }
+    lines.push_back(tensor({{"type", "parameter"}, {"name", "weight"}}, {2, 3}, kGradient));
+    for (int rank = 0; rank < 2; ++rank) {
+      lines.push_back({{"type", "collective"},
+                       {"rank", rank},
+                       {"op", "ncclAllReduce"},
+                       {"communicator", "world"},
+                       {"ranks", 2},
+                       {"calls", 8},
+                       {"elements", 48},
+                       {"bytes", 192}});
+      lines.push_back({{"type", "memory"},
+                       {"rank", rank},
+                       {"peak", {{"parameters", 100}, {"data", 5}}},
+                       {"current", {{"parameters", 100}, {"data", 5}}}});
+      lines.push_back({{"type", "host"}, {"rank", rank}, {"allocations", 0}, {"synchronizations", 2}, {"events", 8}});
+    }
+  }
+
+  void probe(int rank, const char* id, const char* name, int step, std::vector<int> shape, const Values& values) {
+    lines.push_back(tensor({{"type", "probe"},
+                            {"rank", rank},
+                            {"id", id},
+                            {"name", name},
+                            {"step", step},
+                            {"sequence", sequence_[rank]++}},
+                           shape, values));
+  }
+
+  // The n-th line of a type.
+  Json& line(const char* type, int n = 0) {
+    for (Json& line : lines) {
+      if (line["type"] == type && n-- == 0) return line;
+    }
+    throw std::out_of_range(type);
+  }
+  void set_values(const char* type, int n, const Values& values) {
+    Json& old = line(type, n);
+    old = tensor(old, old["shape"], values);
+  }
+  void set_shape(const char* type, int n, std::vector<int> shape, const Values& values) {
+    Json& old = line(type, n);
+    old = tensor(old, std::move(shape), values);
+  }
+  void scale_gradient(double factor) {  // on every rank in step 0
+    Values scaled = kGradient;
+    for (double& v : scaled) v *= factor;
+    set_values("probe", 2, scaled);
+    set_values("probe", 3, scaled);
+  }
+  void stop_at(const char* todo) {
+    std::erase_if(
+        lines, [todo](const Json& line) { return line["type"] != "probe" || line["rank"] != 0 || line["id"] >= todo; });
+    end = {{"type", "end"}, {"status", "todo"}, {"todo", todo}};
+  }
+
+  std::string text() const {
+    std::string text = Json{{"type", "run"},    {"chapter", "02_ddp"}, {"program", "ddp"},
+                            {"backend", "cpu"}, {"world", world},      {"options", options}}
+                           .dump() +
+                       "\n";
+    for (const Json& line : lines) text += line.dump() + "\n";
+    return text + end.dump() + "\n";
+  }
+
+  int world = 2;
+  Json options = Json::object();
+  std::vector<Json> lines;
+  Json end = {{"type", "end"}, {"status", "complete"}, {"steps", 2}, {"seconds_per_step", 1e-5}};
+
+ private:
+  int sequence_[2] = {0, 0};
+};
+
+class CompareRuns : public testing::Test {
+ protected:
+  ToolResult compare(const std::string& options = "") {
+    return run_tool("compare_runs " + folder_.write("expected", expected.text()) + " " +
+                    folder_.write("mine", mine.text()) + " " + options);
+  }
+  // Runs and expects the verdict to contain each of the texts.
+  void verdict(int status, const std::vector<std::string>& texts, const std::string& options = "") {
+    const ToolResult result = compare(options);
+    EXPECT_EQ(result.status, status) << result.output;
+    for (const std::string& text : texts) {
+      EXPECT_NE(result.output.find(text), std::string::npos) << "'" << text << "' is not in:\n" << result.output;
+    }
+  }
+  std::string todos() {
+    return "--todos " + folder_.write("ddp.cu",
+                                      "  // TODO 02.1: Broadcast.\n  // END TODO 02.1\n"
+                                      "  // TODO 02.2: Average the gradient.\n  // END TODO 02.2\n");
+  }
+
+  TemporaryFolder folder_;
+  Record expected, mine;
+};
+
+TEST_F(CompareRuns, EqualRuns) {
+  verdict(0, {"all 2 TODOs right: tensors (6), losses (4), parameters (1), NCCL calls (16) agree"});
+}
+
+TEST_F(CompareRuns, ToleranceIsRelativeToTheTensor) {
+  Values close = kGradient;
+  close[0] += 3e-5;  // of an rms of about 3.9
+  mine.set_values("probe", 2, close);
+  verdict(0, {});
+  verdict(1, {"TODO 02.2 is the first that differs"}, "--tolerance 1e-6");
+}
+
+TEST_F(CompareRuns, ToleranceIsRelativeToTheTensorOnAllRanks) {
+  expected.set_values("probe", 3, {0, 0, 1e-3, 0, 0, 0});
+  mine.set_values("probe", 3, {0, 0, 1e-3 + 2.4e-8, 0, 0, 0});
+  verdict(0, {});
+  mine.set_values("probe", 3, {0, 0, 1.1e-3, 0, 0, 0});
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
+TEST_F(CompareRuns, WhatIsLeftOutIsJudgedByWhatThereWas) {
+  for (Record* run : {&expected, &mine}) {
+    const Values left = run == &mine ? Values{1e-3, -1e-3 + 2e-6, 0, 0, 0, 0} : Values{1e-3, -1e-3, 0, 0, 0, 0};
+    for (int rank = 0; rank < 2; ++rank) run->probe(rank, "02.2", "left out of the bucket", 0, {6}, left);
+  }
+  verdict(0, {});
+  for (int n : {6, 7}) mine.set_values("probe", n, {1e-3, -1.1e-3, 0, 0, 0, 0});
+  verdict(1, {"TODO 02.2 is the first that differs", "'left out of the bucket'"});
+}
+
+TEST_F(CompareRuns, APlanHasNoRanksAndSteps) {
+  for (Record* run : {&expected, &mine}) {
+    run->world = 1;
+    run->end["steps"] = 0;
+    std::erase_if(run->lines, [](const Json& line) { return line["type"] != "probe" || line["rank"] != 0; });
+    run->probe(0, "02.2", "bytes", 0, {3}, {1, 2, 3});
+    run->probe(0, "02.2", "bytes", 0, {3}, run == &mine ? Values{1, 2, 3} : Values{4, 5, 7});
+  }
+  verdict(1, {"  tensor 'bytes', shape [3]\n", "These are the values of 'bytes', number 1 of the run.\n"});
+}
+
+TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
+  Values wrong = kGradient;
+  wrong[4] = 7;
+  mine.set_values("probe", 3, wrong);
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) is the first that differs.\n  tensor 'grad' on rank 1, step 0, shape "
+           "[2, 3]\n  largest difference at [1, 1]: yours 7, expected 5\n",
+           "Right until there: TODO 02.1\n"},
+          todos());
+}
+
+TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
+  mine.set_values("probe", 4, {0, 0, 0, 0, 0, 1});  // 02.2 in step 1
+  mine.set_values("probe", 1, {3, 1, 4});           // 02.1 in step 0
+  verdict(1, {"TODO 02.1 is the first that differs"});
+}
+
+TEST_F(CompareRuns, ASmallErrorThatGrowsBeganEarlier) {
+  mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-6});  // of an rms of 1.2
+  Values off = kGradient;
+  off[5] += 1e-4;  // of 6, four times as much
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.1 is the first that is off by more than rounding.\n  tensor 'bias' on rank 1, step 0\n",
+              "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
+              "such as an epsilon, another one or elsewhere?"});
+  off[5] = kGradient[5] + 5e-4;  // more than grows from one to the next
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  mine.line("probe", 2)["shape"] = {3, 2};
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  mine.set_shape("probe", 2, {2, 3}, off);
+  mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-7});
+  off[5] = kGradient[5] + 1e-4;
+  mine.set_values("probe", 2, off);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
+TEST_F(CompareRuns, NotANumber) {
+  mine.set_values("probe", 2, Values(6, NAN));
+  verdict(1, {"TODO 02.2", "Every value is NaN or infinite: that comes from arithmetic"});
+  mine.set_values("probe", 2, {1, -2, NAN, 4, NAN, 6});
+  verdict(1, {"TODO 02.2", "yours not a number", "2 of 6 values are NaN or infinite, the first at [0, 2]"});
+  mine.line("probe", 2)["values"][2] = "unwritten";
+  verdict(1, {"2 of 6 values are NaN", "memory which nothing wrote"});
+}
+
+TEST_F(CompareRuns, NotANumberNeverAgrees) {
+  for (Record* run : {&expected, &mine}) run->set_values("probe", 2, Values(6, NAN));
+  verdict(1, {"TODO 02.2", "solution's own values are not finite"});
+}
+
+TEST_F(CompareRuns, Zeros) {
+  mine.set_values("probe", 2, Values(6, 0));
+  verdict(1, {"Every value is zero"});
+}
+
+TEST_F(CompareRuns, ConstantFactors) {
+  mine.scale_gradient(2);
+  verdict(1, {"2 times what is expected: summed over the 2 ranks, not averaged"});
+  mine.scale_gradient(0.5);
+  verdict(1, {"1/2 of what is expected: divided by the number of ranks once too often"});
+  mine.scale_gradient(-1);
+  verdict(1, {"wrong sign"});
+  mine.scale_gradient(1.0 / 32);
+  verdict(1, {"32 times smaller than what is expected"});
+  mine.scale_gradient(6);
+  verdict(1, {"6 times what is expected"});
+  expected.world = mine.world = 1;
+  mine.scale_gradient(2);
+  verdict(1, {"twice what is expected"});
+  mine.scale_gradient(0.5);
+  verdict(1, {"half of what is expected"});
+}
+
+TEST_F(CompareRuns, NearlyRight) {
+  mine.scale_gradient(1.00003);
+  verdict(1, {"TODO 02.2", "All values are nearly right, but off by more than rounding"});
+}
+
+TEST_F(CompareRuns, EachRankKeepsItsOwn) {
+  Values rest = kGradient;
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = 2 * kGradient[i] - kOther[i];
+  mine.set_values("probe", 2, kOther);
+  mine.set_values("probe", 3, rest);
+  verdict(1, {"The mean over your ranks would be right", "were not combined"});
+  for (double& v : rest) v -= kGradient[&v - rest.data()];
+  mine.set_values("probe", 3, rest);
+  verdict(1, {"The sum over your ranks would be right"});
+}
+
+TEST_F(CompareRuns, ValuesOfAnotherRank) {
+  mine.set_values("probe", 1, {0.5, 0.25, 1});
+  verdict(1, {"TODO 02.1", "on rank 1", "values that rank 0 should have"});
+}
+
+TEST_F(CompareRuns, ValuesOfTheStepBefore) {
+  mine.set_values("probe", 4, kGradient);
+  mine.set_values("probe", 5, kGradient);
+  verdict(1, {"step 1", "right values of the step before"});
+}
+
+TEST_F(CompareRuns, Transpose) {
+  mine.set_values("probe", 2, {1, 4, -2, 5, 3, 6});
+  verdict(1, {"the transpose of what is expected"});
+  expected.set_shape("probe", 2, {2, 2, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  mine.set_shape("probe", 2, {2, 2, 2}, {1, 3, 2, 4, 5, 7, 6, 8});
+  verdict(1, {"the transpose of what is expected"});
+}
+
+TEST_F(CompareRuns, OnlyThePartThatTheCountCovers) {
+  mine.set_values("probe", 2, {1, -2, 7, 7, 7, 7});
+  verdict(1, {"The first 2 of 6 values are right"});
+}
+
+TEST_F(CompareRuns, AnotherOrder) {
+  mine.set_values("probe", 2, {4, 5, 6, 1, -2, 3});
+  verdict(1, {"right values in another order"});
+}
+
+TEST_F(CompareRuns, AnOffset) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {4, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  mine.set_values("probe", 2, {9, 9, 1, 2, 3, 4, 5, 6});
+  verdict(1, {"right but 1 row too far back: an offset is wrong"});
+  mine.set_values("probe", 2, {2, 3, 4, 5, 6, 7, 8, 9});
+  verdict(1, {"right but 1 element too far ahead"});
+}
+
+// bfloat16 has eight bits: the same arithmetic in another order may come to the number beside.
+TEST_F(CompareRuns, ARoundingOfBfloat16) {
+  const Values rounded = {1, -2, 3, 4.03125, 5, 6}, wrong = {1, -2, 3, 4.125, 5, 6};
+  mine.set_values("probe", 2, rounded);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+  for (Record* run : {&expected, &mine}) run->options["precision"] = "bf16";
+  verdict(0, {"right: TODO 02.1, 02.2\nNote: with --precision bf16, tensor 'grad' on rank 0, step 0 (TODO 02.2) is a "
+              "rounding away from the solution's"});
+  mine.set_values("probe", 2, wrong);
+  verdict(1, {"TODO 02.2 is the first that differs"});
+}
+
+TEST_F(CompareRuns, PartsOfATensor) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {2, 3}, kGradient);
+  mine.set_values("probe", 2, {1, -2, 8, 4, 5, 9});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong."});
+  for (Record* run : {&expected, &mine}) run->line("probe", 2)["name"] = "queries, keys and values";
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values.\n"});
+  // What is wrong is looked at by itself.
+  mine.set_values("probe", 2, {1, -2, 0, 4, 5, 0});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is zero: "});
+  mine.set_values("probe", 2, {1, -2, 1.5, 4, 5, 3});
+  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is 1/2 of what is expected: "});
+}
+
+TEST_F(CompareRuns, ABiasTooMuch) {
+  for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {3, 2}, kGradient);
+  mine.set_values("probe", 2, {1.5, 1, 3.5, 7, 5.5, 9});
+  verdict(1, {"Every row is off by the same values"});
+}
+
+TEST_F(CompareRuns, AddedToWhatWasThere) {
+  Values both = kOther;
+  for (std::size_t i = 0; i < both.size(); ++i) both[i] += kGradient[i];
+  mine.set_values("probe", 4, both);
+  verdict(1, {"step 1", "added to what was there before"});
+}
+
+TEST_F(CompareRuns, ValuesOfAnotherTensor) {
+  for (Record* run : {&expected, &mine}) run->probe(0, "02.2", "other", 1, {2, 3}, {3, 1, 4, 1, 5, 9});
+  mine.set_values("probe", 2, {3, 1, 4, 1, 5, 9});
+  verdict(1, {"These are the values of 'other' on rank 0, step 1."});
+}
+
+TEST_F(CompareRuns, FactorsOfTheRunsOptions) {
+  for (Record* run : {&expected, &mine}) run->options = {{"micro-batches", 8}, {"width", 40}, {"heads", 4}};
+  mine.scale_gradient(0.125);
+  verdict(1, {"8 times smaller than what is expected. 8 is --micro-batches here."});
+  mine.scale_gradient(4);
+  for (Record* run : {&expected, &mine}) run->options["context"] = 16;
+  verdict(1, {"4 times what is expected. 4 is --heads, √16 is the root of --context here."});
+  mine.scale_gradient(std::sqrt(10));
+  verdict(1, {"3.16228 times what is expected. √10 is the root of the features of a head here."});
+}
+
+TEST_F(CompareRuns, NumbersOfTheHost) {
+  const auto both = [this](const char* name, const Values& values) {
+    expected = mine = Record();
+    for (Record* run : {&expected, &mine}) {
+      run->set_shape("probe", 2, {int(values.size())}, values);
+      run->line("probe", 2)["name"] = name;
+      run->line("probe", 2)["integers"] = true;
+    }
+  };
+  both("unit, backward and gather of each pass", {0, 0, 1, 1, 0, 0});
+  mine.set_values("probe", 2, {0, 0, 1, 1, 0, 1});
+  verdict(1, {"first difference at [5], gather of pass 1: yours 1, expected 0\n"});
+  mine.set_shape("probe", 2, {3}, {0, 0, 1});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"the whole list: yours [0, 0, 1], expected [0, 0, 1, 1, 0, 0]\n", "Your list has 1 pass too few."});
+  both("first layer of each rank, and the number of layers", {0, 3, 5});
+  mine.set_values("probe", 2, {0, 2, 5});
+  verdict(1,
+          {"[1], first layer of rank 1: yours 2, expected 3\n  the whole list: yours [0, 2, 5], expected [0, 3, 5]\n"});
+  mine.set_values("probe", 2, {0, 3, 4});
+  verdict(1, {"[2], the number of layers: yours 4, expected 5\n"});
+  both("part of the unit: offset, count", {4, 8});
+  mine.set_values("probe", 2, {5, 9});
+  verdict(1, {"first difference at [0], offset: yours 5, expected 4", "Every entry is 1 too large"});
+  mine.set_values("probe", 2, {8, 16});
+  verdict(1, {"Every entry is 2 times too large, the number of ranks"});
+  mine.set_values("probe", 2, {16, 32});
+  verdict(1, {"Every entry is 4 times too large: bytes where elements are counted"});
+  both("gather", {0, 1, 1});
+  mine.set_values("probe", 2, {1, 0, 0});
+  verdict(1, {"Every flag is the opposite"});
+  // Of a single one nothing of the kind can be said, and -1, "none", is nothing that another rank's value explains.
+  both("accumulate", {0});
+  mine.set_values("probe", 2, {1});
+  verdict(1, {"yours 1, expected 0"});
+  EXPECT_EQ(compare("").output.find("the opposite"), std::string::npos);
+  both("gather", {0, 1, 1});
+  mine.set_shape("probe", 2, {2}, {0, 1});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
+  mine.set_shape("probe", 2, {0}, {});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"shape: yours nothing, expected [3]\n  the whole list: yours nothing, expected [0, 1, 1]\n",
+              "Your list has 3 numbers too few."});
+  both("next token", {107});
+  mine.set_values("probe", 2, {109});
+  verdict(1, {"yours 109, expected 107"});
+  EXPECT_EQ(compare("").output.find("times"), std::string::npos);
+}
+
+// What is one way to do something is judged by what comes of it.
+TEST_F(CompareRuns, AnotherWay) {
+  expected.lines.clear();
+  mine.lines.clear();
+  const auto both = [&](const char* id, const char* name, std::vector<int> shape, const Values& values) {
+    for (Record* run : {&expected, &mine}) run->probe(0, id, name, 0, shape, values);
+  };
+  both("02.1", "adds (one way)", {1}, {0});
+  both("01.3", "grad", {2, 3}, kGradient);
+  for (Record* run : {&expected, &mine}) run->line("probe")["integers"] = true;
+  const std::string own = folder_.write("own.h", "// TODO 02.1: Clear or add.\n");
+  verdict(0, {"the TODO is right"}, "--todos " + own);
+  mine.set_values("probe", 0, {1});
+  verdict(0, {"the TODO is right", "Note: TODO 02.1 does it in another way than the solution"}, "--todos " + own);
+  mine.set_values("probe", 1, kOther);
+  verdict(1,
+          {"TODO 02.1 (Clear or add.) is done in another way than in the solution, and something else comes of it.\n",
+           "tensor 'adds (one way)' on rank 0, step 0, shape [1]", "yours 1, expected 0",
+           "What comes of it: tensor 'grad' on rank 0, step 0, of TODO 01.3:", "5 of 6 values differ."},
+          "--todos " + own);
+}
+
+TEST_F(CompareRuns, NoKnownMistake) {
+  mine.set_values("probe", 2, {1, -2, 3.3, -4, 5, 6.1});
+  verdict(1, {"TODO 02.2 is the first that differs", "3 of 6 values differ."});
+}
+
+TEST_F(CompareRuns, AnotherShape) {
+  mine.line("probe", 2)["shape"] = {3, 2};
+  verdict(1, {"shape: yours [3, 2], expected [2, 3]"});
+}
+
+TEST_F(CompareRuns, ValuesBeyondThoseWrittenOut) {
+  for (Record* run : {&expected, &mine}) run->line("probe", 2)["shape"] = {2000, 3};
+  mine.line("probe", 2)["l2"] = 100;
+  verdict(1, {"the first 6 values agree, later ones do not"});
+  EXPECT_EQ(compare("").output.find("6 of 6"), std::string::npos);
+  EXPECT_EQ(compare("").output.find("0 of 6"), std::string::npos);
+  EXPECT_EQ(compare("").output.find("another order"), std::string::npos);
+}
+
+TEST_F(CompareRuns, MissingAndExtraTensors) {
+  mine.lines.erase(mine.lines.begin() + 3);  // 02.2 on rank 1 in step 0
+  verdict(1, {"TODO 02.2 was not reached as often as expected", "tensor 'grad' on rank 1, step 0: not there at all"});
+  mine = Record();
+  mine.probe(1, "02.2", "grad", 1, {2, 3}, kOther);
+  verdict(1, {"TODO 02.2 is reached more often than expected", "on rank 1, step 1: seen 2 times"});
+}
+
+TEST_F(CompareRuns, Losses) {
+  mine.line("step", 3)["loss"] = 0.75;
+  verdict(1, {"The loss of step 1 on replica 1 differs: yours 0.75, expected 0.5."});
+  mine = Record();
+  mine.line("step", 0)["global_loss"] = "nan";
+  verdict(1, {"The global loss of step 0 on replica 0 differs: yours not a number, expected 1."});
+  mine = Record();
+  mine.lines.erase(std::find(mine.lines.begin(), mine.lines.end(), mine.line("step", 3)));
+  verdict(1, {"Your run recorded 3 losses, expected 4"});
+}
+
+TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
+  mine.line("step", 0)["global_loss"] = 2;
+  verdict(1, {"The global loss of step 0", "none stands for TODO 02.3: look there first"},
+          todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
+  // Of two, the one whose calls the solution's run has made.
+  expected.line("collective", 0)["places"] = {{"02_ddp/other.cu:2", {8, 192}}};
+  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none stands for TODO 02.4: look there first"},
+          todos() + " --todos " +
+              folder_.write("02_ddp/other.cu", "// TODO 02.4: Mean.\n\n// END TODO 02.4\n// TODO 02.5: Never.\n"));
+}
+
+TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
+  const std::string own = "--todos " + folder_.write("ddp.cu", "// TODO 02.2: Average the gradient.\n");
+  verdict(0, {"the TODO is right"}, own);
+  mine.set_values("probe", 1, {3, 1, 4});
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) is the TODO to look at", "result of TODO 02.1, which is the solution's"},
+          own);
+}
+
+TEST_F(CompareRuns, Parameters) {
+  mine.set_values("parameter", 0, {1, -2, 3, 4, 5, 6.5});
+  verdict(1, {"parameter 'weight' after the last step", "largest difference at [1, 2]: yours 6.5, expected 6"});
+  mine.line("parameter", 0)["name"] = "other";
+  verdict(1, {"The parameter 'weight' is not in your record"});
+}
+
+TEST_F(CompareRuns, TrafficMatters) {
+  for (int rank = 0; rank < 2; ++rank) {
+    mine.line("collective", rank)["calls"] = 32;
+    mine.line("collective", rank)["bytes"] = 768;
+  }
+  verdict(1, {"The numbers are right",
+              "your ncclAllReduce on communicator 'world' is called 32 times on rank 0, "
+              "expected 8; with 768 bytes, expected 192"});
+  mine.line("collective", 1)["op"] = "ncclReduce";
+  verdict(1, {"your ncclReduce on communicator 'world' is called 32 times on rank 1, expected 0"});
+}
+
+TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
+  mine.line("memory", 1)["peak"]["parameters"] = 200;
+  mine.line("host", 0)["synchronizations"] = 66;
+  verdict(0, {"all 2 TODOs right", "Note: your rank 1 holds up to 200 bytes of device memory, the solution's 100",
+              "Note: your rank 0 waits for its device 66 times during the steps, the solution's 2 times"});
+}
+
+TEST_F(CompareRuns, EventsThatAreRecordedAgainAreANote) {
+  mine.line("host", 1)["events"] = 12;
+  verdict(0, {"Note: your rank 1 records events 12 times during the steps, the solution's 8 times."});
+  mine.line("host", 1)["events"] = 4;
+  EXPECT_EQ(compare().output.find("Note:"), std::string::npos);
+}
+
+TEST_F(CompareRuns, UnfinishedButRightSoFar) {
+  mine.stop_at("02.2");
+  verdict(77, {"Right so far: TODO 02.1\nNext: TODO 02.2\n"}, todos());
+  mine.stop_at("02.1");
+  verdict(77, {"Next: TODO 02.1"});
+}
+
+TEST_F(CompareRuns, UnfinishedAndWrong) {
+  mine.stop_at("02.2");
+  mine.set_values("probe", 0, {0.5, 0.25, 3});
+  verdict(1, {"TODO 02.1 is the first that differs"});
+}
+
+// What else a run leaves behind that does not come to its end: the journals of its ranks, and what it has printed.
+class EndedRuns : public CompareRuns {
+ protected:
+  EndedRuns() {
+    folder_.write("chapters/02_ddp/ddp.cu",
+                  "#include <x>\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n"
+                  "  // TODO 02.2: Average the gradient.\n  mine();\n  // END TODO 02.2\n  rest();\n");
+    sources_ = "--todos " +
+               folder_.write("solutions/02_ddp/ddp.cu",
+                             "  // TODO 02.1: Broadcast.\n  theirs();\n  // END TODO 02.1\n"
+                             "  // TODO 02.2: Average the gradient.\n  theirs();\n  // END TODO 02.2\n") +
+               " --sources " + (folder_ / "chapters");
+    std::erase_if(mine.lines, [](const Json& line) { return line["type"] != "probe" || line["id"] != "02.1"; });
+    for (int rank = 0; rank < 2; ++rank) {
+      mine.lines.push_back(
+          {{"type", "passed"}, {"rank", rank}, {"id", "02.1"}, {"name", "bias"}, {"step", 0}, {"sequence", 0}});
+    }
+    mine.end = {
+        {"type", "run"}, {"chapter", "02_ddp"}, {"program", "ddp"}, {"world", 2}};  // of the next rank's journal
+  }
+  void ended(int status, const std::string& output, const std::vector<std::string>& texts) {
+    verdict(1, texts,
+            sources_ + " --journals --status " + std::to_string(status) + " --output " + folder_.write("out", output) +
+                " --summary " + (folder_ / "summary"));
+  }
+  std::string sources_;
+};
+
+TEST_F(EndedRuns, ARankThatDoesNotExist) {
+  const std::string line =
+      "rank 1: ncclSend(x, 4, ncclFloat, rank + 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid "
+      "argument (ncclSend: root or peer is 2; expected 0 to 1)\n";
+  ended(1, line,
+        {"There is no rank 2: the ranks are 0 to 1. Is it the neighbor on the other side that is meant, or is rank "
+         "1 not to make this call?\n"});
+}
+
+TEST_F(EndedRuns, ABufferWithoutMemory) {
+  ended(1,
+        "rank 0: ncclSend(x, 4, ncclFloat, 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid argument (ncclSend: "
+        "sendbuff is NULL)\n",
+        {"The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make the "
+         "call?\n"});
+}
+
+TEST_F(EndedRuns, ACountThatIsThatOfAllRanks) {
+  const auto beyond = [this](const std::string& call, const std::string& text) {
+    ended(1,
+          "bounds: " + call +
+              " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 4 floats (rank 1)\n",
+          {text});
+  };
+  beyond("sendbuff of ncclAllGather", "The count is that of one rank's part: is it that of all of them here?\n");
+  beyond("recvbuff of ncclReduceScatter", "The count is that of one rank's part: is it that of all of them here?\n");
+  beyond("recvbuff of ncclAllGather", "An all-gather writes the parts of all ranks one behind the other");
+  beyond("sendbuff of ncclReduceScatter", "A reduce-scatter reads the parts of all ranks one behind the other");
+}
+
+TEST_F(EndedRuns, AMessageToOneself) {
+  ended(
+      1,
+      "rank 1: ncclGroupEnd() failed at 02_ddp/ddp.cu:6: invalid usage (a group sends to this rank itself what it does "
+      "not receive, or the reverse)\n",
+      {"Does every rank send, or receive, where one alone is to?"});
+}
+
+TEST_F(EndedRuns, BuffersThatOverlap) {
+  ended(1, "order: 02_ddp/ddp.cu:6 (ncclAllGather) reads and writes the same memory in one call: x\n",
+        {"TODO 02.2 (Average the gradient.) is where your program uses the same memory twice in one call."});
+}
+
+TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
+  ended(139, "launch: rank 1 was ended by signal SEGV\n",
+        {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
+         "\n  at 02_ddp/ddp.cu:5\n", "Last probe that was passed: 02.1 ('bias', step 0) on rank 1",
+         "Right until there: TODO 02.1"});
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
+}
+
+TEST_F(EndedRuns, NothingWasRecorded) {
+  mine.lines.clear();
+  ended(1, "[host:12] a warning of Open MPI's\nrank 0: what failed\n",
+        {"TODO 02.1 (Broadcast.) is where your program ended with status 1", "    rank 0: what failed\n"});
+}
+
+TEST_F(EndedRuns, AWrongNumberBeforeTheEndSaysMore) {
+  mine.set_values("probe", 1, {7, 8, 9});
+  ended(139, "launch: rank 1 was ended by signal SEGV\n",
+        {"TODO 02.1 (Broadcast.) is the first that differs", "Your program crashed on 2 ranks"});
+}
+
+TEST_F(EndedRuns, ExitWithSuccess) {
+  ended(0, "", {"TODO 02.2 (Average the gradient.) is where your program ended too early"});
+}
+
+TEST_F(EndedRuns, AHangIsWhereTheWatchdogSays) {
+  ended(86,
+        "rank 0 waits in ncclAllReduce of 4 float (collective 3 of 'world', 02_ddp/ddp.cu:3) for 9.0 s\n"
+        "verdict: missing call: rank 1 has not made the call that rank 0 waits in, 02_ddp/ddp.cu:3; it is in no call\n",
+        {"TODO 02.1 (Broadcast.) is where your program did not finish on 2 ranks.", "verdict: missing call"});
+  ended(86, "verdict: missing rank: rank 1 does not answer\n", {"TODO 02.2 (Average the gradient.) is where"});
+}
+
+TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
+  ended(1, "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n",
+        {"TODO 02.1 (Broadcast.) is where"});
+  ended(1, "rank 1: the layers are in no bucket: see TODO 02.1\n", {"TODO 02.1 (Broadcast.) is where"});
+  ended(1, "bounds: recvbuff of ncclAllGather at 02_ddp/ddp.cu:3 has 48 floats, 16 too many (rank 1)\n",
+        {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
+}
+
+// It has worked before: what it was called with is wrong.
+TEST_F(EndedRuns, AFailedCallInAFunctionOfAnotherTodoIsTheCallers) {
+  const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n}\n";
+  const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n}\n";
+  const std::string failed = "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n";
+  folder_.write("chapters/02_ddp/ddp.cu", copy + "void average(int i,\n             int j) {\n" + average);
+  ended(1, failed, {"TODO 02.2 (Average the gradient.) is where", "at 02_ddp/ddp.cu:8"});
+  mine.lines.clear();  // it has not
+  ended(1, failed, {"TODO 02.1 (Broadcast.) is where"});
+}
+
+// The other one was ended before it had come to anything.
+TEST_F(EndedRuns, TheRankThatGoesTooFarIsWhereToLook) {
+  std::erase_if(mine.lines, [](const Json& line) { return line["rank"] == 0; });
+  ended(1, "bounds: C of cublasSgemm at model/blas.h:30 has 48 floats, 16 too many (rank 1)\n",
+        {"TODO 02.2 (Average the gradient.) is where your program goes beyond its memory"});
+}
+
+TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
+  ended(1,
+        "order: 02_ddp/ddp.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:8 (kernel on stream 'b', which "
+        "reads) use the same memory, and nothing says that the first is done: record an event (rank 1)\n",
+        {"TODO 02.1 (Broadcast.) is where your program does not wait", "record an event"});
+  ended(1,
+        "order: 02_ddp/ddp.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:8 (the probe of TODO 02.2 on "
+        "stream 'b', which reads) use the same memory, and nothing says that the first is done: x (rank 1)\n",
+        {"TODO 02.2 (Average the gradient.) is where your program does not wait"});
+  // What was recorded before did not race: the program ends before it does what nothing orders.
+  mine.set_values("probe", 1, {7, 8, 9});
+  ended(1,
+        "order: x.cu:3 (kernel on stream 'a', which writes) and x.cu:8 (kernel on stream 'b', which reads) (rank 1)\n",
+        {"is the first that differs", "Your program does not wait for work that it needs. It may be a consequence."});
+}
+
+TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
+  mine = Record();
+  folder_.write("solutions/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(kReal);\n// END TODO 02.1\n// TODO 02.2: y\nf(ncclFloat);\n// END TODO 02.2\n");
+  folder_.write("chapters/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(ncclFloat);\n// END TODO 02.1\n// TODO 02.2: y\nf(ncclFloat);\n// END TODO 02.2\n");
+  verdict(0, {"Note: TODO 02.1 says ncclFloat"}, sources_);
+  EXPECT_EQ(compare(sources_).output.find("TODO 02.2 says"), std::string::npos);
+  folder_.write("chapters/02_ddp/ddp.cu",
+                "// TODO 02.1: x\nf(kReal);\n// END TODO 02.1\n// TODO 02.2: y\nf(kReal);\n// END TODO 02.2\n");
+  verdict(0, {"Note: TODO 02.2 says kReal, which is wrong with --precision bf16"}, sources_);
+  EXPECT_EQ(compare(sources_).output.find("TODO 02.1 says"), std::string::npos);
+}
+
+TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
+  mine = Record();
+  for (Record* run : {&expected, &mine}) {
+    run->line("collective", 0)["places"] = {{"02_ddp/ddp.cu:" + std::to_string(run == &mine ? 6 : 5), {8, 192}}};
+  }
+  for (const int rank : {0, 1}) {
+    Json half = mine.line("collective", rank);
+    half["op"] = "ncclBroadcast";
+    mine.line("collective", rank)["op"] = "ncclReduce";
+    mine.lines.push_back(half);
+  }
+  const std::string summary = " --summary " + (folder_ / "summary");
+  verdict(0, {"all 2 TODOs right", "Note: TODO 02.2 (Average the gradient.): other calls than the solution's"},
+          sources_ + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nright 02.2\n");
+  // The text asks for one.
+  folder_.write("solutions/02_ddp/ddp.cu",
+                "// TODO 02.1: x\n// END TODO 02.1\n\n// TODO 02.2: Average.\n//   One NCCL call.\n// END TODO 02.2\n");
+  verdict(1, {"TODO 02.2 (Average.): The numbers are right", "asks for one NCCL call"}, sources_ + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame certain 02.2\n");
+}
+
+TEST_F(CompareRuns, NothingToCompare) {
+  mine.world = 4;
+  verdict(2, {"different programs or numbers of ranks"});
+  mine = Record();
+  mine.end = {{"type", "memory"}, {"rank", 0}, {"peak", Json::object()}, {"current", Json::object()}};
+  verdict(2, {"mine: the record stops before its end"});
+  mine.end = {{"type", "what"}};
+  verdict(2, {":19: unknown type 'what'"});
+  EXPECT_EQ(run_tool("compare_runs /no/such /file").status, 2);
+  EXPECT_EQ(run_tool("compare_runs").status, 2);
+  EXPECT_EQ(run_tool("compare_runs --tolerance x a b").status, 2);
+  folder_.write("mine", "{\n");
+  EXPECT_EQ(run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine")).status, 2);
+  folder_.write("mine", "");
+  EXPECT_EQ(run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine")).status, 2);
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/traffic.h"
+
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+struct Traffic {
+  double calls = 0, bytes = 0;
+  bool operator==(const Traffic&) const = default;
+};
+using Operation = std::pair<std::string, std::string>;  // and the name of the communicator
+struct Both {
+  Traffic expected, mine;
+};
+
+std::string number(double value) { return formatted("%.7g", value); }
+
+void add(Traffic& traffic, double calls, double bytes) {
+  traffic.calls += calls;
+  traffic.bytes += bytes;
+}
+
+// What differs, one line for all ranks: they say the same most of the time.
+std::string differences(const RunRecord& expected, const RunRecord& mine) {
+  std::map<Operation, std::map<int, Both>> ledger;
+  for (const Collective& c : expected.collectives)
+    add(ledger[{c.op, c.communicator}][c.rank].expected, c.calls, c.bytes);
+  for (const Collective& c : mine.collectives) add(ledger[{c.op, c.communicator}][c.rank].mine, c.calls, c.bytes);
+  std::string lines;
+  for (const auto& [operation, by_rank] : ledger) {
+    for (const auto& [rank, both] : by_rank) {
+      if (both.mine == both.expected) continue;
+      lines += "  your " + operation.first + " on communicator '" + operation.second + "' is called " +
+               number(both.mine.calls) + " times on rank " + std::to_string(rank) + ", expected " +
+               number(both.expected.calls) + "; with " + number(both.mine.bytes) + " bytes, expected " +
+               number(both.expected.bytes) + "\n";
+      break;
+    }
+  }
+  return lines;
+}
+
+// The first TODO that does not make its calls.
+std::string differing_todo(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  std::map<std::string, std::map<Operation, Both>, TodoOrder> by_todo;
+  for (const bool is_mine : {false, true}) {
+    for (const Collective& c : is_mine ? mine.collectives : expected.collectives) {
+      for (const auto& [name, calls] : c.places) {
+        for (const Place& place : places(name)) {
+          const std::string id = is_mine ? todos.at(place) : todos.at_in_solution(place);
+          if (id.empty()) continue;
+          Both& both = by_todo[id][{c.op, c.communicator}];
+          add(is_mine ? both.mine : both.expected, calls.first, calls.second);
+        }
+      }
+    }
+  }
+  for (const auto& [id, operations] : by_todo) {
+    for (const auto& [operation, both] : operations) {
+      if (!(both.mine == both.expected)) return id;
+    }
+  }
+  return "";
+}
+
+Traffic in_all(const RunRecord& record) {
+  Traffic traffic;
+  for (const Collective& c : record.collectives) add(traffic, c.calls, bytes_sent(c));
+  return traffic;
+}
+
+}  // namespace
+
+TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  const std::string lines = differences(expected, mine);
+  if (lines.empty()) return {};
+  TrafficVerdict verdict{lines, differing_todo(expected, mine, todos)};
+  const Traffic theirs = in_all(expected), yours = in_all(mine);
+  const auto todo = todos.all().find(verdict.todo);
+  const auto asks_for = [&](const char* calls) {
+    return todo != todos.all().end() && todo->second.whole_text.find(calls) != std::string::npos;
+  };
+  const bool one_call = asks_for("ne NCCL call"), two_calls = asks_for("two NCCL calls");
+  const bool more = yours.bytes > theirs.bytes * (1 + 1e-9);
+  verdict.wrong = more || (one_call && yours.calls > theirs.calls) || (two_calls && yours.calls < theirs.calls);
+  const std::string subject = verdict.todo.empty() ? "" : todos.heading(verdict.todo) + ": ";
+  if (!verdict.wrong) {
+    verdict.text =
+        "Note: " + subject + "other calls than the solution's, with the same numbers and no more bytes sent:\n" + lines;
+    return verdict;
+  }
+  verdict.text =
+      subject + "The numbers are right, but not what is sent for them:\n" + todos.place_line(verdict.todo) + lines;
+  if (more) {
+    verdict.text +=
+        "  In all your ranks send " + number(yours.bytes) + " bytes, expected " + number(theirs.bytes) + ".\n";
+  } else {
+    verdict.text += std::string("  As many bytes are sent, but the TODO asks for ") +
+                    (one_call ? "one NCCL call" : "two NCCL calls") + ".\n";
+  }
+  return verdict;
+}
+
+}  // namespace workshop::tools

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/base/check.h"
+
+#ifdef WORKSHOP_MPI
+#include <mpi.h>
+#endif
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <thread>
+
+#include "common/base/failure_hooks.h"
+#include "common/base/format.h"
+#include "common/base/ranks.h"
+
+namespace workshop {
+namespace {
+
+[[noreturn]] void call_failed(const char* call, const char* file, int line, const std::string& reason) {
+  fail(kFailed, "%s failed at %s:%d: %s", call, file, line, reason.c_str());
+}
+
+}  // namespace
+
+// MPI's launcher ends the other ranks when one aborts; other launchers do when one fails, srun with --kill-on-bad-exit.
+void end_job(int status) {
+  if (failure_hooks.job_ends != nullptr) failure_hooks.job_ends();
+  std::fflush(stdout);
+  std::fflush(stderr);
+#ifdef WORKSHOP_MPI
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized && !finalized && process_ranks().world > 1) {
+    // Open MPI may drop what it has not passed on yet, as its own note about an abort says.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    MPI_Abort(MPI_COMM_WORLD, status);
+  }
+#endif
+  _exit(status);
+}
+
+void fail(int status, const std::string& message) {
+  std::fprintf(stderr, "rank %d: %s\n", process_ranks().rank, message.c_str());
+  end_job(status);
+}
+
+void fail(int status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail(status, vformatted(format, arguments));
+}
+
+constexpr unsigned kPatienceWithRank0 = 10;  // seconds
+
+void fail_alike(int status, const std::string& message) {
+  // Whoever ends first takes the others along, so all leave it to rank 0. Should it not come, another one speaks.
+  if (process_ranks().rank != 0) sleep(kPatienceWithRank0);
+  std::fprintf(stderr, "error: %s\n", message.c_str());
+  end_job(status);
+}
+
+void usage_error(const std::string& message) { fail_alike(kUsage, message); }
+
+void usage_error(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  usage_error(vformatted(format, arguments));
+}
+
+void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
+#ifdef WORKSHOP_BACKEND_CUDA
+  if (status == cudaErrorAssert) end_job(kTodo);  // a TODO in a kernel, which has said so itself
+#endif
+  call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));
+}
+
+void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line) {
+  call_failed(call, file, line, std::string(cublasGetStatusName(status)) + ", " + cublasGetStatusString(status));
+}
+
+void nccl_failed(ncclResult_t status, const char* call, const char* file, int line) {
+  const char* detail = ncclGetLastError(nullptr);
+  std::string reason = ncclGetErrorString(status);
+  if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";
+  // Where another rank is the cause, the ranks find out which.
+  if (failure_hooks.nccl_call_failed != nullptr) {
+    failure_hooks.nccl_call_failed(formatted("%s failed at %s:%d: %s", call, file, line, reason.c_str()));
+  }
+  call_failed(call, file, line, reason);
+}
+
+#ifdef WORKSHOP_MPI
+void mpi_failed(int status, const char* call, const char* file, int line) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  call_failed(call, file, line, text);
+}
+#endif
+
+}  // namespace workshop

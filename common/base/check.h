@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error checks. Each macro evaluates a call once; if it failed, one line with the expression, file:line, rank and the
+// library's own message is printed and the whole job ends with status 1: a rank that carried on alone would leave the
+// others waiting in their next collective forever.
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <string>
+
+#include "common/base/in_call.h"
+
+namespace workshop {
+
+// Exit statuses of every program of the workshop.
+enum ExitStatus : int {
+  kFailed = 1,  // an error while running
+  kUsage = 2,   // bad options or a bad environment
+  kTodo = 77,   // a TODO that is not filled in yet (CTest counts it as skipped)
+  kStuck = 86,  // the ranks wait for each other in vain
+};
+
+// Ends every rank of the job with `status`, at once and without clean-up: work in flight may never finish.
+[[noreturn]] void end_job(int status);
+
+// Prints "rank R: message" on stderr and ends every rank of the job with `status`. These take a text, or what printf
+// takes.
+[[noreturn]] void fail(int status, const std::string& message);
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(int status, const char* format, ...);
+
+// What every rank finds alike: rank 0 prints "error: message", all ranks end with `status`.
+[[noreturn]] void fail_alike(int status, const std::string& message);
+
+// Bad input that every rank sees alike: fail_alike with status 2.
+[[noreturn]] void usage_error(const std::string& message);
+[[noreturn, gnu::format(printf, 1, 2)]] void usage_error(const char* format, ...);
+
+[[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
+[[noreturn]] void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line);
+[[noreturn]] void nccl_failed(ncclResult_t status, const char* call, const char* file, int line);
+[[noreturn]] void mpi_failed(int status, const char* call, const char* file, int line);  // where there is MPI
+
+}  // namespace workshop
+
+#define WORKSHOP_CHECK(call, type, ok, failed)                               \
+  do {                                                                       \
+    static constexpr workshop::CallSite site_ = {#call, __FILE__, __LINE__}; \
+    const type status_ = (workshop::InCall(site_), (call));                  \
+    if (status_ != ok) workshop::failed(status_, #call, __FILE__, __LINE__); \
+  } while (0)
+
+#define CUDA_CHECK(call) WORKSHOP_CHECK(call, cudaError_t, cudaSuccess, cuda_failed)
+#define CUBLAS_CHECK(call) WORKSHOP_CHECK(call, cublasStatus_t, CUBLAS_STATUS_SUCCESS, cublas_failed)
+#define NCCL_CHECK(call) WORKSHOP_CHECK(call, ncclResult_t, ncclSuccess, nccl_failed)
+#define MPI_CHECK(call) WORKSHOP_CHECK(call, int, MPI_SUCCESS, mpi_failed)

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/base/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+#include "common/base/check.h"
+
+namespace workshop {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the file is written as at first.
+class PartialFile {
+ public:
+  explicit PartialFile(const std::string& path) : final_(path) {
+    // Where the path is a link, it stays one.
+    std::error_code missing;
+    const fs::path target = fs::canonical(final_, missing);
+    if (!missing) final_ = target;
+    const std::string name = "." + final_.filename().string() + "." + std::to_string(getpid());
+    partial_ = final_.has_parent_path() ? final_.parent_path() / name : fs::path(name);
+    const fs::file_status there = fs::status(final_, missing);
+    if (fs::exists(there) && !fs::is_regular_file(there)) {
+      error_ = "it is no regular file";
+    } else if (!final_.has_filename() || (fs::exists(there) && access(final_.c_str(), W_OK) != 0)) {
+      error_ = std::strerror(final_.has_filename() ? errno : EISDIR);
+    } else {
+      file_ = open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+      if (file_ < 0) error_ = std::strerror(errno);
+    }
+  }
+  ~PartialFile() {
+    if (file_ >= 0) close(file_);
+    if (file_ >= 0 && !complete_) unlink(partial_.c_str());
+  }
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+
+  // Puts it in place, with this text.
+  void complete(const std::string& text) {
+    for (std::size_t done = 0; error_.empty() && done < text.size();) {
+      const ssize_t written = write(file_, text.data() + done, text.size() - done);
+      if (written >= 0) done += static_cast<std::size_t>(written);
+      if (written < 0 && errno != EINTR) error_ = std::strerror(errno);
+    }
+    if (!error_.empty()) return;
+    complete_ = rename(partial_.c_str(), final_.c_str()) == 0;
+    if (!complete_) error_ = std::strerror(errno);
+  }
+
+  const std::string& error() const { return error_; }  // empty as long as there is none
+
+ private:
+  fs::path final_, partial_;
+  int file_ = -1;
+  bool complete_ = false;
+  std::string error_;
+};
+
+}  // namespace
+
+std::string read_file(const std::string& path, bool links) {
+  constexpr off_t most = 100'000'000;
+  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links ? 0 : O_NOFOLLOW));
+  if (file < 0) throw std::runtime_error(path + ": cannot be read: " + std::strerror(errno));
+  struct stat status {};
+  std::string text, error;
+  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > most) {
+    error = "it is no regular file of at most 100 MB";
+  } else {
+    text.resize(static_cast<std::size_t>(status.st_size));
+    if (::read(file, text.data(), text.size()) != status.st_size) error = "cannot be read to its end";
+  }
+  close(file);
+  if (!error.empty()) throw std::runtime_error(path + ": " + error);
+  return text;
+}
+
+void check_writable(const std::string& option, const std::string& path) {
+  if (path.empty()) return;
+  std::string error;
+  {
+    const PartialFile file(path);
+    error = file.error();
+  }
+  if (!error.empty()) {
+    usage_error("%s is '%s', which cannot be written: %s", option.c_str(), path.c_str(), error.c_str());
+  }
+  static std::map<fs::path, std::string> options;  // that have been here, by file
+  std::error_code unusable;
+  const auto [other, first] = options.emplace(fs::weakly_canonical(fs::absolute(path), unusable), option);
+  if (!first && other->second != option) {
+    usage_error("%s is '%s', the file of %s; expected one of its own", option.c_str(), path.c_str(),
+                other->second.c_str());
+  }
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::string error;
+  {
+    PartialFile file(path);
+    file.complete(text);
+    error = file.error();
+  }
+  if (!error.empty()) fail(kFailed, "cannot write %s: %s", path.c_str(), error.c_str());
+}
+
+}  // namespace workshop

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/base/in_call.h"
+
+#include <unistd.h>
+
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
+
+namespace workshop {
+
+void InCall::wait_for_the_end() {
+  for (;;) pause();
+}
+
+#ifdef WORKSHOP_BACKEND_CPU
+namespace {
+
+// The backend names the call in its messages from the start of the program on.
+const bool backend_can_ask = [] {
+  cpu::find_source_calls([] {
+    const CallSite* site = InCall::current();
+    return site != nullptr ? cpu::SourceCall{site->text, site->file, site->line} : cpu::SourceCall{};
+  });
+  return true;
+}();
+
+}  // namespace
+#endif
+
+}  // namespace workshop

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where in the program a call stands.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/base/check.h"
+
+namespace workshop {
+
+// "02_ddp/ddp.cu:41": the folder and the name of the file are enough. Empty where the place is not known.
+inline std::string place(const CallSite* site) {
+  if (site == nullptr || site->line == 0) return "";
+  const std::string_view path = site->file;
+  std::size_t slash = path.rfind('/');
+  if (slash != std::string_view::npos && slash > 0) slash = path.rfind('/', slash - 1);
+  return std::string(path.substr(slash == std::string_view::npos ? 0 : slash + 1)) + ":" + std::to_string(site->line);
+}
+
+}  // namespace workshop

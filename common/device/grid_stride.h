@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The iterations of a kernel that a thread makes: common/device/launch.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)
+namespace workshop {
+
+// The indices of [0, n) that this thread works on: from `begin`, every `stride`-th.
+class GridStride {
+ public:
+  struct Sentinel {
+    int n;
+  };
+#ifdef __CUDACC__
+  class Iterator {
+   public:
+    __device__ Iterator(int i, int stride) : i_(i), stride_(stride) {}
+    __device__ int operator*() const { return i_; }
+    __device__ void operator++() { i_ += stride_; }
+    __device__ bool operator!=(Sentinel end) const { return i_ < end.n; }
+
+   private:
+    int i_, stride_;
+  };
+  __device__ explicit GridStride(int n) : n_(n) {}
+  __device__ Iterator begin() const {
+    return {static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), static_cast<int>(gridDim.x * blockDim.x)};
+  }
+  __device__ Sentinel end() const { return {n_}; }
+#else
+  class Iterator {
+   public:
+    explicit Iterator(int i) : i_(i) {}
+    int operator*() const { return i_; }
+    void operator++() { ++i_; }
+    bool operator!=(Sentinel end) const { return i_ < end.n; }
+
+   private:
+    int i_;
+  };
+  explicit GridStride(int n) : begin_(bound(n, cpu::share.index)), n_(bound(n, cpu::share.index + 1)) {}
+  Iterator begin() const { return Iterator(begin_); }
+  Sentinel end() const { return {n_}; }
+#endif
+
+ private:
+#ifndef __CUDACC__
+  static int bound(int n, int part) { return static_cast<int>(static_cast<long>(n) * part / cpu::share.count); }
+  int begin_;
+#endif
+  int n_;
+};
+
+#ifdef __CUDACC__
+__device__ inline GridStride grid_stride(int n) { return GridStride(n); }
+#else
+inline GridStride grid_stride(int n) { return GridStride(n); }
+#endif
+
+// f(i, column) for each element i of a row-major matrix: one at a time on a GPU, row by row on a CPU, where a division
+// by a number that the compiler does not know would cost more than most kernels do.
+template <typename F>
+__device__ inline void for_each_element(int rows, int columns, F f) {
+#ifdef __CUDACC__
+  for (int i : grid_stride(rows * columns)) f(i, i % columns);
+#else
+  for (int row : grid_stride(rows)) {
+    for (int column = 0; column < columns; ++column) f(row * columns + column, column);
+  }
+#endif
+}
+
+// How many columns of a row-major matrix an iteration should take that goes down all rows: one on a GPU, where threads
+// side by side read what lies side by side; on a CPU as many as fit a few vector registers.
+#ifdef __CUDACC__
+constexpr int kColumnsPerIteration = 1;
+#else
+constexpr int kColumnsPerIteration = 64;
+#endif
+
+}  // namespace workshop
+#endif

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/device/memory.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+
+namespace workshop {
+namespace {
+
+// Never destroyed: the buffers of static objects are freed at the very end.
+std::map<int, MemoryUses>& uses() {
+  static auto& uses = *new std::map<int, MemoryUses>;
+  return uses;
+}
+
+void (*watcher)(Memory kind, int device, std::size_t bytes) = nullptr;
+
+}  // namespace
+
+MemoryUse memory_use(Memory kind) {
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  return uses()[device][static_cast<int>(kind)];
+}
+
+void account_memory(Memory kind, int device, std::ptrdiff_t bytes) {
+  MemoryUse& use = uses()[device][static_cast<int>(kind)];
+  use.current += static_cast<std::size_t>(bytes);
+  use.peak = std::max(use.peak, use.current);
+  if (watcher != nullptr) watcher(kind, device, use.current);
+}
+
+const std::map<int, MemoryUses>& memory_uses() { return uses(); }
+
+void watch_memory(void (*changed)(Memory kind, int device, std::size_t bytes)) { watcher = changed; }
+
+}  // namespace workshop

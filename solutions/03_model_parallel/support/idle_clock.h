@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures for how much of its time a rank computes, with events that are read at the end: no step waits for the clock.
+// The timeline shows the rest of the time as a span called "idle".
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "common/device/device.h"
+#include "common/record/record.h"
+
+namespace workshop {
+
+class IdleClock {
+ public:
+  // The first `warm_up` steps do not count, unless there are no others: NCCL connects the ranks in them.
+  IdleClock(cudaStream_t stream, int warm_up) : stream_(stream), warm_up_(warm_up) {}
+
+  // Begins a step.
+  void next_step() {
+    if (steps_ == 0 || steps_ == warm_up_) {
+      begins_.clear();
+      used_ = 0;
+      counting_ = true;
+    }
+    if (steps_ == warm_up_ + kSteps) stop();
+    if (counting_) begins_.push_back(mark());
+    if (counting_ && !idle_) idle_.emplace("idle", stream_);
+    ++steps_;
+  }
+
+  // Counts as computing what `enqueue` puts on the stream.
+  template <typename Enqueue>
+  void compute(const Enqueue& enqueue) {
+    idle_.reset();
+    if (counting_) mark();
+    enqueue();
+    if (counting_) mark();
+    if (counting_) idle_.emplace("idle", stream_);
+  }
+
+  // Ends the measurement on the stream, at the end of an epoch, for example, when the host waits anyway. If all steps
+  // so far were warm-up, the measurement begins anew after them.
+  void stop() {
+    if (counting_) begins_.push_back(mark());
+    counting_ = false;
+    idle_.reset();
+  }
+
+  // Returns the share of its time, between 0 and 1, in which the rank did not compute: the median over the steps,
+  // because a step during which the machine was busy with something else says nothing. 0 if there was no step. The
+  // stream must have reached the end.
+  double idle_share() const {
+    if (begins_.size() < 2) return 0;
+    std::vector<double> shares;
+    for (std::size_t step = 0; step + 1 < begins_.size(); ++step) {
+      const std::size_t begin = begins_[step], end = begins_[step + 1];
+      double busy = 0;
+      for (std::size_t i = begin + 1; i < end; i += 2) busy += milliseconds(i, i + 1);
+      shares.push_back(1 - busy / milliseconds(begin, end));
+    }
+    const auto middle = shares.begin() + static_cast<std::ptrdiff_t>(shares.size() / 2);
+    std::nth_element(shares.begin(), middle, shares.end());
+    return *middle;
+  }
+
+ private:
+  static constexpr int kSteps = 16;  // the most steps that are measured
+
+  std::size_t mark() {
+    if (used_ == marks_.size()) marks_.emplace_back(cudaEventDefault);
+    CUDA_CHECK(cudaEventRecord(marks_[used_], stream_));
+    return used_++;
+  }
+
+  double milliseconds(std::size_t from, std::size_t to) const {
+    float time = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&time, marks_[from], marks_[to]));
+    return time;
+  }
+
+  cudaStream_t stream_;
+  int warm_up_;
+  int steps_ = 0;
+  bool counting_ = false;
+  std::vector<Event> marks_;         // of each step: its begin, then the begin and the end of each computation
+  std::vector<std::size_t> begins_;  // where in marks_ the steps begin, and where the last one ends
+  std::size_t used_ = 0;             // marks so far
+  std::optional<Range> idle_;
+};
+
+}  // namespace workshop

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is a schedule right? Found out without a device, before any rank runs it: a wrong one would hang, or train wrongly.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "04_pipeline/schedule.h"
+#include "04_pipeline/support/schedule_simulation.h"
+
+namespace workshop {
+
+// "forward 3", or "forward 3 of chunk 1".
+inline std::string describe(const Schedule& s, const Instruction& i) {
+  static const char* const kNames[] = {"forward",       "backward",         "send_activation", "receive_activation",
+                                       "send_gradient", "receive_gradient", "update"};
+  if (i.kind == Instruction::update) return "update";
+  return std::string(kNames[i.kind]) + " " + std::to_string(i.micro_batch) +
+         (s.chunks > 1 ? " of chunk " + std::to_string(i.chunk) : "");
+}
+
+// ---- checks --------------------------------------------------------------------------------------------------------
+
+struct ScheduleError {
+  int stage;
+  int position;  // in the stage's list; its length where something is missing
+  std::string what;
+};
+
+class ScheduleCheck {
+ public:
+  explicit ScheduleCheck(const Schedule& schedule) : schedule_(schedule) {}
+
+  // All that is wrong, stage by stage. Empty for a schedule that the executor can run.
+  std::vector<ScheduleError> run() {
+    for (int stage = 0; stage < schedule_.stages; ++stage) check_indices(stage);
+    if (!errors_.empty()) return errors_;  // what follows looks instructions up by these numbers
+    for (int stage = 0; stage < schedule_.stages; ++stage) {
+      check_counts(stage);
+      check_order(stage);
+      check_partners(stage);
+      check_in_flight(stage);
+    }
+    check_deadlock();
+    return errors_;
+  }
+
+ private:
+  using List = std::vector<Instruction>;
+
+  void add(int stage, int position, const std::string& what) { errors_.push_back({stage, position, what}); }
+  const List& list(int stage) const { return schedule_.lists[stage]; }
+  int length(int stage) const { return static_cast<int>(list(stage).size()); }
+  std::string describe(const Instruction& i) const { return workshop::describe(schedule_, i); }
+  // The first place of an instruction, or the length of the list.
+  int find(int stage, const Instruction& i) const {
+    return static_cast<int>(std::find(list(stage).begin(), list(stage).end(), i) - list(stage).begin());
+  }
+
+  void check_indices(int stage) {
+    for (int at = 0; at < length(stage); ++at) {
+      const Instruction& i = list(stage)[at];
+      if (i.micro_batch < 0 || i.micro_batch >= schedule_.micro_batches) {
+        add(stage, at, "there is no micro-batch " + std::to_string(i.micro_batch));
+      } else if (i.chunk < 0 || i.chunk >= schedule_.chunks) {
+        add(stage, at, "there is no chunk " + std::to_string(i.chunk));
+      }
+    }
+  }
+
+  // Does a stage have this instruction? The ends of the model have no stage to send to or receive from.
+  bool belongs(int stage, const Instruction& i) const {
+    const int part = schedule_.part(stage, i.chunk), last = schedule_.parts() - 1;
+    if (i.kind == Instruction::receive_activation || i.kind == Instruction::send_gradient) return part > 0;
+    if (i.kind == Instruction::send_activation || i.kind == Instruction::receive_gradient) return part < last;
+    return true;
+  }
+
+  // Every instruction that belongs to a stage is there, once.
+  void check_counts(int stage) {
+    for (int at = 0; at < length(stage); ++at) {
+      const Instruction& i = list(stage)[at];
+      if (!belongs(stage, i)) add(stage, at, describe(i) + " has no stage at its other end");
+      if (find(stage, i) < at) add(stage, at, "a second " + describe(i));
+    }
+    for (int m = 0; m < schedule_.micro_batches; ++m) {
+      for (int chunk = 0; chunk < schedule_.chunks; ++chunk) {
+        for (int kind = Instruction::forward; kind < Instruction::update; ++kind) {
+          const Instruction i{static_cast<Instruction::Kind>(kind), m, chunk};
+          if (belongs(stage, i) && find(stage, i) == length(stage)) {
+            add(stage, length(stage), describe(i) + " is missing");
+          }
+        }
+      }
+    }
+    if (list(stage).empty() || list(stage).back().kind != Instruction::update) {
+      add(stage, length(stage), "the list does not end with the update");
+    }
+  }
+
+  // What has to come before what, within the list of one stage.
+  void check_order(int stage) {
+    static constexpr std::pair<Instruction::Kind, Instruction::Kind> kBefore[] = {
+        {Instruction::receive_activation, Instruction::forward}, {Instruction::forward, Instruction::send_activation},
+        {Instruction::forward, Instruction::backward},           {Instruction::receive_gradient, Instruction::backward},
+        {Instruction::backward, Instruction::send_gradient},
+    };
+    for (int at = 0; at < length(stage); ++at) {
+      const Instruction& i = list(stage)[at];
+      for (const auto& [before, after] : kBefore) {
+        const int needed = find(stage, {before, i.micro_batch, i.chunk});
+        if (i.kind != after || needed < at || needed == length(stage)) continue;
+        add(stage, at, describe(i) + " comes before the " + describe(list(stage)[needed]) + " that it needs");
+      }
+      // The executor has one buffer for the result under way and one for the next.
+      const bool computed = at > 0 && is_compute(list(stage)[at - 1].kind);
+      if (is_send(i.kind) &&
+          !(computed && list(stage)[at - 1].micro_batch == i.micro_batch && list(stage)[at - 1].chunk == i.chunk)) {
+        add(stage, at, describe(i) + " does not come right after what computes it");
+      }
+    }
+  }
+
+  // The n-th send to a stage meets the n-th receive there: both must mean the same micro-batch.
+  void check_partners(int stage) {
+    for (Instruction::Kind kind : {Instruction::send_activation, Instruction::send_gradient}) {
+      const int other = peer(schedule_, stage, kind);
+      const std::vector<int> sends = places(stage, kind), receives = places(other, other_half(kind));
+      for (std::size_t n = 0; n < std::min(sends.size(), receives.size()); ++n) {
+        const Instruction &send = list(stage)[sends[n]], &receive = list(other)[receives[n]];
+        const int step = kind == Instruction::send_activation ? 1 : -1;
+        if (send.micro_batch == receive.micro_batch &&
+            schedule_.part(stage, send.chunk) + step == schedule_.part(other, receive.chunk)) {
+          continue;
+        }
+        add(stage, sends[n], describe(send) + " meets " + describe(receive) + " of stage " + std::to_string(other));
+        break;  // one out of order puts all that follow out of order too
+      }
+    }
+  }
+
+  std::vector<int> places(int stage, Instruction::Kind kind) const {
+    std::vector<int> places;
+    for (int at = 0; at < length(stage); ++at) {
+      if (list(stage)[at].kind == kind) places.push_back(at);
+    }
+    return places;
+  }
+
+  void check_in_flight(int stage) {
+    int in_flight = 0;
+    for (int at = 0; at < length(stage); ++at) {
+      const Instruction& i = list(stage)[at];
+      if (!is_compute(i.kind)) continue;
+      in_flight += i.kind == Instruction::forward ? 1 : -1;
+      if (in_flight <= schedule_.in_flight[stage]) continue;
+      add(stage, at,
+          "with " + describe(i) + " " + std::to_string(in_flight) + " micro-batches are in flight; " + schedule_.name +
+              " has at most " + std::to_string(schedule_.in_flight[stage]) + " here");
+      return;
+    }
+  }
+
+  void check_deadlock() {
+    const ScheduleSimulation simulation(schedule_);
+    for (int stage = 0; stage < schedule_.stages; ++stage) {
+      const auto& times = simulation.times[stage];
+      const int at = static_cast<int>(std::find(times.begin(), times.end(), -1) - times.begin());
+      if (at < length(stage)) add(stage, at, describe(list(stage)[at]) + " waits forever");
+    }
+  }
+
+  const Schedule& schedule_;
+  std::vector<ScheduleError> errors_;
+};
+
+// All that is wrong with a schedule; empty for one that the executor can run.
+inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { return ScheduleCheck(schedule).run(); }
+
+// ---- chart ---------------------------------------------------------------------------------------------------------
+
+// One line a stage, one column a slot of time: F2 is the forward of micro-batch 2, B2 its backward, with a letter for
+// the chunk where there are several. The cell of an error ends with '!'; '?' is what never gets its turn.
+inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {}) {
+  const ScheduleTimes times = ScheduleSimulation(s).times;
+  std::vector<std::map<int, std::string>> rows(s.lists.size());  // slot -> cell
+  std::size_t slots = 0, width = 0;
+  for (std::size_t stage = 0; stage < rows.size(); ++stage) {
+    int slot = -1;
+    std::string* cell = nullptr;
+    for (std::size_t at = 0; at < s.lists[stage].size(); ++at) {
+      const Instruction& i = s.lists[stage][at];
+      if (is_compute(i.kind)) {
+        const int done = times[stage][at];
+        slot = done > 0 ? done - 1 : slot + 1;
+        cell = &rows[stage][slot];
+        *cell = i.kind == Instruction::forward ? 'F' : 'B';
+        *cell += std::to_string(i.micro_batch);
+        if (s.chunks > 1) *cell += static_cast<char>('a' + i.chunk);
+        if (done < 0) *cell += '?';
+      }
+      for (const ScheduleError& e : errors) {
+        const bool here = e.stage == static_cast<int>(stage) && e.position == static_cast<int>(at);
+        if (here && cell != nullptr && cell->back() != '!') *cell += '!';
+      }
+      if (cell != nullptr) width = std::max(width, cell->size() + 1);
+    }
+    slots = std::max(slots, static_cast<std::size_t>(slot + 1));
+  }
+  std::string text;
+  for (std::size_t stage = 0; stage < rows.size(); ++stage) {
+    text += "stage " + std::to_string(stage) + " |";
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      const auto found = rows[stage].find(static_cast<int>(slot));
+      const std::string cell = found == rows[stage].end() ? "." : found->second;
+      text += std::string(width - std::min(width, cell.size()), ' ') + cell;
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+// The chart, and a line for each error.
+inline std::string chart_and_errors(const Schedule& s, const std::vector<ScheduleError>& errors) {
+  std::string text = chart(s, errors);
+  for (const ScheduleError& e : errors) {
+    text += "stage " + std::to_string(e.stage) + ", instruction " + std::to_string(e.position) + ": " + e.what + "\n";
+  }
+  return text;
+}
+
+}  // namespace workshop

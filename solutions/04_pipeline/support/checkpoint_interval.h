@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activation checkpointing every few layers (Chen et al., 2016), as DeepSpeed's PipelineModule has it with
+// activation_checkpoint_interval.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "model/recompute.h"
+
+namespace workshop {
+
+// The network whose layers are groups of up to `interval` layers, none of which crosses the bounds of a part. Changes
+// the bounds to those of the groups.
+inline Network grouped(Network network, std::vector<int>& bounds, int interval) {
+  const auto room = std::make_shared<SharedRoom::element_type>();
+  std::vector<std::shared_ptr<Layer>> groups;
+  std::vector<int> bounds_of_groups = {0};
+  for (std::size_t part = 0; part + 1 < bounds.size(); ++part) {
+    for (int first = bounds[part]; first < bounds[part + 1]; first += interval) {
+      const auto begin = network.layers.begin() + first;
+      const int count = std::min(interval, bounds[part + 1] - first);
+      groups.push_back(std::make_shared<Recomputed>(std::vector(begin, begin + count), room));
+    }
+    bounds_of_groups.push_back(static_cast<int>(groups.size()));
+  }
+  network.layers = std::move(groups);
+  bounds = std::move(bounds_of_groups);
+  return network;
+}
+
+}  // namespace workshop

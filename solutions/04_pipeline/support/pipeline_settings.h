@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of the pipeline program, and what they make: a network and a schedule.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "01_single_gpu/models.h"
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/support/partition_option.h"
+#include "04_pipeline/support/check_schedule.h"
+#include "04_pipeline/support/pipeline_options.h"
+#include "04_pipeline/support/waiting_model.h"
+#include "common/job/job.h"
+
+namespace workshop {
+
+struct PipelineSettings {
+  PipelineOptions pipeline{.micro_batches = 4};
+  std::string partition;
+  int stages = 0;
+  int checkpoint_interval = 0;  // layers of which one activation is kept; 0: all are kept
+  bool print = false;
+  double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
+};
+
+inline void add_options(Options& options, PipelineSettings& s) {
+  s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
+  add_partition(options, s.partition, "parts");
+  options.add("--checkpoint-interval", s.checkpoint_interval,
+              "layers of a stage of which only the last one's output is kept; 0: keep all", 0, 1 << 10);
+  options.add_flag("--print", s.print, "show the schedule and train nothing");
+  options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
+  options.add("--simulate-compute", s.milliseconds,
+              "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
+}
+
+// Fills in what is not given, and ends the program on what does not fit together.
+inline void complete(PipelineSettings& s, const Options& options) {
+  const int ranks = process_ranks().world;
+  if (s.stages == 0) s.stages = ranks;
+  if (!s.print && s.stages != ranks) {
+    usage_error("--stages is '%d'; expected the number of ranks, %d, unless with --print", s.stages, ranks);
+  }
+  s.pipeline.complete(s.stages, "--stages");
+  if (s.checkpoint_interval > 0 && options.gpt.recompute != "none") {
+    usage_error("--checkpoint-interval is '%d'; expected 0 with --recompute %s, which is another way",
+                s.checkpoint_interval, options.gpt.recompute.c_str());
+  }
+  if (!s.print) s.pipeline.require_divisor(options.batch_size);
+}
+
+inline Network make_pipeline_network(const PipelineSettings& s, const Options& options) {
+  const int parts = s.stages * s.pipeline.chunks;
+  if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
+  const Network network = make_network(options);
+  if (network.depth() < parts) {
+    usage_error("%s for %d stages of %d; expected at least %d layers", layers_of(options, network).c_str(), s.stages,
+                s.pipeline.chunks, parts);
+  }
+  return network;
+}
+
+// The schedule that the options ask for. Ends all ranks with status 1 if it is wrong: run, it might never end.
+inline Schedule checked_schedule(const PipelineSettings& s) {
+  Schedule schedule = s.pipeline.make_schedule(s.stages);
+  const std::vector<ScheduleError> errors = check_schedule(schedule);
+  if (errors.empty()) return schedule;
+  const char* todo = schedule.name == "gpipe" ? "04.1" : schedule.name == "1f1b" ? "04.2" : "04.3";
+  print0(
+      "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
+      todo, chart_and_errors(schedule, errors).c_str());
+  // Whichever rank ends first ends the others: let rank 0 speak.
+  if (process_ranks().rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  end_job(kFailed);
+}
+
+}  // namespace workshop

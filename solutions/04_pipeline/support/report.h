@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the pipeline program shows: a schedule, and how the stages spent their time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "03_model_parallel/model_parallel.h"
+#include "03_model_parallel/support/idle_clock.h"
+#include "03_model_parallel/support/layer_times.h"
+#include "04_pipeline/stage.h"
+#include "04_pipeline/support/check_schedule.h"
+#include "common/job/job.h"
+
+namespace workshop {
+
+// The share of the time that a stage has nothing to do, if forwards take as long as each other, and so do backwards.
+inline double bubble(const Schedule& s) { return (s.stages - 1.0) / (s.chunks * s.micro_batches + s.stages - 1); }
+
+// The most micro-batches whose backward is still to come, at any time.
+inline int largest_in_flight(const std::vector<Instruction>& list) {
+  int in_flight = 0, largest = 0;
+  for (const Instruction& i : list) {
+    if (i.kind == Instruction::forward) largest = std::max(largest, ++in_flight);
+    if (i.kind == Instruction::backward) --in_flight;
+  }
+  return largest;
+}
+
+// All numbers are those of the order that the stages have, right or wrong.
+inline void print_schedule(const Schedule& s) {
+  const double slots = makespan(s), busy = 2.0 * s.micro_batches * s.chunks;
+  print0("%s: %d stages, %d micro-batches, %d chunk%s a stage\n%s", s.name.c_str(), s.stages, s.micro_batches, s.chunks,
+         s.chunks > 1 ? "s" : "", chart(s).c_str());
+  print0(
+      "%.0f slots, of which each stage computes in %.0f: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
+      slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
+  for (int stage = 0; stage < s.stages; ++stage) {
+    print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s.lists[stage]));
+  }
+}
+
+// Milliseconds of a step with these bounds of the parts, one a stage, without messages and update: the slowest stage
+// works on one micro-batch after the other, and the first of them comes, and the last goes, through all others.
+inline double expected_step(const std::vector<LayerTime>& times, const std::vector<int>& bounds, int micro_batches) {
+  double all = 0, slowest = 0;
+  for (std::size_t part = 0; part + 1 < bounds.size(); ++part) {
+    double time = 0;
+    for (int layer = bounds[part]; layer < bounds[part + 1]; ++layer) time += times[layer].both();
+    all += time;
+    slowest = std::max(slowest, time);
+  }
+  return all + (micro_batches - 1) * slowest;
+}
+
+// Prints and records the time of each layer, and what to expect of each way to cut them.
+inline void print_layer_times(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
+                              const std::vector<LayerTime>& times) {
+  print0("layer  parameters  forward    backward\n");
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    print0("%5zu  %10lld  %7.3f ms  %7.3f ms\n", i, static_cast<long long>(parameters[i]), times[i].forward,
+           times[i].backward);
+  }
+  const std::pair<const char*, Partition> partitions[] = {
+      {"uniform", Partition::uniform}, {"parameters", Partition::parameters}, {"time", Partition::time}};
+  for (const auto& [name, how] : partitions) {
+    const std::vector<int> bounds =
+        partition_layers(how == Partition::time ? nanoseconds(times) : parameters, schedule.parts(), how);
+    print0("%-10s ", name);
+    for (std::size_t part = 0; part + 1 < bounds.size(); ++part) print0("  %d-%d", bounds[part], bounds[part + 1] - 1);
+    if (schedule.chunks > 1) {
+      print0("\n");
+      continue;
+    }
+    const double expected = expected_step(times, bounds, schedule.micro_batches);
+    record_value(std::string("expected step, ") + name, expected);
+    print0(":  a step of %.3f ms\n", expected);
+  }
+}
+
+// Prints and records what each stage holds and how much of its time it idles. That stays out of the ledger.
+inline void print_idle_shares(const Schedule& schedule, PipelineStage& stage, const IdleClock& clock, bool simulated,
+                              const Job& job, cudaStream_t stream) {
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  struct Row {
+    float idle;
+    int activations;      // micro-batches whose activations the stage can hold, all chunks counted
+    std::uint64_t bytes;  // of all activations, at their peak
+  };
+  Row mine{static_cast<float>(clock.idle_share()), 0, memory_use(Memory::activations).peak};
+  for (const ModelChunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());
+  const std::vector<Row> all = job.group().gather(mine);
+  double mean = 0;
+  print0("stage  activations held  bytes of activations  idle\n");
+  for (int rank = 0; rank < job.world(); ++rank) {
+    print0("%5d  %16d  %20llu  %3.0f %%\n", rank, all[rank].activations,
+           static_cast<unsigned long long>(all[rank].bytes), 100 * all[rank].idle);
+    mean += all[rank].idle / job.world();
+  }
+  record_value("idle share", mine.idle);
+  if (!simulated) return;
+  record_value("bubble", mine.idle);
+  if (job.rank() == 0) record_value("mean bubble", mean);
+  print0("bubble: measured %.1f %%, expected %.1f %%\n", 100 * mean, 100 * bubble(schedule));
+}
+
+}  // namespace workshop

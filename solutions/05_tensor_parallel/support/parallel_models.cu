@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models whose layers can be sharded across the ranks of a tensor-parallel group.
+#include <memory>
+#include <vector>
+
+#include "01_single_gpu/models.h"
+#include "05_tensor_parallel/parallel_transformer.h"
+#include "05_tensor_parallel/support/parallel_models.h"
+#include "05_tensor_parallel/tensor_parallel.h"
+#include "05_tensor_parallel/vocabulary_parallel.h"
+#include "model/recompute.h"
+
+namespace workshop {
+namespace {
+
+// Chapter 01's language model, layer by layer its parallel form.
+Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how) {
+  const GptOptions& o = options.gpt;
+  const int ranks = group.size();
+  if (o.heads % ranks != 0) usage_error("--heads is '%d'; expected a multiple of the %d ranks", o.heads, ranks);
+  if (how.sequence_parallel && o.context % ranks != 0) {
+    usage_error("--context is '%d'; --sequence-parallel expects a multiple of the %d ranks", o.context, ranks);
+  }
+  Network network = make_network(options);
+  const int vocabulary = static_cast<int>(network.vocabulary.size());
+  if (vocabulary < ranks) usage_error("the vocabulary has %d words; expected one a rank, %d", vocabulary, ranks);
+
+  const auto tp = std::make_shared<TensorParallelContext>(group, how);
+  const auto room = std::make_shared<SharedRoom::element_type>();
+  const VocabRange vocab = vocab_range(vocabulary, group);
+  for (int i = 0; i < network.depth(); ++i) {
+    std::shared_ptr<Layer>& layer = network.layers[i];
+    if (i == 0) {
+      layer = std::make_shared<ParallelEmbedding>(layer, o.context, o.width, vocab, tp);
+    } else if (i + 1 == network.depth()) {
+      layer = std::make_shared<ParallelHead>(layer, o.context, o.width, vocab, tp);
+    } else {
+      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, tp);
+      if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(std::vector{layer}, room);
+    }
+  }
+  network.loss = std::make_shared<ParallelCrossEntropy>(o.context, vocab, group);
+  return network;
+}
+
+}  // namespace
+
+Network make_parallel_network(const Options& options, const Group& group, const TensorParallelOptions& how) {
+  if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, how);
+  if (options.model == ModelKind::alexnet) {
+    usage_error("--model is 'alexnet'; expected mlp or gpt, whose layers tensor parallelism knows how to cut");
+  }
+  if (how.sequence_parallel) usage_error("--sequence-parallel is for --model gpt alone");
+  return make_parallel_mlp(options.layers, options.activation, group, how);
+}
+
+}  // namespace workshop

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of train_3d: which combinations are valid, and the mesh and the schedule that they ask for.
+#pragma once
+
+#include <cinttypes>
+#include <cstdint>
+#include <string>
+
+#include "01_single_gpu/gpt.h"
+#include "01_single_gpu/models.h"
+#include "04_pipeline/support/check_schedule.h"
+#include "04_pipeline/support/pipeline_options.h"
+#include "05_tensor_parallel/support/parallel_models.h"
+#include "07_3d/mesh.h"
+#include "common/job/job.h"
+
+namespace workshop {
+
+struct MeshSettings {
+  MeshShape mesh{.data = 0};
+  PipelineOptions pipeline;
+  int zero = 0;
+  double bucket_mb = 25;
+  bool sequence_parallel = false, tensor_across_nodes = false;
+
+  int parts() const { return mesh.pipeline * pipeline.chunks; }
+  bool sharded() const { return zero == 1 && mesh.data > 1; }
+};
+
+inline void add_options(Options& options, MeshSettings& s) {
+  options.add("--dp", s.mesh.data, "data-parallel replicas; default: as many as the ranks make", 1);
+  options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
+  options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
+  options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
+  s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
+  options.add("--bucket-mb", s.bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.add_flag("--sequence-parallel", s.sequence_parallel,
+                   "cut the rows between the layers of a language model over the tensor group");
+  options.add_flag("--allow-tp-across-nodes", s.tensor_across_nodes, "let a tensor group have ranks of several nodes");
+}
+
+// ---- valid combinations --------------------------------------------------------------------------------------------
+
+// Works out D if it is not given. Ends the program unless D·P·T is the number of ranks.
+inline void complete_mesh(MeshShape& mesh) {
+  const int world = process_ranks().world;
+  const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.tensor;
+  const char* ranks = world == 1 ? "rank" : "ranks";
+  if (mesh.data == 0 && world % replica != 0) {
+    usage_error("--pp is '%d' and --tp is '%d', which makes %" PRId64
+                " ranks a replica; expected a divisor of the %d %s",
+                mesh.pipeline, mesh.tensor, replica, world, ranks);
+  }
+  if (mesh.data == 0) mesh.data = static_cast<int>(world / replica);
+  if (mesh.data != world / replica || world % replica != 0) {
+    usage_error("--dp is '%d', --pp is '%d' and --tp is '%d'; expected a product of %d %s", mesh.data, mesh.pipeline,
+                mesh.tensor, world, ranks);
+  }
+}
+
+// Fills in what is not given, and ends the program if the options contradict each other.
+inline void complete(MeshSettings& s, const Options& options) {
+  complete_mesh(s.mesh);
+  const int stages = s.mesh.pipeline;
+  s.pipeline.complete(stages, "--pp");
+  s.pipeline.require_divisor(options.batch_size);
+  const bool gpt = options.model == ModelKind::gpt, mlp = options.model == ModelKind::mlp;
+  const bool pairs = s.mesh.tensor > 1 && mlp;
+  if (!gpt && !mlp && s.mesh.tensor > 1) {
+    usage_error("--tp is '%d'; expected 1 with --model alexnet", s.mesh.tensor);
+  }
+  if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
+  if (pairs) require_pairs(options.layers, s.mesh.tensor);
+  const int layers = gpt ? gpt_depth(options) : make_network(options).depth();
+  const int available = pairs ? layers / 2 : layers;
+  if (available < s.parts()) {
+    const char* what = pairs ? "pairs of layers" : "layers";
+    const char* from = gpt ? "that --blocks makes" : mlp ? "in --layers" : "of AlexNet";
+    usage_error("--pp is '%d', for stages of %d out of %d %s %s; expected at least %d %s", stages, s.pipeline.chunks,
+                available, what, from, s.parts(), what);
+  }
+}
+
+// Ends the job if the schedule is wrong: a run with it might never end.
+inline Schedule make_schedule(const MeshSettings& s) {
+  const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
+  const std::vector<ScheduleError> errors = check_schedule(schedule);
+  if (!errors.empty()) fail(kFailed, "chapter 04's schedule is wrong:\n" + chart_and_errors(schedule, errors));
+  return schedule;
+}
+
+inline void print_mesh(const MeshShape& shape) {
+  print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
+  for (int p = 0; p < shape.pipeline; ++p) {
+    print0("stage %d:", p);
+    for (int d = 0; d < shape.data; ++d) {
+      print0("%s replica %d on", d > 0 ? "," : "", d);
+      for (int t = 0; t < shape.tensor; ++t) print0(" %d", rank_of({p, d, t}, shape));
+    }
+    print0("\n");
+  }
+}
+
+}  // namespace workshop

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// A language model on paper: what a pipeline stage of its blocks holds, adds up and computes, cut over a tensor group.
+// The formulas are those of
+//   Narayanan et al.: Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, and
+//   Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models, MLSys 2023.
+// E, H, T and V: width, heads, context and vocabulary.
+#pragma once
+
+#include "07_3d/support/plan_shapes.h"
+
+namespace workshop {
+
+// ---- parameters ----------------------------------------------------------------------------------------------------
+
+// Of a block, on each of `tp` tensor ranks; 12E² + 13E on a single one. The biases of the row-parallel layers (2E) and
+// the norms (4E) are on all of them.
+inline double block_parameters(const GptShape& g, int tp) {
+  const double E = g.width;
+  return (12 * E * E + 7 * E) / tp + 6 * E;
+}
+
+// The rows of the vocabulary are cut, the positions are not.
+inline double embedding_parameters(const GptShape& g, int tp) {
+  return (static_cast<double>(g.vocabulary) / tp + g.context) * g.width;
+}
+
+inline double head_parameters(const GptShape& g, int tp) {
+  return static_cast<double>(g.vocabulary) / tp * g.width + 2.0 * g.width;
+}
+
+inline double gpt_parameters(const GptShape& g) {
+  return g.blocks * block_parameters(g, 1) + embedding_parameters(g, 1) + head_parameters(g, 1);
+}
+
+// ---- operations ----------------------------------------------------------------------------------------------------
+
+// Operations of a step's matrix products, for `tokens` tokens: a forward pass has 24E² + 4TE per token and block, and
+// 2VE in the head; a backward pass has twice as many. Recomputation is a second forward pass of the blocks. With l
+// blocks and B sequences these are Narayanan's 96·B·T·l·E²·(1 + T/6E + V/16lE), and 72·B·T·l·E²·(1 + T/6E + V/12lE)
+// without.
+inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
+  const double E = g.width, T = g.context, V = g.vocabulary;
+  return tokens * ((recompute ? 4 : 3) * g.blocks * (24 * E * E + 4 * T * E) + 3 * 2 * V * E);
+}
+
+// ---- activations ---------------------------------------------------------------------------------------------------
+
+// Bytes per token that a block keeps for its backward pass, on a tensor rank. In mixed precision Korthikanti's
+// 34E + 5HT, with dropout's masks and the attention's probabilities: a tensor group cuts 24E + 5HT of them, and the
+// rest if the sequence is cut. In fp32, what the workshop's own block keeps without dropout.
+inline double block_bytes(const ModelShape& model, const Layout& layout) {
+  const double E = model.gpt->width, scores = static_cast<double>(model.gpt->heads) * model.gpt->context;
+  const bool mixed = model.precision == Precision::mixed;
+  const double whole = mixed ? 10 * E : 4 * (4 * E + 4);
+  const double cut = mixed ? 24 * E + 5 * scores : 4 * (12 * E + scores);
+  return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp;
+}
+
+// The same for the head: its norm, and the logits, which are always in fp32.
+inline double head_bytes(const ModelShape& model, const Layout& layout) {
+  const double norm = model.bytes() * model.gpt->width + (model.precision == Precision::mixed ? 0 : 8);
+  return norm / (layout.sequence_parallel ? layout.tp : 1) + 4.0 * model.gpt->vocabulary / layout.tp;
+}
+
+// ---- a stage -------------------------------------------------------------------------------------------------------
+
+// Blocks [first, last); the first stage also has the embedding, the last one the head.
+inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, int first, int last) {
+  const GptShape& g = *model.gpt;
+  const int tp = layout.tp, blocks = last - first;
+  const bool embedding = first == 0, head = last == g.blocks;
+  const double E = g.width, T = g.context, V = g.vocabulary;
+  StageShape part;
+  const auto add_unit = [&part](int count, double parameters) {
+    part.parameters += count * parameters;
+    part.largest = std::max(part.largest, parameters);
+    part.units += count;
+  };
+  add_unit(blocks, block_parameters(g, tp));
+  if (embedding) add_unit(1, embedding_parameters(g, tp));
+  if (head) add_unit(1, head_parameters(g, tp));
+
+  const double stream = T * E / (layout.sequence_parallel ? tp : 1);  // between two blocks
+  const double block = T * block_bytes(model, layout) / model.bytes();
+  part.kept = blocks * (layout.recompute ? stream : block) + (embedding ? stream : 0) +
+              (head ? T * head_bytes(model, layout) / model.bytes() : 0);
+  part.room = layout.recompute ? block : 0;
+  part.widest = T * std::max({4 * E / tp, E + g.heads * T / tp, head ? V / tp : 0});
+  part.in = part.out = layout.scatter ? T * E / tp : stream;
+  if (tp > 1) {
+    // Two all-reduces per block forward, two backward (Shoeybi et al., 2019), and the forward ones again to recompute.
+    // Sequence parallelism's reduce-scatters and all-gathers send as much. Embedding and head have one each, and cross
+    // entropy has three, of one float per token.
+    const int wide = (layout.recompute ? 6 : 4) * blocks + embedding + head;
+    part.summed = wide * T * E + (head ? 3 * T * 4 / model.bytes() : 0);
+    part.sums = wide + (head ? 3 : 0);
+  }
+  return part;
+}
+
+// ---- time ----------------------------------------------------------------------------------------------------------
+
+// Seconds of computing.
+struct Passes {
+  double forward = 0, backward = 0;
+};
+
+// `count` products [m, k]·[k, n]: the time of the operations, or that of moving their values from and to memory,
+// whichever is longer: the roofline of Williams et al., 2009. Attention is below the ridge: its k is a head's E/H.
+inline double product_seconds(const ModelShape& model, const Cluster& cluster, double m, double k, double n,
+                              double count = 1) {
+  const double moved = model.bytes() * (m * k + k * n + m * n);
+  return count * std::max(2 * m * k * n / cluster.flops, moved / cluster.memory_bandwidth);
+}
+
+// A micro-batch of `rows` sequences, through blocks [first, last). Everything but the products (norms, softmax, GELU,
+// dropout, residuals) is bound by memory: each byte that is kept moves twice forward, written and read, and twice
+// backward.
+inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout, double rows, int first,
+                         int last) {
+  const GptShape& g = *model.gpt;
+  const double E = g.width, T = g.context, part = E / layout.tp, tokens = rows * T;
+  const double attentions = rows * g.heads / layout.tp, head_width = E / g.heads;
+  const auto product = [&](double m, double k, double n, double count = 1) {
+    return product_seconds(model, cluster, m, k, n, count);
+  };
+  const double products = product(tokens, E, 3 * part) + product(T, head_width, T, attentions) +
+                          product(T, T, head_width, attentions) + product(tokens, part, E) +
+                          product(tokens, E, 4 * part) + product(tokens, 4 * part, E);
+  const double moving = 2 * tokens * block_bytes(model, layout) / cluster.memory_bandwidth;
+  Passes passes;
+  passes.forward = (last - first) * (products + moving);
+  passes.backward = (last - first) * (2 * products + moving) + (layout.recompute ? passes.forward : 0);
+  if (last == g.blocks) {
+    const double logits = product(tokens, E, static_cast<double>(g.vocabulary) / layout.tp);
+    const double softmax = 2 * tokens * head_bytes(model, layout) / cluster.memory_bandwidth;
+    passes.forward += logits + softmax;
+    passes.backward += 2 * logits + softmax;
+  }
+  return passes;
+}
+
+// ---- impossible layouts --------------------------------------------------------------------------------------------
+
+// Why the blocks cannot be cut over stages and tensor groups like this, in one line; empty if they can.
+inline std::string gpt_uncuttable_because(const GptShape& g, const Layout& layout) {
+  if (layout.tp > 1 && g.heads % layout.tp != 0) {
+    return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";
+  }
+  if (layout.pp > g.blocks) {
+    return expected_prefix("pp", layout.pp) + "at most " + std::to_string(g.blocks) + ", the model's blocks";
+  }
+  if (layout.chunks == 1) return "";
+  if (layout.pp == 1) return expected_prefix("chunks", layout.chunks) + "1 without a pipeline";
+  if (g.blocks % (layout.pp * layout.chunks) != 0) {
+    return expected_prefix("chunks", layout.chunks) + "a number that divides the " + std::to_string(g.blocks) +
+           " blocks over " + std::to_string(layout.pp) + " stages";
+  }
+  constexpr int most = 1 << 22;  // as in chapter 04
+  if (layout.micro_batches > most / layout.chunks) {
+    return expected_prefix("chunks", layout.chunks) + "at most " + std::to_string(most) + " with the micro-batches";
+  }
+  if (layout.micro_batches % layout.pp != 0) {
+    return expected_prefix("micro-batches", layout.micro_batches) + "a multiple of the " + std::to_string(layout.pp) +
+           " stages with --chunks";
+  }
+  return "";
+}
+
+}  // namespace workshop

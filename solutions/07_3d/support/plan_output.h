@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// How plans are shown: the table on the screen, and the file of --json.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "07_3d/plan.h"
+#include "07_3d/support/plan_settings.h"
+
+namespace workshop {
+
+// ---- the table -----------------------------------------------------------------------------------------------------
+
+// "31.4 GB", or "1.5 ms": a number with the largest unit that leaves at least 1.
+inline std::string with_unit(double value, const std::vector<const char*>& units) {
+  if (value == 0) return "-";
+  std::size_t unit = 0;
+  for (; value >= 1000 && unit + 1 < units.size(); ++unit) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %s", value, units[unit]);
+  return text;
+}
+inline std::string bytes_text(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
+inline std::string time_text(double seconds) { return with_unit(seconds * 1e6, {"us", "ms", "s"}); }
+
+inline void print_layout(const Layout& m, const ModelShape& model) {
+  print0("%4d %3d %3d %4d", m.dp, m.pp, m.tp, m.zero);
+  if (model.gpt) print0(" %4d", m.zero > 0 ? m.sharing() : 0);
+  print0(" %4d", m.micro_batches);
+  if (model.gpt) {
+    print0(" %4d %4d %6s", model.rows / m.dp / m.micro_batches, m.chunks, m.recompute ? "blocks" : "none");
+  }
+}
+
+inline void print_row(const Plan& plan, const ModelShape& model) {
+  const MemoryPlan& memory = plan.fullest().memory;
+  Traffic most;
+  for (const StagePlan& stage : plan.stages) {
+    most.tensor = std::max(most.tensor, stage.sent.tensor);
+    most.data = std::max(most.data, stage.sent.data + stage.sent.copies);
+    most.pipeline = std::max(most.pipeline, stage.sent.pipeline);
+  }
+  print_layout(plan.layout, model);
+  print0(" |");
+  for (const double bytes :
+       {memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.total()}) {
+    print0(" %8s", bytes_text(bytes).c_str());
+  }
+  print0(" |");
+  for (const double bytes : {most.tensor, most.data, most.pipeline}) print0(" %8s", bytes_text(bytes).c_str());
+  print0(" | %5.1f %% %8s", 100 * plan.bubble, time_text(plan.seconds).c_str());
+  if (model.gpt) print0(" %8.0f %7.1f %4.1f %%", plan.tokens_per_second, plan.flops / kTera, 100 * plan.mfu);
+  print0("  %s\n", plan.fits ? "fits" : "too large");
+}
+
+inline void print_heading(const ModelShape& model, const PlanSettings& s, const Cluster& cluster) {
+  const std::string memory = bytes_text(cluster.memory);
+  if (!model.gpt) {
+    print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
+           memory.c_str(), cluster.gpus_per_node);
+    print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0("%4s %3s %3s %4s %4s |", "dp", "pp", "tp", "zero", "m-b");
+  } else {
+    print0("%.4g parameters, %d sequences of %d tokens a step; %d GPUs with %s to use (%d %% kept free), %d a node\n",
+           model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
+           cluster.gpus_per_node);
+    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0("%4s %3s %3s %4s %4s %4s %4s %4s %6s |", "dp", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
+  }
+  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
+         "tensor", "data", "pipeline", "bubble", "step");
+  if (model.gpt) print0(" %8s %7s %6s", "tokens/s", "TFLOP/s", "MFU");
+  print0("\n");
+}
+
+inline void print_table(const std::vector<Plan>& plans, const ModelShape& model, const PlanSettings& s) {
+  print_heading(model, s, make_cluster(s));
+  const std::size_t rows = s.rows;
+  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model);
+  if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
+}
+
+// ---- the file of --json --------------------------------------------------------------------------------------------
+
+inline nlohmann::ordered_json json_of(const StagePlan& stage) {
+  const MemoryPlan& memory = stage.memory;
+  return {{"memory",
+           {{"parameters", memory.parameters},
+            {"gradients", memory.gradients},
+            {"optimizer", memory.optimizer},
+            {"activations", memory.activations},
+            {"buckets", memory.buckets}}},
+          {"sent",
+           {{"tensor", stage.sent.tensor},
+            {"data", stage.sent.data + stage.sent.copies},
+            {"pipeline", stage.sent.pipeline}}}};
+}
+
+inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model) {
+  const Layout& layout = plan.layout;
+  nlohmann::ordered_json json = {{"dp", layout.dp},
+                                 {"pp", layout.pp},
+                                 {"tp", layout.tp},
+                                 {"zero", layout.zero},
+                                 {"micro_batches", layout.micro_batches}};
+  if (model.gpt) {
+    json.update({{"hybrid", layout.hybrid},
+                 {"chunks", layout.chunks},
+                 {"recompute", layout.recompute},
+                 {"sequence_parallel", layout.sequence_parallel},
+                 {"tokens_per_second", plan.tokens_per_second},
+                 {"flops_per_gpu", plan.flops},
+                 {"mfu", plan.mfu}});
+  }
+  json.update({{"fits", plan.fits}, {"bubble", plan.bubble}, {"seconds_per_step", plan.seconds}});
+  for (const StagePlan& stage : plan.stages) json["stages"].push_back(json_of(stage));
+  return json;
+}
+
+// All plans, with every stage's numbers.
+inline std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
+  nlohmann::ordered_json json = {{"parameters", model.parameters}, {"plans", nlohmann::ordered_json::array()}};
+  for (const Plan& plan : plans) json["plans"].push_back(json_of(plan, model));
+  return json.dump(1) + "\n";
+}
+
+}  // namespace workshop

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of the planner, and the model and the cluster that they describe.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+#include "07_3d/support/plan_gpt.h"
+#include "common/base/files.h"
+#include "common/job/job.h"
+
+namespace workshop {
+
+inline constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
+
+struct LinkSettings {
+  double microseconds, gigabytes;  // latency; bandwidth per second, of a GPU in one direction
+  std::string file;
+};
+
+// The numbers of a GPU and its links. Bandwidths are five sixths of the data sheets': what copies and rings reach.
+struct MachineSpec {
+  double memory;            // GB
+  double peak;              // 10^12 operations a second, of 2-byte values
+  double memory_bandwidth;  // GB/s
+  LinkSettings node, network;
+};
+inline const MachineSpec kA100 = {80, 312, 1700, {5, 250, ""}, {15, 25, ""}};
+inline const MachineSpec kH100 = {80, 989, 2800, {5, 375, ""}, {15, 50, ""}};
+
+// Shares of the peak that are reached. Products of large matrices: fitted, as the README says.
+inline constexpr double kMlpEfficiency = 0.5, kProductEfficiency = 0.65;
+
+// As on the command line. 0 and "any" mean: compare all, or use a default that depends on other options.
+struct PlanSettings {
+  std::string model = "mlp";
+  int width = 0, depth = 0, blocks = 0, heads = 0, context = 0, vocabulary = 0, global_batch = 1024;
+  double parameters = 0;
+  std::string precision, optimizer;
+  int gpus = 8, gpus_per_node = 8;
+  std::string machine = "a100";
+  double memory = 0, peak = 0, memory_bandwidth = 0, efficiency = 0;
+  LinkSettings node{0, 0, ""}, network{0, 0, ""};
+  int margin = 10;
+  int dp = 0, pp = 0, tp = 0, micro_batches = 0, chunks = 0, hybrid = 0;
+  std::string zero = "any", recompute = "any";
+  bool prefetch = false, sequence_parallel = true, scatter = false;
+  int rows = 20;
+  std::string json;
+
+  bool gpt() const { return model == "gpt"; }
+};
+
+inline void add_model_options(Options& options, PlanSettings& s) {
+  // Nothing is trained: of the shared options, only those that describe the model remain.
+  options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
+                   "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
+  options.add("--model", s.model, "what is planned", {"mlp", "gpt"});
+  options.add("--width", s.width, "gpt: numbers a token, default 4096; mlp: with --depth, in place of --layers", 1);
+  options.add("--depth", s.depth, "mlp: layers of --width", 1, 1 << 16);
+  options.add("--parameters", s.parameters, "mlp: in place of --layers, a number of parameters alone", 0.0);
+  options.add("--blocks", s.blocks, "gpt: blocks of attention and MLP, default 32", 1, 1 << 12);
+  options.add("--heads", s.heads, "gpt: attention heads, default 32", 1, 1 << 20);
+  options.add("--context", s.context, "gpt: tokens a sequence, default 4096", 1, 1 << 24);
+  options.add("--vocabulary", s.vocabulary, "gpt: words to tell apart, default 32000", 1, 1 << 24);
+  options.add("--optimizer", s.optimizer, "default: sgd, with gpt adamw", {"sgd", "adamw"});
+  options.add("--precision", s.precision,
+              "mixed: 2 bytes a value, and the optimizer's own copy in 4; default: fp32, with gpt mixed",
+              {"fp32", "mixed"});
+  options.add("--global-batch", s.global_batch, "rows a step, with gpt sequences, over all replicas", 1, 1 << 24);
+}
+
+inline void add_cluster_options(Options& options, PlanSettings& s) {
+  options.add("--gpus", s.gpus, "GPUs of the cluster", 1, 1 << 20);
+  options.add("--gpus-per-node", s.gpus_per_node, "GPUs of a node", 1, 1 << 20);
+  options.add("--machine", s.machine, "GPUs and links whose numbers are the defaults of those below", {"a100", "h100"});
+  options.add("--memory", s.memory, "GB (10^9 bytes) of a GPU", 0.0);
+  options.add("--memory-margin", s.margin, "gpt: percent of the memory to keep free", 0, 99);
+  options.add("--memory-bandwidth", s.memory_bandwidth, "gpt: GB/s between a GPU and its memory", 0.0);
+  options.add("--peak", s.peak, "10^12 operations a second of a GPU", 0.0);
+  options.add("--efficiency", s.efficiency,
+              "share of the peak that is reached, default 0.5; with gpt in products, default 0.65", 0.0);
+  const auto add_link = [&options](const std::string& name, LinkSettings& link, const std::string& where) {
+    options.add("--" + name + "-latency", link.microseconds, "microseconds a message " + where, 0.0);
+    options.add("--" + name + "-bandwidth", link.gigabytes, "GB/s of a GPU in one direction " + where, 0.0);
+    options.add("--" + name + "-link", link.file, "both from what 00_collectives/bandwidth has written with --json",
+                {});
+  };
+  add_link("node", s.node, "within a node");
+  add_link("network", s.network, "between nodes");
+}
+
+inline void add_layout_options(Options& options, PlanSettings& s) {
+  options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
+  options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
+  options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
+  options.add("--zero", s.zero, "what the replicas share out: stage 0 to 3 of ZeRO", {"0", "1", "2", "3", "any"});
+  options.add("--hybrid", s.hybrid, "gpt: replicas that share one model; default: all, or those of a node", 1, 1 << 20);
+  options.add_flag("--prefetch", s.prefetch,
+                   "stage 3 gathers the next layer behind the work on one (06_fsdp/fsdp); with gpt always");
+  options.add("--micro-batches", s.micro_batches,
+              "of a replica; default: 4 a stage or more, 1 without a pipeline; with gpt all that are possible", 1,
+              1 << 20);
+  options.add("--chunks", s.chunks, "gpt: of a stage, 1 is 1F1B, more are interleaved; default: all that are possible",
+              1, 1 << 12);
+  options.add("--recompute", s.recompute, "gpt: what the backward pass computes again", {"none", "blocks", "any"});
+  options.add_flag("--sequence-parallel,!--no-sequence-parallel", s.sequence_parallel,
+                   "gpt: tensor ranks cut the sequence where they do not cut the layers (default: on)");
+  options.add_flag("--scatter-gather", s.scatter, "gpt: tensor ranks send a share each to the next stage, in any case");
+  options.add("--rows", s.rows, "rows of the table", 1);
+  options.add("--json", s.json, "write all plans to this file", {});
+}
+
+// ---- what they describe --------------------------------------------------------------------------------------------
+
+// An option of one model, given with the other, is a mistake in --model.
+inline void require_options_of_model(const PlanSettings& s) {
+  const auto refuse = [&s](const char* name, double value, const char* model) {
+    if (value > 0 && s.model != model) usage_error("%s is given; expected --model %s then", name, model);
+  };
+  refuse("--depth", s.depth, "mlp");
+  refuse("--parameters", s.parameters, "mlp");
+  refuse("--blocks", s.blocks, "gpt");
+  refuse("--heads", s.heads, "gpt");
+  refuse("--context", s.context, "gpt");
+  refuse("--vocabulary", s.vocabulary, "gpt");
+  refuse("--chunks", s.chunks, "gpt");
+  refuse("--hybrid", s.hybrid, "gpt");
+  if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
+}
+
+// Without options, a model of 7 billion parameters.
+inline GptShape make_gpt_shape(const PlanSettings& s) {
+  const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
+  const GptShape g = {given(s.blocks, 32), given(s.width, 4096), given(s.heads, 32), given(s.context, 4096),
+                      given(s.vocabulary, 32000)};
+  if (g.width % g.heads != 0) {
+    usage_error("--width is '%d'; expected a multiple of the %d of --heads", g.width, g.heads);
+  }
+  return g;
+}
+
+inline ModelShape make_model(const Options& options, const PlanSettings& s) {
+  require_options_of_model(s);
+  ModelShape model;
+  if (s.gpt()) {
+    model.gpt = make_gpt_shape(s);
+    model.parameters = gpt_parameters(*model.gpt);
+  } else {
+    if ((s.width > 0) != (s.depth > 0)) {
+      usage_error("%s is given alone; expected --width and --depth", s.width > 0 ? "--width" : "--depth");
+    }
+    if (s.width > 0 && s.parameters > 0) usage_error("--parameters is given; expected no --width and --depth then");
+    if (s.width > 0) {
+      model.widths.assign(s.depth + 1, s.width);
+    } else if (s.parameters == 0) {
+      model.widths = options.layers;
+    }
+    model.parameters = s.parameters;
+    for (int i = 0; i < model.layers(); ++i) model.parameters += (model.widths[i] + 1.0) * model.widths[i + 1];
+  }
+  const auto is_given = [&s](const std::string& text, const char* value) {
+    return text.empty() ? s.gpt() : text == value;
+  };
+  model.activation = options.activation;
+  model.optimizer = is_given(s.optimizer, "adamw") ? OptimizerKind::adamw : OptimizerKind::sgd;
+  model.precision = is_given(s.precision, "mixed") ? Precision::mixed : Precision::fp32;
+  model.rows = s.global_batch;
+  return model;
+}
+
+// A link's latency and bandwidth, as 00_collectives/bandwidth measured them. Its file has alpha and beta of a whole
+// collective, t = alpha + beta · bytes: alpha is the latency of all its rounds, and beta the time for the share of the
+// bytes that a rank sends (chapter 00). Throws if the file is not of that kind.
+inline Link read_link(const std::string& path) {
+  const nlohmann::json json = nlohmann::json::parse(read_file(path, /*links=*/true));
+  const std::string op = json.at("op");
+  const double alpha = json.at("alpha_seconds"), beta = json.at("beta_seconds_per_byte");
+  const double ranks = json.at("ranks"), factor = json.at("bus_factor");
+  if (!(beta > 0) || !(ranks > 1)) throw std::runtime_error("there is nothing to send");
+  const double rounds = op == "send_recv" ? 1 : (ranks - 1) * (op == "all_reduce" ? 2 : 1);
+  return {alpha / rounds, factor / beta};
+}
+
+inline Link make_link(const LinkSettings& s, const LinkSettings& otherwise, const char* option) {
+  if (s.file.empty()) {
+    return {(s.microseconds > 0 ? s.microseconds : otherwise.microseconds) * kMicro,
+            (s.gigabytes > 0 ? s.gigabytes : otherwise.gigabytes) * kGiga};
+  }
+  try {
+    return read_link(s.file);
+  } catch (const std::exception&) {
+    usage_error(
+        "%s is '%s'; expected a file that 00_collectives/bandwidth has written with --json on two or more ranks",
+        option, s.file.c_str());
+  }
+}
+
+inline Cluster make_cluster(const PlanSettings& s) {
+  if (s.efficiency > 1) usage_error("--efficiency is above 1; expected a share, such as 0.5");
+  const MachineSpec& machine = s.machine == "h100" ? kH100 : kA100;
+  const auto given = [](double value, double otherwise) { return value > 0 ? value : otherwise; };
+  const double peak = given(s.peak, machine.peak) * kTera;
+  return {s.gpus,
+          s.gpus_per_node,
+          given(s.memory, machine.memory) * kGiga * (s.gpt() ? 1 - s.margin / 100.0 : 1),
+          peak,
+          peak * given(s.efficiency, s.gpt() ? kProductEfficiency : kMlpEfficiency),
+          given(s.memory_bandwidth, machine.memory_bandwidth) * kGiga,
+          make_link(s.node, machine.node, "--node-link"),
+          make_link(s.network, machine.network, "--network-link")};
+}
+
+}  // namespace workshop

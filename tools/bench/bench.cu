@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
+//
+//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all
+//   ranks;
+//                             on GPUs 00_collectives/bandwidth measures it instead, as nccl-tests do
+//   bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
+//
+// Each measurement is repeated and the two sides take turns; the best time of each side counts, because whatever else
+// runs on the machine only ever adds. --json FILE writes the numbers.
+#ifdef WORKSHOP_BACKEND_CPU
+#include <mpi.h>
+#endif
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/optimizer.h"
+#include "common/job/job.h"
+
+using namespace workshop;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// The time of work on the stream, between two events as on a GPU. `start` is called when all of it is enqueued.
+double stream_seconds(
+    cudaStream_t stream, const std::function<void()>& enqueue, const std::function<void()>& start = [] {}) {
+  const Event begin(cudaEventDefault), end(cudaEventDefault);
+  CUDA_CHECK(cudaEventRecord(begin, stream));
+  enqueue();
+  CUDA_CHECK(cudaEventRecord(end, stream));
+  start();
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+  return milliseconds / 1e3;
+}
+
+// The best times of two ways to do the same, in seconds.
+struct Pair {
+  double ours = std::numeric_limits<double>::infinity(), bare = ours;
+};
+
+Pair compare(int rounds, const std::function<double()>& ours, const std::function<double()>& bare) {
+  Pair best;
+  ours();
+  bare();
+  for (int round = 0; round < rounds; ++round) {
+    best.bare = std::min(best.bare, bare());
+    best.ours = std::min(best.ours, ours());
+  }
+  return best;
+}
+
+#ifdef WORKSHOP_BACKEND_CPU
+double host_seconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// One line a size: bytes, microseconds of ours and of MPI's, ratio of the bandwidths.
+Json all_reduce(const Job& job) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+  const Stream stream;
+  Json sizes;
+  print0("all-reduce on %d ranks        nccl.h          MPI   bandwidth ratio\n", job.world());
+  for (int kib = 1; kib <= 64 << 10; kib *= 4) {
+    const int count = kib * 256;
+    // As many as a stream takes ahead of time: the ranks then have the cores for the calls alone, as with MPI.
+    const int calls = std::clamp((64 << 10) / kib, 2, 800);
+    DeviceBuffer<float> in(count, Memory::data), out(count, Memory::data);
+    launch(fill, count, stream, in.data(), 1.0f, count);
+    launch(fill, count, stream, out.data(), 1.0f, count);
+    stream.synchronize();
+    const auto ours = [&] {
+      // All calls are in the queue before the first one starts: what counts is the stream, not the host.
+      std::atomic<bool> closed = true;
+      const auto wait = [](void* gate) {
+        while (*static_cast<std::atomic<bool>*>(gate)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      };
+      CUDA_CHECK(cudaLaunchHostFunc(stream, wait, &closed));
+      return stream_seconds(
+          stream,
+          [&] {
+            for (int i = 0; i < calls; ++i) {
+              NCCL_CHECK(ncclAllReduce(in.data(), out.data(), count, ncclFloat, ncclSum, job.comm(), stream));
+            }
+          },
+          [&] {
+            MPI_CHECK(MPI_Barrier(comm));
+            closed = false;
+          });
+    };
+    const auto bare = [&] {
+      MPI_CHECK(MPI_Barrier(comm));
+      return host_seconds([&] {
+        for (int i = 0; i < calls; ++i) {
+          MPI_CHECK(MPI_Allreduce(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, comm));
+        }
+      });
+    };
+    const Pair best = compare(kib < 4096 ? 100 : 10, ours, bare);
+    const double ratio = best.bare / best.ours;
+    print0("%12d KiB   %12.2f us %12.2f us   %6.2f\n", kib, best.ours / calls * 1e6, best.bare / calls * 1e6, ratio);
+    sizes.push_back({{"bytes", kib << 10},
+                     {"nccl_us", best.ours / calls * 1e6},
+                     {"mpi_us", best.bare / calls * 1e6},
+                     {"ratio", ratio}});
+  }
+  MPI_CHECK(MPI_Comm_free(&comm));
+  return {{"all_reduce", sizes}};
+}
+#endif
+
+// Four GELU layers of width 1,024, batch 128, AdamW.
+Json mlp_step(const Options& shared) {
+  constexpr int width = 1024, depth = 4, rows = 128, steps = 3;
+  const Network network = make_mlp(std::vector<int>(depth + 1, width), Activation::gelu);
+  const Stream stream;
+  Model model(network, rows, stream);
+  model.initialize(1);
+  Activations activations = model.make_activations();
+  Optimizer optimizer(shared, model.count(), stream);
+  DeviceBuffer<float> x(rows * width, Memory::data), y(rows * width, Memory::data), loss(1, Memory::data);
+  std::vector<float> host(rows * width);
+  Generator(2).randn(host.data(), host.size());
+  x.upload(host, stream);
+  y.upload(host, stream);
+  CUDA_CHECK(cudaMemsetAsync(loss.data(), 0, sizeof(float), stream));
+
+  const auto step = [&] {
+    return stream_seconds(stream, [&] {
+      for (int i = 0; i < steps; ++i) {
+        model.forward({.x = x.data(), .samples = rows}, activations);
+        model.loss(activations, y.data(), rows, loss.data());
+        model.backward(activations);
+        optimizer.step(model.values(), model.grads());
+      }
+    });
+  };
+  const Blas blas(stream);
+  DeviceBuffer<float> product(rows * width, Memory::data);
+  const auto gemms = [&] {
+    return stream_seconds(stream, [&] {
+      for (int i = 0; i < steps; ++i) {
+        for (int k = 0; k < depth; ++k) {
+          const float* weight = model.parameters()[2 * k].value;
+          float* weight_grad = model.parameters()[2 * k].grad;
+          gemm(blas, Op::as_is, Op::transposed, rows, width, width, x.data(), weight, 0, product.data());
+          gemm(blas, Op::transposed, Op::as_is, width, width, rows, y.data(), x.data(), 0, weight_grad);
+          if (k > 0) gemm(blas, Op::as_is, Op::as_is, rows, width, width, y.data(), weight, 0, product.data());
+        }
+      }
+    });
+  };
+  const Pair best = compare(20, step, gemms);
+  const double ratio = best.ours / best.bare;
+  print0("MLP of %d x %d, GELU, batch %d, AdamW: a step %.2f ms, its products alone %.2f ms, ratio %.2f\n", depth,
+         width, rows, best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
+  return {
+      {"mlp_step", {{"step_ms", best.ours / steps * 1e3}, {"products_ms", best.bare / steps * 1e3}, {"ratio", ratio}}}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options("tools/bench", "Measures what the common layer and the cpu backend cost.");
+  options.without_training();
+  std::string part = "mlp_step", json_file;
+  options.add("--part", part, "what to measure", {"all_reduce", "mlp_step"});
+  options.add("--json", json_file, "file to write the numbers to", {});
+  options.parse(argc, argv);
+  options.optimizer = OptimizerKind::adamw;
+  options.lr = 1e-4;  // with more this width diverges, and numbers too small for float32 take the processor far longer
+  const Job job(options);
+
+  Json json;
+  if (part == "mlp_step") {
+    json = mlp_step(options);
+  } else {
+#ifdef WORKSHOP_BACKEND_CPU
+    json = all_reduce(job);
+#else
+    usage_error("--part is 'all_reduce', which is for the cpu backend; on GPUs 00_collectives/bandwidth measures it");
+#endif
+  }
+  if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json << "\n")) {
+    fail(kFailed, "cannot write %s", json_file.c_str());
+  }
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/report/run_report.h"
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+// A record is lines, each an object of some type; a timeline is one object.
+bool is_record(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!file || !std::getline(file, line)) throw std::runtime_error("cannot read " + path);
+  return line.find("\"otherData\"") == std::string::npos && line.find("\"traceEvents\"") == std::string::npos;
+}
+
+std::string ranks(int n) { return formatted("%d rank%s", n, n == 1 ? "" : "s"); }
+
+std::string first_title(const RunReport& run) {
+  const RunRecord& r = run.record;
+  if (r.program.empty()) return "timeline of " + ranks(static_cast<int>(run.timeline->ranks.size()));
+  return r.chapter + " " + r.program + (r.variant.empty() ? "" : " " + r.variant) + ", " + ranks(r.world);
+}
+
+// Runs with the same title are told apart by the options in which they differ.
+void tell_apart(std::vector<RunReport>& runs) {
+  std::map<std::string, std::vector<RunReport*>> by_title;
+  for (RunReport& run : runs) by_title[run.title].push_back(&run);
+  for (auto& [title, same] : by_title) {
+    if (same.size() == 1) continue;
+    std::set<std::string> names;
+    for (const RunReport* run : same) {
+      for (const auto& [name, value] : run->record.settings) {
+        const auto& first = same[0]->record.settings;
+        if (!first.contains(name) || first.at(name) != value) names.insert(name);
+      }
+    }
+    for (std::size_t i = 0; i < same.size(); ++i) {
+      if (names.empty()) same[i]->title += " (" + std::to_string(i + 1) + ")";
+      for (const std::string& name : names) {
+        const auto found = same[i]->record.settings.find(name);
+        if (found != same[i]->record.settings.end()) same[i]->title += " --" + name + " " + found->second;
+      }
+    }
+  }
+}
+
+// The step of median length, so that a pause of the machine is not what is looked at.
+std::pair<double, double> typical_step(Intervals steps) {
+  if (steps.empty()) return {0, 0};
+  const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
+  std::ranges::nth_element(steps, middle, {}, [](const auto& step) { return step.second - step.first; });
+  return *middle;
+}
+
+// So many steps as one, where they are not alike: of a round of local SGD the last one alone communicates.
+Intervals rounds(const Intervals& steps, std::size_t together) {
+  if (together == 1 || steps.size() < together) return steps;
+  Intervals rounds;
+  for (std::size_t i = 0; i + together <= steps.size(); i += together)
+    rounds.emplace_back(steps[i].first, steps[i + together - 1].second);
+  return rounds;
+}
+
+// The passes of a rank in its step number `step`. A stage comes to the chunks of a micro-batch in order, and back.
+void add_passes(std::vector<Pass>& passes, const Timeline& timeline, int rank, std::size_t step, int chunks) {
+  const auto found = timeline.steps.find(rank);
+  if (found == timeline.steps.end() || step >= found->second.size()) return;
+  const auto [begin, end] = found->second[step];
+  std::map<std::pair<bool, int>, int> made;
+  for (const Span& span : timeline.spans) {
+    // Those of layers, which may have such names too, lie in others.
+    if (span.rank != rank || span.depth > 0 || span.begin < begin || span.begin >= end) continue;
+    const bool forward = span.name.starts_with("forward ");
+    const std::size_t digits = span.name.find_first_of("0123456789");
+    if (digits != (forward ? 8 : 9) || (!forward && !span.name.starts_with("backward "))) continue;
+    const int micro_batch = std::atoi(span.name.c_str() + digits), before = made[{forward, micro_batch}]++;
+    passes.push_back({rank, span.begin, span.end, forward, micro_batch, forward ? before : chunks - 1 - before});
+  }
+}
+
+void complete_pipeline(RunReport& run) {
+  const auto number = [&](const char* name) { return static_cast<int>(option(run.record, name, 0)); };
+  if (run.record.chapter == "04_pipeline") run.stages = run.record.world;
+  if (run.record.program == "train_3d" && number("pp") > 1) run.stages = number("pp");
+  if (run.stages == 0) return;
+  run.schedule = schedule_chart(run.record.settings["schedule"], run.stages, number("micro-batches"), number("chunks"));
+  if (run.schedule.empty() || !run.timeline || run.timeline->steps.empty()) return;
+  const Intervals& steps = run.timeline->steps.begin()->second;
+  const auto step = static_cast<std::size_t>(std::ranges::find(steps, run.view) - steps.begin());
+  for (const int rank : run.timeline->ranks) add_passes(run.passes, *run.timeline, rank, step, number("chunks"));
+}
+
+void complete(RunReport& run) {
+  run.seconds_per_step = run.record.seconds_per_step;
+  if (run.timeline && !run.timeline->ranks.empty()) {
+    const int together = std::max(1, static_cast<int>(option(run.record, "sync-every", 1)));
+    const auto steps = [&](int rank) { return rounds(counted_steps(*run.timeline, rank), together); };
+    for (const int rank : run.timeline->ranks)
+      run.shares[rank] = typical_shares(shares(activity(*run.timeline, rank), steps(rank)));
+    run.view = typical_step(steps(*run.timeline->ranks.begin()));
+    if (!(run.seconds_per_step > 0) && !run.timeline->steps.empty())
+      run.seconds_per_step = (run.view.second - run.view.first) / together / 1e6;
+  }
+  complete_pipeline(run);
+  run.formulas = formulas(run.record);
+  run.title = first_title(run);
+}
+
+}  // namespace
+
+int RunReport::seen_rank() const {
+  const bool serves = record.program == "parameter_server";  // rank 0, which is not there to compute
+  int seen = -1;
+  for (const auto& [rank, s] : shares) {
+    if (serves && rank == 0 && shares.size() > 1) continue;
+    if (seen < 0 || s.compute < shares.at(seen).compute) seen = rank;
+  }
+  return seen;
+}
+
+std::vector<RunReport> read_runs(const std::vector<std::string>& files) {
+  if (files.empty()) throw std::runtime_error("expects records and timelines, the files of --record and --timeline");
+  std::vector<RunReport> runs;
+  std::vector<Timeline> timelines;
+  for (const std::string& path : files) {
+    if (is_record(path)) {
+      runs.emplace_back().record = read_run_record(path);
+    } else {
+      timelines.push_back(read_timeline(path));
+    }
+  }
+  for (Timeline& timeline : timelines) {
+    auto run =
+        std::ranges::find_if(runs, [&](const RunReport& r) { return !r.timeline && r.record.line == timeline.run; });
+    if (run == runs.end()) {
+      run = runs.emplace(runs.end());
+      if (!timeline.run.empty()) run->record = read_run_line(timeline.run);
+    }
+    run->timeline = std::move(timeline);
+  }
+  for (RunReport& run : runs) complete(run);
+  tell_apart(runs);
+  return runs;
+}
+
+Curve training_curve(const RunRecord& run) {
+  std::map<int, double> losses;
+  for (const StepLoss& loss : run.losses) losses[loss.step] = loss.global_loss;
+  return {losses.begin(), losses.end()};
+}
+
+Curve validation_curve(const RunRecord& run) {
+  std::map<int, int> last;  // step of each epoch
+  for (const StepLoss& loss : run.losses) last[loss.epoch] = std::max(last[loss.epoch], loss.step);
+  Curve curve;
+  for (const auto& [epoch, step] : last) {
+    const auto found = run.values.find({0, "validation loss of epoch " + std::to_string(epoch)});
+    if (found != run.values.end()) curve.emplace_back(step, found->second);
+  }
+  return curve;
+}
+
+std::vector<double> numbered(const RunRecord& run, const std::string& name) {
+  std::vector<double> values;
+  for (auto next = run.values.find({0, name + " 0"}); next != run.values.end();
+       next = run.values.find({0, name + " " + std::to_string(values.size())}))
+    values.push_back(next->second);
+  return values;
+}
+
+Curve values_by_step(const RunRecord& run, const std::string& name) {
+  std::map<int, double> values;
+  for (auto next = run.values.lower_bound({0, name + " "});
+       next != run.values.end() && next->first.first == 0 && next->first.second.starts_with(name + " "); ++next)
+    values[std::atoi(next->first.second.c_str() + name.size())] = next->second;
+  return {values.begin(), values.end()};
+}
+
+std::vector<double> bytes_by_step(const RunReport& run, int rank) {
+  std::vector<double> bytes;
+  if (!run.timeline || run.record.collectives.empty()) return bytes;
+  const auto found = run.timeline->steps.find(rank);
+  if (found == run.timeline->steps.end()) return bytes;
+  const Intervals& steps = found->second;
+  bytes.resize(steps.size());
+  std::map<std::string, int> ranks;  // of each communicator
+  for (const Collective& c : run.record.collectives) ranks[c.communicator] = c.ranks;
+  for (const Span& span : run.timeline->spans) {
+    if (span.rank != rank || span.kind != Span::communication) continue;
+    const auto after = std::ranges::upper_bound(steps, span.begin, {}, &std::pair<double, double>::first);
+    if (after == steps.begin() || span.begin >= (after - 1)->second) continue;
+    for (const Call& call : span.calls)
+      bytes[after - 1 - steps.begin()] +=
+          bytes_sent({rank, call.operation, call.communicator, ranks[call.communicator], 1, 0, call.bytes});
+  }
+  return bytes;
+}
+
+// ---- headline ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::string percent(double share) { return formatted("%.0f %%", 100 * share); }
+
+// What a rank waits for, as the programs' readers know it.
+std::string awaited(const RunRecord& run, int rank, const Wait& wait) {
+  const std::string other = "rank " + std::to_string(wait.rank);
+  if (wait.operation != "ncclRecv" && wait.operation != "ncclSend")
+    return formatted("%s, which is the last to call %s on '%s'", other.c_str(), wait.operation.c_str(),
+                     wait.communicator.c_str());
+  const bool receives = wait.operation == "ncclRecv";
+  const std::string verb = receives ? other + "'s " : other + " to take its ";
+  if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline" || run.chapter == "07_3d") {
+    const bool gradients =
+        wait.communicator == "gradients" || (run.chapter == "03_model_parallel" && (wait.rank > rank) == receives);
+    return verb + (gradients ? "gradients" : "activations");
+  }
+  return verb + "message";
+}
+
+constexpr const char* kAdviceOnServer =
+    "All that is sent passes through one rank, the server: larger batches make it rarer (chapter 10, "
+    "parameter_server.md), and ddp_overlap needs no server.";
+
+// Which chapter deals with ranks that wait, with communication that nothing hides, and with streams that are empty.
+std::string advice_on_waiting(const RunRecord& run) {
+  if (run.chapter == "03_model_parallel")
+    return "Chapter 04 fills this time with other parts of the batch: micro-batches.";
+  if (run.chapter == "04_pipeline" || run.chapter == "07_3d")
+    return "Chapter 04: more micro-batches make the bubble smaller, and --schedule interleaved divides it by the "
+           "chunks.";
+  if (run.program == "parameter_server") return kAdviceOnServer;
+  if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
+    return "The ranks have different work, or different machines: chapter 10's parameter_server lets none wait for "
+           "another.";
+  return "Deal the work out evenly (chapter 03, --partition; chapter 07, plan), or look for the slow machine.";
+}
+std::string advice_on_communication(const RunRecord& run) {
+  if (run.program == "ddp" || run.program == "zero")
+    return run.program == "ddp" ? "Chapter 02's ddp_overlap sends it while the backward pass computes."
+                                : "Chapter 06's fsdp gathers the next unit while one computes.";
+  if (run.program == "parameter_server") return kAdviceOnServer;
+  if (run.program == "ddp_compressed")
+    return "Chapter 10: larger batches or --accumulation-steps make it rarer, a smaller --ratio or another --compress "
+           "makes it smaller.";
+  if (run.program == "local_sgd") return "Chapter 10: a larger --sync-every makes it rarer.";
+  if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
+    return "Larger batches or --accumulation-steps make it rarer (chapter 02), ddp_compressed makes it smaller "
+           "(chapter 10).";
+  if (run.chapter == "05_tensor_parallel")
+    return "Nothing can hide what each layer waits for: keep tensor groups on the fastest links (chapter 07).";
+  if (run.chapter == "06_fsdp")
+    return "Chapter 06: larger batches compute longer for the same gathers; --no-reshard-after-forward saves some.";
+  if (run.chapter == "07_3d") return "Chapter 07's plan says which mesh sends the least over the slow links.";
+  if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline")
+    return "Chapter 04: messages travel beside computation where there are enough micro-batches.";
+  return "Chapter 02 hides communication behind computation.";
+}
+
+std::string bubble(const RunReport& run) {
+  if (run.schedule.empty()) return "";
+  const double slots = 1 + std::ranges::max(run.schedule, {}, &Slot::begin).begin,
+               busy = static_cast<double>(run.schedule.size()) / run.stages;
+  return " The schedule alone leaves " + percent(1 - busy / slots) + " idle.";
+}
+
+}  // namespace
+
+Headline headline(const RunReport& run) {
+  const int rank = run.seen_rank();
+  if (rank < 0)
+    return {"There is no timeline, so nothing tells what the ranks did when.", "--timeline FILE writes one."};
+  const Shares& s = run.shares.at(rank);
+  const double lost = 1 - s.compute;
+  const std::string who = run.shares.size() == 1 ? "The rank" : "Rank " + std::to_string(rank);
+  if (lost < 0.1)
+    return {(run.shares.size() == 1 ? "The rank computes for " : "Every rank computes for at least ") +
+                percent(s.compute) + " of a step." + bubble(run),
+            "There is little to hide: what makes this faster is faster computing, or more ranks (./workshop scaling)."};
+  const std::string idles = who + " does not compute for " + percent(lost) + " of a step: ";
+  if (s.waiting >= std::max(s.communication, s.idle)) {
+    const std::vector<Wait> causes = waits(*run.timeline, rank);
+    std::string text = idles;
+    if (!causes.empty())
+      text += "for " + percent(causes[0].share) + " it waits for " + awaited(run.record, rank, causes[0]) + ".";
+    return {text + bubble(run), advice_on_waiting(run.record)};
+  }
+  if (s.communication >= s.idle)
+    return {idles + "for " + percent(s.communication) + " it communicates, with nothing to compute beside it." +
+                bubble(run),
+            advice_on_communication(run.record)};
+  return {idles + "for " + percent(s.idle) + " its streams have nothing to do." + bubble(run),
+          "Kernels this small are over before the next one is enqueued: chapter 01, larger batches or layers."};
+}
+
+}  // namespace workshop::tools
