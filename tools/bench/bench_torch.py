@@ -29,7 +29,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests" / "golden"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "golden"))
 sys.dont_write_bytecode = True  # no __pycache__ beside the golden files
 import generate  # the programs themselves
 

@@ -10,7 +10,7 @@ endif()
 
 # _workshop_version(result FOLDER): a hash of all that is prebuilt from, and of what judges it.
 function(_workshop_version result folder)
-  file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/common/* ${folder}/solutions/* ${folder}/tools/*.cpp
+  file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/backend_cpu/* ${folder}/checker/* ${folder}/common/* ${folder}/model/* ${folder}/solutions/* ${folder}/tools/*.cpp
        ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*
        ${folder}/checker/self_tests/*)
   list(SORT files)
@@ -57,7 +57,7 @@ if(WORKSHOP_PREBUILT)
     message(FATAL_ERROR "WORKSHOP_PREBUILT: ${WORKSHOP_PREBUILT} is not of the ${WORKSHOP_BACKEND} backend")
   elseif(NOT theirs STREQUAL "${WORKSHOP_BACKEND} ${mine}")
     message(FATAL_ERROR "WORKSHOP_PREBUILT: ${WORKSHOP_PREBUILT} is of another version of the workshop: its common/, "
-                        "solutions/ or tools/ differ from this clone's")
+                        "solutions/, tools/ or checker/ differ from this clone's")
   endif()
   include(${WORKSHOP_PREBUILT}/prebuilt/targets.cmake)
 endif()
