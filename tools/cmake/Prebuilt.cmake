@@ -10,9 +10,8 @@ endif()
 
 # _workshop_version(result FOLDER): a hash of all that is prebuilt from, and of what judges it.
 function(_workshop_version result folder)
-  file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/backend_cpu/* ${folder}/checker/* ${folder}/common/* ${folder}/model/* ${folder}/solutions/* ${folder}/tools/*.cpp
-       ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*
-       ${folder}/checker/self_tests/*)
+  file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/backend_cpu/* ${folder}/checker/* ${folder}/common/* ${folder}/model/*
+       ${folder}/solutions/* ${folder}/tools/*.cpp ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*)
   list(SORT files)
   set(version "")
   foreach(file ${files})
