@@ -23,6 +23,7 @@ class ChunkUpdate {
   ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
               cudaStream_t stream)
       : model_(model), replicas_(replicas), stream_(stream) {
+    probe("07.6", "ranks that average their gradients", replicas.members());
     if (sharded) {
       shards_.emplace(model.count(), replicas.size());
       for (auto& [buffer, kind] : {std::pair(&values_, Memory::parameters), std::pair(&grads_, Memory::gradients)}) {
@@ -49,7 +50,6 @@ class ChunkUpdate {
   }
 
   const Model& model() const { return model_; }
-  const Group& replicas() const { return replicas_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
   Real* grads() const { return model_.grads() + part().offset; }
   Extent part() const {
