@@ -63,9 +63,6 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   //   has those?
   todo("07.6");
   // END TODO 07.6
-  for (const ChunkUpdate& chunk : updates) {
-    probe("07.6", "ranks that average their gradients", chunk.replicas().members());
-  }
   // Every rank draws the whole network's parameters and keeps its own, so nobody has to send any.
   for (ModelChunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
   MeshClipping clipping(options, updates, mesh, sharded, stream);

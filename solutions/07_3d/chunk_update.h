@@ -8,6 +8,7 @@
 #include "02_ddp/ddp_overlap.h"
 #include "06_fsdp/zero.h"
 #include "common/nccl/group.h"
+#include "common/record/record.h"
 #include "common/training/training.h"
 
 namespace workshop {
@@ -22,7 +23,8 @@ class ChunkUpdate {
   // is bound here, to memory that its shards fill.
   ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
               cudaStream_t stream)
-      : model_(model), replicas_(replicas), stream_(stream), part_{0, model.count()} {
+      : model_(model), stream_(stream), part_{0, model.count()} {
+    probe("07.6", "ranks that average their gradients", replicas.members());
     if (sharded) {
       const Sharding sharding(model.count(), replicas.size(), replicas.rank());
       part_ = {sharding.offset, sharding.shard};
@@ -51,7 +53,6 @@ class ChunkUpdate {
   }
 
   const Model& model() const { return model_; }
-  const Group& replicas() const { return replicas_; }
   // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
   Real* grads() const { return model_.grads() + part_.offset; }
   Extent part() const { return part_; }
@@ -82,7 +83,6 @@ class ChunkUpdate {
   Optimizer& optimizer() { return shards_ ? shards_->optimizer() : *optimizer_; }
 
   Model& model_;
-  const Group& replicas_;
   cudaStream_t stream_;
   Extent part_;
   DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
