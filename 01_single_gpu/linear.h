@@ -11,6 +11,7 @@
 #include "common/device.h"
 #include "common/options.h"
 #include "common/record.h"
+#include "elementwise.h"
 #include "model.h"
 #include "rows.h"
 
@@ -58,16 +59,6 @@ inline void activation_backward(Activation activation, Real* da, const Real* z, 
 
 static __global__ void subtract(float* difference, ConstReals a, const float* b, int n) {
   for (int i : grid_stride(n)) difference[i] = a[i] - b[i];
-}
-
-// y += factor·x: not every program has a use for it.
-[[maybe_unused]] static __global__ void add_scaled(Reals y, ConstReals x, float factor, int n) {
-  for (int i : grid_stride(n)) y[i] += factor * x[i];
-}
-
-// The same for what is exact with mixed precision, too.
-[[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
-  for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
 // ---- one layer -----------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@
 #include "blas.h"
 #include "common/checkpoint.h"
 #include "common/device.h"
-#include "common/launch.h"
 #include "common/random.h"
 #include "common/record.h"
 #include "common/training.h"
+#include "elementwise.h"
 #include "precision.h"
 
 namespace workshop {
@@ -170,17 +170,6 @@ inline std::string layers_of(const Options& options, const Network& network) {
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
-
-static __global__ void fill(Reals y, float value, int n) {
-  for (int i : grid_stride(n)) y[i] = value;
-}
-
-// The numbers x[n], which are floats, as Reals: with mixed precision rounded in `room`, else as they are.
-inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
-  if (!kMixedPrecision) return static_cast<const Real*>(x);
-  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
-  return room.data();
-}
 
 // What the forward pass of one batch leaves for its backward pass.
 struct Activations {
