@@ -22,9 +22,9 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
   return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
 }
 
-// What a block's forward pass leaves for its backward pass: the rows of all positions, or of those from `first` on.
+// What a block's forward pass leaves for its backward pass, from position `first` on.
 struct BlockValues {
-  // Floats per sample of each buffer. `rows` of T are kept of what is as wide as x.
+  // Floats per sample of each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
   static std::vector<int> sizes(const Heads& heads, int width, int rows) {
     const int T = heads.positions, features = T * heads.features(), whole = rows * width,
               statistics = reals_spanning(2 * rows);
