@@ -236,27 +236,18 @@ class FullyShardedModel {
     return unit;
   }
 
-  // Has the communication stream bring what pass k needs.
+  // Has the communication stream bring what pass k needs, and leaves an event behind it. The event also stands where
+  // nothing is gathered: behind the reduction that has read the buffer for this pass's gradients.
   void fetch(int k) {
-    // TODO 06.13: Gather the unit's parameters for pass k, if it needs that, and say when they are there.
-    //   gather(k) does the first, if passes_[k].gather. The event fetched_[k % 2] says the second, on which stream?
-    //   Record it in either case: also where nothing is gathered, it tells the work of pass k that its buffers are
-    //   free.
-    todo("06.13");
-    // END TODO 06.13
+    const int u = passes_[k].unit;
+    if (passes_[k].gather) {
+      const Range range({"gather ", unit_name(u)}, communication_);
+      Real* whole = buffers_.values(k, passes_[k]);
+      const Real* shard = shard_on_device(u, whole, communication_);
+      NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), communication_));
+    }
+    CUDA_CHECK(cudaEventRecord(fetched_[k % 2], communication_));
     last_fetched_ = k;
-    const int u = passes_[k].unit;
-    probe("06.13", {unit_name(u), ", fetched"}, buffers_.values(k, passes_[k]), {units_[u].sharding.count},
-          communication_);
-  }
-
-  // Gathers the parameters of pass k's unit from the shards of all ranks: TODO 06.5, on another stream.
-  void gather(int k) {
-    const int u = passes_[k].unit;
-    const Range range({"gather ", unit_name(u)}, communication_);
-    Real* whole = buffers_.values(k, passes_[k]);
-    const Real* shard = shard_on_device(u, whole, communication_);
-    NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), communication_));
   }
 
   // Call when the work of pass k is enqueued, which writes result[n].

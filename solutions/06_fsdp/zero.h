@@ -245,6 +245,7 @@ class ZeroModel {
   void reduce(int u, bool add) {
     const auto [full, shard] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
+    probe("06.21", {unit_name(u), ": gradients to be reduced"}, full, {sharding.count}, stream_);
     if (stage_ == 0) {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
       return;
