@@ -159,6 +159,7 @@ class ZeroModel {
       //   returns in `output`.
       todo("06.20");
       // END TODO 06.20
+      probe("06.20", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
       probe("06.20", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
     }
@@ -183,6 +184,7 @@ class ZeroModel {
       //   Otherwise all units take turns with one buffer: how long are a unit's gradients in it, and its values?
       todo("06.21");
       // END TODO 06.21
+      probe("06.21", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
       probe("06.21", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
@@ -235,7 +237,10 @@ class ZeroModel {
   int units() const { return static_cast<int>(units_.size()); }
 
   // Every rank gets all values of unit u, each rank giving its shard.
-  void gather(int u) { updates_[u].gather(values_[u].shard, values_[u].full); }
+  void gather(int u) {
+    updates_[u].gather(values_[u].shard, values_[u].full);
+    ++gathered_;
+  }
 
   // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard of them. `add`: to
   // those of the step's earlier batches, which the shard has already.
@@ -266,6 +271,7 @@ class ZeroModel {
   GradientParts gradients_;  // this rank's shards
   Clipping clipping_;
   std::deque<ShardedUpdate> updates_;  // of each unit
+  int gathered_ = 0;                   // calls of gather()
 };
 
 }  // namespace workshop

@@ -160,6 +160,7 @@ class ZeroModel {
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.20
+      probe("06.20", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
       probe("06.20", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
     }
@@ -186,6 +187,7 @@ class ZeroModel {
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
       // END TODO 06.21
+      probe("06.21", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
       probe("06.21", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
@@ -238,7 +240,10 @@ class ZeroModel {
   int units() const { return static_cast<int>(units_.size()); }
 
   // Every rank gets all values of unit u, each rank giving its shard.
-  void gather(int u) { updates_[u].gather(values_[u].shard, values_[u].full); }
+  void gather(int u) {
+    updates_[u].gather(values_[u].shard, values_[u].full);
+    ++gathered_;
+  }
 
   // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard of them. `add`: to
   // those of the step's earlier batches, which the shard has already.
@@ -269,6 +274,7 @@ class ZeroModel {
   GradientParts gradients_;  // this rank's shards
   Clipping clipping_;
   std::deque<ShardedUpdate> updates_;  // of each unit
+  int gathered_ = 0;                   // calls of gather()
 };
 
 }  // namespace workshop
