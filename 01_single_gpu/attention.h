@@ -23,12 +23,12 @@ static __global__ void causal_softmax(Reals scores, float scale, int rows, int p
   for (int row : grid_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
-    // TODO 01.11: Make probabilities of the scores: the softmax of scale·p[j] over what this position may see.
+    // TODO 01.12: Make probabilities of the scores: the softmax of scale·p[j] over what this position may see.
     //   That is itself and the positions before it; the others, up to `keys`, get zero. e^x overflows, e^(x - max x)
     //   does not, and has the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
     //   f(j).
-    todo("01.11");
-    // END TODO 01.11
+    todo("01.12");
+    // END TODO 01.12
   }
 }
 
@@ -38,11 +38,11 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
-    // TODO 01.12: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
+    // TODO 01.13: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
     //   The sum is over the row. What is not seen has probability zero: which gradient has its score? Write that too,
     //   because the matrix products that follow read whole rows.
-    todo("01.12");
-    // END TODO 01.12
+    todo("01.13");
+    // END TODO 01.13
   }
 }
 
@@ -94,12 +94,12 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
   if (count == T) {
     const int rows = samples * heads.count * T;
     launch(causal_softmax, rows * T, stream, values.p, scale, rows, T, 0, T);
-    probe("01.11", "probabilities", values.p, {samples, heads.count, T, T}, stream);
+    probe("01.12", "probabilities", values.p, {samples, heads.count, T, T}, stream);
   } else {
     for (int h = 0; h < heads.count; ++h) {
       Real* p = Head(heads, values, h, first).p.data;
       launch(causal_softmax, count * keys, stream, p, scale, count, count, first, T);
-      probe("01.11", "probabilities of a new position", p, {1, keys}, stream);
+      probe("01.12", "probabilities of a new position", p, {1, keys}, stream);
     }
   }
   AttentionValues looking = values;
@@ -126,25 +126,25 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   }
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.13: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
+    // TODO 01.14: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
     //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm() without beta, with a factor before
     //   A, here 1, and with the number of samples at the end. p is [T, T], the others are [T, d].
-    todo("01.13");
-    // END TODO 01.13
-  }
-  probe("01.13", "gradient of the probabilities", gradients.p, {samples, heads.count, T, T}, stream);
-  if (dropout.active()) dropout.apply(gradients.p, gradients.p, samples, heads.count * T * T, stream);
-  launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
-  probe("01.12", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
-  for (int h = 0; h < heads.count; ++h) {
-    const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.14: The gradients g.q = dS k, g.k = dSᵀ q and g.v = pᵀ dC.
-    //   The gradient dS of the scores q kᵀ is in g.p now, and has the scale in it; p is head.p, and dC g.context. Three
-    //   batched_gemm().
     todo("01.14");
     // END TODO 01.14
   }
-  probe("01.14", "gradient of queries, keys and values", gradients.qkv, {samples * T, 3 * heads.features()}, stream);
+  probe("01.14", "gradient of the probabilities", gradients.p, {samples, heads.count, T, T}, stream);
+  if (dropout.active()) dropout.apply(gradients.p, gradients.p, samples, heads.count * T * T, stream);
+  launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
+  probe("01.13", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
+  for (int h = 0; h < heads.count; ++h) {
+    const Head head(heads, looked, h), g(heads, gradients, h);
+    // TODO 01.15: The gradients g.q = dS k, g.k = dSᵀ q and g.v = pᵀ dC.
+    //   The gradient dS of the scores q kᵀ is in g.p now, and has the scale in it; p is head.p, and dC g.context. Three
+    //   batched_gemm().
+    todo("01.15");
+    // END TODO 01.15
+  }
+  probe("01.15", "gradient of queries, keys and values", gradients.qkv, {samples * T, 3 * heads.features()}, stream);
 }
 
 }  // namespace workshop

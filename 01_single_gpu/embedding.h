@@ -27,11 +27,11 @@ static __global__ void embedding_backward(Reals words_grad, Reals positions_grad
     const ConstReals gradient = dy + row * width;
     const Reals position = positions_grad + row % context * width;
     for (int column : grid_stride(width)) position[column] += gradient[column];
-    // TODO 01.17: Add this row's gradient to that of its word.
+    // TODO 01.9: Add this row's gradient to that of its word.
     //   words_grad is [vocabulary, width], and the row's word is tokens[row]. A word may occur several times. As above,
     //   only columns of this thread's own.
-    todo("01.17");
-    // END TODO 01.17
+    todo("01.9");
+    // END TODO 01.9
   }
 }
 
@@ -67,7 +67,7 @@ class Embedding : public Layer {
     const int rows = g.samples * context_;
     launch(embedding_backward, rows * width_, stream, words.grad, positions.grad, g.dy,
            static_cast<const std::int32_t*>(saved.x), context_, rows, width_);
-    probe("01.17", "tokens.weight.grad", words.grad, {words.rows(), width_}, stream);
+    probe("01.9", "tokens.weight.grad", words.grad, {words.rows(), width_}, stream);
     return nullptr;  // words have no gradient
   }
 

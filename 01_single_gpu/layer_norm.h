@@ -18,12 +18,12 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
-    // TODO 01.9: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
+    // TODO 01.10: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
     //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]², from which
     //   little would be left in float32 where the mean is large. It is divided by width, not by width - 1; PyTorch's ε
     //   is 1e-5, under the root.
-    todo("01.9");
-    // END TODO 01.9
+    todo("01.10");
+    // END TODO 01.10
   }
 }
 
@@ -35,12 +35,12 @@ static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstRea
     const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];
     float shift = 0, scale = 0;
-    // TODO 01.10: Compute two means over the row, shift = mean(g) and scale = mean(g·x̂).
+    // TODO 01.11: Compute two means over the row, shift = mean(g) and scale = mean(g·x̂).
     //   They are what a shift and a scaling of the whole row would change: the normalization takes both out again, and
     //   so they are subtracted below.
     //   g = gradient[j]·γ[j], x̂ = (in[j] - m)·r.
-    todo("01.10");
-    // END TODO 01.10
+    todo("01.11");
+    // END TODO 01.11
     for (int j = 0; j < width; ++j) {
       const float past = beside == nullptr ? 0.0f : beside[row * width + j];
       dx[row * width + j] = past + r * (gradient[j] * gamma[j] - shift - (in[j] - m) * r * scale);
@@ -98,9 +98,9 @@ inline RowStatistics statistics_in(const DeviceBuffer<Real>& buffer, int first =
 inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatistics kept, int rows,
                          cudaStream_t stream) {
   launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
-  probe("01.9", l.name, y, {rows, l.width}, stream);
-  if (rows > 1) probe("01.9", {l.name, ": mean"}, kept.mean, {rows}, stream);  // of one, next to zero is all rounding
-  probe("01.9", {l.name, ": rstd"}, kept.rstd, {rows}, stream);
+  probe("01.10", l.name, y, {rows, l.width}, stream);
+  if (rows > 1) probe("01.10", {l.name, ": mean"}, kept.mean, {rows}, stream);  // of one, next to zero is all rounding
+  probe("01.10", {l.name, ": rstd"}, kept.rstd, {rows}, stream);
 }
 
 // The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.
@@ -109,7 +109,7 @@ inline void norm_backward(const LayerNorm& l, const Real* x, RowStatistics kept,
   launch(layer_norm_parameter_gradients, rows * l.width, stream, l.gamma_grad, l.beta_grad, dy, x, kept.mean, kept.rstd,
          rows, l.width, accumulate);
   launch(layer_norm_backward, rows * l.width, stream, dx, beside, dy, x, kept.mean, kept.rstd, l.gamma, rows, l.width);
-  probe("01.10", {"gradient below ", l.name}, dx, {rows, l.width}, stream);
+  probe("01.11", {"gradient below ", l.name}, dx, {rows, l.width}, stream);
 }
 
 }  // namespace workshop

@@ -57,21 +57,21 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
   const int first = training.first_evaluated(), count = training.evaluated();
   if (count == 0) return;
   std::vector<int> mine;
-  // TODO 02.8: Which of the samples first … first + count - 1 are this rank's?
+  // TODO 02.4: Which of the samples first … first + count - 1 are this rank's?
   //   As DistributedSampler does: every replicas.size()-th from the replicas.rank()-th on. But without padding: a
   //   sample that two ranks see would count twice, and the result would depend on the number of ranks.
-  todo("02.8");
-  // END TODO 02.8
-  probe("02.8", "this rank's samples of the evaluation", mine);
+  todo("02.4");
+  // END TODO 02.4
+  probe("02.4", "this rank's samples of the evaluation", mine);
 
   training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
-    // TODO 02.9: Combine the ranks' shares of the mean, in place, on every rank: one float.
+    // TODO 02.5: Combine the ranks' shares of the mean, in place, on every rank: one float.
     //   The call is the one of TODO 02.3. Each share is divided by the number of all samples already: is it the sum or
     //   the average of them?
-    todo("02.9");
-    // END TODO 02.9
-    probe("02.9", "loss of the evaluation", loss, {1}, stream);
+    todo("02.5");
+    // END TODO 02.5
+    probe("02.5", "loss of the evaluation", loss, {1}, stream);
   });
 }
 

@@ -279,18 +279,18 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     if (!is_compute(i.kind)) continue;
     std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];
     std::vector<std::optional<Instruction>> messages;
-    // TODO 04.8: Which messages must be over before i, a forward or a backward, may begin? Append them to `messages`.
+    // TODO 04.5: Which messages must be over before i, a forward or a backward, may begin? Append them to `messages`.
     //   It needs its input. And its result goes to one of two buffers, which the results of a kind and a chunk have in
     //   turns: what was there must have been sent. `earlier` has the instructions of this kind and chunk before i, the
     //   newest last. message(schedule, stage, i, true) is the message with the input of an instruction, with false that
     //   with its result, and nothing where no other stage has the other end.
-    todo("04.8");
-    // END TODO 04.8
+    todo("04.5");
+    // END TODO 04.5
     earlier.push_back(i);
     tasks[t].waits_for = groups_of(tasks, messages);
     for (int group : tasks[t].waits_for) waits.insert(waits.end(), {static_cast<int>(t), group});
   }
-  probe("04.8", "task and awaited group of each wait", waits);
+  probe("04.5", "task and awaited group of each wait", waits);
   return tasks;
 }
 

@@ -87,17 +87,17 @@ class PipelineStage {
     std::vector<int> numbers;
     for (int m = 0; m < micro_batches_; ++m) {
       int first = 0, samples = 0, mean_over = 0;
-      // TODO 04.5: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
+      // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
       //   It has `samples` of the batch's samples, from number `first` on. The last batch of an epoch may be short: the
       //   numbers of samples then differ by at most one, and the earlier micro-batches have one more. What comes out is
       //   added up over the micro-batches, the losses as well as the gradients: all together must be the mean over the
       //   batch.samples samples.
-      todo("04.5");
-      // END TODO 04.5
+      todo("04.6");
+      // END TODO 04.6
       slices_[m] = {first, samples, mean_over};
       numbers.insert(numbers.end(), {first, samples, mean_over});
     }
-    probe("04.5", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
+    probe("04.6", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
   }
 
   void forward(const Instruction& i) {

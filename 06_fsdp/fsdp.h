@@ -5,7 +5,7 @@
 // FSDP (Zhao et al., VLDB 2023).
 //
 // Two streams share the work: on the compute stream the units' passes, on the communication stream what they need and
-// leave. Each stream is in order, so four waits between them are enough: TODOs 06.14, 06.15, 06.18 and 06.19. What
+// leave. Each stream is in order, so four waits between them are enough: TODOs 06.9, 06.10, 06.12 and 06.13. What
 // backward pass k enqueues on each, where the next unit is gathered before the work (--backward-prefetch pre):
 //
 //   compute                      wait for gather k   →  backward pass k
@@ -40,15 +40,15 @@ struct ShardGroups {
 inline ShardGroups make_shard_groups(const Group& world, int size) {
   const int rank = world.rank();
   ShardGroups groups;
-  // TODO 06.10: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
+  // TODO 06.7: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
   //   groups.shard = world.split(color, key, "shard"), and groups.replicate likewise: ranks that give the same color
   //   come into one group, in the order of their keys, which is to be the order that they have in the world. Every rank
   //   makes both calls, in the same order. With size 2, ranks 0 1 | 2 3 are the shard groups: which two of them hold
   //   the same shard?
-  todo("06.10");
-  // END TODO 06.10
+  todo("06.7");
+  // END TODO 06.7
   const Group &shard = groups.shard, &replicate = groups.replicate;
-  probe("06.10", "rank in and size of the shard group, then of the replicate group",
+  probe("06.7", "rank in and size of the shard group, then of the replicate group",
         std::vector<int>{shard.rank(), shard.size(), replicate.rank(), replicate.size()});
   return groups;
 }
@@ -64,15 +64,15 @@ struct Pass {
 
 inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
   std::vector<Pass> passes;
-  // TODO 06.12: List the passes of one batch in their order: passes.push_back({unit, backward, gather}).
+  // TODO 06.8: List the passes of one batch in their order: passes.push_back({unit, backward, gather}).
   //   Forward from the first unit to the last, then backward. Which have to be gathered again for their backward pass?
-  todo("06.12");
-  // END TODO 06.12
+  todo("06.8");
+  // END TODO 06.8
   std::vector<int> numbers;
   for (const Pass& pass : passes) {
     numbers.insert(numbers.end(), {pass.unit, pass.backward, pass.gather});
   }
-  probe("06.12", "unit, backward and gather of each pass", numbers);
+  probe("06.8", "unit, backward and gather of each pass", numbers);
   return passes;
 }
 
@@ -220,18 +220,18 @@ class FullyShardedModel {
 
   // Call before the work of pass k is enqueued. Returns its unit, which has its parameters by the time of the work.
   Unit& begin(int k) {
-    // TODO 06.14: Fetch what comes before this work, and let the compute stream wait for what the work needs.
+    // TODO 06.9: Fetch what comes before this work, and let the compute stream wait for what the work needs.
     //   prefetch(k) says when fetch(k) is to be called, which enqueues the gather for pass k on the communication
     //   stream: at the beginning of pass k itself, Prefetch::none; or in the pass before, at the beginning,
     //   Prefetch::pre, or at its end, Prefetch::post, where end() does it. So there are two passes to think of here.
     //   fetch(k) leaves the event fetched_[k % 2] behind the gather.
-    todo("06.14");
-    // END TODO 06.14
+    todo("06.9");
+    // END TODO 06.9
     Unit& unit = units_[passes_[k].unit];
     Real* whole = buffers_.values(k, passes_[k]);
-    probe("06.14", {unit_name(passes_[k].unit), ", last pass that is fetched when its work begins"},
+    probe("06.9", {unit_name(passes_[k].unit), ", last pass that is fetched when its work begins"},
           std::vector<int>{last_fetched_});
-    probe("06.14", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
+    probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
     unit.model.bind(whole, buffers_.grads(k));
     return unit;
   }
@@ -252,12 +252,12 @@ class FullyShardedModel {
 
   // Call when the work of pass k is enqueued, which writes result[n].
   void end(int k, const Real* result, int n) {
-    // TODO 06.15: Let the communication stream wait for the work of pass k.
+    // TODO 06.10: Let the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. What comes next on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
-    todo("06.15");
-    // END TODO 06.15
-    probe("06.15", unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
+    todo("06.10");
+    // END TODO 06.10
+    probe("06.10", unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
           communication_);
     if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
   }
@@ -270,15 +270,15 @@ class FullyShardedModel {
     // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
     const bool direct = first && !fsdp_.cpu_offload;
     Real* shard = direct ? sum : whole + units_[u].sharding.offset;
-    // TODO 06.16: Average the unit's gradients over all ranks, and keep this rank's shard of the averages in `shard`.
+    // TODO 06.11: Average the unit's gradients over all ranks, and keep this rank's shard of the averages in `shard`.
     //   Three steps, all on the communication stream, with `size` values each. Average over the shard group, from
     //   `whole` to `shard`, in one NCCL call. Unless this batch is the `first` of the step, add what the earlier ones
     //   have left in `sum`: launch(add_scaled, n, stream, y, x, factor, n) does y += factor · x for n numbers, with
     //   factor 1.0f. If there are several replicas, average over groups_.replicate, in place, in one NCCL call: why is
     //   once a step enough, and when?
-    todo("06.16");
-    // END TODO 06.16
-    probe("06.16", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
+    todo("06.11");
+    // END TODO 06.11
+    probe("06.11", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }
 
@@ -293,18 +293,18 @@ class FullyShardedModel {
   // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient if that
   // is asked for.
   void update(Training& training) {
-    // TODO 06.18: Let the compute stream wait until all gradients are reduced.
+    // TODO 06.12: Let the compute stream wait until all gradients are reduced.
     //   Record the event reduced_ on one stream, and let the other wait for it. Which one has enqueued the reductions?
-    todo("06.18");
-    // END TODO 06.18
-    probe("06.18", "gradient shards before the update", grads_.data(), {offsets_.back()}, compute_);
+    todo("06.12");
+    // END TODO 06.12
+    probe("06.12", "gradient shards before the update", grads_.data(), {offsets_.back()}, compute_);
     if (clipping_.enabled()) clipping_.clip(gradients_, groups_.shard, training.losses().gradient_norm());
     optimizer_.step(values_.data(), grads_.data(), training.lr_factor());
-    // TODO 06.19: Let the communication stream wait for the update.
-    //   As TODO 06.18, with the event updated_. What will the communication stream do next with these shards?
-    todo("06.19");
-    // END TODO 06.19
-    probe("06.19", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
+    // TODO 06.13: Let the communication stream wait for the update.
+    //   As TODO 06.12, with the event updated_. What will the communication stream do next with these shards?
+    todo("06.13");
+    // END TODO 06.13
+    probe("06.13", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
   }
 
   // Gives every rank its shards of the initial values, as the options say. Collective over `ranks`, all of the job.

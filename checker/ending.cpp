@@ -54,7 +54,7 @@ std::vector<std::string> todos_at(const std::vector<std::string>& lines, const T
   return found;
 }
 
-// "see TODO 02.4", as programs say that check what a TODO has worked out.
+// "see TODO 02.6", as programs say that check what a TODO has worked out.
 std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   for (const std::string& line : lines) {
     for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {

@@ -10,7 +10,7 @@
 
 namespace workshop::tools {
 
-// "02.1" as numbers, so that 02.10 comes after 02.9.
+// "02.1" as numbers, so that 10.1 comes after 02.5.
 struct TodoOrder {
   bool operator()(const std::string& a, const std::string& b) const;
 };

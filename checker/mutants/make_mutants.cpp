@@ -4,7 +4,7 @@
 //   make_mutants SOLUTIONS CHAPTER [FOLDER]
 //
 // Prints a line for each: its name and the lines in question, before and after, with tabs between. With FOLDER each is
-// written to FOLDER/02.4-m1a2b3c.txt too, a wrong filling for make_exercises. Its name is made of its code, so that it
+// written to FOLDER/02.6-m1a2b3c.txt too, a wrong filling for make_exercises. Its name is made of its code, so that it
 // stays the same as long as the code does. Not all mutants compile: this knows words and brackets, but no types.
 //
 // The code is formatted by clang-format: an operator with spaces around it has two operands.

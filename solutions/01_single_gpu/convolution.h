@@ -63,11 +63,11 @@ static __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map o
       for (int right = 0; right < w.size; ++right) {
         const int y = top + down, x = left + right;
         float value = 0;
-        // TODO 01.19: Set `value` to that of the map at row y and column x.
+        // TODO 01.20: Set `value` to that of the map at row y and column x.
         //   map[in.at(channel, y, x)] is it, if the map has it. Its rows are 0 to in.height - 1, its columns 0 to
         //   in.width - 1; around them are zeros.
         if (0 <= y && y < in.height && 0 <= x && x < in.width) value = map[in.at(channel, y, x)];
-        // END TODO 01.19
+        // END TODO 01.20
         row[down * w.size + right] = value;
       }
     }
@@ -86,10 +86,10 @@ static __global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, 
       for (int column = columns.first; column < columns.last; ++column) {
         const int window = (sample * out.height + row) * out.width + column;
         const ConstReals gradient = drows + (window * in.channels + channel) * w.size * w.size;  // [k, k]
-        // TODO 01.20: Add to `sum` the gradient of this value in this window: which of the k · k places has it there?
+        // TODO 01.21: Add to `sum` the gradient of this value in this window: which of the k · k places has it there?
         //   The window's first row is w.begin(row), its first column w.begin(column).
         sum += gradient[(y - w.begin(row)) * w.size + x - w.begin(column)];
-        // END TODO 01.20
+        // END TODO 01.21
       }
     }
     dx[i] = sum;
@@ -111,7 +111,7 @@ struct Convolution {
 // The rows of all windows to rows[samples, windows_size()].
 inline void windows_of(const Convolution& c, const Real* x, Real* rows, int samples, cudaStream_t stream) {
   launch(gather_windows, samples * c.windows_size(), stream, rows, x, c.in, c.out, c.windows, samples);
-  probe("01.19", {c.linear.name, ": windows"}, rows, {samples * c.out.pixels(), c.row()}, stream);
+  probe("01.20", {c.linear.name, ": windows"}, rows, {samples * c.out.pixels(), c.row()}, stream);
 }
 
 // `rows` is room for the windows.
@@ -131,7 +131,7 @@ inline void convolution_backward(const Blas& blas, const Convolution& c, const R
   if (dx == nullptr) return;
   linear_backward_input(blas, c.linear, dy, rows, count);
   launch(add_windows, samples * c.windows_size(), blas.stream(), dx, rows, c.in, c.out, c.windows, samples);
-  probe("01.20", {c.linear.name, ": gradient of the map"}, dx, {samples * c.in.pixels(), c.in.channels}, blas.stream());
+  probe("01.21", {c.linear.name, ": gradient of the map"}, dx, {samples * c.in.pixels(), c.in.channels}, blas.stream());
 }
 
 }  // namespace workshop

@@ -17,12 +17,12 @@ static __global__ void cross_entropy_forward(float* losses, float* log_sums, Con
                                              const std::int32_t* targets, int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
-    // TODO 01.15: Compute log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
+    // TODO 01.17: Compute log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
     //   Of logits as large as 100 the sum would be infinite: take the largest out of it first, max_of(vocabulary, z).
     const float largest = max_of(vocabulary, z);
     log_sums[row] = largest + logf(sum_of(vocabulary, [=](int j) { return expf(z[j] - largest); }));
     losses[row] = log_sums[row] - z[targets[row]];
-    // END TODO 01.15
+    // END TODO 01.17
   }
 }
 
@@ -33,11 +33,11 @@ static __global__ void cross_entropy_backward(Reals gradient, ConstReals logits,
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
-    // TODO 01.16: Set dz[j] to the probability of word j, less 1 for the word that comes next, all times `factor`.
+    // TODO 01.18: Set dz[j] to the probability of word j, less 1 for the word that comes next, all times `factor`.
     //   The derivative of log Σ e^z by z[j] is e^z[j] / Σ e^z, which is e^(z[j] - log_sum).
     for (int j = 0; j < vocabulary; ++j) dz[j] = factor * expf(z[j] - log_sum);
     dz[targets[row]] -= factor;
-    // END TODO 01.16
+    // END TODO 01.18
   }
 }
 
@@ -68,12 +68,12 @@ class CrossEntropy : public Loss {
     const int rows = samples * context_, tokens = samples_of_step * context_;
     float *losses = scratch, *log_sums = scratch + rows;
     launch(cross_entropy_forward, rows * vocabulary_, stream, losses, log_sums, output, targets, rows, vocabulary_);
-    probe("01.15", "losses", losses, {rows}, stream);
-    probe("01.15", "log_sums", log_sums, {rows}, stream);
+    probe("01.17", "losses", losses, {rows}, stream);
+    probe("01.17", "log_sums", log_sums, {rows}, stream);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
     launch(cross_entropy_backward, rows * vocabulary_, stream, gradient, output, log_sums, targets, rows, vocabulary_,
            tokens);
-    probe("01.16", "gradient of the logits", gradient, {rows, vocabulary_}, stream);
+    probe("01.18", "gradient of the logits", gradient, {rows, vocabulary_}, stream);
   }
 
   void add_correct(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step,

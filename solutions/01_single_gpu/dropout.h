@@ -57,14 +57,14 @@ class Dropout {
     if (!active() || samples == 0) return;
     const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
     float scale = 1;
-    // TODO 01.24: Set `scale`, by which the values that stay are multiplied.
+    // TODO 01.16: Set `scale`, by which the values that stay are multiplied.
     //   Each stays with the probability 1 - probability_. The mean of y over all masks is to be x: then nothing has to
     //   be scaled where the model is not trained.
     scale = static_cast<float>(1 / (1 - probability_));
-    // END TODO 01.24
+    // END TODO 01.16
     launch(drop, samples * width, stream, y, x, samples * width, part_, width * (part_.whole / part_.count), number_,
            stride_, key_, threshold, scale);
-    probe("01.24", "what dropout has left", y, {samples, width}, stream);
+    probe("01.16", "what dropout has left", y, {samples, width}, stream);
   }
 
  private:

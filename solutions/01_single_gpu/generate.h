@@ -27,15 +27,15 @@ inline int next_token(const std::vector<float>& logits, double temperature, doub
   std::vector<double> weights(count);  // proportional to the probabilities
   double sum = 0;
   for (int i = 0; i < count; ++i) sum += weights[i] = std::exp((logits[i] - largest) / temperature);
-  // TODO 01.18: Draw the token by `u`: the first one with which the probabilities add up to more than u.
+  // TODO 01.19: Draw the token by `u`: the first one with which the probabilities add up to more than u.
   //   The probability of token i is weights[i] / sum. Rounding may leave the sum of all below u: then it is the last.
   double added = 0;
   for (token = 0; token + 1 < count; ++token) {
     added += weights[token] / sum;
     if (added > u) break;
   }
-  // END TODO 01.18
-  probe("01.18", "next token", std::vector<int>{token});
+  // END TODO 01.19
+  probe("01.19", "next token", std::vector<int>{token});
   return token;
 }
 

@@ -22,11 +22,11 @@ static __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in
     for (int row = top; row < top + w.size; ++row) {
       for (int column = left; column < left + w.size; ++column) {
         const int pixel = row * in.width + column;
-        // TODO 01.21: Is this pixel the largest so far? Set `largest` to it.
+        // TODO 01.22: Is this pixel the largest so far? Set `largest` to it.
         //   map[pixel * in.channels + channel] is its value. Of several that are as large as each other PyTorch takes
         //   the first in this order.
         if (map[pixel * in.channels + channel] > map[largest * in.channels + channel]) largest = pixel;
-        // END TODO 01.21
+        // END TODO 01.22
       }
     }
     from[i] = largest;
@@ -44,10 +44,10 @@ static __global__ void max_pool_backward(Reals dx, ConstReals dy, const int* fro
     for (int row = rows.first; row < rows.last; ++row) {
       for (int column = columns.first; column < columns.last; ++column) {
         const int window = sample * out.size() + out.at(channel, row, column);
-        // TODO 01.22: Add the gradient of this window to `sum`, if it is this pixel that its value is from.
+        // TODO 01.23: Add the gradient of this window to `sum`, if it is this pixel that its value is from.
         //   from[window] is that pixel, dy[window] the gradient.
         if (from[window] == pixel) sum += dy[window];
-        // END TODO 01.22
+        // END TODO 01.23
       }
     }
     dx[i] = sum;
@@ -68,13 +68,13 @@ static __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int c
     const Places columns = pixels_of(i % cells, cells, in.width);
     const ConstReals map = x + sample * in.size();
     float mean = 0;
-    // TODO 01.23: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
+    // TODO 01.24: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
     //   rows.first <= row < rows.last, and columns in the same way. Cells need not be of the same size.
     for (int row = rows.first; row < rows.last; ++row) {
       for (int column = columns.first; column < columns.last; ++column) mean += map[in.at(channel, row, column)];
     }
     mean /= static_cast<float>((rows.last - rows.first) * (columns.last - columns.first));
-    // END TODO 01.23
+    // END TODO 01.24
     y[i] = mean;
   }
 }
@@ -112,13 +112,13 @@ struct MaxPool {
 inline void max_pool(const MaxPool& p, const Real* x, Real* y, int* from, int samples, cudaStream_t stream) {
   const int work = samples * p.out.size() * p.windows.size * p.windows.size;
   launch(max_pool_forward, work, stream, y, from, x, p.in, p.out, p.windows, samples);
-  probe("01.21", {p.name, ": pixels of the largest"}, from, {samples * p.out.pixels(), p.out.channels}, stream);
+  probe("01.22", {p.name, ": pixels of the largest"}, from, {samples * p.out.pixels(), p.out.channels}, stream);
 }
 
 inline void max_pool_gradient(const MaxPool& p, const Real* dy, const int* from, Real* dx, int samples,
                               cudaStream_t stream) {
   launch(max_pool_backward, samples * p.in.size(), stream, dx, dy, from, p.in, p.out, p.windows, samples);
-  probe("01.22", {p.name, ": gradient below the pooling"}, dx, {samples * p.in.pixels(), p.in.channels}, stream);
+  probe("01.23", {p.name, ": gradient below the pooling"}, dx, {samples * p.in.pixels(), p.in.channels}, stream);
 }
 
 // From maps `in` to `cells` by `cells` averages of each channel.
@@ -131,7 +131,7 @@ struct AveragePool {
 
 inline void average_pool(const AveragePool& p, const Real* x, Real* y, int samples, cudaStream_t stream) {
   launch(average_pool_forward, samples * p.size(), stream, y, x, p.in, p.cells, samples);
-  probe("01.23", {p.name, ": averages"}, y, {samples * p.in.channels, p.cells * p.cells}, stream);
+  probe("01.24", {p.name, ": averages"}, y, {samples * p.in.channels, p.cells * p.cells}, stream);
 }
 
 inline void average_pool_gradient(const AveragePool& p, const Real* dy, Real* dx, int samples, cudaStream_t stream) {

@@ -27,7 +27,7 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
     const Extent layer = model.layers()[i];
-    // TODO 02.4: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
+    // TODO 02.6: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
     //   The bucket being filled has the layers (i, last] and `count` numbers so far; it is full at `bucket_bytes`
     //   bytes. The layer has layer.count numbers, weights and biases together (in·out + out of a linear layer), from
     //   layer.offset on, each of sizeof(Real) bytes. The bucket's offset is that of its lowest layer. Then `last` and
@@ -38,13 +38,13 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
       last = i - 1;
       count = 0;
     }
-    // END TODO 02.4
+    // END TODO 02.6
   }
   std::vector<int> ranges;
   for (const Bucket& b : buckets) ranges.insert(ranges.end(), {b.first_layer, b.last_layer, b.offset, b.count});
-  probe("02.4", "first layer, last layer, offset and count of each bucket", ranges);
+  probe("02.6", "first layer, last layer, offset and count of each bucket", ranges);
   if (buckets.empty() || buckets.back().first_layer != 0) {
-    fail(kFailed, "the first layers are in no bucket: see TODO 02.4");
+    fail(kFailed, "the first layers are in no bucket: see TODO 02.6");
   }
   return buckets;
 }
@@ -67,30 +67,30 @@ class GradientReducer {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
-    // TODO 02.5: Let the communication stream wait for the gradients that the compute stream has still to write.
+    // TODO 02.7: Let the communication stream wait for the gradients that the compute stream has still to write.
     //   Record the event ready_[next_] on one stream, and let the other wait for it: cudaEventRecord(event, stream),
     //   cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
     CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
-    // END TODO 02.5
-    probe("02.5", "bucket before its all-reduce", grads, {bucket.count}, communication_);
-    // TODO 02.6: Average the bucket over all ranks, in place, on the communication stream.
+    // END TODO 02.7
+    probe("02.7", "bucket before its all-reduce", grads, {bucket.count}, communication_);
+    // TODO 02.8: Average the bucket over all ranks, in place, on the communication stream.
     //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
     NCCL_CHECK(ncclAllReduce(grads, grads, bucket.count, kReal, ncclAvg, comm_, communication_));
-    // END TODO 02.6
-    probe("02.6", "bucket after its all-reduce", grads, {bucket.count}, communication_);
+    // END TODO 02.8
+    probe("02.8", "bucket after its all-reduce", grads, {bucket.count}, communication_);
     ++next_;
   }
 
   // Call before the update: makes the compute stream wait until all buckets are averaged.
   void finish() {
-    // TODO 02.7: Let the compute stream wait for the communication stream.
-    //   Record the event done_ and wait for it, as in TODO 02.5: which stream does which? One event is enough for all
+    // TODO 02.9: Let the compute stream wait for the communication stream.
+    //   Record the event done_ and wait for it, as in TODO 02.7: which stream does which? One event is enough for all
     //   buckets: why?
     CUDA_CHECK(cudaEventRecord(done_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
-    // END TODO 02.7
-    probe("02.7", "gradients before the update", grads_, {total_}, compute_);
+    // END TODO 02.9
+    probe("02.9", "gradients before the update", grads_, {total_}, compute_);
     next_ = 0;
   }
 

@@ -32,12 +32,12 @@ struct Gathers {
 
 inline Gathers gathers_at(int stage) {
   Gathers gathers{false, false, false};
-  // TODO 06.4: At which moments does this stage have to gather a unit's values?
+  // TODO 06.2: At which moments does this stage have to gather a unit's values?
   //   Where a rank keeps all values, whose are out of date, and since when? Where it keeps only its own, all units take
   //   turns with one buffer. Set the three members of `gathers`.
   gathers = {stage == 3, stage == 3, stage == 1 || stage == 2};
-  // END TODO 06.4
-  probe("06.4", "gathers before the forward pass, before the backward pass, after the update",
+  // END TODO 06.2
+  probe("06.2", "gathers before the forward pass, before the backward pass, after the update",
         std::vector<int>{gathers.before_forward, gathers.before_backward, gathers.after_update});
   return gathers;
 }
@@ -75,12 +75,12 @@ class ShardedUpdate {
   // Last: gives every rank all values, full[padded()], from each rank's shard[shard].
   void gather(const Real* shard, Real* full) const {
     const int count = sharding_.shard;
-    // TODO 06.5: Gather the shards of all ranks, `count` values each, in `full`.
+    // TODO 06.3: Gather the shards of all ranks, `count` values each, in `full`.
     //   One NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. Where a rank keeps all values,
     //   it works in place.
     NCCL_CHECK(ncclAllGather(shard, full, count, kReal, ranks_.comm(), stream_));
-    // END TODO 06.5
-    probe("06.5", {name_, ": values, gathered"}, full, {sharding_.count}, stream_);
+    // END TODO 06.3
+    probe("06.3", {name_, ": values, gathered"}, full, {sharding_.count}, stream_);
   }
 
   Optimizer& optimizer() { return optimizer_; }
@@ -153,15 +153,15 @@ class ZeroModel {
     for (int u = 0; u < units(); ++u) {
       Unit& unit = units_[u];
       const Real* output = nullptr;
-      // TODO 06.20: Make the forward pass of unit u, whose values may have to be gathered first.
+      // TODO 06.4: Make the forward pass of unit u, whose values may have to be gathered first.
       //   gather(u) gathers them; gathers_ says when this stage needs it. The model's forward(batch, activations) takes
       //   its input from the batch: batch.with_x(x) is this batch with x, the output of the unit below. Keep what it
       //   returns in `output`.
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
-      // END TODO 06.20
-      probe("06.20", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
-      probe("06.20", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
+      // END TODO 06.4
+      probe("06.4", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.4", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
     }
   }
@@ -178,7 +178,7 @@ class ZeroModel {
     for (int u = units() - 1; u >= 0; --u) {
       Unit& unit = units_[u];
       Real* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
-      // TODO 06.21: Make the backward pass of unit u, and reduce its gradients when it is time.
+      // TODO 06.5: Make the backward pass of unit u, and reduce its gradients when it is time.
       //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the unit's gradients or, with accumulate,
       //   adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to those of the
       //   step's earlier batches. A rank that keeps `whole` gradients can add up its own and reduce them once a step.
@@ -186,9 +186,9 @@ class ZeroModel {
       if (gathers_.before_backward) gather(u);
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
-      // END TODO 06.21
-      probe("06.21", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
-      probe("06.21", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
+      // END TODO 06.5
+      probe("06.5", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
 
@@ -250,7 +250,7 @@ class ZeroModel {
   void reduce(int u, bool add) {
     const auto [full, shard] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
-    probe("06.21", {unit_name(u), ": gradients to be reduced"}, full, {sharding.count}, stream_);
+    probe("06.5", {unit_name(u), ": gradients to be reduced"}, full, {sharding.count}, stream_);
     if (stage_ == 0) {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
       return;

@@ -30,15 +30,15 @@ class MeshClipping {
   void clip(float* norm) const {
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
-    // TODO 07.16: Add the squares up, so that every element of the whole gradient counts once.
+    // TODO 07.7: Add the squares up, so that every element of the whole gradient counts once.
     //   So far *norm has the squares of this rank's own gradients, those that 05.19 lets count. sum_over(group) adds up
     //   what the group's ranks have in it. Call it for each of mesh_.tensor, mesh_.pipeline and mesh_.data whose ranks
     //   have other elements. Does it matter if the optimizer's state is `sharded_`?
     sum_over(mesh_.tensor);
     sum_over(mesh_.pipeline);
     if (sharded_) sum_over(mesh_.data);
-    // END TODO 07.16
-    probe("07.16", "square of the gradient's norm", norm, {1}, stream_);
+    // END TODO 07.7
+    probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
   }

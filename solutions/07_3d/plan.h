@@ -131,14 +131,14 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   memory.parameters = model.bytes() * parameters;
   memory.gradients = model.bytes() * parameters;
   memory.optimizer = model.optimizer_bytes() * parameters;
-  // TODO 07.10: Divide what ZeRO cuts over the data-parallel ranks by their number, layout.dp.
+  // TODO 07.8: Divide what ZeRO cuts over the data-parallel ranks by their number, layout.dp.
   //   Stage 1 cuts the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. layout.zero is the
   //   stage, 0 for none.
   if (layout.zero >= 1) memory.optimizer /= layout.dp;
   if (layout.zero >= 2) memory.gradients /= layout.dp;
   if (layout.zero >= 3) memory.parameters /= layout.dp;
-  // END TODO 07.10
-  probe("07.10", "bytes of parameters, gradients, optimizer state",
+  // END TODO 07.8
+  probe("07.8", "bytes of parameters, gradients, optimizer state",
         std::vector<double>{memory.parameters, memory.gradients, memory.optimizer});
   return memory;
 }
@@ -176,7 +176,7 @@ inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layo
 inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double whole = model.bytes() * parameters;
   double sent = 0;
-  // TODO 07.11: How many bytes does a rank send to its layout.dp data-parallel ranks in a step?
+  // TODO 07.9: How many bytes does a rank send to its layout.dp data-parallel ranks in a step?
   //   A reduce-scatter or an all-gather of `whole` bytes over N ranks sends (N-1)/N of them, an all-reduce is both.
   //   Stage 0 all-reduces the gradients; stages 1 and 2 reduce-scatter the gradients and gather the updated parameters;
   //   stage 3 gathers parameters before the forward and before the backward, and reduce-scatters gradients. From stage
@@ -186,8 +186,8 @@ inline double data_bytes(const ModelShape& model, const Layout& layout, double p
   if (layout.zero <= 1) sent = 2 * half;
   if (layout.zero == 2) sent = (layout.micro_batches + 1) * half;
   if (layout.zero == 3) sent = 3 * layout.micro_batches * half;
-  // END TODO 07.11
-  probe("07.11", "bytes sent to the data-parallel ranks", std::vector<double>{sent});
+  // END TODO 07.9
+  probe("07.9", "bytes sent to the data-parallel ranks", std::vector<double>{sent});
   return sent;
 }
 
@@ -195,13 +195,13 @@ inline double data_bytes(const ModelShape& model, const Layout& layout, double p
 inline double tensor_bytes(const ModelShape& model, const Layout& layout, double summed) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
-  // TODO 07.12: How many bytes does a rank send to the layout.tp ranks of its tensor group in a step?
+  // TODO 07.10: How many bytes does a rank send to the layout.tp ranks of its tensor group in a step?
   //   A pair all-reduces its output in the forward, and the gradient of its input in the backward; `summed` is the sum
   //   of both widths over all pairs, so it is the number of values a row. A value has model.bytes(). How much of it
   //   does a rank of an all-reduce send?
   sent = model.bytes() * rows * summed * 2 * (layout.tp - 1) / layout.tp;
-  // END TODO 07.12
-  probe("07.12", "bytes sent to the tensor group", std::vector<double>{sent});
+  // END TODO 07.10
+  probe("07.10", "bytes sent to the tensor group", std::vector<double>{sent});
   return sent;
 }
 
@@ -209,13 +209,13 @@ inline double tensor_bytes(const ModelShape& model, const Layout& layout, double
 inline double pipeline_bytes(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
-  // TODO 07.13: How many bytes does a rank of stage s send to the stages below and above it in a step?
+  // TODO 07.11: How many bytes does a rank of stage s send to the stages below and above it in a step?
   //   Activations, part.out values a row, go up; gradients, part.in values a row, go down. The first of the layout.pp
   //   stages has none below it, the last none above. A value has model.bytes().
   if (s < layout.pp - 1) sent += model.bytes() * rows * part.out;
   if (s > 0) sent += model.bytes() * rows * part.in;
-  // END TODO 07.13
-  probe("07.13", "bytes sent by stage " + std::to_string(s), std::vector<double>{sent});
+  // END TODO 07.11
+  probe("07.11", "bytes sent by stage " + std::to_string(s), std::vector<double>{sent});
   return sent;
 }
 
@@ -241,12 +241,12 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 // The share of a step's time in which a stage idles.
 inline double bubble(const Layout& layout) {
   double share = 0;
-  // TODO 07.14: Which share of the time of a step does a stage wait?
+  // TODO 07.12: Which share of the time of a step does a stage wait?
   //   With K stages and M micro-batches, layout.pp and layout.micro_batches, a step is as long as M + K - 1
   //   micro-batches are; see chapter 04. Not the share of the ideal time.
   share = (layout.pp - 1.0) / (layout.micro_batches + layout.pp - 1);
-  // END TODO 07.14
-  probe("07.14", "bubble", std::vector<double>{share});
+  // END TODO 07.12
+  probe("07.12", "bubble", std::vector<double>{share});
   return share;
 }
 
@@ -342,12 +342,12 @@ inline double step_seconds(const Layout& layout, double bubble, const StageTimes
   // In 1F1B a micro-batch may have to wait for its activation and for its gradient (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
   double seconds = 0;
-  // TODO 07.15: How long does a step take?
+  // TODO 07.13: How long does a step take?
   //   A stage is busy for t.busy, which is all of the time but the share `bubble`. `messages` and t.gather, for which
   //   it waits, come on top, and of t.reduce what is longer than t.backward, behind which it hides.
   seconds = t.busy / (1 - bubble) + messages + t.gather + std::max(0.0, t.reduce - t.backward);
-  // END TODO 07.15
-  probe("07.15", "seconds a step", std::vector<double>{seconds});
+  // END TODO 07.13
+  probe("07.13", "seconds a step", std::vector<double>{seconds});
   return seconds;
 }
 

@@ -25,14 +25,14 @@ namespace {
 // Which samples this rank sees, and whether it reports their losses.
 ReplicaPlace place_in(const Mesh& mesh) {
   ReplicaPlace place;
-  // TODO 07.7: Into how many shares are the samples divided, which one is this rank's, and does it report the losses?
+  // TODO 07.5: Into how many shares are the samples divided, which one is this rank's, and does it report the losses?
   //   Set place.replicas, place.replica and place.reports. All ranks of a replica work on the same batch, whichever
   //   layers or features they have. Of each replica one rank reports, and of the first one this is rank 0.
   place.replicas = mesh.shape.data;
   place.replica = mesh.at.data;
   place.reports = mesh.at.pipeline == 0 && mesh.at.tensor == 0;
-  // END TODO 07.7
-  probe("07.7", "number of shares of the samples, this rank's share, whether it reports",
+  // END TODO 07.5
+  probe("07.5", "number of shares of the samples, this rank's share, whether it reports",
         std::vector<int>{place.replicas, place.replica, place.reports});
   return place;
 }

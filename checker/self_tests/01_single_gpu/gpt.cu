@@ -36,7 +36,7 @@ const SelfTest large_scores([](const Options&, cudaStream_t stream) {
                  Real(-400), Real(-408), Real(0), Real(400), Real(404), Real(396), Real(402)},
                 stream);
   launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
-  probe("01.11", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
+  probe("01.12", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
 });
 
 // Losses and gradient of large logits.
@@ -51,12 +51,12 @@ const SelfTest large_logits([](const Options&, cudaStream_t stream) {
   targets.upload({2, 0, 1, 0}, stream);
   launch(cross_entropy_forward, kRows * kVocabulary, stream, losses.data(), log_sums.data(), logits.data(),
          targets.data(), kRows, kVocabulary);
-  probe("01.15", "losses of large logits", losses.data(), {kRows}, stream);
-  probe("01.15", "logarithms of large sums", log_sums.data(), {kRows}, stream);
+  probe("01.17", "losses of large logits", losses.data(), {kRows}, stream);
+  probe("01.17", "logarithms of large sums", log_sums.data(), {kRows}, stream);
   if (kMixedPrecision) return;  // the gradient may be rounded once or twice, both of which is right
   launch(cross_entropy_backward, kRows * kVocabulary, stream, gradient.data(), logits.data(), log_sums.data(),
          targets.data(), kRows, kVocabulary, kRows);
-  probe("01.16", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
+  probe("01.18", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
 });
 
 // Rounding may leave the sum of all probabilities at or below the number that is drawn.
