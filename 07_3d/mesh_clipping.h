@@ -31,7 +31,7 @@ class MeshClipping {
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
     // TODO 07.7: Add the squares up, so that every element of the whole gradient counts once.
-    //   So far *norm has the squares of this rank's own gradients, those that 05.19 lets count. sum_over(group) adds up
+    //   So far *norm has the squares of this rank's own gradients, those that 05.11 lets count. sum_over(group) adds up
     //   what the group's ranks have in it. Call it for each of mesh_.tensor, mesh_.pipeline and mesh_.data whose ranks
     //   have other elements. Does it matter if the optimizer's state is `sharded_`?
     todo("07.7");

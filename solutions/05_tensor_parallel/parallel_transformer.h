@@ -40,7 +40,7 @@ class NormGradients {
     if (!tp.sequence_parallel()) return;
     const cudaStream_t stream = g.blas.stream();
     Real* local = local_.data();
-    // TODO 05.27: Sum local[count_] over the ranks, and put the sums into `grads`.
+    // TODO 05.16: Sum local[count_] over the ranks, and put the sums into `grads`.
     //   Norms are replicas, but each rank has formed their gradients from its own rows. One NCCL call over the group,
     //   in place. Then, if g.accumulate > 0, add the sums to `grads`, by launch() with add_scaled(y, x, factor, n);
     //   else copy them there (cudaMemcpyAsync counts in bytes). Why not sum `grads` itself, when a step has several
@@ -51,9 +51,9 @@ class NormGradients {
     } else {
       CUDA_CHECK(cudaMemcpyAsync(grads, local, count_ * sizeof(Real), cudaMemcpyDeviceToDevice, stream));
     }
-    // END TODO 05.27
-    probe("05.27", "gradients of norms, of this micro-batch", local, {count_}, stream);
-    probe("05.27", "gradients of norms", grads, {count_}, stream);
+    // END TODO 05.16
+    probe("05.16", "gradients of norms, of this micro-batch", local, {count_}, stream);
+    probe("05.16", "gradients of norms", grads, {count_}, stream);
   }
 
  private:
@@ -109,7 +109,7 @@ class ParallelBlock : public ParallelLayer {
     const BlockValues v(saved, heads_, E_);
     const int rows = samples * T_, local = tp_->local_rows(rows);
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
-    // TODO 05.30: The attention of the block, up to v.residual = x + dropout(attention(norm1(x))).
+    // TODO 05.13: The attention of the block, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below is made in the same way, and chapter 01's Block::compute() has all steps on one rank. The layers
     //   here are in_proj_, which gives v.qkv, and out_proj_, which takes v.context: which of them is column-parallel?
     //   Between them stands attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities,
@@ -121,10 +121,10 @@ class ParallelBlock : public ParallelLayer {
     row_parallel_forward(*tp_, blas, out_proj_, v.context, v.residual, rows);
     on_attention.apply(v.residual, v.residual, samples, out, stream);
     launch(add_scaled, local * E_, stream, v.residual, x, 1.0f, local * E_);
-    // END TODO 05.30
-    probe("05.30", {name, ": queries, keys and values of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()},
+    // END TODO 05.13
+    probe("05.13", {name, ": queries, keys and values of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()},
           stream);
-    probe("05.30", {name, ": x + attention"}, v.residual, {local, E_}, stream);
+    probe("05.13", {name, ": x + attention"}, v.residual, {local, E_}, stream);
 
     norm_forward(norm2_, v.residual, v.normed2, v.statistics2, local, stream);
     column_parallel_forward(*tp_, blas, linear1_, v.normed2, v.z, rows);
@@ -148,7 +148,7 @@ class ParallelBlock : public ParallelLayer {
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
     const Dropout on_gelu = on_features(saved.batch);
-    // TODO 05.31: Back through the MLP: the gradient dy of v.y becomes that of v.residual, in place.
+    // TODO 05.15: Back through the MLP: the gradient dy of v.y becomes that of v.residual, in place.
     //   The attention below is made in the same way. `dmlp` is the gradient of what linear2_ has computed from v.a; the
     //   gradient of v.a goes to `spare`. There apply the dropout on_gelu, with 4 * features values per sample, and
     //   activation_backward(Activation::gelu, spare, v.z, n, stream) for this rank's features of all rows. Then through
@@ -159,8 +159,8 @@ class ParallelBlock : public ParallelLayer {
     activation_backward(Activation::gelu, spare, v.z, 4 * g.samples * features, stream);
     column_parallel_backward(*tp_, blas, linear1_, v.normed2, spare, beside, g.ones, rows, g.accumulate);
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, local, norm_accumulate, stream);
-    // END TODO 05.31
-    probe("05.31", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
+    // END TODO 05.15
+    probe("05.15", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
 
     const Real* dattention =
         branch_gradient(on_rows(Block::attention_place, saved, rows), dy, beside, g.samples, out, stream);

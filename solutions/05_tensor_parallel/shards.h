@@ -127,11 +127,11 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     const int last = std::min(offset + p.count(), within.offset + within.count);
     offset += p.count();
     bool counts = false;
-    // TODO 05.19: Do this rank's gradients of the parameter count?
+    // TODO 05.11: Do this rank's gradients of the parameter count?
     //   Every element of the whole gradient must count on exactly one rank of the group. Of a parameter that is cut,
     //   is_cut(p), every rank has different elements; of one that is not, all have the same, and those count on rank 0.
     counts = is_cut(p) || group.rank() == 0;
-    // END TODO 05.19
+    // END TODO 05.11
     if (!counts || first >= last) continue;
     const bool follows = !ranges.empty() && ranges.back().offset + ranges.back().count == first;
     if (!follows) ranges.push_back({first, 0});
@@ -139,7 +139,7 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
   }
   std::vector<int> bounds;
   for (const Extent& range : ranges) bounds.insert(bounds.end(), {range.offset, range.offset + range.count});
-  probe("05.19", "bounds of the gradients that count on this rank", bounds);
+  probe("05.11", "bounds of the gradients that count on this rank", bounds);
   return ranges;
 }
 

@@ -110,7 +110,7 @@ class CopyToTensorParallel {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of x
     const Real* all = x;
-    // TODO 05.25: f, forward: make `all` point to the rows of all ranks.
+    // TODO 05.2: f, forward: make `all` point to the rows of all ranks.
     //   Without sequence parallelism x has them already. With it, tp_.sequence_parallel(), gather them in
     //   tp_.gathered(), in the order of the ranks, by one NCCL call over `comm` on `stream`. x has `count` numbers, of
     //   the type kReal.
@@ -118,8 +118,8 @@ class CopyToTensorParallel {
       NCCL_CHECK(ncclAllGather(x, tp_.gathered(), count, kReal, comm, stream));
       all = tp_.gathered();
     }
-    // END TODO 05.25
-    probe("05.25", "f: rows of all ranks", all, {rows, width}, stream);
+    // END TODO 05.2
+    probe("05.2", "f: rows of all ranks", all, {rows, width}, stream);
     return all;
   }
 
@@ -128,7 +128,7 @@ class CopyToTensorParallel {
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
-    // TODO 05.4: f, backward: add up the ranks' shares of dx.
+    // TODO 05.7: f, backward: add up the ranks' shares of dx.
     //   All ranks have worked with the same x, each with its own features, so the gradient of x is the sum of what the
     //   ranks have found. Without sequence parallelism every rank needs all of it: one NCCL call over `comm` on
     //   `stream`, from `share` to dx, which are the same memory then. With it, only its own rows: which call is that?
@@ -138,8 +138,8 @@ class CopyToTensorParallel {
     } else {
       NCCL_CHECK(ncclAllReduce(share, dx, count, kReal, ncclSum, comm, stream));
     }
-    // END TODO 05.4
-    probe("05.4", "f: gradient of x, summed over the ranks", dx, {tp_.local_rows(rows), width}, stream);
+    // END TODO 05.7
+    probe("05.7", "f: gradient of x, summed over the ranks", dx, {tp_.local_rows(rows), width}, stream);
   }
 
  private:
@@ -156,15 +156,15 @@ class ReduceFromTensorParallel {
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
-    // TODO 05.26: g, forward: add up the ranks' shares of y.
+    // TODO 05.4: g, forward: add up the ranks' shares of y.
     //   One NCCL call. g is f read backward: what does that say about this function, in either mode?
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclReduceScatter(share, y, count, kReal, ncclSum, comm, stream));
     } else {
       NCCL_CHECK(ncclAllReduce(share, y, count, kReal, ncclSum, comm, stream));
     }
-    // END TODO 05.26
-    probe("05.26", "g: sum of the ranks' shares", y, {tp_.local_rows(rows), width}, stream);
+    // END TODO 05.4
+    probe("05.4", "g: sum of the ranks' shares", y, {tp_.local_rows(rows), width}, stream);
   }
 
   // Returns the gradient [rows, width] of this rank's share, from dy[local rows, width]. Valid as long as f's.
@@ -172,15 +172,15 @@ class ReduceFromTensorParallel {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dy
     const Real* all = dy;
-    // TODO 05.28: g, backward: make `all` point to the gradient of this rank's share.
+    // TODO 05.5: g, backward: make `all` point to the gradient of this rank's share.
     //   y is a sum of shares, so what is its derivative by one of them? And which rows of dy does this rank need for
     //   it, in either mode?
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclAllGather(dy, tp_.gathered(), count, kReal, comm, stream));
       all = tp_.gathered();
     }
-    // END TODO 05.28
-    probe("05.28", "g: gradient of this rank's share", all, {rows, width}, stream);
+    // END TODO 05.5
+    probe("05.5", "g: gradient of this rank's share", all, {rows, width}, stream);
     return all;
   }
 
@@ -206,7 +206,7 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   // The rows of all ranks once more: to have kept them would have cost what sequence parallelism saves.
   const Real* all = f.forward(x, rows, l.in, compute);
   Real* share = tp.share_of(dx);
-  // TODO 05.29: The backward pass of the layer, in which dx travels while dW is computed.
+  // TODO 05.6: The backward pass of the layer, in which dx travels while dW is computed.
   //   linear_backward_input(blas, l, dy, dx, rows) of chapter 01 gives this rank's `share` of dx. f.backward(share, dx,
   //   rows, l.in, stream) sums it on any stream: tp.fork(compute) is one that waits for what `compute` has computed so
   //   far. Meanwhile linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate) needs `all` rows of x.
@@ -215,9 +215,9 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   f.backward(share, dx, rows, l.in, tp.fork(compute));
   linear_backward_parameters(blas, l, all, dy, ones, rows, accumulate);
   tp.join(compute);
-  // END TODO 05.29
-  probe("05.29", {l.name, ": gradient of x"}, dx, {tp.local_rows(rows), l.in}, compute);
-  probe("05.29", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, compute);
+  // END TODO 05.6
+  probe("05.6", {l.name, ": gradient of x"}, dx, {tp.local_rows(rows), l.in}, compute);
+  probe("05.6", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, compute);
 }
 
 // A row-parallel layer: y[local rows, l.out] from this rank's features x[rows, l.in] of all rows.

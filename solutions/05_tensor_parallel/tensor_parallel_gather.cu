@@ -58,11 +58,11 @@ class GatheredLayer : public ParallelLayer {
     gemm(blas, Op::as_is, x_op_, features_, samples, in, linear_.weight, static_cast<const Real*>(x), 0, z);
     launch(add_bias_to_columns, count, stream, z, linear_.bias, features_, samples);
     if (activated()) activation_forward(activation_, part, z, count, stream);
-    // TODO 05.5: Give every rank the whole output of this layer: gather all ranks' `part` into `whole`.
+    // TODO 05.8: Give every rank the whole output of this layer: gather all ranks' `part` into `whole`.
     //   One NCCL call over group_, on `stream`. What is its count? It may work in place: `part` is where it belongs.
     NCCL_CHECK(ncclAllGather(part, whole, count, kReal, group_.comm(), stream));
-    // END TODO 05.5
-    probe("05.5", {name, ": output, of all ranks"}, whole, {out, samples}, stream);
+    // END TODO 05.8
+    probe("05.8", {name, ": output, of all ranks"}, whole, {out, samples}, stream);
     return whole;
   }
 
@@ -71,13 +71,13 @@ class GatheredLayer : public ParallelLayer {
     const Range range({"backward ", name}, stream);
     const int count = features_ * g.samples;
     Real* dz = g.dy;  // [features, samples]
-    // TODO 05.6: Make dz point to the gradient of this rank's features: the backward pass of the all-gather.
+    // TODO 05.9: Make dz point to the gradient of this rank's features: the backward pass of the all-gather.
     //   g.dy is [out, samples], the gradient of the whole output. Every rank has computed the same loss from the same
     //   output: what would be wrong with a reduce-scatter here? (Below the last layer, only this rank's block of g.dy
     //   holds anything.)
     dz = g.dy + group_.rank() * count;
-    // END TODO 05.6
-    probe("05.6", {name, ": gradient of this rank's features"}, dz, {features_, g.samples}, stream);
+    // END TODO 05.9
+    probe("05.9", {name, ": gradient of this rank's features"}, dz, {features_, g.samples}, stream);
     if (activated()) activation_backward(activation_, dz, saved.buffers[0].data(), count, stream);
     const Op x_op = x_op_ == Op::as_is ? Op::transposed : Op::as_is;
     gemm(g.blas, Op::as_is, x_op, features_, in, g.samples, dz, static_cast<const Real*>(saved.x), g.accumulate,
@@ -89,12 +89,12 @@ class GatheredLayer : public ParallelLayer {
     gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
     const int count_below = in / group_.size() * g.samples;
     Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
-    // TODO 05.7: Add up the ranks' shares of dx, each rank for its own features of x, which go to `mine`.
+    // TODO 05.10: Add up the ranks' shares of dx, each rank for its own features of x, which go to `mine`.
     //   The conjugate of the all-gather: one NCCL call over group_, on `stream`. It may work in place: `mine` is this
     //   rank's block of dx.
     NCCL_CHECK(ncclReduceScatter(dx, mine, count_below, kReal, ncclSum, group_.comm(), stream));
-    // END TODO 05.7
-    probe("05.7", {name, ": W^T dz, summed over the ranks"}, mine, {in / group_.size(), g.samples}, stream);
+    // END TODO 05.10
+    probe("05.10", {name, ": W^T dz, summed over the ranks"}, mine, {in / group_.size(), g.samples}, stream);
     return dx;
   }
 

@@ -37,11 +37,11 @@ static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
     float value = 0;
-    // TODO 05.20: The value of this row's word in this column, if the word is one of this rank's, else zero.
+    // TODO 05.12: The value of this row's word in this column, if the word is one of this rank's, else zero.
     //   vocab.has(word) says whether it is. words[vocab.count, width] has the rows of words vocab.first, vocab.first +
     //   1, ….
     if (vocab.has(word)) value = words[(word - vocab.first) * width + column];
-    // END TODO 05.20
+    // END TODO 05.12
     share[i] = value;
   });
 }
@@ -89,7 +89,7 @@ class ParallelEmbedding : public ParallelLayer {
     const int rows = samples * context_, local = tp_->local_rows(rows);
     Real *y = saved.buffers[0].data(), *share = tp_->share_of(y);
     launch(embed_vocab_range, rows * width_, stream, share, tokens, parameters[0].value, vocab_, rows, width_);
-    probe("05.20", "vectors of this rank's words", share, {rows, width_}, stream);
+    probe("05.12", "vectors of this rank's words", share, {rows, width_}, stream);
     ReduceFromTensorParallel(*tp_).forward(share, y, rows, width_, stream);
     launch(add_positions, local * width_, stream, y, parameters[1].value, tp_->first_local_row(rows), context_, local,
            width_);
@@ -240,7 +240,7 @@ class ParallelCrossEntropy : public Loss {
     float *maxima = scratch, *sums = maxima + rows, *losses = sums + rows;
 
     launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
-    // TODO 05.21: Bring together what the loss needs of all ranks: three numbers per row, each by one all-reduce.
+    // TODO 05.14: Bring together what the loss needs of all ranks: three numbers per row, each by one all-reduce.
     //   `maxima` [rows] has the largest of this rank's logits: make it that of all ranks, in place. Then launch
     //   row_exponentials, for `logits` elements on `stream`, which writes Σ e^(z - maximum) over this rank's words to
     //   `sums`: arguments sums, output, maxima, rows, vocab_.count. Make `sums` those over all words. Last, launch
@@ -252,10 +252,10 @@ class ParallelCrossEntropy : public Loss {
     NCCL_CHECK(ncclAllReduce(sums, sums, rows, ncclFloat, ncclSum, comm, stream));
     launch(local_target_logits, rows, stream, losses, output, targets, vocab_, rows);
     NCCL_CHECK(ncclAllReduce(losses, losses, rows, ncclFloat, ncclSum, comm, stream));
-    // END TODO 05.21
-    probe("05.21", "largest logits of all ranks", maxima, {rows}, stream);
-    probe("05.21", "sums of exponentials of all ranks", sums, {rows}, stream);
-    probe("05.21", "logits of all targets", losses, {rows}, stream);
+    // END TODO 05.14
+    probe("05.14", "largest logits of all ranks", maxima, {rows}, stream);
+    probe("05.14", "sums of exponentials of all ranks", sums, {rows}, stream);
+    probe("05.14", "logits of all targets", losses, {rows}, stream);
 
     launch(sharded_losses, rows, stream, losses, sums, maxima, rows);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
