@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// index.json: what a checkpoint holds and how far the training was. checkpoint.h describes the folder.
+// index.json: what a checkpoint holds and how far the training was. parts.h describes the folder.
 #pragma once
 
 #include <cstdint>
