@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "common/nccl/off_the_record.h"
 #include "common/record/loss_log.h"
 #include "common/record/probe.h"
 
