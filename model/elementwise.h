@@ -2,7 +2,6 @@
 // Kernels that treat each element of an array by itself. Not every program uses all of them.
 #pragma once
 
-#include "common/device/device.h"
 #include "common/device/launch.h"
 #include "model/precision.h"
 
@@ -20,13 +19,6 @@ namespace workshop {
 // The same for floats, which are exact with mixed precision too.
 [[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
-}
-
-// The floats x[n] as Reals: with mixed precision rounded into `room`, else x itself.
-inline const Real* as_reals(const void* x, const DeviceBuffer<Real>& room, int n, cudaStream_t stream) {
-  if (!kMixedPrecision) return static_cast<const Real*>(x);
-  launch(to_reals, n, stream, room.data(), static_cast<const float*>(x), n);
-  return room.data();
 }
 
 }  // namespace workshop

@@ -17,7 +17,7 @@
 #include <type_traits>
 
 #include "common/device/launch.h"
-#include "common/record/record.h"
+#include "common/record/probe.h"
 #ifdef WORKSHOP_BF16
 #include <cuda_bf16.h>
 #endif

@@ -13,6 +13,7 @@
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/dropout.h"
 #include "01_single_gpu/pooling.h"
+#include "common/base/random.h"
 #include "common/data/images.h"
 #include "model/activation.h"
 #include "model/model.h"

@@ -73,7 +73,7 @@ inline Network make_gpt(const Options& options) {
   network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
   for (int i = 0; i < o.blocks; ++i) {
     std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed);
-    if (o.recompute == "blocks") block = std::make_shared<Recomputed>(std::vector{block}, room);
+    if (o.recompute == "blocks") block = make_recomputed(std::vector{block}, room);
     network.layers.push_back(block);
   }
   network.layers.push_back(std::make_shared<LanguageHead>(vocabulary, o.context, o.width));

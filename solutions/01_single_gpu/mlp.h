@@ -8,6 +8,7 @@
 
 #include "01_single_gpu/linear.h"
 #include "01_single_gpu/mean_squared_error.h"
+#include "common/base/random.h"
 #include "model/activation.h"
 #include "model/model.h"
 

@@ -12,6 +12,7 @@
 #include "01_single_gpu/attention.h"
 #include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/linear.h"
+#include "common/base/random.h"
 #include "model/activation.h"
 #include "model/elementwise.h"
 #include "model/model.h"

@@ -23,6 +23,7 @@
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job/job.h"
+#include "model/elementwise.h"
 
 using namespace workshop;
 using Json = nlohmann::ordered_json;

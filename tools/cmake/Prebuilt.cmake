@@ -29,7 +29,7 @@ function(workshop_export)
   endif()
   get_property(all DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
   list(FILTER all INCLUDE REGEX "^solution_")  # programs and models
-  set(libraries workshop_backend workshop_mpi workshop_common)
+  set(libraries workshop_backend workshop_mpi workshop_common workshop_model workshop_model_bf16)
   if(WORKSHOP_BACKEND STREQUAL "cpu")
     list(APPEND libraries workshop_cpu)
   endif()

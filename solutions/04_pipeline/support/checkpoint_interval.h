@@ -22,7 +22,7 @@ inline Network grouped(Network network, std::vector<int>& bounds, int interval) 
     for (int first = bounds[part]; first < bounds[part + 1]; first += interval) {
       const auto begin = network.layers.begin() + first;
       const int count = std::min(interval, bounds[part + 1] - first);
-      groups.push_back(std::make_shared<Recomputed>(std::vector(begin, begin + count), room));
+      groups.push_back(make_recomputed(std::vector(begin, begin + count), room));
     }
     bounds_of_groups.push_back(static_cast<int>(groups.size()));
   }

@@ -8,6 +8,7 @@
 #include "05_tensor_parallel/support/parallel_models.h"
 #include "05_tensor_parallel/tensor_parallel.h"
 #include "05_tensor_parallel/vocabulary_parallel.h"
+#include "common/options/options.h"
 #include "model/recompute.h"
 
 namespace workshop {
@@ -36,7 +37,7 @@ Network make_parallel_gpt(const Options& options, const Group& group, const Tens
       layer = std::make_shared<ParallelHead>(layer, o.context, o.width, vocab, tp);
     } else {
       layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, tp);
-      if (o.recompute == "blocks") layer = std::make_shared<Recomputed>(std::vector{layer}, room);
+      if (o.recompute == "blocks") layer = make_recomputed(std::vector{layer}, room);
     }
   }
   network.loss = std::make_shared<ParallelCrossEntropy>(o.context, vocab, group);

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row-major matrix products on cuBLAS, which is column-major: what it reads from a row-major matrix is the transpose.
+// So it is asked for the transposed product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands change places, m and n too, and what it
+// writes is the C that we want.
+#include <map>
+
+#include "common/base/check.h"
+#include "model/blas.h"
+
+namespace workshop {
+namespace {
+
+using Handle = std::shared_ptr<std::remove_pointer_t<cublasHandle_t>>;
+
+// The handle of all that work on this stream.
+Handle handle_of(cudaStream_t stream) {
+  static std::map<cudaStream_t, std::weak_ptr<Handle::element_type>> handles;
+  Handle handle = handles[stream].lock();
+  if (handle == nullptr) {
+    cublasHandle_t created = nullptr;
+    CUBLAS_CHECK(cublasCreate(&created));
+    CUBLAS_CHECK(cublasSetStream(created, stream));
+    handle.reset(created, cublasDestroy);
+    handles[stream] = handle;
+  }
+  return handle;
+}
+
+cublasOperation_t blas_op(Op op) { return op == Op::transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+}  // namespace
+
+void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real* A, const Real* B, float beta,
+          Real* C) {
+  const float one = 1.0f;
+  const int columns_a = op_a == Op::transposed ? m : k;
+  const int columns_b = op_b == Op::transposed ? k : n;
+  CUBLAS_CHECK(cublasGemmEx(blas, blas_op(op_b), blas_op(op_a), n, m, k, &one, B, kCudaReal, columns_b, A, kCudaReal,
+                            columns_a, &beta, C, kCudaReal, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A, Matrices B,
+                  Matrices C, int count) {
+  const float zero = 0.0f;
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, blas_op(op_b), blas_op(op_a), n, m, k, &factor, B.data, kCudaReal,
+                                          B.row_stride, B.stride, A.data, kCudaReal, A.row_stride, A.stride, &zero,
+                                          C.data, kCudaReal, C.row_stride, C.stride, count, CUBLAS_COMPUTE_32F,
+                                          CUBLAS_GEMM_DEFAULT));
+}
+
+Blas::Blas(cudaStream_t stream) : handle_(handle_of(stream)), stream_(stream) {}
+
+}  // namespace workshop
