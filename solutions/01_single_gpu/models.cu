@@ -4,6 +4,7 @@
 #include "01_single_gpu/gpt.h"
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/models.h"
+#include "common/options/options.h"
 
 namespace workshop {
 
@@ -11,6 +12,11 @@ Network make_network(const Options& options) {
   if (options.model == ModelKind::gpt) return make_gpt(options);
   if (options.model == ModelKind::alexnet) return make_alexnet(options);
   return make_mlp(options.layers, options.activation);
+}
+
+int depth_of_network(const Options& options) {
+  if (options.model == ModelKind::gpt) return gpt_depth(options);
+  return make_network(options).depth();
 }
 
 }  // namespace workshop

@@ -2,9 +2,8 @@
 // The models whose layers can be sharded across the ranks of a tensor-parallel group.
 #pragma once
 
-#include "05_tensor_parallel/tensor_parallel.h"
+#include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "common/nccl/group.h"
-#include "common/options/options.h"
 #include "model/model.h"
 
 namespace workshop {

@@ -6,11 +6,10 @@
 #include <cstdint>
 #include <string>
 
-#include "01_single_gpu/gpt.h"
 #include "01_single_gpu/models.h"
 #include "04_pipeline/support/check_schedule.h"
 #include "04_pipeline/support/pipeline_options.h"
-#include "05_tensor_parallel/support/parallel_models.h"
+#include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "07_3d/mesh.h"
 #include "common/job/job.h"
 
@@ -71,7 +70,7 @@ inline void complete(MeshSettings& s, const Options& options) {
   }
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
-  const int layers = gpt ? gpt_depth(options) : make_network(options).depth();
+  const int layers = depth_of_network(options);
   const int available = pairs ? layers / 2 : layers;
   if (available < s.parts()) {
     const char* what = pairs ? "pairs of layers" : "layers";

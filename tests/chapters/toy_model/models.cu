@@ -57,4 +57,5 @@ Network make_network(const Options& options) {
   for (int i = 0; i < 4; ++i) network.layers.push_back(std::make_shared<ResidualLayer>(i, options.layers.front()));
   return network;
 }
+int depth_of_network(const Options& options) { return make_network(options).depth(); }
 }  // namespace workshop
