@@ -7,6 +7,7 @@
 
 #include "common/device/device.h"
 #include "common/job/job.h"
+#include "common/nccl/off_the_record.h"
 #include "common/record/record.h"
 
 namespace {

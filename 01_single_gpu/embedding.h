@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/base/random.h"
 #include "model/model.h"
 
 namespace workshop {

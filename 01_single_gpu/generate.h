@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/random.h"
 #include "common/job/job.h"
 #include "model/model.h"
 

@@ -13,6 +13,7 @@
 
 #include "01_single_gpu/transformer.h"
 #include "05_tensor_parallel/tensor_parallel.h"
+#include "model/elementwise.h"
 
 namespace workshop {
 

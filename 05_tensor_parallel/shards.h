@@ -13,6 +13,7 @@
 #include "01_single_gpu/linear.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/nccl/group.h"
+#include "common/nccl/off_the_record.h"
 #include "common/record/record.h"
 #include "model/clip.h"
 #include "model/model.h"

@@ -26,6 +26,7 @@
 
 #include "01_single_gpu/mlp.h"
 #include "05_tensor_parallel/shards.h"
+#include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "common/job/job.h"
 
 namespace workshop {
@@ -50,11 +51,6 @@ class SideStream {
  private:
   Stream stream_{"side"};
   Event forked_, joined_;
-};
-
-struct TensorParallelOptions {
-  bool sequence_parallel = false;  // outside the pairs each rank has only its own rows
-  bool overlap = false;            // sum dx over the ranks while dW is computed
 };
 
 // How a network is cut, and the buffers that its layers use one at a time.
@@ -326,21 +322,6 @@ class ParallelPair : public ParallelLayer {
   std::shared_ptr<TensorParallelContext> tp_;
   Linear column_{}, row_{};  // this rank's parts
 };
-
-// Ends the job with status 2 unless --layers is made of pairs whose inner widths `ranks` ranks divide.
-inline void require_pairs(const std::vector<int>& widths, int ranks) {
-  const int layers = static_cast<int>(widths.size()) - 1;
-  if (layers % 2 != 0) {
-    usage_error(
-        "--layers has %d layer%s; expected an even number, in pairs of a column- and a row-parallel one, "
-        "such as 6,4,2",
-        layers, layers == 1 ? "" : "s");
-  }
-  for (int i = 1; i < layers; i += 2) {
-    if (widths[i] % ranks == 0) continue;
-    usage_error("--layers has a width of %d inside a pair; expected a multiple of the %d ranks", widths[i], ranks);
-  }
-}
 
 // Chapter 01's MLP over the ranks of a group, which must outlive it: layers 0, 2, 4, … are column-parallel, layers 1,
 // 3, 5, … row-parallel. Ends the job with status 2 unless require_pairs() holds.

@@ -22,9 +22,11 @@
 #include "06_fsdp/support/fsdp_options.h"
 #include "06_fsdp/units.h"
 #include "common/nccl/group.h"
+#include "common/nccl/off_the_record.h"
 #include "common/record/record.h"
 #include "common/training/training.h"
 #include "model/clip.h"
+#include "model/elementwise.h"
 
 namespace workshop {
 

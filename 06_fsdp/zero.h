@@ -20,6 +20,7 @@
 #include "common/nccl/group.h"
 #include "common/training/training.h"
 #include "model/clip.h"
+#include "model/elementwise.h"
 
 namespace workshop {
 

@@ -15,6 +15,7 @@
 #include "common/job/job.h"
 #include "common/training/training.h"
 #include "model/clip.h"
+#include "model/elementwise.h"
 
 using namespace workshop;
 
