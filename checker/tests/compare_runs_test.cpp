@@ -483,9 +483,9 @@ TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
           todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
   // Of two, the one whose calls the solution's run has made.
   expected.line("collective", 0)["places"] = {{"02_ddp/other.cu:2", {8, 192}}};
-  verdict(1, {"TODO 02.6 (Mean.) is the TODO to look at.", "none stands for TODO 02.6: look there first"},
+  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none stands for TODO 02.4: look there first"},
           todos() + " --todos " +
-              folder_.write("02_ddp/other.cu", "// TODO 02.6: Mean.\n\n// END TODO 02.6\n// TODO 02.7: Never.\n"));
+              folder_.write("02_ddp/other.cu", "// TODO 02.4: Mean.\n\n// END TODO 02.4\n// TODO 02.5: Never.\n"));
 }
 
 TEST_F(CompareRuns, TodoOfAnEarlierChapter) {

@@ -99,9 +99,9 @@ TEST_F(FingerprintsTest, TellNothingWhereTwoSentencesFit) {
 
 TEST_F(FingerprintsTest, TellTheMistakeOfTheTodoToBlame) {
   const std::string sighting = " | " + text(seen(kSum)) + "\n";
-  const Fingerprints known = file("says 02.2-sum It was summed.\nsays 02.7-sum It was summed.\n" + run_ + "02.2-sum" +
-                                  sighting + "02.7-sum" + sighting);
-  for (const char* todo : {"02.2", "02.7"}) EXPECT_EQ(known.find(run("ddp", 2), seen(kSum), todo)->todo, todo);
+  const Fingerprints known = file("says 02.2-sum It was summed.\nsays 02.5-sum It was summed.\n" + run_ + "02.2-sum" +
+                                  sighting + "02.5-sum" + sighting);
+  for (const char* todo : {"02.2", "02.5"}) EXPECT_EQ(known.find(run("ddp", 2), seen(kSum), todo)->todo, todo);
 }
 
 TEST_F(FingerprintsTest, AreNotCertainOfWhatHasManyCauses) {

@@ -14,9 +14,9 @@ const char* const kSolution = R"(int main() {
   average();
   // END TODO 02.1
   check();
-    // TODO 10.1: Return.
+    // TODO 02.10: Return.
     return 0;
-    // END TODO 10.1
+    // END TODO 02.10
 }
 )";
 
@@ -48,9 +48,9 @@ TEST_F(MakeExercises, ReplacesTheCodeAndKeepsTheText) {
   todo("02.1");
   // END TODO 02.1
   check();
-    // TODO 10.1: Return.
-    todo("10.1");
-    // END TODO 10.1
+    // TODO 02.10: Return.
+    todo("02.10");
+    // END TODO 02.10
 }
 )");
 }
@@ -97,9 +97,9 @@ if (workshop::filling("02.1-none")) {
 }
   // END TODO 02.1
   check();
-    // TODO 10.1: Return.
+    // TODO 02.10: Return.
     return 0;
-    // END TODO 10.1
+    // END TODO 02.10
 }
 )");
   EXPECT_EQ(make("--filling " + folder_.write("02.2-sum.txt", "  sum();\n")).output,
