@@ -31,7 +31,7 @@ __device__ inline float max_of(int n, Values values) {
 }
 
 // *total += factor·Σ values[n]
-static __global__ void add_sum(float* total, const float* values, float factor, int n) {
+[[maybe_unused]] static __global__ void add_sum(float* total, const float* values, float factor, int n) {
   for ([[maybe_unused]] int once : grid_stride(1)) *total += factor * sum_of(n, [=](int i) { return values[i]; });
 }
 
