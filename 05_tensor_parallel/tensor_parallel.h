@@ -24,10 +24,12 @@
 #include <utility>
 #include <vector>
 
-#include "01_single_gpu/mlp.h"
+#include "01_single_gpu/linear.h"
 #include "05_tensor_parallel/shards.h"
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "common/job/job.h"
+#include "common/record/record.h"
+#include "model/activation.h"
 
 namespace workshop {
 
@@ -322,21 +324,5 @@ class ParallelPair : public ParallelLayer {
   std::shared_ptr<TensorParallelContext> tp_;
   Linear column_{}, row_{};  // this rank's parts
 };
-
-// Chapter 01's MLP over the ranks of a group, which must outlive it: layers 0, 2, 4, … are column-parallel, layers 1,
-// 3, 5, … row-parallel. Ends the job with status 2 unless require_pairs() holds.
-inline Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group,
-                                 const TensorParallelOptions& options) {
-  require_pairs(widths, group.size());
-  const auto tp = std::make_shared<TensorParallelContext>(group, options);
-  const Network whole = make_mlp(widths, activation);
-  Network network;
-  for (int i = 0; i < whole.depth(); i += 2) {
-    network.layers.push_back(std::make_shared<ParallelPair>(whole.layers[i], whole.layers[i + 1], activation,
-                                                            i + 2 < whole.depth() ? activation : Activation::none, tp));
-  }
-  network.loss = whole.loss;
-  return network;
-}
 
 }  // namespace workshop

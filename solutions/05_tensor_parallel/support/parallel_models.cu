@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "01_single_gpu/mlp.h"
 #include "01_single_gpu/models.h"
 #include "05_tensor_parallel/parallel_transformer.h"
 #include "05_tensor_parallel/support/parallel_models.h"
@@ -13,6 +14,22 @@
 
 namespace workshop {
 namespace {
+
+// Chapter 01's MLP over the ranks of a group: layers 0, 2, 4, … are column-parallel, layers 1, 3, 5, …
+// row-parallel. Ends the job with status 2 unless require_pairs() holds.
+Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group,
+                          const TensorParallelOptions& how) {
+  require_pairs(widths, group.size());
+  const auto tp = std::make_shared<TensorParallelContext>(group, how);
+  const Network whole = make_mlp(widths, activation);
+  Network network;
+  for (int i = 0; i < whole.depth(); i += 2) {
+    network.layers.push_back(std::make_shared<ParallelPair>(whole.layers[i], whole.layers[i + 1], activation,
+                                                            i + 2 < whole.depth() ? activation : Activation::none, tp));
+  }
+  network.loss = whole.loss;
+  return network;
+}
 
 // Chapter 01's language model, layer by layer its parallel form.
 Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how) {
