@@ -68,12 +68,12 @@ class PipelineExecutor {
   // Sends and receives the messages of a group, once what comes before them in the list is computed: then a send has
   // its data, and nothing reads any more what a receive overwrites.
   void exchange(const Task& group, const Channel& channel, cudaEvent_t done) {
-    // TODO 04.7: Let channel.stream wait for compute_, exchange all messages of the group there, and record `done`.
-    //   The event computed_ tells one stream how far the other has come; `done` will tell compute_ that the group is
-    //   over. No message may wait for another: two neighbors that both send before they receive would wait for each
-    //   other forever. What does a group of NCCL calls do about that (docs/calls.md)? For each i of
-    //   group.instructions: is_send(i.kind), the rank peer(schedule_, rank_, i.kind), the numbers stage_.message(i), of
-    //   type kReal, how many there are, stage_.message_size(i), and channel.comm.
+    // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
+    //   The event computed_ tells one stream how far the other has come. No message may wait for another: two neighbors
+    //   that both send before they receive would wait for each other forever. What does a group of NCCL calls do about
+    //   that (docs/calls.md)? For each i of group.instructions: is_send(i.kind), the rank peer(schedule_, rank_,
+    //   i.kind), the numbers stage_.message(i), of type kReal, how many there are, stage_.message_size(i), and
+    //   channel.comm.
     todo("04.7");
     // END TODO 04.7
     for (const Instruction& i : group.instructions) {
@@ -81,6 +81,7 @@ class PipelineExecutor {
       probe("04.7", "received micro-batch " + std::to_string(i.micro_batch), stage_.message(i),
             {stage_.message_size(i)}, channel.stream);
     }
+    CUDA_CHECK(cudaEventRecord(done, channel.stream));  // for the tasks that wait for this group
   }
 
   const Schedule& schedule_;
