@@ -64,7 +64,7 @@ endfunction()
 
 # What runs for some milliseconds: hardly optimized, it compiles in half the time.
 set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-Og>
-    $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)
+    $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)
 
 # _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from the exercises
 # that the target PREFIX_02_ddp_sources writes to FOLDER, on the solutions of the others: the targets PREFIX_02_ddp_program

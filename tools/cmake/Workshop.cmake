@@ -220,7 +220,7 @@ function(workshop_chapter chapter)
   endif()
   _workshop_include(include ${chapter})
   set(exercise $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
-               $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177>)  # declared but never referenced
+               $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)  # never referenced, or set but not used
   set(solution $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
   _workshop_sources(models ${chapter})
   list(FILTER models INCLUDE REGEX "models[.]cu$")
