@@ -133,7 +133,7 @@ class PipelineStage {
     ++chunk.backwards;
   }
 
-  // Where a message comes from or goes to, and its length in floats.
+  // Where a message comes from or goes to, and its length, a number of Reals.
   Real* message(const Instruction& i) const {
     const ModelChunk& chunk = chunks_[i.chunk];
     const int m = i.micro_batch;

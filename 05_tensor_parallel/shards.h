@@ -40,8 +40,9 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
   // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
   //   Describe them as `part.rows` runs of `part.columns` elements each, which lie next to each other in the row-major
   //   whole: the first run begins at element `part.first`, and from the beginning of one to that of the next it is
-  //   part.stride elements. Cut::rows: rank r has the rows from first_row(rows, r, P) to that of rank r + 1, one run in
-  //   all. Cut::heads: the same of each third of the rows. Cut::columns: the r-th of P equal blocks of columns.
+  //   part.stride elements; of a single run the stride is the whole, rows * columns. Cut::rows: rank r has the rows
+  //   from first_row(rows, r, P) to that of rank r + 1, one run in all. Cut::heads: the same of each third of the rows.
+  //   Cut::columns: the r-th of P equal blocks of columns. Set these four members; `part` has others, too.
   todo("05.1");
   // END TODO 05.1
   probe("05.1", name + ", this rank's part: first, rows, columns, stride",

@@ -115,7 +115,8 @@ class ParallelBlock : public ParallelLayer {
     //   here are in_proj_, which gives v.qkv, and out_proj_, which takes v.context: which of them is column-parallel?
     //   Between them stands attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities,
     //   dropped_.data()), of this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream), the
-    //   dropout on_attention and the sum with x work row by row: on `rows` rows, or on `local` ones?
+    //   dropout on_attention and the sum with x work row by row: on `rows` rows, or on `local` ones? Apply dropouts in
+    //   place: without dropout, apply() does nothing.
     norm_forward(norm1_, x, v.normed1, v.statistics1, local, stream);
     column_parallel_forward(*tp_, blas, in_proj_, v.normed1, v.qkv, rows);
     attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities, dropped_.data());
@@ -151,7 +152,7 @@ class ParallelBlock : public ParallelLayer {
     const Dropout on_gelu = on_features(saved.batch);
     // TODO 05.15: Back through the MLP: the gradient dy of v.y becomes that of v.residual, in place.
     //   The attention below is made in the same way. `dmlp` is the gradient of what linear2_ has computed from v.a; the
-    //   gradient of v.a goes to `spare`. There apply the dropout on_gelu, with 4 * features values per sample, and
+    //   gradient of v.a goes to `spare`. There apply the dropout on_gelu, with 4 * features values per sample, and then
     //   activation_backward(Activation::gelu, spare, v.z, n, stream) for this rank's features of all rows. Then through
     //   linear1_, whose input was v.normed2, to `beside`; and norm_backward(norm2_, v.residual, v.statistics2, beside,
     //   dy, dy, rows, norm_accumulate, stream) adds that to what came past the branch: for which rows?

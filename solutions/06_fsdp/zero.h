@@ -155,9 +155,9 @@ class ZeroModel {
       Unit& unit = units_[u];
       const Real* output = nullptr;
       // TODO 06.4: Make the forward pass of unit u, whose values may have to be gathered first.
-      //   gather(u) gathers them; gathers_ says when this stage needs it. The model's forward(batch, activations) takes
-      //   its input from the batch: batch.with_x(x) is this batch with x, the output of the unit below. Keep what it
-      //   returns in `output`.
+      //   gather(u) gathers them, right before they are used; gathers_ says when this stage needs it. The model's
+      //   forward(batch, activations) takes its input from the batch: batch.with_x(x) is this batch with x, the output
+      //   of the unit below. Keep what it returns in `output`.
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.4
