@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <string>
 #include <utility>
@@ -160,7 +161,7 @@ class ZeroModel {
       //   of the unit below. Keep what it returns in `output`.
       todo("06.4");
       // END TODO 06.4
-      probe("06.4", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.4", {unit_name(u), ": gathers so far"}, std::array{gathered_});
       probe("06.4", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
     }
@@ -185,7 +186,7 @@ class ZeroModel {
       //   Otherwise all units take turns with one buffer: how long are a unit's gradients in it, and its values?
       todo("06.5");
       // END TODO 06.5
-      probe("06.5", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.5", {unit_name(u), ": gathers so far"}, std::array{gathered_});
       probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }

@@ -286,7 +286,7 @@ void probe_bfloat16(const char* todo, Label name, const void* tensor, std::initi
 namespace {
 
 template <typename T>
-void probe_on_host(const char* todo, Label name, const std::vector<T>& values) {
+void probe_on_host(const char* todo, Label name, std::span<const T> values) {
   if (!probing()) return;
   Json line = begin_probe(todo, name);
   line["shape"] = {values.size()};
@@ -300,8 +300,8 @@ void probe_on_host(const char* todo, Label name, const std::vector<T>& values) {
 
 }  // namespace
 
-void probe(const char* todo, Label name, const std::vector<double>& values) { probe_on_host(todo, name, values); }
+void probe(const char* todo, Label name, std::span<const double> values) { probe_on_host(todo, name, values); }
 
-void probe(const char* todo, Label name, const std::vector<int>& values) { probe_on_host(todo, name, values); }
+void probe(const char* todo, Label name, std::span<const int> values) { probe_on_host(todo, name, values); }
 
 }  // namespace workshop

@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <initializer_list>
-#include <vector>
+#include <span>
 
 #include "common/record/label.h"
 
@@ -35,8 +35,8 @@ void probe(const char* todo, Label name, const int* tensor, std::initializer_lis
 inline constexpr int kProbedSteps = 3;
 
 // Records numbers that a TODO has worked out on the host.
-void probe(const char* todo, Label name, const std::vector<int>& values);
-void probe(const char* todo, Label name, const std::vector<double>& values);
+void probe(const char* todo, Label name, std::span<const int> values);
+void probe(const char* todo, Label name, std::span<const double> values);
 
 // probe() of bfloat16s, which go to the record as floats.
 void probe_bfloat16(const char* todo, Label name, const void* tensor, std::initializer_list<int> shape,

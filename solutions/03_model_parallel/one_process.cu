@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model parallelism as handbooks show it first: one process, which puts layer after layer on device after device. What
 // model_parallel sends is copied here, and events say when. It is a single process.
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,7 +39,7 @@ struct Part {
   }
   // … and its new parameters.
   void step(const float* whole_norm, double lr_factor) {
-    probe("03.9", "factor of the learning rate of " + name, std::vector{lr_factor});
+    probe("03.9", "factor of the learning rate of " + name, std::array{lr_factor});
     stage.step(whole_norm, lr_factor);
   }
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <string>
 #include <utility>
@@ -236,7 +237,7 @@ class FullyShardedModel {
     Unit& unit = units_[passes_[k].unit];
     Real* whole = buffers_.values(k, passes_[k]);
     probe("06.9", {unit_name(passes_[k].unit), ", last pass that is fetched when its work begins"},
-          std::vector<int>{last_fetched_});
+          std::array{last_fetched_});
     probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
     unit.model.bind(whole, buffers_.grads(k));
     return unit;

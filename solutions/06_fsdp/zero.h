@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <string>
 #include <utility>
@@ -161,7 +162,7 @@ class ZeroModel {
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.4
-      probe("06.4", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.4", {unit_name(u), ": gathers so far"}, std::array{gathered_});
       probe("06.4", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
     }
@@ -188,7 +189,7 @@ class ZeroModel {
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
       // END TODO 06.5
-      probe("06.5", {unit_name(u), ": gathers so far"}, std::vector<int>{gathered_});
+      probe("06.5", {unit_name(u), ": gathers so far"}, std::array{gathered_});
       probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
     }
   }
