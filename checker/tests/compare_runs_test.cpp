@@ -735,6 +735,10 @@ TEST_F(CompareRuns, NothingToCompare) {
   EXPECT_EQ(run_tool("compare_runs /no/such /file").status, 2);
   EXPECT_EQ(run_tool("compare_runs").status, 2);
   EXPECT_EQ(run_tool("compare_runs --tolerance x a b").status, 2);
+  folder_.write("mine", R"({"type":"run","version":2,"chapter":"02_ddp","program":"ddp","world":2})");
+  const auto newer = run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine"));
+  EXPECT_EQ(newer.status, 2);
+  EXPECT_NE(newer.output.find("this is a record of version 2; these tools read version 1"), std::string::npos);
   folder_.write("mine", "{\n");
   EXPECT_EQ(run_tool("compare_runs " + (folder_ / "expected") + " " + (folder_ / "mine")).status, 2);
   folder_.write("mine", "");

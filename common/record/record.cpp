@@ -107,6 +107,7 @@ void start_recording(const Options& options, const Ranks& ranks) {
   }
   const std::size_t slash = options.program().find('/');
   Json run{{"type", "run"},
+           {"version", 1},  // docs/record.md
            {"chapter", options.program().substr(0, slash)},
            {"program", options.program().substr(slash + 1)},
 #ifdef WORKSHOP_BACKEND_CPU

@@ -118,10 +118,16 @@ void read_memory(const Json& line, RunRecord& record) {
   }
 }
 
+constexpr int kVersion = 1;  // docs/record.md; older records say none and are alike
+
 void read_line(const Line& read, RunRecord& record) {
   const Json& line = read.json;
   const std::string type = line.at("type");
   if (type == "run") {
+    if (const Json version = line.value("version", Json(kVersion)); version != kVersion) {
+      throw std::runtime_error("this is a record of version " + version.dump() + "; these tools read version " +
+                               std::to_string(kVersion) + " (docs/record.md)");
+    }
     record.line = line.dump();
     record.simulated = line.value("simulated", "");
     record.chapter = line.at("chapter");
