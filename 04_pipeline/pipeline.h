@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the schedule of one stage: enqueues all of a step and waits for nothing.
+// Runs the schedule of one stage: enqueues a whole step without waiting for anything.
 //
-// The stage computes on one stream. Activations travel on a second and gradients on a third, each with a communicator
-// of its own, because a communicator carries out its operations one after the other: behind a receive that still waits
-// for its gradient, no activation could leave. Events order the streams.
+// The stage computes on one stream. Activations travel on a second stream and gradients on a third, each with its own
+// communicator: a communicator runs its operations one after the other, so an activation could not leave while a
+// receive of a gradient is still waiting. Events order the streams.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ namespace workshop {
 
 class PipelineExecutor {
  public:
-  // `stages` has one rank per stage, in their order; `stage` is this rank's. The schedule must have passed
+  // `stages` has one rank per stage, in their order; `stage` belongs to this rank. The schedule must have passed
   // check_schedule().
   PipelineExecutor(const Schedule& schedule, PipelineStage& stage, const Group& stages, cudaStream_t compute,
                    IdleClock& clock)
@@ -40,9 +40,9 @@ class PipelineExecutor {
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
-  // Enqueues one step, on the batch of stage.begin_step(). Calls update(), for which the clock does not count, when all
-  // gradients of the parameters are enqueued, and ready(chunk, layer) for each layer as soon as its are, which lets
-  // their reduction over other ranks begin behind the last backwards.
+  // Enqueues one step on the batch of stage.begin_step(). Calls ready(chunk, layer) as soon as the final gradients of a
+  // layer are enqueued, so that the caller can overlap averaging them over other ranks with the rest of the backward.
+  // Calls update() once those of all layers are enqueued; the idle clock does not count update() as computing.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const Task& task = tasks_[t];
@@ -59,21 +59,21 @@ class PipelineExecutor {
   }
 
  private:
-  // The way of the activations, or of the gradients.
+  // What carries the activations, or the gradients.
   struct Channel {
     Stream stream;
     ncclComm_t comm;
   };
 
-  // Sends and receives the messages of a group, once what comes before them in the list is computed: then a send has
-  // its data, and nothing reads any more what a receive overwrites.
+  // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
+  // data of a send complete, and the buffer of a receive no longer read. Records `done` after them.
   void exchange(const Task& group, const Channel& channel, cudaEvent_t done) {
     // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
-    //   The event computed_ tells one stream how far the other has come. No message may wait for another: two neighbors
-    //   that both send before they receive would wait for each other forever. What does a group of NCCL calls do about
-    //   that (docs/calls.md)? For each i of group.instructions: is_send(i.kind), the rank peer(schedule_, rank_,
-    //   i.kind), the numbers stage_.message(i), of type kReal, how many there are, stage_.message_size(i), and
-    //   channel.comm.
+    //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
+    //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i
+    //   of group.instructions, is_send(i.kind) says whether to send or to receive. The buffer is stage_.message(i),
+    //   with stage_.message_size(i) elements of type kReal; the other rank is peer(schedule_, rank_, i.kind); the
+    //   communicator is channel.comm.
     todo("04.7");
     // END TODO 04.7
     for (const Instruction& i : group.instructions) {
@@ -81,7 +81,7 @@ class PipelineExecutor {
       probe("04.7", "received micro-batch " + std::to_string(i.micro_batch), stage_.message(i),
             {stage_.message_size(i)}, channel.stream);
     }
-    CUDA_CHECK(cudaEventRecord(done, channel.stream));  // for the tasks that wait for this group
+    CUDA_CHECK(cudaEventRecord(done, channel.stream));  // step() lets tasks wait for it
   }
 
   const Schedule& schedule_;
@@ -89,10 +89,10 @@ class PipelineExecutor {
   cudaStream_t compute_;
   IdleClock& clock_;
   int rank_;
-  Group second_group_;  // the stages again, with a communicator for the gradients
+  Group second_group_;  // the same stages, with a second communicator for the gradients
   Channel activations_, gradients_;
   std::vector<Task> tasks_;
-  std::vector<Event> done_;  // of each task; recorded behind groups
+  std::vector<Event> done_;  // indexed by task; only those of groups of messages are recorded
   Event computed_;
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline schedules as data: a list of instructions for each stage, which carries them out one after the other.
+// Pipeline schedules as data: one list of instructions per stage, which the stage runs in this order.
 //
-// The model is cut into stages · chunks parts of consecutive layers. PipelineStage s holds the parts s, s + stages,
-// s + 2·stages …, its chunks 0, 1, 2 …: with one chunk a stage holds one part. GPipe: Huang et al., NeurIPS 2019. 1F1B:
-// Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM), SC 2021.
+// The model is cut into stages · chunks parts of consecutive layers. Stage s holds the parts s, s + stages,
+// s + 2·stages …, which are its chunks 0, 1, 2 …; with one chunk, each stage holds one part. GPipe: Huang et al.,
+// NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM),
+// SC 2021.
 #pragma once
 
 #include <algorithm>
@@ -23,21 +24,22 @@ struct Instruction {
     backward,
     send_activation,     // the output of the chunk, to the part above
     receive_activation,  // the input of the chunk, from the part below
-    send_gradient,       // of the input, to the part below
-    receive_gradient,    // of the output, from the part above
-    update,              // of the parameters, once all gradients are there
+    send_gradient,       // the gradient of the input, to the part below
+    receive_gradient,    // the gradient of the output, from the part above
+    update,              // update the parameters; last in the list
   };
   Kind kind;
   int micro_batch = 0;
-  int chunk = 0;  // of the stage
+  int chunk = 0;  // one of the stage's chunks
   bool operator==(const Instruction&) const = default;
 };
 
 struct Schedule {
   std::string name;
   int stages = 1, micro_batches = 1, chunks = 1;
-  std::vector<int> in_flight;  // by stage: the most micro-batches, all chunks counted, that may wait for their backward
-  std::vector<std::vector<Instruction>> lists;  // by stage
+  // Indexed by stage: the largest number of micro-batches, over all chunks, that may wait for their backward.
+  std::vector<int> in_flight;
+  std::vector<std::vector<Instruction>> lists;  // indexed by stage
 
   int part(int stage, int chunk) const { return chunk * stages + stage; }
   int parts() const { return stages * chunks; }
@@ -52,14 +54,14 @@ inline bool is_activation(Instruction::Kind kind) {
   return kind == Instruction::send_activation || kind == Instruction::receive_activation;
 }
 
-// The stage that a message goes to or comes from. Stages are a ring: above the last one are the next chunks.
+// Returns the stage at the other end of a message. Stages form a ring: above the last one is stage 0's next chunk.
 inline int peer(const Schedule& schedule, int stage, Instruction::Kind kind) {
   const bool above = kind == Instruction::send_activation || kind == Instruction::receive_gradient;
   return (stage + (above ? 1 : schedule.stages - 1)) % schedule.stages;
 }
 
-// A send and a receive of the same direction that follows it directly are one group: they begin together, and neither
-// waits for the other. Every other send or receive is a group of its own.
+// A send and the receive right after it form one NCCL group if both go in the same direction: they start together, and
+// neither waits for the other. Every other send or receive is a group of its own.
 inline bool joins_group(const Instruction& before, const Instruction& i) {
   return (before.kind == Instruction::send_activation && i.kind == Instruction::receive_activation) ||
          (before.kind == Instruction::send_gradient && i.kind == Instruction::receive_gradient);
@@ -67,11 +69,11 @@ inline bool joins_group(const Instruction& before, const Instruction& i) {
 
 // ---- sends and receives --------------------------------------------------------------------------------------------
 
-// Returns the message with the input of a forward or a backward, or that with its result, unless this is an end of the
-// model, where there is none.
+// Returns the message that brings the input of a forward or a backward (`input`) or the one that carries its result
+// away. Returns nothing at the ends of the model, where no other stage is involved.
 inline std::optional<Instruction> message(const Schedule& schedule, int stage, const Instruction& i, bool input) {
   const bool forward = i.kind == Instruction::forward;
-  const bool from_below = forward == input;  // inputs of forwards and gradients of inputs cross the lower boundary
+  const bool from_below = forward == input;  // the message crosses the lower boundary of the part
   const int part = schedule.part(stage, i.chunk);
   if (part == (from_below ? 0 : schedule.parts() - 1)) return std::nullopt;
   const Instruction::Kind receive = forward ? Instruction::receive_activation : Instruction::receive_gradient;
@@ -79,7 +81,7 @@ inline std::optional<Instruction> message(const Schedule& schedule, int stage, c
   return Instruction{input ? receive : send, i.micro_batch, i.chunk};
 }
 
-// Inserts the sends: a result is sent as soon as it is computed.
+// Inserts the sends, each right after the forward or backward that computes what it sends.
 inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage,
                                              const std::vector<Instruction>& order) {
   std::vector<Instruction> list;
@@ -90,13 +92,13 @@ inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage
   return list;
 }
 
-// Inserts the receives. After each forward or backward, in a group with its send, comes the receive for the next one of
-// the same kind (for the one after that if `ahead` is 2): activations travel while the stage computes backwards,
-// gradients while it computes forwards, and neither waits for the other. The first `ahead` receives come before the
-// first forward or backward.
+// Inserts the receives. The receive for a forward or backward comes `ahead` forwards or backwards earlier, in a group
+// with the send of that one: activations travel while the stage computes backwards, gradients while it computes
+// forwards, and neither waits for the other. The first `ahead` receives of a kind come before its first forward or
+// backward.
 inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
                                                 const std::vector<Instruction>& order, std::size_t ahead) {
-  std::vector<Instruction> inputs[2], list;  // what the forwards and the backwards work on
+  std::vector<Instruction> inputs[2], list;  // inputs: the forwards, the backwards
   for (const Instruction& i : order) {
     if (is_compute(i.kind)) inputs[i.kind == Instruction::backward].push_back(i);
   }
@@ -119,7 +121,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
   return list;
 }
 
-// Adds the messages to a stage's forwards and backwards, and the update at the end.
+// Returns the list of a stage: its forwards and backwards in this order, the messages, and the update at the end.
 inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
                                         int ahead) {
   std::vector<Instruction> list =
@@ -130,8 +132,8 @@ inline std::vector<Instruction> connect(const Schedule& schedule, int stage, con
 
 // ---- schedules -----------------------------------------------------------------------------------------------------
 
-// Records the order of a stage: a forward as 1 + micro-batch + micro_batches · chunk, a backward as minus that, because
-// zero has no sign.
+// Records the order of a stage for the checker: a forward as 1 + micro-batch + micro_batches · chunk, a backward as
+// minus that. Numbers start at 1 because 0 has no sign.
 inline void probe_order(const char* todo, const Schedule& s, int stage, const std::vector<Instruction>& order) {
   std::vector<int> numbers;
   for (const Instruction& i : order) {
@@ -141,33 +143,33 @@ inline void probe_order(const char* todo, const Schedule& s, int stage, const st
   probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
 }
 
-// All forwards, then all backwards.
+// GPipe: all forwards, then all backwards.
 inline Schedule gpipe(int stages, int micro_batches) {
   Schedule s{"gpipe", stages, micro_batches, 1, std::vector<int>(stages, micro_batches), {}};
   for (int stage = 0; stage < stages; ++stage) {
     std::vector<Instruction> order;
     // TODO 04.1: Append the forwards of all micro-batches to `order`, then their backwards, the last micro-batch first.
-    //   order.push_back({Instruction::forward, m}) appends the forward of micro-batch m. All stages have the same
-    //   order.
+    //   order.push_back({Instruction::forward, m}) appends the forward of micro-batch m. The order is the same on all
+    //   stages.
     todo("04.1");
     // END TODO 04.1
     probe_order("04.1", s, stage, order);
-    // All inputs are kept until the backwards, so receiving one more ahead costs no memory, and hides the transfers.
+    // All inputs are kept until their backwards anyway, so receiving two ahead costs no memory and hides the transfers.
     s.lists.push_back(connect(s, stage, order, /*ahead=*/2));
   }
   return s;
 }
 
-// One forward, one backward: a micro-batch's backward comes as early as it can.
+// 1F1B, one forward, one backward: each micro-batch's backward comes as early as possible.
 inline Schedule one_f_one_b(int stages, int micro_batches) {
   Schedule s{"1f1b", stages, micro_batches, 1, {}, {}};
   for (int stage = 0; stage < stages; ++stage) {
     s.in_flight.push_back(std::min(micro_batches, stages - stage));
     std::vector<Instruction> order;
-    // TODO 04.2: Append the order of `stage`: warm-up, then a forward and a backward in turns, then what is left.
-    //   Forwards and backwards both go from micro-batch 0 up. How many forwards can a stage do before its first
-    //   backward's gradient can be there, if each stage after it needs one of its own? The last stage does not warm up
-    //   at all. There may be fewer micro-batches than that.
+    // TODO 04.2: Append the order of `stage`: warm-up, then forwards and backwards alternately, then what is left.
+    //   Both forwards and backwards start with micro-batch 0 and count up. Each stage after this one needs a forward of
+    //   its own before the first gradient can come back: how many forwards does this stage do until then? The last
+    //   stage does not warm up at all. There may be fewer micro-batches than that.
     todo("04.2");
     // END TODO 04.2
     probe_order("04.2", s, stage, order);
@@ -176,8 +178,8 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
   return s;
 }
 
-// 1F1B with several chunks per stage. Groups of `stages` micro-batches take turns: each goes through chunk 0, then
-// chunk 1 …, before the next group begins. `micro_batches` must be a multiple of `stages`.
+// 1F1B with several chunks per stage. Each group of `stages` micro-batches goes through chunk 0, then chunk 1 …, before
+// the next group starts. `micro_batches` must be a multiple of `stages`.
 inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   Schedule s{"interleaved", stages, micro_batches, chunks, {}, {}};
   const int total = micro_batches * chunks;
@@ -186,19 +188,20 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   for (int n = 0; n < total; ++n) {
     int micro_batch = 0, chunk = 0;
     // TODO 04.3: Which micro-batch and which chunk does the n-th forward of a stage (from 0) work on?
-    //   With 3 stages and 2 chunks the micro-batches are 0 1 2 0 1 2 3 4 5 3 4 5 … and their chunks 0 0 0 1 1 1 0 0 0 1
-    //   1 1 …: the same on every stage.
+    //   Set `micro_batch` and `chunk`. With 3 stages and 2 chunks, the micro-batches are 0 1 2 0 1 2 3 4 5 3 4 5 … and
+    //   the chunks 0 0 0 1 1 1 0 0 0 1 1 1 …, on every stage.
     todo("04.3");
     // END TODO 04.3
     numbers.insert(numbers.end(), {micro_batch, chunk});
     forwards.push_back({Instruction::forward, micro_batch, chunk});
-    // The backwards go through the chunks the other way round.
+    // The backwards go through the chunks in reverse order.
     backwards.push_back({Instruction::backward, micro_batch, chunks - 1 - chunk});
   }
   probe("04.3", "micro-batch and chunk of each forward", numbers);
   for (int stage = 0; stage < stages; ++stage) {
-    // The first backward is that of the last chunk, which the first group reaches after chunks - 1 rounds. Until its
-    // gradient is back from the last stage and on, a stage above has two slots less to fill than the one below.
+    // The first backward belongs to the last chunk, which the first group reaches after chunks - 1 rounds of `stages`
+    // forwards. Each stage after this one delays its gradient by two more slots: one on the way up, one on the way
+    // down.
     const int warm_up = std::min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage));
     s.in_flight.push_back(std::min(total, warm_up + 1));
     std::vector<Instruction> order(forwards.begin(), forwards.begin() + warm_up);
@@ -214,19 +217,19 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
 
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
-// Which of a pool of buffers each micro-batch of a chunk has, from the instruction that `takes` it to the one that
-// `returns` it; -1 for a micro-batch that takes none.
+// Assigns buffers of a pool to the micro-batches of a chunk. A micro-batch holds its buffer from the instruction of
+// kind `takes` to the one of kind `returns`. Returns the buffer number of each micro-batch; -1 if it needs none.
 inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int micro_batches, int chunk,
                                        Instruction::Kind takes, Instruction::Kind returns) {
   std::vector<int> buffer(micro_batches, -1);
-  std::vector<bool> taken;  // of each buffer in the pool so far
+  std::vector<bool> taken;  // indexed by buffer; the pool grows with it
   for (const Instruction& i : list) {
     const bool nothing_to_return = i.kind == returns && buffer[i.micro_batch] < 0;
     if (i.chunk != chunk || (i.kind != takes && i.kind != returns) || nothing_to_return) continue;
-    // TODO 04.4: Take the lowest free buffer for micro-batch i.micro_batch, or give the one that it has back.
-    //   i.kind says which. Where no buffer is free the pool grows: taken.push_back(true). Its size in the end is the
-    //   largest number of micro-batches in flight: the memory that the schedule needs. buffer[m] keeps its number when
-    //   it is given back, for this is the plan of a whole step: only `taken` changes then.
+    // TODO 04.4: Take the lowest free buffer for micro-batch i.micro_batch, or give its buffer back.
+    //   i.kind says which of the two. If no buffer is free, let the pool grow: taken.push_back(true). Its final size is
+    //   the largest number of micro-batches in flight, and so the memory that the schedule needs. When a buffer is
+    //   given back, change only `taken`: buffer[m] keeps the number, because it is the plan for the whole step.
     todo("04.4");
     // END TODO 04.4
   }
@@ -236,13 +239,13 @@ inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int
 
 // ---- tasks ---------------------------------------------------------------------------------------------------------
 
-// What a stage enqueues at once: a forward, a backward, the update, or a group of messages.
+// What a stage enqueues in one go: a forward, a backward, the update, or a group of messages.
 struct Task {
-  std::vector<Instruction> instructions;  // all messages of a group; one instruction otherwise
-  std::vector<int> waits_for;             // groups that must be over before it begins: their numbers among the tasks
+  std::vector<Instruction> instructions;  // all messages of the group, or one instruction
+  std::vector<int> waits_for;             // indices of the tasks (groups of messages) that must be done before this one
 };
 
-// The numbers of the tasks, each once and in ascending order, that have one of these messages.
+// Returns the indices of the tasks that contain any of these messages, in ascending order, each once.
 inline std::vector<int> groups_of(const std::vector<Task>& tasks,
                                   const std::vector<std::optional<Instruction>>& messages) {
   std::vector<int> groups;
@@ -256,9 +259,9 @@ inline std::vector<int> groups_of(const std::vector<Task>& tasks,
   return groups;
 }
 
-// Returns the tasks of a stage, in the order of its list, and for each forward, each backward and the update the groups
-// of messages that it waits for. Groups need no such list: each waits for all that is computed before it, and for the
-// groups before it in its direction.
+// Returns the tasks of a stage in the order of its list, and for each forward, each backward and the update the groups
+// of messages that it waits for. A group of messages needs no such list: it waits for everything computed before it,
+// and its stream runs the groups of a direction one after the other.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   for (const Instruction& i : schedule.lists[stage]) {
@@ -268,22 +271,23 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   }
 
   std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
-  std::map<bool, int> last_group;  // so far, of the activations and of the gradients
+  std::map<bool, int> last_group;  // the latest group of gradients (false) and of activations (true)
   std::vector<int> waits;
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Instruction& i = tasks[t].instructions[0];
     if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
-    if (i.kind == Instruction::update) {  // the next step begins with all buffers free
+    if (i.kind == Instruction::update) {  // waits for all messages, so the next step starts with all buffers free
       for (const auto& [activations, group] : last_group) tasks[t].waits_for.push_back(group);
     }
     if (!is_compute(i.kind)) continue;
     std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];
     std::vector<std::optional<Instruction>> messages;
-    // TODO 04.5: Which messages must be over before i, a forward or a backward, may begin? Append them to `messages`.
-    //   It needs its input. And its result goes to one of two buffers, which the results of a kind and a chunk have in
-    //   turns: what was there must have been sent. `earlier` has the instructions of this kind and chunk before i, the
-    //   newest last. message(schedule, stage, i, true) is the message with the input of an instruction, with false that
-    //   with its result, and nothing where no other stage has the other end.
+    // TODO 04.5: Append to `messages` the messages that must be done before i, a forward or a backward, may start.
+    //   i needs its input. Its result goes into one of two buffers, between which the results of a kind and a chunk
+    //   alternate: the result that was in this buffer must have been sent. `earlier` holds the instructions of this
+    //   kind and chunk before i, the newest last. message(schedule, stage, i, true) returns the message that brings the
+    //   input of an instruction; with `false`, the one that carries its result away. It returns nothing where no other
+    //   stage is involved, and you may append that too.
     todo("04.5");
     // END TODO 04.5
     earlier.push_back(i);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One stage of a pipeline: its chunks of the model, and buffers for all micro-batches that are in flight at once. How
-// many those are the schedule says, so nothing is allocated after the constructor.
+// One stage of a pipeline: its chunks of the model, and buffers for all micro-batches that are in flight at once. Their
+// number follows from the schedule, so the constructor allocates everything.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ namespace workshop {
 
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
-// Buffers that the micro-batches of a chunk share, and which buffer each micro-batch has.
+// Buffers that the micro-batches of a chunk share, and the number of each micro-batch's buffer.
 template <typename Buffer>
 struct Pool {
-  std::vector<int> place;  // of each micro-batch; -1 if it needs no buffer
+  std::vector<int> place;  // indexed by micro-batch: its buffer; -1 if it needs none
   std::vector<Buffer> buffers;
 
-  // As many buffers as the places ask for.
+  // Makes as many buffers as the places need.
   template <typename Make>
   void fill(const std::vector<int>& places, const Make& make) {
     place = places;
@@ -35,10 +35,10 @@ struct Pool {
   const Buffer& operator[](int micro_batch) const { return buffers[place[micro_batch]]; }
 };
 
-// Results on their way to another stage, which take turns: one is sent while the next one is computed.
+// Two buffers for results on their way to another stage: one is sent while the next result is computed.
 using SendBuffers = std::vector<DeviceBuffer<Real>>;
 
-// One of the parts of the model that a stage holds, with its buffers.
+// One part of the model that a stage holds, with its buffers.
 struct ModelChunk {
   ModelChunk(const Network& network, LayerRange layers, int max_samples, Storage storage, cudaStream_t stream)
       : model(network, max_samples, stream, layers, storage),
@@ -46,22 +46,22 @@ struct ModelChunk {
         is_last(layers.last == network.depth()) {}
 
   Model model;
-  bool is_first, is_last;           // of the whole model
+  bool is_first, is_last;           // holds the first or last layer of the model
   Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward
   Pool<Activations> activations;
-  Pool<DeviceBuffer<Real>> gradients;         // of the output, received
-  SendBuffers outputs;                        // where `activations` do not hold them until they are sent
+  Pool<DeviceBuffer<Real>> gradients;         // gradients of the output, received
+  SendBuffers outputs;                        // only with recomputation, when `activations` do not keep them
   SendBuffers input_gradients;                // on their way down
-  std::vector<Real*> output, input_gradient;  // of each micro-batch: what is to be sent
-  int forwards = 0, backwards = 0;            // of this step so far
+  std::vector<Real*> output, input_gradient;  // indexed by micro-batch: the data to send
+  int forwards = 0, backwards = 0;            // enqueued so far in this step
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
 
 class PipelineStage {
  public:
-  // Part p has the layers [bounds[p], bounds[p + 1]). The schedule's micro-batches must divide the batch size.
-  // `recompute`: a forward keeps only the chunk's input, and its backward repeats the forward.
+  // Part i has the layers [bounds[i], bounds[i + 1]). The number of micro-batches must divide `batch_size`. With
+  // `recompute`, a forward keeps only the chunk's input, and the backward repeats the forward.
   PipelineStage(const Network& network, int batch_size, const Schedule& schedule, int stage,
                 const std::vector<int>& bounds, bool recompute, cudaStream_t stream, Storage storage = Storage::own)
       : micro_batches_(schedule.micro_batches),
@@ -69,7 +69,7 @@ class PipelineStage {
         stream_(stream),
         slices_(schedule.micro_batches) {
     const int stages = static_cast<int>(schedule.lists.size());
-    if (stage >= stages) fail(1, "this is stage %d of a pipeline whose last one is %d", stage, stages - 1);
+    if (stage >= stages) fail(1, "this is stage %d of a pipeline whose last stage is %d", stage, stages - 1);
     const int samples = batch_size / micro_batches_;
     for (int c = 0; c < schedule.chunks; ++c) {
       const int part = schedule.part(stage, c);
@@ -79,7 +79,8 @@ class PipelineStage {
     }
   }
 
-  // Begins a step, with a batch of which the first part reads x and the last part y. Its loss is added to *loss.
+  // Starts a step. The first part of the model reads batch.x, the last part batch.y; the batch's loss is added to
+  // *loss.
   void begin_step(const Batch& batch, float* loss) {
     batch_ = batch;
     loss_ = loss;
@@ -88,10 +89,10 @@ class PipelineStage {
     for (int m = 0; m < micro_batches_; ++m) {
       int first = 0, samples = 0, mean_over = 0;
       // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
-      //   It has `samples` of the batch's samples, from number `first` on. The last batch of an epoch may be short: the
-      //   numbers of samples then differ by at most one, and the earlier micro-batches have one more. What comes out is
-      //   added up over the micro-batches, the losses as well as the gradients: all together must be the mean over the
-      //   batch.samples samples.
+      //   Set `first`, its first sample in the batch, and `samples`, how many it has. The last batch of an epoch may be
+      //   short: the sizes may then differ by one, and the earlier micro-batches get the extra samples. The losses and
+      //   the gradients of all micro-batches are added up: the sums must be those of the mean over all batch.samples
+      //   samples.
       todo("04.6");
       // END TODO 04.6
       slices_[m] = {first, samples, mean_over};
@@ -104,7 +105,7 @@ class PipelineStage {
     const Range range("forward " + std::to_string(i.micro_batch), stream_);
     ModelChunk& chunk = chunks_[i.chunk];
     const Real* output = compute_forward(chunk, i.micro_batch);
-    if (!chunk.outputs.empty()) {  // the next forward overwrites what this one has, perhaps before it is sent
+    if (!chunk.outputs.empty()) {  // the next forward overwrites this output, perhaps before it is sent
       Real* copy = chunk.outputs[chunk.forwards % 2].data();
       copy_to(copy, output, micro_batch(i.micro_batch).samples * chunk.model.output_size());
       output = copy;
@@ -113,14 +114,15 @@ class PipelineStage {
     ++chunk.forwards;
   }
 
-  // Adds the share of a micro-batch in a mean over `samples_of_mean` samples to the step's loss, after a forward of the
-  // model's last part that no backward follows.
+  // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after a
+  // forward of the model's last part that no backward follows.
   void add_loss(const Instruction& i, int samples_of_mean) {
     ModelChunk& chunk = chunks_[i.chunk];
     chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
   }
 
-  // Calls ready(chunk, layer) once per step for each layer, when the work for its gradients is enqueued.
+  // Enqueues a backward. In the last one of a step, calls ready(chunk, layer) for each layer as soon as the work for
+  // its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const Range range("backward " + std::to_string(i.micro_batch), stream_);
     ModelChunk& chunk = chunks_[i.chunk];
@@ -133,7 +135,7 @@ class PipelineStage {
     ++chunk.backwards;
   }
 
-  // Where a message comes from or goes to, and its length, a number of Reals.
+  // Returns the buffer that a message is sent from or received into.
   Real* message(const Instruction& i) const {
     const ModelChunk& chunk = chunks_[i.chunk];
     const int m = i.micro_batch;
@@ -150,6 +152,7 @@ class PipelineStage {
         return nullptr;
     }
   }
+  // Returns the length of a message, in Reals.
   int message_size(const Instruction& i) const {
     const Model& model = chunks_[i.chunk].model;
     const bool above = i.kind == Instruction::send_activation || i.kind == Instruction::receive_gradient;
@@ -159,7 +162,8 @@ class PipelineStage {
   std::deque<ModelChunk>& chunks() { return chunks_; }
 
  private:
-  // A micro-batch: `samples` of the batch's samples, from number `first` on. Its loss is a mean over mean_over samples.
+  // A micro-batch: the samples [first, first + samples) of the batch. Its loss is the sum over them, divided by
+  // mean_over.
   struct Slice {
     int first, samples, mean_over;
   };
@@ -203,10 +207,10 @@ class PipelineStage {
     } else {
       copy_to(model.output_gradient(), chunk.gradients[m].data(), batch.samples * model.output_size());
     }
-    // The gradients of a step add up. Its first backward overwrites them: they still hold those of the last step. Which
-    // micro-batch that is depends on the schedule.
+    // The first backward of a step overwrites the gradients of the step before; the others add to them. Which
+    // micro-batch comes first depends on the schedule.
     const bool accumulate = chunk.backwards > 0;
-    if (batch.samples == 0) {  // of a short batch: nothing to add
+    if (batch.samples == 0) {  // in a short batch: nothing to add
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
       for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
       return;
@@ -223,7 +227,7 @@ class PipelineStage {
   int micro_batches_;
   bool recompute_;
   cudaStream_t stream_;
-  std::vector<Slice> slices_;  // of each micro-batch
+  std::vector<Slice> slices_;  // indexed by micro-batch
   std::deque<ModelChunk> chunks_;
   Batch batch_;
   float* loss_ = nullptr;

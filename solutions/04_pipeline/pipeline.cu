@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline parallelism: model parallelism whose ranks work on several micro-batches of a batch at once. What a stage
-// computes when is data: schedule.h makes it, check_schedule.h checks it, and the executor of pipeline.h carries it out
-// on the layers and buffers of stage.h.
+// Pipeline parallelism: model parallelism in which the ranks work on different micro-batches at the same time. The
+// schedule is data: schedule.h makes it, check_schedule.h checks it, and the executor in pipeline.h runs it on the
+// layers and buffers of stage.h.
 #include <algorithm>
 #include <deque>
 
@@ -26,7 +26,8 @@ using namespace workshop;
 
 namespace {
 
-// Makes some steps of a model that waits. The first one does not count: in it NCCL connects the ranks.
+// Runs a few steps of a model that waits instead of computing. The clock ignores the first one, in which NCCL connects
+// the ranks.
 void simulate(const Options& options, PipelineStage& stage, PipelineExecutor& executor, IdleClock& clock) {
   const int steps = options.max_steps > 0 ? options.max_steps : 6;
   const DeviceBuffer<float> x(options.batch_size * stage.chunks().front().model.input_size(), Memory::data);
@@ -40,7 +41,7 @@ void simulate(const Options& options, PipelineStage& stage, PipelineExecutor& ex
 
 void train(const Options& options, const Network& network, const Schedule& schedule, PipelineStage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
-  // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
+  // All ranks go through the same batches. The first rank uses the inputs, the last one the targets.
   DataSource data = network.data();
   data.needs_x = job.rank() == 0;
   Training training(options, job, {.reports = job.rank() == 0}, data, stream);
@@ -87,7 +88,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   for (const ModelChunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 
-// Cuts the network into parts: part p has the layers [bounds[p], bounds[p + 1]).
+// Cuts the network into parts. Part i gets the layers [bounds[i], bounds[i + 1]) of the bounds returned.
 std::vector<int> bounds_of(const PipelineSettings& settings, const Options& options, const Network& network,
                            const Schedule& schedule, const Group& ranks, cudaStream_t stream) {
   const Partition how = partition_of(settings.partition, options);

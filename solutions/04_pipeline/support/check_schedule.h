@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is a schedule right? Found out without a device, before any rank runs it: a wrong one would hang, or train wrongly.
+// Checks a schedule without a device, before any rank runs it: a wrong schedule would hang, or train wrongly.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace workshop {
 
-// "forward 3", or "forward 3 of chunk 1".
+// Returns "forward 3", or "forward 3 of chunk 1" if there are several chunks.
 inline std::string describe(const Schedule& s, const Instruction& i) {
   static const char* const kNames[] = {"forward",       "backward",         "send_activation", "receive_activation",
                                        "send_gradient", "receive_gradient", "update"};
@@ -25,7 +25,7 @@ inline std::string describe(const Schedule& s, const Instruction& i) {
 
 struct ScheduleError {
   int stage;
-  int position;  // in the stage's list; its length where something is missing
+  int position;  // in the stage's list; the list's length if something is missing
   std::string what;
 };
 
@@ -33,10 +33,10 @@ class ScheduleCheck {
  public:
   explicit ScheduleCheck(const Schedule& schedule) : schedule_(schedule) {}
 
-  // All that is wrong, stage by stage. Empty for a schedule that the executor can run.
+  // Returns all errors, stage by stage; none for a schedule that the executor can run.
   std::vector<ScheduleError> run() {
     for (int stage = 0; stage < schedule_.stages; ++stage) check_indices(stage);
-    if (!errors_.empty()) return errors_;  // what follows looks instructions up by these numbers
+    if (!errors_.empty()) return errors_;  // the other checks use these indices
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       check_counts(stage);
       check_order(stage);
@@ -54,7 +54,7 @@ class ScheduleCheck {
   const List& list(int stage) const { return schedule_.lists[stage]; }
   int length(int stage) const { return static_cast<int>(list(stage).size()); }
   std::string describe(const Instruction& i) const { return workshop::describe(schedule_, i); }
-  // The first place of an instruction, or the length of the list.
+  // Returns the first place of an instruction in the list, or the length of the list.
   int find(int stage, const Instruction& i) const {
     return static_cast<int>(std::find(list(stage).begin(), list(stage).end(), i) - list(stage).begin());
   }
@@ -70,7 +70,8 @@ class ScheduleCheck {
     }
   }
 
-  // Does a stage have this instruction? The ends of the model have no stage to send to or receive from.
+  // Returns whether a stage needs this instruction: the ends of the model have no other stage to exchange messages
+  // with.
   bool belongs(int stage, const Instruction& i) const {
     const int part = schedule_.part(stage, i.chunk), last = schedule_.parts() - 1;
     if (i.kind == Instruction::receive_activation || i.kind == Instruction::send_gradient) return part > 0;
@@ -78,7 +79,7 @@ class ScheduleCheck {
     return true;
   }
 
-  // Every instruction that belongs to a stage is there, once.
+  // Every instruction that belongs to a stage must be there exactly once.
   void check_counts(int stage) {
     for (int at = 0; at < length(stage); ++at) {
       const Instruction& i = list(stage)[at];
@@ -100,7 +101,7 @@ class ScheduleCheck {
     }
   }
 
-  // What has to come before what, within the list of one stage.
+  // Within a list, each instruction must come after those that it needs.
   void check_order(int stage) {
     static constexpr std::pair<Instruction::Kind, Instruction::Kind> kBefore[] = {
         {Instruction::receive_activation, Instruction::forward}, {Instruction::forward, Instruction::send_activation},
@@ -114,7 +115,7 @@ class ScheduleCheck {
         if (i.kind != after || needed < at || needed == length(stage)) continue;
         add(stage, at, describe(i) + " comes before the " + describe(list(stage)[needed]) + " that it needs");
       }
-      // The executor has one buffer for the result under way and one for the next.
+      // A send must follow its computation directly, because there are only two buffers for results.
       const bool computed = at > 0 && is_compute(list(stage)[at - 1].kind);
       if (is_send(i.kind) &&
           !(computed && list(stage)[at - 1].micro_batch == i.micro_batch && list(stage)[at - 1].chunk == i.chunk)) {
@@ -123,7 +124,7 @@ class ScheduleCheck {
     }
   }
 
-  // The n-th send to a stage meets the n-th receive there: both must mean the same micro-batch.
+  // The n-th send to a stage meets the n-th receive there: both must mean the same micro-batch and boundary.
   void check_partners(int stage) {
     for (Instruction::Kind kind : {Instruction::send_activation, Instruction::send_gradient}) {
       const int other = peer(schedule_, stage, kind);
@@ -136,7 +137,7 @@ class ScheduleCheck {
           continue;
         }
         add(stage, sends[n], describe(send) + " meets " + describe(receive) + " of stage " + std::to_string(other));
-        break;  // one out of order puts all that follow out of order too
+        break;  // all later messages are then out of order too
       }
     }
   }
@@ -176,13 +177,14 @@ class ScheduleCheck {
   std::vector<ScheduleError> errors_;
 };
 
-// All that is wrong with a schedule; empty for one that the executor can run.
+// Returns all errors of a schedule; none for one that the executor can run.
 inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { return ScheduleCheck(schedule).run(); }
 
 // ---- chart ---------------------------------------------------------------------------------------------------------
 
-// One line a stage, one column a slot of time: F2 is the forward of micro-batch 2, B2 its backward, with a letter for
-// the chunk where there are several. The cell of an error ends with '!'; '?' is what never gets its turn.
+// Returns a chart with one line per stage and one column per slot. F2 is the forward of micro-batch 2, B2 its backward,
+// followed by a letter for the chunk if there are several. A cell with an error ends with '!', one that waits forever
+// with '?'.
 inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {}) {
   const ScheduleTimes times = ScheduleSimulation(s).times;
   std::vector<std::map<int, std::string>> rows(s.lists.size());  // slot -> cell
@@ -222,7 +224,7 @@ inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& er
   return text;
 }
 
-// The chart, and a line for each error.
+// Returns the chart and one line per error.
 inline std::string chart_and_errors(const Schedule& s, const std::vector<ScheduleError>& errors) {
   std::string text = chart(s, errors);
   for (const ScheduleError& e : errors) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation checkpointing every few layers (Chen et al., 2016), as DeepSpeed's PipelineModule has it with
-// activation_checkpoint_interval.
+// Activation checkpoints every few layers (Chen et al., 2016), like activation_checkpoint_interval of DeepSpeed's
+// PipelineModule.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace workshop {
 
-// The network whose layers are groups of up to `interval` layers, none of which crosses the bounds of a part. Changes
-// the bounds to those of the groups.
+// Returns the network with groups of up to `interval` layers as its layers. No group crosses the bounds of a part.
+// Changes `bounds` to count groups instead of layers.
 inline Network grouped(Network network, std::vector<int>& bounds, int interval) {
   const auto room = std::make_shared<SharedRoom::element_type>();
   std::vector<std::shared_ptr<Layer>> groups;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forward pass through all stages with no backward pass behind it, for validation.
+// A forward pass through all stages without a backward pass, for validation.
 #pragma once
 
 #include "04_pipeline/schedule.h"
@@ -8,9 +8,9 @@
 
 namespace workshop {
 
-// Adds the batch's share of the mean loss over `samples_of_mean` samples to *loss, on the last stage. Goes part by part
-// and micro-batch by micro-batch, because a chunk has no room for more samples: nothing overlaps. Collective over the
-// stages.
+// Adds the batch's share of the mean loss over `samples_of_mean` samples to *loss, on the last stage. Runs one
+// micro-batch after the other, because a chunk has room for only that many samples; nothing overlaps. Collective over
+// the stages.
 inline void evaluate_batch(PipelineStage& stage, const Schedule& schedule, const Group& stages, const Batch& batch,
                            int samples_of_mean, float* loss, cudaStream_t stream) {
   stage.begin_step(batch, loss);
@@ -23,7 +23,7 @@ inline void evaluate_batch(PipelineStage& stage, const Schedule& schedule, const
       const Instruction receive{Instruction::receive_activation, m, (part + 1) / schedule.stages};
       if (mine(part)) stage.forward(forward);
       if (part + 1 == parts && mine(part)) stage.add_loss(forward, samples_of_mean);
-      // A group, as the only stage of an interleaved schedule sends to itself.
+      // In one group, because an interleaved schedule with a single stage sends to itself.
       NCCL_CHECK(ncclGroupStart());
       if (mine(part) && part + 1 < parts) {
         NCCL_CHECK(ncclSend(stage.message(send), stage.message_size(send), kReal,

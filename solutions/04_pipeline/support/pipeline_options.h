@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of every program that has a pipeline, and the schedule that they ask for.
+// The options of every program with a pipeline, and the schedule that they select.
 #pragma once
 
 #include <string>
@@ -18,11 +18,11 @@ struct PipelineOptions {
     options.add("--schedule", schedule, "order of the micro-batches' forwards and backwards",
                 {"gpipe", "1f1b", "interleaved"});
     options.add("--micro-batches", micro_batches, micro_batches_help, 1, 1 << 20);
-    options.add("--chunks", chunks, "parts of the model a stage, if interleaved; default: 2", 1, 1 << 10);
+    options.add("--chunks", chunks, "parts of the model per stage, if interleaved; default: 2", 1, 1 << 10);
   }
 
-  // Fills in what is not given, and ends the program on what does not fit together. `stages_option` asks for the
-  // stages.
+  // Fills in the defaults, and ends the program if the options contradict each other. `stages_option` is the option
+  // that sets the number of stages, for the error messages.
   void complete(int stages, const std::string& stages_option) {
     const bool interleaved = schedule == "interleaved";
     if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
@@ -32,8 +32,8 @@ struct PipelineOptions {
     }
     require_product({{stages_option, stages}, {"--micro-batches", micro_batches}, {"--chunks", chunks}}, 1 << 22);
     if (interleaved && micro_batches % stages != 0) {
-      usage_error("--micro-batches is '%d'; expected a multiple of the %d stages: interleaved takes groups of so many",
-                  micro_batches, stages);
+      usage_error("--micro-batches is '%d'; expected a multiple of the %d stages, the size of a group", micro_batches,
+                  stages);
     }
   }
 

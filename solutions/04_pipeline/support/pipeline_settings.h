@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the pipeline program, and what they make: a network and a schedule.
+// The options of the pipeline program, and the network and the schedule that it makes from them.
 #pragma once
 
 #include <chrono>
@@ -21,9 +21,9 @@ struct PipelineSettings {
   PipelineOptions pipeline{.micro_batches = 4};
   std::string partition;
   int stages = 0;
-  int checkpoint_interval = 0;  // layers of which one activation is kept; 0: all are kept
+  int checkpoint_interval = 0;  // layers per group that keeps only its output; 0: keep all activations
   bool print = false;
-  double milliseconds = 0;  // above 0: a forward or a backward waits for so long instead of computing
+  double milliseconds = 0;  // if above 0, each forward and each backward waits this long instead of computing
 };
 
 inline void add_options(Options& options, PipelineSettings& s) {
@@ -37,7 +37,7 @@ inline void add_options(Options& options, PipelineSettings& s) {
               "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
 }
 
-// Fills in what is not given, and ends the program on what does not fit together.
+// Fills in the defaults, and ends the program if the options contradict each other.
 inline void complete(PipelineSettings& s, const Options& options) {
   const int ranks = process_ranks().world;
   if (s.stages == 0) s.stages = ranks;
@@ -63,7 +63,7 @@ inline Network make_pipeline_network(const PipelineSettings& s, const Options& o
   return network;
 }
 
-// The schedule that the options ask for. Ends all ranks with status 1 if it is wrong: run, it might never end.
+// Returns the schedule that the options select. Ends all ranks with status 1 if it is wrong, because it might hang.
 inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
@@ -72,7 +72,7 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
   print0(
       "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
       todo, chart_and_errors(schedule, errors).c_str());
-  // Whichever rank ends first ends the others: let rank 0 speak.
+  // The first rank to end ends all others: give rank 0 time to print.
   if (process_ranks().rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
   end_job(kFailed);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the pipeline program shows: a schedule, and how the stages spent their time.
+// Prints schedules, predicted times, and how the stages spent their time.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 
 namespace workshop {
 
-// The share of the time that a stage has nothing to do, if forwards take as long as each other, and so do backwards.
+// Returns the share of the time in which a stage idles, if all forwards take the same time and all backwards do.
 inline double bubble(const Schedule& s) { return (s.stages - 1.0) / (s.chunks * s.micro_batches + s.stages - 1); }
 
-// The most micro-batches whose backward is still to come, at any time.
+// Returns the largest number of micro-batches that wait for their backward at the same time.
 inline int largest_in_flight(const std::vector<Instruction>& list) {
   int in_flight = 0, largest = 0;
   for (const Instruction& i : list) {
@@ -30,11 +30,12 @@ inline int largest_in_flight(const std::vector<Instruction>& list) {
   return largest;
 }
 
-// All numbers are those of the order that the stages have, right or wrong.
+// Prints the chart and the bubble. The numbers come from the lists of the stages, so they are also those of a wrong
+// order.
 inline void print_schedule(const Schedule& s) {
   const double slots = makespan(s), busy = 2.0 * s.micro_batches * s.chunks;
-  print0("%s: %d stages, %d micro-batches, %d chunk%s a stage\n%s", s.name.c_str(), s.stages, s.micro_batches, s.chunks,
-         s.chunks > 1 ? "s" : "", chart(s).c_str());
+  print0("%s: %d stages, %d micro-batches, %d chunk%s per stage\n%s", s.name.c_str(), s.stages, s.micro_batches,
+         s.chunks, s.chunks > 1 ? "s" : "", chart(s).c_str());
   print0(
       "%.0f slots, of which each stage computes in %.0f: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
       slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
@@ -43,8 +44,9 @@ inline void print_schedule(const Schedule& s) {
   }
 }
 
-// Milliseconds of a step with these bounds of the parts, one a stage, without messages and update: the slowest stage
-// works on one micro-batch after the other, and the first of them comes, and the last goes, through all others.
+// Returns the predicted milliseconds per step, without messages and update, if each stage has one of the parts with
+// these bounds: the slowest stage works on one micro-batch after the other, and filling and draining the pipeline takes
+// one forward and one backward of every other stage.
 inline double expected_step(const std::vector<LayerTime>& times, const std::vector<int>& bounds, int micro_batches) {
   double all = 0, slowest = 0;
   for (std::size_t part = 0; part + 1 < bounds.size(); ++part) {
@@ -56,7 +58,7 @@ inline double expected_step(const std::vector<LayerTime>& times, const std::vect
   return all + (micro_batches - 1) * slowest;
 }
 
-// Prints and records the time of each layer, and what to expect of each way to cut them.
+// Prints and records the time of each layer and the predicted step of each partition.
 inline void print_layer_times(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
                               const std::vector<LayerTime>& times) {
   print0("layer  parameters  forward    backward\n");
@@ -81,14 +83,15 @@ inline void print_layer_times(const Schedule& schedule, const std::vector<std::i
   }
 }
 
-// Prints and records what each stage holds and how much of its time it idles. That stays out of the ledger.
+// Prints and records the activations that each stage holds and the share of its time that it idles. Collective; stays
+// out of the ledger.
 inline void print_idle_shares(const Schedule& schedule, PipelineStage& stage, const IdleClock& clock, bool simulated,
                               const Job& job, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
   struct Row {
     float idle;
-    int activations;      // micro-batches whose activations the stage can hold, all chunks counted
-    std::uint64_t bytes;  // of all activations, at their peak
+    int activations;      // micro-batches whose activations the stage has room for, over all chunks
+    std::uint64_t bytes;  // peak of all activations
   };
   Row mine{static_cast<float>(clock.idle_share()), 0, memory_use(Memory::activations).peak};
   for (const ModelChunk& chunk : stage.chunks()) mine.activations += static_cast<int>(chunk.activations.buffers.size());

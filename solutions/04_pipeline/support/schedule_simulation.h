@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A schedule as the executor would run it, without a device: when is each instruction done?
+// Simulates how the executor would run a schedule, without a device: when is each instruction done?
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@ inline Instruction::Kind other_half(Instruction::Kind message) {
   }
 }
 
-// When each instruction is done, by stage and place in its list: a forward or a backward takes one slot of time, all
-// else none. -1 for what is never done because it waits forever.
+// The slot after which each instruction is done, indexed by stage and place in its list. A forward or a backward takes
+// one slot, everything else takes no time. -1 for an instruction that waits forever.
 using ScheduleTimes = std::vector<std::vector<int>>;
 
-// One stage as the executor runs it: three queues, each of which carries out its groups of instructions one after the
-// other. The compute queue has groups of one. The two message queues hold a group back until what precedes it in the
-// list is computed, and leave it when the other half of each of its messages has begun too: a send waits for its
-// receive.
+// Each stage has three queues, as in the executor, and each queue runs its groups of instructions one after the other.
+// The compute queue has groups of one instruction. The two message queues start a group when everything computed before
+// it in the list is done, and finish it when the other end of each of its messages has started too: a send waits for
+// its receive.
 class ScheduleSimulation {
  public:
   explicit ScheduleSimulation(const Schedule& schedule) : schedule_(schedule) {
@@ -62,17 +62,17 @@ class ScheduleSimulation {
 
  private:
   struct Queue {
-    std::vector<std::vector<int>> groups;  // of places in the list
-    std::size_t next = 0;
-    int time = 0;  // when the group before `next` was done
+    std::vector<std::vector<int>> groups;  // places in the list
+    std::size_t next = 0;                  // first group that is not done
+    int time = 0;                          // when the group before it was done
   };
   struct Stage {
     Queue queues[3];                                        // compute, activations, gradients
-    std::vector<int> begun;                                 // when a message's group began
+    std::vector<int> begun;                                 // when a message's group started; -1: not yet
     std::map<Instruction::Kind, std::vector<int>> of_kind;  // places in the list
   };
 
-  // Carries out the next forward or backward if its input is there.
+  // Runs the next instruction of the compute queue if its input is there. Returns whether it did.
   bool compute(int stage) {
     Stage& s = stages_[stage];
     Queue& queue = s.queues[0];
@@ -96,7 +96,7 @@ class ScheduleSimulation {
     return true;
   }
 
-  // Begins or ends the next group of messages if it can.
+  // Starts or finishes the next group of messages if possible. Returns whether it did.
   bool exchange(int stage, Queue& queue) {
     if (queue.next == queue.groups.size()) return false;
     const std::vector<int>& group = queue.groups[queue.next];
@@ -124,7 +124,8 @@ class ScheduleSimulation {
     return true;
   }
 
-  // Between two ranks the n-th send meets the n-th receive, whatever they were meant for.
+  // Returns when the other end of a message started, or -1. Between two ranks the n-th send meets the n-th receive,
+  // even if they mean different micro-batches.
   int other_half_begun(int stage, int at) const {
     const Instruction::Kind kind = schedule_.lists[stage][at].kind;
     const std::vector<int>& mine = stages_[stage].of_kind.at(kind);
@@ -139,7 +140,7 @@ class ScheduleSimulation {
   std::vector<Stage> stages_;
 };
 
-// Slots that the whole schedule takes.
+// Returns the number of slots that the whole schedule takes.
 inline int makespan(const Schedule& schedule) {
   int last = 0;
   for (const auto& times : ScheduleSimulation(schedule).times) {

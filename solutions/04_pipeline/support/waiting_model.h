@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model that waits instead of computing: what a schedule costs shows best where all parts take the same time.
+// A model that waits instead of computing. All its parts take the same time, so only the schedule makes stages idle.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace workshop {
 
-// Takes its time on the stream, as a kernel would, and no processor. Its output is undefined.
+// Occupies the stream for the given time, as a kernel would, but no processor. Its output is undefined.
 class WaitingLayer : public Layer {
  public:
   WaitingLayer(int width, double milliseconds) : Layer("wait", width, width), milliseconds_(milliseconds) {}
