@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The eight collective operations, each shown before and after, rank by rank; then all-reduce from its two halves.
+// Runs the eight collective operations and prints every rank's buffers before and after; then builds an all-reduce from
+// its two halves.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -14,49 +15,50 @@ namespace {
 
 using namespace workshop;
 
-// Who takes part in a collective, and the stream that it is enqueued on.
+// The ranks that take part in a collective, and the stream on which this rank enqueues it.
 struct Participants {
   ncclComm_t comm;
   cudaStream_t stream;
   int rank;   // of this process
   int world;  // number of ranks
-  int root;   // the rank that broadcast and scatter read from, and that gather and reduce write to
+  int root;   // the rank from which broadcast and scatter read and to which gather and reduce write
 };
 
-// in: [count], read only on the root; out: [count], the root's values on every rank.
+// Copies the root's `in` to all ranks. in: [count], read only on the root; out: [count].
 void broadcast(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.1: Copy the root's `count` values of `in` to `out` on every rank: one NCCL call.
   //   ncclBroadcast(send, receive, count, ncclFloat, root, comm, stream). All ranks make the same call with the same
-  //   arguments: which of them says who sends? Put NCCL_CHECK( ) around it, as around every call of NCCL: where one
-  //   fails, that ends the job and says which. docs/calls.md has all calls on one page.
+  //   arguments. Which argument says who sends? Put NCCL_CHECK( ) around this and every other NCCL call: if the call
+  //   fails, NCCL_CHECK reports it and ends the job. docs/calls.md has all calls on one page.
   todo("00.1");
   // END TODO 00.1
   probe("00.1", "broadcast", out, {count}, group.stream);
 }
 
-// in: [world, count], read only on the root; out: [count], row r of the root's `in` on rank r.
+// Gives row r of the root's `in` to rank r. in: [world, count], read only on the root; out: [count].
 void scatter(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
-  //   ncclSend(from, count, ncclFloat, peer, comm, stream) and ncclRecv(to, count, ncclFloat, peer, comm, stream). A
-  //   group is what stands between ncclGroupStart() and ncclGroupEnd(); in it a rank may send to itself. Who sends how
-  //   often, and who receives?
+  //   ncclSend(from, count, ncclFloat, peer, comm, stream) and ncclRecv(to, count, ncclFloat, peer, comm, stream). Put
+  //   them between ncclGroupStart() and ncclGroupEnd(): within a group, a rank may send to itself. How many sends does
+  //   each rank make, and how many receives?
   todo("00.2");
   // END TODO 00.2
   probe("00.2", "scatter", out, {count}, group.stream);
 }
 
-// in: [count]; out: [world, count], written only on the root: row r is rank r's `in`.
+// Collects all ranks' `in` on the root: row r of its `out` is rank r's `in`. in: [count]; out: [world, count], written
+// only on the root.
 void gather(const float* in, float* out, int count, const Participants& group) {
-  // TODO 00.3: Bring rank r's `in` to row r of the root's `out`, with one group of sends and receives.
-  //   It is scatter backwards. What becomes of each send and of each receive?
+  // TODO 00.3: Send rank r's `in` to row r of the root's `out`, with one group of sends and receives.
+  //   This is scatter in reverse. What does each send become, and what does each receive become?
   todo("00.3");
   // END TODO 00.3
   probe("00.3", "gather", out, {group.world, count}, group.stream);
 }
 
-// in: [count]; out: [count], written only on the root: the sum of `in` over the ranks.
+// Sums `in` over the ranks, on the root. in: [count]; out: [count], written only on the root.
 void reduce(const float* in, float* out, int count, const Participants& group) {
-  // TODO 00.4: Add `in` up over all ranks, element by element, into the root's `out`: one NCCL call.
+  // TODO 00.4: Sum `in` over all ranks, element by element, into the root's `out`: one NCCL call.
   //   ncclReduce(send, receive, count, ncclFloat, operation, root, comm, stream). Which operation is the sum, rather
   //   than the maximum or the average?
   todo("00.4");
@@ -64,56 +66,57 @@ void reduce(const float* in, float* out, int count, const Participants& group) {
   probe("00.4", "reduce", out, {count}, group.stream);
 }
 
-// in: [count]; out: [world, count], row r is rank r's `in`, on every rank.
+// Collects all ranks' `in` on every rank: row r of `out` is rank r's `in`. in: [count]; out: [world, count].
 void all_gather(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.5: Give every rank the `in` of all ranks, as the rows of `out`: one NCCL call.
-  //   ncclAllGather(send, receive, count, ncclFloat, comm, stream) takes one count. Is that the number of elements a
-  //   rank sends, or the number it ends up with?
+  //   ncclAllGather(send, receive, count, ncclFloat, comm, stream) takes one count. Is it the number of elements that a
+  //   rank sends, or the number that it receives?
   todo("00.5");
   // END TODO 00.5
   probe("00.5", "all-gather", out, {group.world, count}, group.stream);
 }
 
-// in: [world, count]; out: [count], on rank r the sum over the ranks of their rows r.
+// Sums `in` over the ranks and leaves row r of the sum on rank r. in: [world, count]; out: [count].
 void reduce_scatter(const float* in, float* out, int count, const Participants& group) {
-  // TODO 00.6: Add `in` up over all ranks and leave row r of the sum in rank r's `out`: one NCCL call.
-  //   ncclReduceScatter(send, receive, count, ncclFloat, operation, comm, stream) takes one count. Is that the number
-  //   of elements a rank sends, or the number it ends up with?
+  // TODO 00.6: Sum `in` over all ranks and leave row r of the sum in rank r's `out`: one NCCL call.
+  //   ncclReduceScatter(send, receive, count, ncclFloat, operation, comm, stream) takes one count. Is it the number
+  //   of elements that a rank sends, or the number that it receives?
   todo("00.6");
   // END TODO 00.6
   probe("00.6", "reduce-scatter", out, {count}, group.stream);
 }
 
-// in: [world, count]; out: [world, count], on rank r: row s is row r of rank s's `in` (a transposition of blocks).
+// Transposes blocks: on rank r, row i of `out` is row r of rank i's `in`. in: [world, count]; out: [world, count].
 void all_to_all(const float* in, float* out, int count, const Participants& group) {
   // TODO 00.7: Send row r of `in` to rank r, and receive row r of `out` from rank r, for every r.
-  //   What would happen to these sends and receives without a group around them?
+  //   What would happen without a group around these sends and receives?
   todo("00.7");
   // END TODO 00.7
   probe("00.7", "all-to-all", out, {group.world, count}, group.stream);
 }
 
-// in: [world, count]; out: [world, count], the sum of `in` over the ranks, on every rank.
+// Sums `in` over the ranks, on every rank. in: [world, count]; out: [world, count].
 void all_reduce(const float* in, float* out, int count, const Participants& group) {
-  // TODO 00.8: Add `in` up over all ranks into every rank's `out`: one NCCL call.
+  // TODO 00.8: Sum `in` over all ranks into every rank's `out`: one NCCL call.
   //   ncclAllReduce(send, receive, count, ncclFloat, operation, comm, stream). Here `in` has world x count elements,
-  //   and nothing is split. What is the count of this call?
+  //   and every rank gets the sums of all of them. What is the count of this call?
   todo("00.8");
   // END TODO 00.8
   probe("00.8", "all-reduce", out, {group.world, count}, group.stream);
 }
 
-// The same as all_reduce, in two halves. Chapter 06 (FSDP) lives on doing other work between them.
+// Does the same as all_reduce, in two halves. FSDP (chapter 06) does other work between them.
 void all_reduce_in_halves(const float* in, float* out, int count, const Participants& group) {
   float* my_row = out + group.rank * count;
   // TODO 00.9: Reduce-scatter `in` into `my_row`, then all-gather the rows into `out`: two NCCL calls.
-  //   `my_row` lies inside `out`. What makes the second call an in-place one, which copies nothing to itself?
+  //   `my_row` is a row of `out`. Which send buffer makes the second call an in-place one, which need not copy this
+  //   rank's own row?
   todo("00.9");
   // END TODO 00.9
   probe("00.9", "reduce-scatter + all-gather", out, {group.world, count}, group.stream);
 }
 
-// What rank `rank` starts with: 100, 101, … on rank 0, 200, 201, … on rank 1. Integers, so sums are exact in any order.
+// The initial values: 100, 101, … on rank 0, 200, 201, … on rank 1. They are integers, so sums are exact in any order.
 float initial(int rank, int i) { return static_cast<float>(100 * (rank + 1) + i); }
 
 float sum_of_initial(int i, int world) {
@@ -122,7 +125,7 @@ float sum_of_initial(int i, int world) {
   return sum;
 }
 
-// A collective with the sizes of its buffers and, element by element, what it must leave in `out`.
+// A collective, the sizes of its buffers, and the value that it must leave in each element of `out`.
 struct Example {
   const char* title;
   int in, out;  // elements of a rank's input and output
@@ -160,7 +163,8 @@ std::vector<Example> examples(int count, int world) {
   };
 }
 
-// Every rank's buffer, on every rank's host: [world, mine.size()]. It stays out of the ledger of the calls you make.
+// Returns the buffers of all ranks, [world, mine.size()], on every host. Off the record, because the ledger lists only
+// the calls that you write.
 std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Participants& group) {
   const OffTheRecord off_the_record;
   DeviceBuffer<float> all(group.world * mine.size(), Memory::data);
@@ -168,7 +172,7 @@ std::vector<float> from_all_ranks(const DeviceBuffer<float>& mine, const Partici
   return all.download(group.stream);
 }
 
-// " 100 101 | 102 103": a bar between the rows of `count`, a dot where nothing was written.
+// Formats like " 100 101 | 102 103": a bar between rows of `count` elements, a dot for an element that was not written.
 std::string to_string(const float* values, int size, int count) {
   std::string text;
   for (int i = 0; i < size; ++i) {
@@ -181,7 +185,7 @@ std::string to_string(const float* values, int size, int count) {
 }
 
 // Runs one collective and prints every rank's buffers before and after. Returns all outputs, [world, out], and clears
-// `right` when they are not what the collective promises.
+// `right` if an output is not what the collective promises.
 std::vector<float> demonstrate(const Example& example, int count, const Participants& group, bool& right) {
   std::vector<float> host(example.in);
   for (int i = 0; i < example.in; ++i) host[i] = initial(group.rank, i);
@@ -211,9 +215,10 @@ std::vector<float> demonstrate(const Example& example, int count, const Particip
 int main(int argc, char** argv) {
   int count = 2;
   int root = 0;
-  Options options("00_collectives/collectives", "The collective operations, shown before and after");
+  Options options("00_collectives/collectives",
+                  "Runs every collective operation and shows its buffers before and after");
   options.without_training();
-  options.add("--count", count, "elements a rank contributes", 1, 64);
+  options.add("--count", count, "elements that each rank contributes", 1, 64);
   options.add("--root", root, "root of broadcast, scatter, gather and reduce", 0);
   options.parse(argc, argv);
   Job job(options);
@@ -223,7 +228,7 @@ int main(int argc, char** argv) {
   Stream stream;
   const Participants group = {job.comm(), stream, job.rank(), job.world(), root};
 
-  print0("%d ranks, %d elements a rank, root %d; a dot is an element that nothing was written to\n", job.world(), count,
+  print0("%d ranks, %d elements per rank, root %d; a dot is an element that was not written\n", job.world(), count,
          root);
   bool right = true;
   std::vector<std::vector<float>> outputs;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a collective takes: time, algorithm bandwidth and bus bandwidth over message sizes, and the latency and
-// bandwidth that explain them: t = alpha + beta x bytes.
+// Measures how long a collective takes for different message sizes. Prints time, algorithm bandwidth and bus bandwidth,
+// and fits the model of chapter 00 to the times: alpha + beta x bytes.
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -22,11 +22,11 @@ using Json = nlohmann::ordered_json;
 enum class CollectiveOp { all_reduce, all_gather, reduce_scatter, broadcast, send_recv };
 const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"};
 
-constexpr int kWarmUp = 3;    // calls before the clock starts: the first ones set up connections
+constexpr int kWarmUp = 3;    // calls before the clock starts: the first calls set up connections
 constexpr int kSizeStep = 4;  // each message is this many times as long as the one before
 constexpr double kGiga = 1e9;
 
-// What is measured, by whom, on which stream.
+// The operation that is measured, and the ranks and stream that it runs on.
 struct CollectiveCall {
   CollectiveOp op;
   ncclComm_t comm;
@@ -34,13 +34,13 @@ struct CollectiveCall {
   int rank, world;
 };
 
-// The share of a message that each rank must at least send, through the one link that it has.
+// Returns the share of a message that each rank must send at least, over its one link.
 double bus_factor(CollectiveOp op, int world) {
   double factor = 0;
   // TODO 00.14: Set `factor` to the bus factor of each operation.
-  //   After an all-gather each of the P ranks has received all of the message but its own part, and some rank had to
-  //   send that: (P-1)/P. broadcast and send_recv send the whole message once.
-  //   What is left for a reduce-scatter, and for an all-reduce, which is both?
+  //   In an all-gather, each of the P ranks receives all of the message except its own part, so on average each rank
+  //   sends (P-1)/P of it. broadcast and send_recv send the whole message once.
+  //   What is the factor of a reduce-scatter, and of an all-reduce, which is both?
   const double others = static_cast<double>(world - 1) / world;
   if (op == CollectiveOp::all_reduce) factor = 2 * others;
   if (op == CollectiveOp::all_gather || op == CollectiveOp::reduce_scatter) factor = others;
@@ -49,7 +49,7 @@ double bus_factor(CollectiveOp op, int world) {
   return factor;
 }
 
-// Those of all operations, in the order of CollectiveOp.
+// Returns the bus factors of all operations, in the order of CollectiveOp.
 std::vector<double> bus_factors(int world) {
   std::vector<double> factors;
   for (std::size_t op = 0; op < kOps.size(); ++op) factors.push_back(bus_factor(static_cast<CollectiveOp>(op), world));
@@ -57,13 +57,14 @@ std::vector<double> bus_factors(int world) {
   return factors;
 }
 
-// As in nccl-tests, a message is the longest buffer that a rank takes part with. In all-gather and reduce-scatter that
-// is the one with a part for every rank, while the `count` of the call is the length of one part.
+// Returns how many times the call's `count` the message has. As in nccl-tests, the message is the longest buffer that a
+// rank takes part with. In all-gather and reduce-scatter, this is the buffer with one part per rank, while `count` is
+// the length of one part.
 int parts(const CollectiveCall& group) {
   return group.op == CollectiveOp::all_gather || group.op == CollectiveOp::reduce_scatter ? group.world : 1;
 }
 
-// The `count` argument of the call for a message of `bytes`, rounded down to whole elements, at least one.
+// Returns the `count` argument for a message of `bytes`, rounded down to whole elements, but at least 1.
 std::size_t count_argument(std::size_t bytes, const CollectiveCall& group) {
   return std::max<std::size_t>(1, bytes / sizeof(float) / parts(group));
 }
@@ -96,12 +97,12 @@ void enqueue(const float* in, float* out, std::size_t count, const CollectiveCal
   }
 }
 
-// The largest of the ranks' values.
+// Returns the largest of the ranks' values.
 double slowest(float seconds, const CollectiveCall& group) {
   return std::ranges::max(Group(group.comm).gather(seconds));
 }
 
-// Measures calls of the collective with the same buffers, and checks what they leave in `out`.
+// Measures calls of the collective for messages of up to `max_bytes`, and checks what they leave in `out`.
 class Benchmark {
  public:
   Benchmark(std::size_t max_bytes, const CollectiveCall& group)
@@ -125,9 +126,9 @@ class Benchmark {
     const int enqueued_before = enqueued;
     timing_.start();
     // TODO 00.15: Set `milliseconds` to the time that `iterations` calls of enqueue() take on the device.
-    //   Record `start` and `stop` around them, cudaEventRecord(event, stream), and ask
-    //   cudaEventElapsedTime(&milliseconds, start, stop) for the time between the two. enqueue() only enqueues. What
-    //   must have happened before that time is known?
+    //   Record `start` and `stop` around them with cudaEventRecord(event, stream), and read the time between the two
+    //   with cudaEventElapsedTime(&milliseconds, start, stop). enqueue() only enqueues. What must have happened before
+    //   this time is known?
     CUDA_CHECK(cudaEventRecord(start, group_.stream));
     for (int i = 0; i < iterations; ++i) enqueue(in, out, count, group_);
     CUDA_CHECK(cudaEventRecord(stop, group_.stream));
@@ -142,9 +143,9 @@ class Benchmark {
     return {count * parts(group_) * sizeof(float), slowest(milliseconds / 1e3f / iterations, group_)};
   }
 
-  // Says what is wrong with the results or the times, if anything.
+  // Prints what is wrong with the results or the times. Returns whether nothing is.
   bool passed() const {
-    if (!results_right_) std::printf("rank %d: WRONG, the calls left other values than expected\n", group_.rank);
+    if (!results_right_) std::printf("rank %d: WRONG, the calls left unexpected values\n", group_.rank);
     const bool times_right = timing_.passed();
     return results_right_ && times_right;
   }
@@ -196,7 +197,7 @@ std::string json_text(const std::string& op, int world, const std::vector<Measur
 int main(int argc, char** argv) {
   int min_kib = 4, max_mib = 16, iterations = 10;
   std::string op = kOps[0], json_file;
-  Options options("00_collectives/bandwidth", "Time and bandwidth of a collective over message sizes");
+  Options options("00_collectives/bandwidth", "Measures time and bandwidth of a collective over message sizes");
   options.without_training();
   options.add("--op", op, "what to measure", kOps);
   options.add("--min-kib", min_kib, "shortest message [KiB]", 1, 1 << 21);
@@ -215,7 +216,7 @@ int main(int argc, char** argv) {
   const CollectiveCall group = {chosen, job.comm(), stream, job.rank(), job.world()};
 
   const double factor = bus_factors(job.world())[static_cast<std::size_t>(chosen)];
-  print0("%s on %d ranks, %d calls a size after %d to warm up; bus bandwidth = %.4g x algorithm bandwidth\n",
+  print0("%s on %d ranks, %d calls per size after %d warm-up calls; bus bandwidth = %.4g x algorithm bandwidth\n",
          op.c_str(), job.world(), iterations, kWarmUp, factor);
   Benchmark benchmark(max_bytes, group);
   std::vector<Measurement> measurements;

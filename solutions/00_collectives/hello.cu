@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is there: every rank's place, device and software, how a node's devices are connected, and whether the job uses
-// what it was given. Nothing to fill in: read it, and run it first wherever you come to.
+// Prints every rank's place, device and software, how a node's devices are connected, and whether the job uses what it
+// was given. Nothing to fill in. Run it first on every machine that is new to you.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,14 +15,14 @@ namespace {
 
 using namespace workshop;
 
-// What a rank tells the others of itself. Of fixed size, so that NCCL can gather it as bytes.
+// A rank's description of itself. It has a fixed size, so that NCCL can gather it as bytes.
 struct RankInfo {
   int rank, local_rank, local_world;
-  int device, visible;      // its device, and how many it is shown
-  int devices;              // that its node has for the job
+  int device, visible;      // its device, and how many devices it sees
+  int devices;              // of its node, for this job
   int driver, nccl;         // versions, as CUDA and NCCL number them
   std::size_t memory;       // of the device, bytes
-  cudaUUID_t uuid;          // of the device, in all processes the same
+  cudaUUID_t uuid;          // of the device, the same in all processes
   char node[64], name[64];  // name: of the device
   char bus[32], mpi[32];
 };
@@ -51,8 +51,8 @@ RankInfo rank_info(const Job& job) {
   return info;
 }
 
-// What all ranks say of themselves, on every rank: the first collective of the job. It is the all-gather of
-// collectives.cu, of bytes: where this one comes through, all ranks reach each other.
+// Returns the descriptions of all ranks, on every rank. This is the first collective of the job, the all-gather of
+// collectives.cu with bytes: if it succeeds, all ranks can reach each other.
 std::vector<RankInfo> gather(const RankInfo& mine, const Job& job) {
   const Stream stream;
   DeviceBuffer<RankInfo> in(1, Memory::data), out(job.world(), Memory::data);
@@ -61,7 +61,7 @@ std::vector<RankInfo> gather(const RankInfo& mine, const Job& job) {
   return out.download(stream);
 }
 
-// "GPU-5e1c92c2-…", as nvidia-smi -L prints it.
+// Formats like nvidia-smi -L: "GPU-5e1c92c2-…".
 std::string to_string(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
@@ -92,7 +92,7 @@ void print_rank(const RankInfo& info, int world) {
 
 // ---- how the devices of rank 0's node are connected ----------------------------------------------------------------
 
-// What a device can do with another's memory says what lies between them.
+// Tells the kind of link from what one device can do with the other's memory.
 std::string link(int from, int to) {
   if (from == to) return "-";
   int access = 0, atomics = 0;
@@ -102,7 +102,7 @@ std::string link(int from, int to) {
   return atomics ? "P2P+" : "P2P";
 }
 
-// The ranks that use a device of this node, "rank 0,2".
+// Lists the ranks that use a device of rank 0's node: "rank 0,2".
 std::string users_of(int device, const std::vector<RankInfo>& infos) {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
@@ -118,8 +118,8 @@ void print_links(const std::vector<RankInfo>& infos) {
   const RankInfo& mine = infos[0];
   const int shown = std::min(mine.visible, mine.devices);
   print0(
-      "\nFrom device to device of %s. P2P: one reads and writes the memory of the other, over PCIe; P2P+: with atomic\n"
-      "operations too, over NVLink; host: all goes through the memory of the host\n",
+      "\nLinks between the devices of %s. P2P: one device can access the memory of the other, over PCIe; P2P+:\n"
+      "with atomic operations too, over NVLink; host: all traffic goes through the memory of the host\n",
       mine.node);
   print0("%12s", "");
   for (int to = 0; to < shown; ++to) print0("%6d", to);
@@ -131,16 +131,15 @@ void print_links(const std::vector<RankInfo>& infos) {
   }
   if (shown < mine.devices) {
     print0(
-        "Rank 0 is shown %d of %d devices. Ranks that do not see each other's lose their fast way between them: ask "
-        "for\n"
-        "--gpus-per-node, not --gpus-per-task\n",
+        "Rank 0 sees %d of %d devices. Ranks that do not see each other's devices lose the fast links between them:\n"
+        "ask for --gpus-per-node, not --gpus-per-task\n",
         shown, mine.devices);
   }
 }
 
-// ---- is what the job was given what it uses? -----------------------------------------------------------------------
+// ---- does the job use what it was given? ---------------------------------------------------------------------------
 
-// A number that Slurm tells, 0 without Slurm.
+// Returns a number from Slurm's environment, 0 without Slurm.
 int from_slurm(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? 0 : std::atoi(value);
@@ -149,7 +148,7 @@ int from_slurm(const char* name) {
 struct Node {
   std::string name;
   int given;                   // devices, for this job
-  std::set<std::string> used;  // by its ranks
+  std::set<std::string> used;  // devices that its ranks use
 };
 
 std::vector<Node> nodes_of(const std::vector<RankInfo>& infos) {
@@ -168,7 +167,7 @@ bool same_versions(const std::vector<RankInfo>& infos) {
   });
 }
 
-// What the job was given and does not use, a line each.
+// Returns a line for each thing that the job was given and does not use.
 std::vector<std::string> unused(const std::vector<RankInfo>& infos) {
   std::vector<std::string> lines;
   const std::vector<Node> nodes = nodes_of(infos);
@@ -189,10 +188,10 @@ std::vector<std::string> unused(const std::vector<RankInfo>& infos) {
   return lines;
 }
 
-// Says on rank 0 whether the job uses what it was given, with the same software everywhere.
+// Prints on rank 0 whether the job uses what it was given, with the same software everywhere. Returns whether it does.
 bool all_is_well(const std::vector<RankInfo>& infos) {
   std::vector<std::string> wrong = unused(infos);
-  if (!same_versions(infos)) wrong.emplace_back("the ranks' drivers or libraries are not of the same version");
+  if (!same_versions(infos)) wrong.emplace_back("the ranks' drivers or libraries have different versions");
   for (const std::string& line : wrong) print0("WRONG: %s\n", line.c_str());
   if (!wrong.empty()) return false;
   const std::vector<Node> nodes = nodes_of(infos);
@@ -205,7 +204,8 @@ bool all_is_well(const std::vector<RankInfo>& infos) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options("00_collectives/hello", "Who is there, how the devices are connected, and whether all are used");
+  Options options("00_collectives/hello",
+                  "Prints all ranks, how their devices are connected, and whether all are used");
   options.without_training();
   options.parse(argc, argv);
   const Job job(options);

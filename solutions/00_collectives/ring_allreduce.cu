@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce from send and receive: the ranks stand in a ring, each sends to the next and receives from the previous.
-// Compared on the spot with ncclAllReduce.
+// All-reduce from sends and receives: the ranks form a ring, and each sends to the next rank and receives from the
+// previous one. Compares the result with ncclAllReduce.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -21,17 +21,17 @@ __global__ void add(float* sum, const float* x, int count) {
   for (int i : grid_stride(count)) sum[i] += x[i];
 }
 
-// A run of elements of the vector that is reduced.
+// A range of elements of the vector that is reduced.
 struct RingChunk {
   int begin, size;
 };
 
-// The vector cut into one chunk a rank. Where the ranks do not divide `count`, the first chunks have one element more;
-// with fewer elements than ranks the last chunks are empty.
+// Cuts the vector into one chunk per rank. If `count` is not divisible by the number of ranks, the first chunks have
+// one element more. With fewer elements than ranks, the last chunks are empty.
 class RingChunks {
  public:
   RingChunks(int count, int world) : count_(count), world_(world) {}
-  // Chunk `index`, counted round the ring: index -1 is the last one, index `world` the first.
+  // Returns chunk `index`, counted around the ring: -1 is the last chunk, `world` is the first.
   RingChunk operator[](int index) const {
     const int c = ((index % world_) + world_) % world_;
     const int begin = c * (count_ / world_) + std::min(c, count_ % world_);
@@ -48,11 +48,11 @@ struct Ring {
   int rank, world;
 };
 
-// Sends `outgoing` of `data` to the next rank of the ring while the previous rank's chunk arrives in `received`.
+// Sends the chunk `outgoing` of `data` to the next rank and receives the previous rank's chunk in `received`.
 void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk incoming, const Ring& ring) {
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
-  //   A chunk is outgoing.size floats from data + outgoing.begin. Which rank is next after the last one?
-  //   All ranks do this at the same time. Who would receive if the send had to finish first?
+  //   The outgoing chunk is outgoing.size floats from data + outgoing.begin. Which rank comes after the last one?
+  //   All ranks do this at the same time. If each send had to finish first, which rank would receive?
   const int next = (ring.rank + 1) % ring.world;
   const int previous = (ring.rank + ring.world - 1) % ring.world;
   NCCL_CHECK(ncclGroupStart());
@@ -63,14 +63,14 @@ void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk i
   probe("00.10", "received", received, {incoming.size}, ring.stream);
 }
 
-// world-1 steps, after which rank r has the sum over all ranks in chunk r+1; its other chunks hold partial sums.
-// `received` has room for the largest chunk.
+// Takes world-1 steps, after which rank r has the sum over all ranks in chunk r+1. Its other chunks hold partial sums.
+// `received` must have room for the largest chunk.
 void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks, const Ring& ring) {
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.11: Set `outgoing` and `incoming` to this step's chunks of the reduce-scatter.
-    //   In step 0 rank r sends chunk r; in every later step it sends the chunk that it has just added to.
-    //   Which chunk arrives, when the previous rank follows the same rule?
+    //   In step 0, rank r sends chunk r. In every later step, it sends the chunk that it has just added to.
+    //   The previous rank follows the same rule: which chunk arrives?
     outgoing = chunks[ring.rank - step];
     incoming = chunks[ring.rank - step - 1];
     // END TODO 00.11
@@ -79,20 +79,20 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
     pass_on(data, outgoing, received, incoming, ring);
     // TODO 00.12: Add `received` to the chunk of `data` that it belongs to: one launch of the kernel `add`.
     //   launch(kernel, elements, stream, the kernel's arguments...). Which operation on the stream must be done before
-    //   it starts, and what makes sure of that?
+    //   the kernel starts, and what guarantees this?
     launch(add, incoming.size, ring.stream, data + incoming.begin, received, incoming.size);
     // END TODO 00.12
     probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);
   }
 }
 
-// world-1 steps that carry the finished chunks round: afterwards every rank has all of them.
+// Takes world-1 steps that carry the finished chunks around the ring. Afterwards, every rank has all of them.
 void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.13: Set `outgoing` and `incoming` to this step's chunks of the all-gather.
-    //   The reduce-scatter has left rank r with the finished chunk r+1, which it sends in step 0.
-    //   What can it send in the step after, and which of its chunks is overwritten in this one?
+    //   After the reduce-scatter, rank r has the finished chunk r+1 and sends it in step 0.
+    //   Which chunk can it send in the next step, and which of its chunks does this step overwrite?
     outgoing = chunks[ring.rank + 1 - step];
     incoming = chunks[ring.rank - step];
     // END TODO 00.13
@@ -112,16 +112,16 @@ void ring_all_reduce(float* data, int count, const Ring& ring) {
   CUDA_CHECK(cudaStreamSynchronize(ring.stream));  // `received` is freed here
 }
 
-// The vector of one rank: standard normal values, other ones on each rank and the same in every run.
+// Returns the vector of one rank: standard normal values, different on each rank and the same in every run.
 std::vector<float> vector_of(int rank, int count) {
   std::vector<float> values(count);
   Generator(rank).randn(values.data(), values.size());
   return values;
 }
 
-// How far the ring and NCCL may be apart in each element. Both add `world` floats, in orders of their own. Whatever the
-// order, a sum of P floats is off by at most (P-1) u sum|x|, where u = FLT_EPSILON / 2 is the error of one rounding.
-// Two such sums differ by at most twice that.
+// Returns by how much the ring and NCCL may differ in each element. Both add `world` floats, in different orders. In
+// any order, a sum of P floats is off by at most (P-1) u sum|x|, where u = FLT_EPSILON / 2 is the error of one
+// rounding. Two such sums differ by at most twice that.
 std::vector<double> tolerances(int count, int world) {
   std::vector<double> sum_of_magnitudes(count);
   for (int rank = 0; rank < world; ++rank) {
@@ -136,7 +136,7 @@ std::vector<double> tolerances(int count, int world) {
 
 int main(int argc, char** argv) {
   int count = 1000;
-  Options options("00_collectives/ring_allreduce", "All-reduce from send and receive round a ring");
+  Options options("00_collectives/ring_allreduce", "Builds an all-reduce from sends and receives around a ring");
   options.without_training();
   options.add("--count", count, "elements of the vector that is reduced", 1, 1 << 24);
   options.parse(argc, argv);
@@ -163,9 +163,8 @@ int main(int argc, char** argv) {
   const int steps = 2 * (job.world() - 1);
   print0("%d ranks, %d elements: %d steps, each sending one chunk of at most %d elements\n", job.world(), count, steps,
          RingChunks(count, job.world())[0].size);
-  print0(
-      "a rank sends about 2(P-1)/P x %d = %.1f elements: with any number of ranks, never more than twice the vector\n",
-      count, static_cast<double>(steps) / job.world() * count);
+  print0("a rank sends about 2(P-1)/P x %d = %.1f elements: less than twice the vector, however many ranks\n", count,
+         static_cast<double>(steps) / job.world() * count);
   if (wrong > 0) {
     std::printf("rank %d: WRONG, %d of %d elements differ from ncclAllReduce by more than rounding can explain\n",
                 job.rank(), wrong, count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of communication costs that the whole workshop uses, and how to get it from measured times.
+// The model of communication costs that all chapters use, and its fit to measured times.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@ namespace workshop {
 
 struct Measurement {
   std::size_t bytes;  // of the message
-  double seconds;     // of one call: the mean over the iterations, on the slowest rank
+  double seconds;     // of one call: the mean over the iterations on the slowest rank
 };
 
-// The time of a call: alpha + beta x bytes.
+// A line through the times of calls: alpha + beta x bytes.
 struct Fit {
-  double alpha;  // seconds a call takes however short the message: the latency
-  double beta;   // seconds a byte
+  double alpha;  // the latency: seconds per call, even for the shortest message
+  double beta;   // seconds per byte
   double seconds(double bytes) const { return alpha + beta * bytes; }
 };
 
-// Least squares over the relative errors. With absolute ones only the longest messages would decide, and alpha, which
-// matters for the short ones, would be lost in their noise. Neither alpha nor beta is negative.
-// At least one measurement, none of them 0 seconds; with a single size alpha is 0.
+// Fits by least squares over the relative errors. With absolute errors, only the longest messages would count, and
+// alpha, which matters for short messages, would be lost in their noise. Neither alpha nor beta is negative. Requires
+// at least one measurement and no time of 0 seconds. With a single size, alpha is 0.
 inline Fit fit(const std::vector<Measurement>& measurements) {
   double w = 0, wx = 0, wxx = 0, wt = 0, wxt = 0;
   for (const auto& [bytes, t] : measurements) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that measures time must not report nonsense: holds the time that events have measured against the time that
-// the host has waited for the same calls.
+// Compares the time that events measured with the time that the host waited for the same calls, so that `bandwidth`
+// does not report nonsense.
 #pragma once
 
 #include <algorithm>
@@ -13,24 +13,24 @@
 
 namespace workshop {
 
-// The time between two events around some calls lies within the time that the host waits for them, and is most of it.
-// On a busy machine the host may notice late that the device is done, so the bounds are wide, and the median over all
-// measurements is what is judged. Not judged are a single rank, whose calls are copies that are done before the host
-// wakes up, and a simulated machine, whose clock is not the host's.
+// The time between two events around some calls is part of the time that the host waits for them, and most of it. On a
+// busy machine, the host may notice late that the device is done. Therefore the bounds are wide, and the check uses the
+// median over all measurements. It skips single ranks, whose calls are copies that are done before the host wakes up,
+// and simulated machines, whose clock is not the host's.
 class TimingCheck {
  public:
   TimingCheck(int rank, int world) : rank_(rank), judged_(world > 1 && !time_is_simulated()) {}
 
   void start() { begin_ = std::chrono::steady_clock::now(); }
 
-  // Call once the host has waited for `calls` calls, which took `milliseconds` by the events.
+  // Call after the host has waited for `calls` calls. The events measured `milliseconds` for them.
   void stop(float milliseconds, int calls) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin_;
     shares_.push_back(milliseconds / 1e3 / waited.count());
     calls_ = calls;
   }
 
-  // Says what is wrong, if anything.
+  // Prints what is wrong with the times. Returns whether nothing is.
   bool passed() const {
     if (!judged_) return true;
     const double share = median_share();
@@ -50,19 +50,19 @@ class TimingCheck {
 
   const char* likely_cause(double share) const {
     const double one = 1.0 / calls_;
-    if (share < 0) return ": start and stop are exchanged";
+    if (share < 0) return ": start and stop are swapped";
     if (share > 0.3 * one && share < 3 * one) {
-      return ": that is the time of one call; it is divided by `iterations` later";
+      return ": this is the time of one call; the program divides by `iterations` later";
     }
-    if (share > 0.3e-3 && share < 3e-3) return ": milliseconds are asked for, or no call lies between the two events";
-    return ": do the events lie around the calls, on the same stream?";
+    if (share > 0.3e-3 && share < 3e-3) return ": expected milliseconds, and the calls between the two events";
+    return ": are the events recorded around the calls, on the same stream?";
   }
 
   int rank_;
   bool judged_;
   int calls_ = 1;  // of a measurement
   std::chrono::steady_clock::time_point begin_;
-  std::vector<double> shares_;  // of the host's wait, one for each measurement
+  std::vector<double> shares_;  // measured time / host's wait, one per measurement
 };
 
 }  // namespace workshop
