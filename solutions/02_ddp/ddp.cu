@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distributed data parallelism: every rank holds the whole model, a replica, and computes on its share of each batch.
-// This is the loop of one process (01_single_gpu/mlp.cu) and four steps more: broadcast_parameters(),
-// average_gradients(), average_losses() and evaluate(). They are in ddp.h, with the TODOs, because later chapters call
-// them too.
+// Distributed data parallelism: every rank holds the whole model, a replica, and computes on its part of each batch.
+//
+// This is the training loop of 01_single_gpu/mlp.cu with four more calls: broadcast_parameters(), average_gradients(),
+// average_losses() and evaluate(). They are in ddp.h, with the TODOs, because later chapters call them too.
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   const Clipping clipping(options, model.count(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  add_all(training, model, optimizer);  // the same on all ranks, so rank 0 saves
+  add_all(training, model, optimizer);  // what a checkpoint holds; all ranks have the same, so rank 0 saves it
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);

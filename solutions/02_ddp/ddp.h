@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism: replicas that start from the same parameters, and update them with the same gradients, stay alike.
-// Nothing else has to be sent; each rank keeps its own copy of the optimizer's state.
+// Data parallelism: replicas that start with the same parameters and update them with the same gradients stay equal.
+// Nothing else has to be sent. Each rank keeps its own copy of the optimizer's state.
 #pragma once
 
 #include <vector>
@@ -11,55 +11,55 @@
 
 namespace workshop {
 
-// Gives every rank the parameters of rank 0, the only one that has drawn initial values.
+// Copies the parameters of rank 0 to all ranks. Only rank 0 has drawn initial values.
 inline void broadcast_parameters(const Model& model, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
-    //   ncclBroadcast(send, receive, count, kReal, root, comm, stream) (docs/calls.md). Its count, p.count(), is in
-    //   elements, not in bytes. kReal is their type: ncclFloat, unless the program is built for another precision.
+    //   ncclBroadcast(send, receive, count, kReal, root, comm, stream) (docs/calls.md). The count, p.count(), is in
+    //   elements, not in bytes. kReal is their type: ncclFloat unless the program is built for another precision.
     NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, stream));
     // END TODO 02.1
     probe("02.1", p.name, p.value, {p.count()}, stream);
   }
 }
 
-// Averages the gradients over the replicas. Once per step is enough, however many batches were accumulated: the average
+// Averages the gradients over the replicas. Call it once per step, after all batches have been accumulated: the average
 // of sums is the sum of averages.
 inline void average_gradients(const Model& model, const Group& replicas, cudaStream_t stream) {
   const Range range("average gradients", stream);
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.2: Average this parameter's gradient over all ranks, in place.
-    //   ncclAllReduce(send, receive, count, kReal, operation, comm, stream). Which operation divides by the number
-    //   of ranks for you?
+    //   ncclAllReduce(send, receive, count, kReal, operation, comm, stream). Which operation also divides by the number
+    //   of ranks?
     NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count(), kReal, ncclAvg, comm, stream));
     // END TODO 02.2
     probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
   }
 }
 
-// Averages the losses of an epoch, of which each rank knows only those of its own batches.
+// Averages the losses of an epoch over the replicas. Each rank has only the losses of its own batches.
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
-  //   All ranks may have the result: the call is the one of TODO 02.2, but not in place, and a loss is always a float.
+  //   Use the call of TODO 02.2, but not in place. A loss is always a float. All ranks may have the result.
   NCCL_CHECK(ncclAllReduce(losses.losses(), losses.global_losses(), losses.count(), ncclFloat, ncclAvg, comm, stream));
   // END TODO 02.3
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// Computes the mean loss over samples that are not trained on, those of validation or test. Each sample counts once,
-// whatever the number of replicas. add_loss(batch, loss) adds a batch's share of the mean to *loss; where several ranks
-// form a replica, only one of them adds it.
+// Computes the mean loss over the samples of validation or test. Each sample counts once, for any number of replicas.
+// add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, only one of
+// them may add it.
 inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
   if (count == 0) return;
   std::vector<int> mine;
-  // TODO 02.4: Which of the samples first … first + count - 1 are this rank's?
-  //   As DistributedSampler does: every replicas.size()-th from the replicas.rank()-th on. But without padding: a
-  //   sample that two ranks see would count twice, and the result would depend on the number of ranks.
+  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
+  //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
+  //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
   for (int i = replicas.rank(); i < count; i += replicas.size()) mine.push_back(first + i);
   // END TODO 02.4
   probe("02.4", "this rank's samples of the evaluation", mine);
@@ -67,8 +67,8 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
   training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
     // TODO 02.5: Combine the ranks' shares of the mean, in place, on every rank: one float.
-    //   The call is the one of TODO 02.3. Each share is divided by the number of all samples already: is it the sum or
-    //   the average of them?
+    //   Use the call of TODO 02.3. Each share is already divided by the number of all samples: do you need the sum of
+    //   the shares or their average?
     NCCL_CHECK(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, comm, stream));
     // END TODO 02.5
     probe("02.5", "loss of the evaluation", loss, {1}, stream);

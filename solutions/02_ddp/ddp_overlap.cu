@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that hides its communication: ddp.cu, with the gradients averaged in buckets, on a second stream,
-// while the backward pass goes on. Read it beside ddp.cu: in place of average_gradients() there is a GradientReducer,
-// of ddp_overlap.h, where the TODOs are.
+// Data parallelism that hides its communication: gradients are averaged in buckets, on a second stream, while the
+// backward pass runs. Compare it with ddp.cu: a GradientReducer replaces average_gradients(). It is in ddp_overlap.h,
+// with the TODOs.
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
-  // One call for all parameters, which lie one after the other.
+  // All parameters lie in one array, so one call sends them.
   NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
   GradientReducer reducer(model, bucket_mb * (1 << 20), job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  add_all(training, model, optimizer);  // the same on all ranks, so rank 0 saves
+  add_all(training, model, optimizer);  // what a checkpoint holds; all ranks have the same, so rank 0 saves it
 
   const auto add_loss = [&](const Batch& batch, float* loss) {
     model.forward(batch, activations);
@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
         model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
-          if (batch.last) reducer.on_layer_done(layer);  // only then are the sums over the step's batches complete
+          if (batch.last) reducer.on_layer_done(layer);  // before that, the sums over the batches are incomplete
         });
       }
       reducer.finish();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients averaged while the backward pass goes on: in buckets, on a stream of their own.
+// Averages gradients during the backward pass: in buckets, on their own stream.
 //
 // The backward pass finishes the gradients of the last layer first. As soon as all layers of a bucket are done, its
-// all-reduce starts on the communication stream, while the compute stream works on the layers below. So does PyTorch's
-// DDP (Li et al., VLDB 2020); here all gradients lie in one array, so that a bucket is a range of it and nothing is
+// all-reduce starts on the communication stream, while the compute stream works on the layers below. PyTorch's DDP does
+// the same (Li et al., VLDB 2020). Here all gradients lie in one array, so a bucket is a range of it and nothing is
 // copied.
 #pragma once
 
@@ -14,24 +14,24 @@
 
 namespace workshop {
 
-// The gradients of the layers [first_layer, last_layer]: `count` numbers from `offset` on in the model's array.
+// The gradients of the layers [first_layer, last_layer]: `count` elements of the model's array, starting at `offset`.
 struct Bucket {
   int first_layer, last_layer;
   int offset, count;
 };
 
-// Cuts the model into buckets, in the order in which the backward pass finishes them: last layer first. A bucket is
-// full as soon as it has `bucket_bytes`.
+// Divides the model into buckets, in the order in which the backward pass finishes them: last layer first. A bucket is
+// full as soon as it has at least `bucket_bytes`. Every layer is in exactly one bucket.
 inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
   std::vector<Bucket> buckets;
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
     const Extent layer = model.layers()[i];
-    // TODO 02.6: Add layer i to the bucket that is being filled; once it is full, or no layer is left, append it.
-    //   The bucket being filled has the layers (i, last] and `count` numbers so far; it is full at `bucket_bytes`
-    //   bytes. The layer has layer.count numbers, weights and biases together (in·out + out of a linear layer), from
-    //   layer.offset on, each of sizeof(Real) bytes. The bucket's offset is that of its lowest layer. Then `last` and
-    //   `count` start over.
+    // TODO 02.6: Add layer i to the current bucket. If the bucket is full or no layer is left, append it to buckets.
+    //   The current bucket has the layers (i, last] and `count` elements so far. It is full when it has at least
+    //   `bucket_bytes` bytes. Layer i has layer.count elements, weights and biases together (O·I + O for a linear
+    //   layer), starting at layer.offset, of sizeof(Real) bytes each. The offset of a bucket is that of its lowest
+    //   layer. After appending, reset `last` and `count` for the next bucket.
     count += layer.count;
     if (count * sizeof(Real) >= bucket_bytes || i == 0) {
       buckets.push_back({i, last, layer.offset, count});
@@ -49,10 +49,10 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
   return buckets;
 }
 
-// Averages a model's gradients over its replicas, bucket by bucket, behind the backward pass.
+// Averages a model's gradients over its replicas, bucket by bucket, while the backward pass runs.
 class GradientReducer {
  public:
-  // `compute` is the stream of the backward pass and the update.
+  // `compute` must be the stream of the backward pass and of the update.
   GradientReducer(const Model& model, double bucket_bytes, const Group& replicas, cudaStream_t compute)
       : grads_(model.grads()),
         total_(model.count()),
@@ -61,30 +61,30 @@ class GradientReducer {
         comm_(replicas.comm()),
         compute_(compute) {}
 
-  // Call in the last backward pass of a step, once the gradients of layer i are enqueued. Starts the all-reduce of the
-  // bucket that this layer completes.
+  // Starts the all-reduce of a bucket if layer i completes it. Call it in the last backward pass of a step, for every
+  // layer, right after the layer's gradients have been enqueued.
   void on_layer_done(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
-    // TODO 02.7: Let the communication stream wait for the gradients that the compute stream has still to write.
-    //   Record the event ready_[next_] on one stream, and let the other wait for it: cudaEventRecord(event, stream),
+    // TODO 02.7: Make the communication stream wait until the compute stream has written the bucket's gradients.
+    //   Record the event ready_[next_] on one stream and make the other wait for it: cudaEventRecord(event, stream),
     //   cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
     CUDA_CHECK(cudaEventRecord(ready_[next_], compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, ready_[next_]));
     // END TODO 02.7
     probe("02.7", "bucket before its all-reduce", grads, {bucket.count}, communication_);
     // TODO 02.8: Average the bucket over all ranks, in place, on the communication stream.
-    //   One NCCL call for all parameters of the bucket, that of TODO 02.2, over comm_.
+    //   Use one NCCL call for the whole bucket, the call of TODO 02.2, over comm_.
     NCCL_CHECK(ncclAllReduce(grads, grads, bucket.count, kReal, ncclAvg, comm_, communication_));
     // END TODO 02.8
     probe("02.8", "bucket after its all-reduce", grads, {bucket.count}, communication_);
     ++next_;
   }
 
-  // Call before the update: makes the compute stream wait until all buckets are averaged.
+  // Makes the compute stream wait until all buckets are averaged. Call it before the update.
   void finish() {
-    // TODO 02.9: Let the compute stream wait for the communication stream.
+    // TODO 02.9: Make the compute stream wait for the communication stream.
     //   Record the event done_ and wait for it, as in TODO 02.7: which stream does which? One event is enough for all
     //   buckets: why?
     CUDA_CHECK(cudaEventRecord(done_, communication_));
@@ -98,7 +98,7 @@ class GradientReducer {
   Real* grads_;  // [total_]
   int total_;
   std::vector<Bucket> buckets_;
-  std::size_t next_ = 0;      // the bucket that the backward pass is filling
+  std::size_t next_ = 0;      // index of the bucket whose layers the backward pass is working on
   std::vector<Event> ready_;  // one per bucket
   Event done_;
   ncclComm_t comm_;
