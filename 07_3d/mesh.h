@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mesh of ranks: every rank has coordinates in three dimensions, and is in one group of ranks along each of them.
+// A mesh of ranks: every rank has coordinates in three dimensions and belongs to one group of ranks along each of them.
 //
-//   rank = ((pipeline · D) + data) · T + tensor          P · D · T ranks
+//   rank = ((pipeline · d) + data) · t + tensor          P = p · d · t ranks
 //
-// The dimension that varies fastest makes neighbors, and launchers put neighbors on the same node. So the dimensions
-// are ordered by what they need from their links:
+// Ranks that differ only in the dimension that varies fastest are neighbors, and launchers put neighbors on the same
+// node. So the dimensions are ordered by what they need from their links:
 //
 //   tensor    two all-reduces per pair of layers and micro-batch, which nothing can hide: the links within a node
-//   data      one average of all gradients per step: many bytes, but the backward pass gives them time
-//   pipeline  one activation per micro-batch and boundary, to one neighbor: the slowest links will do
+//   data      one average of all gradients per step: many bytes, but they hide behind the backward pass
+//   pipeline  one activation per micro-batch and boundary, to one neighbor: the slowest links are fast enough
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@
 namespace workshop {
 
 struct MeshShape {
-  int data = 1, pipeline = 1, tensor = 1;  // D, P, T
+  int data = 1, pipeline = 1, tensor = 1;  // d, p, t
   std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
 };
 
-// Where a rank is in the mesh.
+// The position of a rank in the mesh.
 struct Coordinates {
   int pipeline, data, tensor;
 };
@@ -38,8 +38,8 @@ inline int rank_of(const Coordinates& c, const MeshShape& shape) {
 // The inverse of rank_of().
 inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
   int pipeline = 0, data = 0, tensor = 0;
-  // TODO 07.1: Work out the three coordinates of `rank`.
-  //   rank_of() above says which rank has which. As with the digits of a number, / and % take them apart: the tensor
+  // TODO 07.1: Compute the three coordinates of `rank`.
+  //   rank_of() above is the inverse. / and % take the coordinates apart like the digits of a number: the tensor
   //   coordinate varies fastest, then the data coordinate.
   todo("07.1");
   // END TODO 07.1
@@ -51,7 +51,7 @@ inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
 class Mesh {
  public:
   // Collective over the job, whose number of ranks must be shape.ranks(). Every rank makes the same splits in the same
-  // order, or some would wait forever.
+  // order; otherwise some would wait forever.
   Mesh(const MeshShape& shape, const Job& job) : shape(shape), at(coordinates_of(job.rank(), shape)) {
     probe("07.1", "pipeline, data and tensor coordinate", std::vector<int>{at.pipeline, at.data, at.tensor});
     if (rank_of(at, shape) != job.rank()) {
@@ -60,24 +60,24 @@ class Mesh {
                         std::to_string(rank_of(at, shape)) + ": see TODO 07.1");
     }
     int color = 0, key = 0;
-    // TODO 07.2: The tensor group: the ranks that share this rank's layers and its batches.
-    //   They differ only in their tensor coordinate. Which two numbers are the same on all of them, and different in
-    //   every other group? Make one color of these: `at` has the coordinates, `shape` the sizes. The key orders the
-    //   ranks in the group: its rank i must have the tensor coordinate i.
+    // TODO 07.2: Set color and key of the tensor group: the ranks with the same layers and batches as this one.
+    //   They differ only in their tensor coordinate. Combine the two coordinates that they share to one color, which
+    //   must be different for every other group: `at` has the coordinates, `shape` the sizes. The key orders the ranks
+    //   in the group: rank i of the group must have the tensor coordinate i.
     todo("07.2");
     // END TODO 07.2
     tensor = job.group().split(color, key, "tensor");
     require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
 
-    // TODO 07.3: The data group: the ranks that have the same parameters as this one, and different batches.
-    //   As above, for the data coordinate.
+    // TODO 07.3: Set color and key of the data group: the ranks with the same parameters and different batches.
+    //   They differ only in their data coordinate; proceed as above.
     todo("07.3");
     // END TODO 07.3
     data = job.group().split(color, key, "data");
     require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
 
-    // TODO 07.4: The pipeline group: the ranks that have the other layers of this rank's replica.
-    //   As above, for the pipeline coordinate. Each tensor rank has a pipeline of its own.
+    // TODO 07.4: Set color and key of the pipeline group: the ranks with the other layers of this rank's replica.
+    //   They differ only in their pipeline coordinate; proceed as above. Each tensor rank has its own pipeline.
     todo("07.4");
     // END TODO 07.4
     pipeline = job.group().split(color, key, "pipeline");
@@ -91,8 +91,8 @@ class Mesh {
   Group tensor, data, pipeline;
 
  private:
-  // Ends the job unless rank i of the group has the coordinates member(i): with wrong groups it would hang, or train
-  // something else.
+  // Ends the job unless rank i of the group has the coordinates member(i): with wrong groups, the job would hang or
+  // train something else.
   template <typename Member>
   void require(const std::string& name, const std::string& todo, const Group& group, int size, Member member) const {
     std::vector<int> expected;
@@ -111,7 +111,7 @@ class Mesh {
 
 // ---- nodes ---------------------------------------------------------------------------------------------------------
 
-// The first rank of the first tensor group that spans several nodes, or -1. `nodes` has the node of each rank.
+// Returns the first rank of the first tensor group that spans several nodes, or -1. `nodes` has the node of each rank.
 inline int tensor_group_across_nodes(const std::vector<int>& nodes, int tensor) {
   for (std::size_t rank = 0; rank < nodes.size(); ++rank) {
     const std::size_t first = rank - rank % tensor;

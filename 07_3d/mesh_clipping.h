@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clipping by the norm of the whole model's gradient, of which each rank of the mesh has a part.
+// Clipping by the norm of the whole model's gradient. Each rank of the mesh has a part of that gradient.
 #pragma once
 
 #include <deque>
@@ -13,8 +13,8 @@ namespace workshop {
 
 class MeshClipping {
  public:
-  // `updates`, of the chunks of this rank, and `mesh` must live as long. `sharded`: a replica has only its shard of the
-  // gradients (ZeRO), else all replicas have the same.
+  // `updates` are those of this rank's chunks; they and `mesh` must outlive this object. `sharded`: each replica has
+  // only its shard of the gradients (ZeRO); otherwise all replicas have the same gradients.
   MeshClipping(const Options& options, const std::deque<ChunkUpdate>& updates, const Mesh& mesh, bool sharded,
                cudaStream_t stream)
       : mesh_(mesh),
@@ -25,15 +25,15 @@ class MeshClipping {
 
   bool enabled() const { return clipping_.enabled(); }
 
-  // Makes *norm, which is zero at first, the norm of all gradients, averaged: the one that a single process finds, and
-  // the same on every rank. Clips this rank's gradients by it.
+  // Clips this rank's gradients by the norm of all averaged gradients, and stores that norm in *norm, which must be
+  // zero. The norm is the same on every rank, and the same as in a single process.
   void clip(float* norm) const {
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
-    // TODO 07.7: Add the squares up, so that every element of the whole gradient counts once.
-    //   So far *norm has the squares of this rank's own gradients, those that 05.11 lets count. sum_over(group) adds up
-    //   what the group's ranks have in it. Call it for each of mesh_.tensor, mesh_.pipeline and mesh_.data whose ranks
-    //   have other elements. Does it matter if the optimizer's state is `sharded_`?
+    // TODO 07.7: Sum the squares over the groups, so that every element of the whole gradient counts once.
+    //   So far *norm is the sum of the squares of this rank's own gradients, as far as 05.11 lets them count.
+    //   sum_over(group) adds up *norm over the group's ranks. Call it for each of mesh_.tensor, mesh_.pipeline and
+    //   mesh_.data whose ranks have different elements. Does it matter whether the optimizer state is `sharded_`?
     todo("07.7");
     // END TODO 07.7
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);

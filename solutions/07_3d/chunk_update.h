@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the gradients of a model chunk to its next parameters, over all data-parallel replicas of the chunk.
+// Turns the gradients of a model chunk into its next parameters, together with all data-parallel replicas of the chunk.
 #pragma once
 
 #include <optional>
@@ -13,14 +13,15 @@
 
 namespace workshop {
 
-// Either averages the gradients in buckets behind the last backward pass (chapter 02) and lets each replica update all
-// parameters; or gives each replica an average of its shard of the gradients, which it updates with its shard of the
-// optimizer's state, and gathers the parameters (ZeRO, stage 1: chapter 06). "All" are those of the chunk, and, where
-// tensor parallelism cuts it, this rank's part of them: its replicas have the same part.
+// The update of one chunk.
+// Not sharded: averages the gradients in buckets behind the last backward pass, and each replica updates all parameters
+// (chapter 02). Sharded (ZeRO stage 1, chapter 06): each replica receives the averages of its shard of the gradients,
+// updates its shard of the parameters with its shard of the optimizer state, and the parameters are gathered.
+// If tensor parallelism cuts the chunk, "all" means this rank's part: its replicas have the same part.
 class ChunkUpdate {
  public:
-  // `replicas` are the ranks that hold this chunk, too. A sharded `model` must have been made with Storage::bound, and
-  // is bound here, to memory that its shards fill.
+  // `replicas` are the ranks that hold the same chunk. If `sharded`, `model` must be created with Storage::bound; the
+  // constructor binds it to memory with room for the padding of the shards.
   ChunkUpdate(const Options& options, Model& model, const Group& replicas, bool sharded, double bucket_bytes,
               cudaStream_t stream)
       : model_(model), stream_(stream), part_{0, model.count()} {
@@ -40,12 +41,12 @@ class ChunkUpdate {
     }
   }
 
-  // Call in the last backward pass of a step, once the gradients of a layer are enqueued.
+  // Call in the last backward pass of a step, after enqueueing the gradients of a layer.
   void layer_ready(int layer) {
     if (reducer_) reducer_->on_layer_done(layer);
   }
 
-  // Call when all gradients are enqueued. From then on this replica has the averages of its part of them.
+  // Call after all gradients are enqueued. Afterwards this replica has the averages of its part of the gradients.
   void average() {
     const Range range("average", stream_);
     if (shards_) shards_->scatter(model_.grads(), grads());
@@ -53,18 +54,18 @@ class ChunkUpdate {
   }
 
   const Model& model() const { return model_; }
-  // This replica's part of the chunk: its gradients, averaged, and where that is among the chunk's parameters.
+  // This replica's part of the chunk: its averaged gradients, and its extent within the chunk's parameters.
   Real* grads() const { return model_.grads() + part_.offset; }
   Extent part() const { return part_; }
 
-  // Updates this replica's part at `lr_factor` times the learning rate, and the replicas have the whole chunk again.
+  // Updates this replica's part at `lr_factor` times the learning rate. Afterwards every replica has the whole chunk.
   void update(double lr_factor) {
     const Range range("update", stream_);
     optimizer().step(values(), grads(), lr_factor);
     if (shards_) shards_->gather(values(), model_.values());
   }
 
-  // Has checkpoints keep the chunk and this rank's optimizer state.
+  // Adds the chunk and this rank's optimizer state to the checkpoints.
   void add_to(Training& training) {
     float* weights = optimizer().weights(values());
     OptimizerState state = optimizer().state(values());
@@ -85,10 +86,10 @@ class ChunkUpdate {
   Model& model_;
   cudaStream_t stream_;
   Extent part_;
-  DeviceBuffer<Real> values_, grads_;  // of the model and padding, if sharded
+  DeviceBuffer<Real> values_, grads_;  // the model's and padding, if sharded
   std::optional<ShardedUpdate> shards_;
-  std::optional<GradientReducer> reducer_;  // unless it is sharded, or there is nothing to average
-  std::optional<Optimizer> optimizer_;      // unless it is sharded
+  std::optional<GradientReducer> reducer_;  // unless sharded, or there is nothing to average
+  std::optional<Optimizer> optimizer_;      // unless sharded
 };
 
 }  // namespace workshop

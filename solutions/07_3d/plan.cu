@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A planner on paper: what a model needs on a mesh of GPUs, or on every possible mesh, without a GPU at hand. The
-// formulas are in plan.h; this program lists the meshes, sorts their plans, and says what to change if none fits.
+// A planner: says what a model needs on one mesh of GPUs or on every possible mesh, without using a GPU. The formulas
+// are in plan.h; this program lists the meshes, sorts their plans, and says what to change if none fits.
 #include <cmath>
 #include <map>
 #include <optional>
@@ -16,7 +16,8 @@ namespace {
 
 // ---- the meshes to compare -----------------------------------------------------------------------------------------
 
-// The smallest number of micro-batches that is at least 4 per stage, for a small bubble, and divides a replica's rows.
+// Returns the smallest number of micro-batches that divides a replica's rows and is at least 4 per stage, for a small
+// bubble.
 int choose_micro_batches(int rows, int stages) {
   if (stages == 1) return 1;
   for (int m = std::min(rows, 4 * stages); m < rows; ++m) {
@@ -25,7 +26,7 @@ int choose_micro_batches(int rows, int stages) {
   return std::max(rows, 1);
 }
 
-// Numbers of micro-batches, of 1, 2, 4, … 64 sequences each, that divide the rows of a replica.
+// Returns the numbers of micro-batches of 1, 2, 4, … 64 sequences that divide the rows of a replica.
 std::vector<int> possible_micro_batches(int rows) {
   std::vector<int> numbers;
   for (int sequences = 1; sequences <= std::min(rows, 64); sequences *= 2) {
@@ -34,7 +35,7 @@ std::vector<int> possible_micro_batches(int rows) {
   return numbers.empty() ? std::vector<int>{1} : numbers;
 }
 
-// How many replicas may share a model: all (0), or those whose tensor groups fill a node.
+// Returns how many replicas may share a model: all (0), or those whose tensor groups fill a node.
 std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   if (s.hybrid > 0) return {s.hybrid};
   const int on_node = s.gpus_per_node / layout.tp;
@@ -42,7 +43,8 @@ std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   return smaller ? std::vector<int>{0, on_node} : std::vector<int>{0};
 }
 
-// Numbers of chunks that divide a stage's blocks. Interleaving needs a multiple of the stages of micro-batches.
+// Returns the numbers of chunks that divide a stage's blocks. Interleaving requires that the number of micro-batches is
+// a multiple of the number of stages.
 std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const Layout& layout) {
   if (s.chunks > 0) return {s.chunks};
   std::vector<int> numbers = {1};
@@ -53,10 +55,10 @@ std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const
   return numbers;
 }
 
-// All ways of training gpt on a mesh.
+// Adds all ways of training gpt on one mesh.
 void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const ModelShape& model, Layout layout) {
   layout.prefetch = true;
-  // Shares of a sequence send and compute as much as the whole one, in less memory: there is nothing to compare.
+  // Sequence parallelism sends and computes as much, in less memory, so the alternative is not compared.
   layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context % layout.tp == 0;
   layout.scatter = s.scatter && layout.tp > 1;
   for (const int hybrid : possible_hybrids(s, layout)) {
@@ -76,13 +78,13 @@ void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const 
   }
 }
 
-// All meshes of the cluster's GPUs that the settings leave open; a single one if they give all of it.
+// Returns all meshes of the cluster's GPUs that the settings leave open: only one if they give all dimensions.
 std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
   const auto add = [&](int dp, int pp, int tp) {
     for (int zero = 0; zero <= 3; ++zero) {
       if (s.zero != "any" && s.zero != std::to_string(zero)) continue;
-      // A single replica has nothing to share, and infeasible_because() has the reason for pipelines.
+      // A single replica has nothing to share; infeasible_because() says why pipelines exclude stages 2 and 3.
       if (s.zero == "any" && (dp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
       if (model.gpt) {
         add_gpt_layouts(layouts, s, model, {dp, pp, tp, zero});
@@ -111,8 +113,8 @@ std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model)
 
 // ---- the plans, the best first -------------------------------------------------------------------------------------
 
-// Sorts by whether a plan fits, then by time, and if two are equally fast, up to rounding, by memory. Plans of gpt that
-// do not fit: the nearest miss first.
+// Sorts by whether a plan fits, then by time, and plans that are equally fast up to rounding by memory. Plans of gpt
+// that do not fit are sorted by memory only.
 auto order_of(const Plan& plan, bool gpt) {
   const double total = plan.fullest().memory.total();
   return std::tuple(!plan.fits, gpt && !plan.fits ? 0.0f : static_cast<float>(plan.seconds), total);
@@ -165,7 +167,7 @@ struct Change {
   PlanSettings settings;
 };
 
-// What was given on the command line and could be changed: each by itself, and all together.
+// Returns the options given on the command line that could be changed: each by itself, then all together.
 std::vector<Change> possible_changes(const PlanSettings& s) {
   std::vector<Change> changes;
   const auto add = [&](bool given, const std::string& text, auto change) {
@@ -187,7 +189,7 @@ std::vector<Change> possible_changes(const PlanSettings& s) {
   return changes;
 }
 
-// The best plan with these settings, if any fits.
+// Returns the best plan with these settings, if any fits.
 std::optional<Plan> find_fitting(const PlanSettings& s, const ModelShape& model) {
   const std::vector<Plan> plans = search(s, model).plans;
   return !plans.empty() && plans.front().fits ? std::optional(plans.front()) : std::nullopt;
@@ -199,14 +201,14 @@ void print_change(const std::string& text, const Plan& plan) {
          bytes_text(plan.fullest().memory.total()).c_str(), time_text(plan.seconds).c_str(), m.dp, m.pp, m.tp, m.zero);
 }
 
-// Says by how much the nearest plan misses, and which changes would make one fit.
+// Prints by how much the nearest plan misses, and which changes would make one fit.
 void print_advice(const Plan& nearest, const PlanSettings& s, const ModelShape& model) {
   const MemoryPlan& memory = nearest.fullest().memory;
   const double usable = make_cluster(s).memory;
   print0("Nothing fits. The first row is the nearest: it needs %s of %s, most of it for the %s. What would fit:\n",
          bytes_text(memory.total()).c_str(), bytes_text(usable).c_str(), largest_kind(memory));
   const std::vector<Change> changes = possible_changes(s);
-  bool fits = false;  // with a single change, so that all together need not be tried
+  bool fits = false;  // with a single change: then all changes together need not be tried
   for (std::size_t i = 0; i < changes.size() && !(fits && i + 1 == changes.size()); ++i) {
     const std::optional<Plan> plan = find_fitting(changes[i].settings, model);
     if (plan) print_change(changes[i].text, *plan);

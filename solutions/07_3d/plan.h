@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Works out on paper what a mesh of GPUs needs to train a model: memory by kind, bytes sent by group, the bubble, and
-// an estimate of the time per step. The formulas are those of the chapters' READMEs. Numbers are doubles, because they
-// may be large and need not be whole: a shard is count / ranks here, without the padding of a real one.
+// Computes what a mesh of GPUs needs to train a model: memory by kind, bytes sent by group, the bubble, and an estimate
+// of the time per step. The formulas are those of the chapters' pages. Numbers are doubles, because they may be large
+// and need not be whole: a shard is count / ranks here, without the padding of a real shard.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace workshop {
 
 // ---- the plan ------------------------------------------------------------------------------------------------------
 
-// Bytes that a GPU holds, by the kinds of the run record.
+// Bytes that a GPU holds, by kind, as in the run record.
 struct MemoryPlan {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0, buckets = 0;
   double total() const { return parameters + gradients + optimizer + activations + buckets; }
@@ -27,19 +27,19 @@ struct MemoryPlan {
 // Bytes that a GPU sends per step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0;
-  double copies = 0;  // hybrid sharding: to the ranks with the same shard of another copy of the model
+  double copies = 0;  // hybrid sharding: to the ranks with the same shard of the model's other copies
 };
 
-// How a stage spends the seconds of a step.
+// How a stage spends a step, in seconds.
 struct StageTimes {
-  double busy = 0;      // computing, and the tensor group's sums, for which every layer waits
+  double busy = 0;      // computing, and the tensor group's all-reduces, for which every layer waits
   double backward = 0;  // the part of `busy` that hides `reduce`
-  double transfer = 0;  // of a micro-batch, from one stage or chunk to the next
-  double reduce = 0;    // of the gradients
-  double gather = 0;    // of parameters
+  double transfer = 0;  // one micro-batch, from one stage or chunk to the next
+  double reduce = 0;    // the gradients
+  double gather = 0;    // the parameters
 };
 
-// The same for all GPUs of a pipeline stage.
+// One GPU of a pipeline stage; the same for all GPUs of the stage.
 struct StagePlan {
   MemoryPlan memory;
   Traffic sent;
@@ -54,8 +54,8 @@ struct Plan {
   bool fits = false;
   // Only for gpt:
   double tokens_per_second = 0;  // of all GPUs
-  double flops = 0;              // operations per second and GPU, with those of recomputation
-  double mfu = 0;                // model FLOP utilization: without them, as a share of the peak
+  double flops = 0;              // operations per second and GPU, including recomputation
+  double mfu = 0;                // model FLOP utilization: without recomputation, as a share of the peak
 
   // The stage whose GPUs hold the most.
   const StagePlan& fullest() const {
@@ -67,8 +67,8 @@ struct Plan {
 
 // ---- the part of the model that a GPU holds ------------------------------------------------------------------------
 
-// Stage p has the layers, or blocks, [bounds[p], bounds[p + 1]). A tensor group cuts layers in pairs, which stay
-// together.
+// Stage s has the layers, or blocks, [bounds[s], bounds[s + 1]). A tensor group cuts pairs of layers, so a pair stays
+// on one stage.
 inline std::vector<int> stage_bounds(const ModelShape& model, const Layout& layout) {
   if (model.gpt) {
     return partition_layers(std::vector<std::int64_t>(model.gpt->blocks), layout.pp, Partition::uniform);
@@ -91,7 +91,7 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
   }
   StageShape part;
   for (int i = first; i < last; ++i) {
-    // Chapter 05: the first layer of a pair is cut by its outputs, with its bias, the second by its inputs.
+    // Chapter 05: the first layer of a pair is cut by its outputs, with its bias; the second by its inputs.
     const bool column = i % 2 == 0;
     const double in = model.widths[i] / (column ? 1.0 : layout.tp);
     const double out = model.widths[i + 1] / (column ? layout.tp : 1.0);
@@ -112,14 +112,14 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-// The layout with only those data-parallel ranks that share one model.
+// Returns the layout with only those data-parallel ranks that share one model.
 inline Layout sharing_group(Layout layout) {
   layout.dp = layout.sharing();
   return layout;
 }
 
-// In an interleaved schedule a micro-batch passes a stage once per chunk, each time for a part of the stage's time: for
-// the pipeline these are so many more micro-batches (Narayanan et al., 2021, section 2.2).
+// In an interleaved schedule a micro-batch passes a stage once per chunk, each time for a part of the stage's time. The
+// pipeline behaves as with `chunks` times as many micro-batches (Narayanan et al., 2021, section 2.2).
 inline Layout chunk_by_chunk(Layout layout) {
   layout.micro_batches *= layout.chunks;
   return layout;
@@ -131,9 +131,9 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   memory.parameters = model.bytes() * parameters;
   memory.gradients = model.bytes() * parameters;
   memory.optimizer = model.optimizer_bytes() * parameters;
-  // TODO 07.8: Divide what ZeRO cuts over the data-parallel ranks by their number, layout.dp.
-  //   Stage 1 cuts the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. layout.zero is the
-  //   stage, 0 for none.
+  // TODO 07.8: Divide what ZeRO shards by the number of data-parallel ranks, layout.dp.
+  //   Stage 1 shards the optimizer state, stage 2 also the gradients, stage 3 also the parameters. layout.zero is the
+  //   stage; 0 shards nothing.
   if (layout.zero >= 1) memory.optimizer /= layout.dp;
   if (layout.zero >= 2) memory.gradients /= layout.dp;
   if (layout.zero >= 3) memory.parameters /= layout.dp;
@@ -143,15 +143,15 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   return memory;
 }
 
-// How many forwards, each of a micro-batch and chunk, stage `s` has done when its first backward begins: in chapter
-// 04's 1F1B and interleaved schedules.
+// Returns the number of forwards, each of a micro-batch and chunk, that stage `s` has done when its first backward
+// begins, in chapter 04's 1F1B and interleaved schedules.
 inline int forwards_ahead(const Layout& layout, int s) {
   const int all = layout.micro_batches * layout.chunks;
   if (layout.chunks == 1) return std::min(all, layout.pp - s);
   return std::min(all, 2 * (layout.pp - s - 1) + (layout.chunks - 1) * layout.pp + 1);
 }
 
-// Adds the activations that stage `s` keeps for its backwards, and its messages: chapter 04's formulas.
+// Adds the activations that stage `s` keeps for its backwards, and its messages, by chapter 04's formulas.
 inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
                             int s) {
   const bool interleaved = layout.chunks > 1, receives = s > 0 || interleaved, sends = s < layout.pp - 1 || interleaved;
@@ -164,7 +164,7 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
-// gathered parameters, and with prefetch both for two units (chapter 06). A unit is a layer of an MLP, or a gpt block.
+// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
@@ -172,16 +172,16 @@ inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layo
 
 // ---- traffic -------------------------------------------------------------------------------------------------------
 
-// Bytes that a GPU sends to the other data-parallel ranks, if it has the gradients of `parameters` parameters.
+// Returns the bytes that a GPU with the gradients of `parameters` parameters sends to the other data-parallel ranks.
 inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double whole = model.bytes() * parameters;
   double sent = 0;
-  // TODO 07.9: How many bytes does a rank send to its layout.dp data-parallel ranks in a step?
-  //   A reduce-scatter or an all-gather of `whole` bytes over N ranks sends (N-1)/N of them, an all-reduce is both.
-  //   Stage 0 all-reduces the gradients; stages 1 and 2 reduce-scatter the gradients and gather the updated parameters;
-  //   stage 3 gathers parameters before the forward and before the backward, and reduce-scatters gradients. From stage
-  //   2 on gradients are not kept whole, so they are reduced in each of the layout.micro_batches, and in stage 3
-  //   parameters are gathered in each.
+  // TODO 07.9: Compute the bytes that a rank sends to its data-parallel ranks in a step.
+  //   In a reduce-scatter or an all-gather of `whole` bytes over d = layout.dp ranks, a rank sends (d-1)/d of them; an
+  //   all-reduce is both. Stage 0 all-reduces the gradients. Stages 1 and 2 reduce-scatter the gradients and gather the
+  //   updated parameters. Stage 3 gathers parameters before the forward and before the backward pass, and
+  //   reduce-scatters gradients. From stage 2 on, gradients are not kept whole, so they are reduced in each of the
+  //   layout.micro_batches; in stage 3, parameters are also gathered in each of them.
   const double half = whole * (layout.dp - 1) / layout.dp;
   if (layout.zero <= 1) sent = 2 * half;
   if (layout.zero == 2) sent = (layout.micro_batches + 1) * half;
@@ -191,27 +191,27 @@ inline double data_bytes(const ModelShape& model, const Layout& layout, double p
   return sent;
 }
 
-// Bytes that a GPU sends to the other ranks of its tensor group. `summed` is part.summed.
+// Returns the bytes that a GPU sends to the other ranks of its tensor group. `summed` is part.summed.
 inline double tensor_bytes(const ModelShape& model, const Layout& layout, double summed) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
-  // TODO 07.10: How many bytes does a rank send to the layout.tp ranks of its tensor group in a step?
-  //   A pair all-reduces its output in the forward, and the gradient of its input in the backward; `summed` is the sum
-  //   of both widths over all pairs, so it is the number of values a row. A value has model.bytes(). How much of it
-  //   does a rank of an all-reduce send?
+  // TODO 07.10: Compute the bytes that a rank sends to the layout.tp ranks of its tensor group in a step.
+  //   A pair all-reduces its output in the forward pass and the gradient of its input in the backward pass. `summed` is
+  //   the sum of both widths over all pairs: the number of values per row. A value takes model.bytes(). Which share of
+  //   the bytes of an all-reduce does a rank send?
   sent = model.bytes() * rows * summed * 2 * (layout.tp - 1) / layout.tp;
   // END TODO 07.10
   probe("07.10", "bytes sent to the tensor group", std::vector<double>{sent});
   return sent;
 }
 
-// Bytes that a GPU of stage `s` sends to the neighboring stages.
+// Returns the bytes that a GPU of stage `s` sends to the neighboring stages.
 inline double pipeline_bytes(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
   const double rows = replica_rows(model, layout);
   double sent = 0;
-  // TODO 07.11: How many bytes does a rank of stage s send to the stages below and above it in a step?
-  //   Activations, part.out values a row, go up; gradients, part.in values a row, go down. The first of the layout.pp
-  //   stages has none below it, the last none above. A value has model.bytes().
+  // TODO 07.11: Compute the bytes that a rank of stage s sends to the stages below and above it in a step.
+  //   Activations, part.out values per row, go up; gradients, part.in values per row, go down. There is no stage below
+  //   the first of the layout.pp stages, and none above the last. A value takes model.bytes().
   if (s < layout.pp - 1) sent += model.bytes() * rows * part.out;
   if (s > 0) sent += model.bytes() * rows * part.in;
   // END TODO 07.11
@@ -219,7 +219,8 @@ inline double pipeline_bytes(const ModelShape& model, const Layout& layout, cons
   return sent;
 }
 
-// Bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once per step.
+// Returns the bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once per
+// step.
 inline double copies_bytes(const ModelShape& model, const Layout& layout, double parameters) {
   const double copies = static_cast<double>(layout.dp) / layout.sharing();
   return 2 * model.bytes() * parameters / layout.sharing() * (copies - 1) / copies;
@@ -230,7 +231,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
   sent.copies = copies_bytes(model, layout, part.parameters);
   sent.tensor = tensor_bytes(model, layout, part.summed);
-  // Between its chunks every stage sends both ways, also the first and the last one.
+  // Between its chunks, every stage sends both ways, including the first and the last one.
   sent.pipeline = pipeline_bytes(model, layout, part, s) +
                   (layout.chunks - 1) * model.bytes() * replica_rows(model, layout) * (part.in + part.out);
   return sent;
@@ -238,28 +239,28 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 
 // ---- time ----------------------------------------------------------------------------------------------------------
 
-// The share of a step's time in which a stage idles.
+// Returns the share of a step's time in which a stage idles.
 inline double bubble(const Layout& layout) {
   double share = 0;
-  // TODO 07.12: Which share of the time of a step does a stage wait?
-  //   With K stages and M micro-batches, layout.pp and layout.micro_batches, a step is as long as M + K - 1
-  //   micro-batches are; see chapter 04. Not the share of the ideal time.
+  // TODO 07.12: Compute the share of the time of a step in which a stage waits.
+  //   With p = layout.pp stages and M = layout.micro_batches, a step takes as long as M + p - 1 micro-batches, and a
+  //   stage works on M of them (chapter 04). Divide by the whole time, not by the ideal time of M micro-batches.
   share = (layout.pp - 1.0) / (layout.micro_batches + layout.pp - 1);
   // END TODO 07.12
   probe("07.12", "bubble", std::vector<double>{share});
   return share;
 }
 
-// The slowest link of a group of `size` ranks that are `stride` apart. Consecutive ranks fill the nodes, so a group
-// stays within one if the block of ranks that it is part of does.
+// Returns the slowest link of a group of `size` ranks that are `stride` apart. Consecutive ranks fill the nodes, so a
+// group stays within a node if the block of ranks that it is part of does.
 inline const Link& link_of_group(const Cluster& cluster, int stride, int size) {
   const int block = stride * size;
   const bool within = cluster.gpus <= cluster.gpus_per_node || cluster.gpus_per_node % block == 0;
   return size == 1 || within ? cluster.node : cluster.network;
 }
 
-// The same, but a gpt group that has several ranks on each of its nodes uses the network cards of all of them, in one
-// ring per card, as NCCL does. The plan of an MLP keeps to one card per group.
+// The same, except that a gpt group with several ranks on each of its nodes uses the network cards of all of them, with
+// one ring per card, as NCCL does. The plan of an MLP counts one card per group.
 inline Link group_link(const ModelShape& model, const Cluster& cluster, int stride, int size) {
   Link link = link_of_group(cluster, stride, size);
   if (model.gpt && &link_of_group(cluster, stride, size) == &cluster.network) {
@@ -269,27 +270,27 @@ inline Link group_link(const ModelShape& model, const Cluster& cluster, int stri
   return link;
 }
 
-// How long a ring takes for `calls` collectives of `whole` bytes in all, of which each rank sends `sent`. In each round
-// a rank sends one chunk, a rank's share of the call's bytes, and waits for the latency once (chapter 00).
+// Returns the time of `calls` ring collectives of `whole` bytes in all, in which each rank sends `sent` bytes. In each
+// round a rank sends 1/ranks of the call's bytes and waits for the latency once (chapter 00).
 inline double ring_seconds(const Link& link, int ranks, double calls, double whole, double sent) {
   if (ranks == 1 || whole == 0) return 0;
   const double rounds = calls * sent / (whole / ranks);
   return rounds * link.latency + sent / link.bandwidth;
 }
 
-// Seconds per step in which a stage computes.
+// Returns the seconds per step in which a stage computes.
 inline Passes stage_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout,
                            const StageShape& part, int first, int last) {
   const double rows = replica_rows(model, layout);
-  // A weight is multiplied and added once in the forward and twice in the backward: for its own gradient, and for that
-  // of the layer's input.
+  // A weight is multiplied and added once in the forward pass and twice in the backward pass: for its own gradient, and
+  // for that of the layer's input.
   if (!model.gpt) return {2 * part.weights * rows / cluster.flops, 4 * part.weights * rows / cluster.flops};
   const Passes one = gpt_passes(model, cluster, layout, rows / layout.micro_batches, first, last);
   return {layout.micro_batches * one.forward, layout.micro_batches * one.backward};
 }
 
-// The time of a message to the next stage. If the tensor ranks have sent a share each, they gather it on arrival,
-// unless they continue with just their share (Narayanan et al., 2021, section 4.1).
+// Returns the time of a message to the next stage. If the tensor ranks send only a share each, they gather it on
+// arrival, unless they continue with their share (Narayanan et al., 2021, section 4.1).
 inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, const Layout& layout,
                                const StageShape& part) {
   if (layout.pp == 1) return 0;
@@ -301,9 +302,9 @@ inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, 
          ring_seconds(cluster.node, layout.tp, 1, layout.tp * message, gathered);
 }
 
-// Adds the time of gathering parameters and reducing gradients, with one collective per unit. Gradients are reduced
-// behind the backward: if they are kept whole, once, behind that of the last micro-batch; if not, behind each.
-// Parameters are gathered when they are needed.
+// Adds the time of gathering parameters and reducing gradients, with one collective per unit. Gradients that are kept
+// whole are reduced once, behind the backward pass of the last micro-batch; other gradients are reduced behind every
+// backward pass. Parameters are gathered when they are needed.
 inline void add_data_seconds(StageTimes& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
                              const StageShape& part, const Traffic& sent) {
   const int ranks = layout.sharing(), copies = layout.dp / ranks;
@@ -316,7 +317,7 @@ inline void add_data_seconds(StageTimes& times, const ModelShape& model, const C
   times.gather = gathers * ring_seconds(link, ranks, part.units, whole, whole * (ranks - 1) / ranks);
   times.reduce = all - times.gather + averaging;
   if (layout.zero <= 1) times.backward /= layout.micro_batches;
-  if (layout.zero == 3 && layout.prefetch) {  // whatever is sent hides behind whatever is computed
+  if (layout.zero == 3 && layout.prefetch) {  // all communication hides behind all computation
     times.reduce = all + averaging;
     times.gather = 0;
     times.backward = times.busy;
@@ -330,21 +331,21 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
                                       part.sums * layout.micro_batches, whole, sent.tensor);
   StageTimes times;
   times.busy = passes.forward + passes.backward + summing;
-  // The backward has half of the sums, or with recomputation two thirds.
+  // The backward pass has half of the all-reduces, with recomputation two thirds.
   times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5);
   times.transfer = transfer_seconds(model, cluster, layout, part);
   add_data_seconds(times, model, cluster, layout, part, sent);
   return times;
 }
 
-// The time of a step, if all stages were like this one.
+// Returns the time of a step if all stages were like this one.
 inline double step_seconds(const Layout& layout, double bubble, const StageTimes& t) {
-  // In 1F1B a micro-batch may have to wait for its activation and for its gradient (chapter 04).
+  // In 1F1B, a stage may have to wait for the activation and for the gradient of each micro-batch (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
   double seconds = 0;
-  // TODO 07.13: How long does a step take?
-  //   A stage is busy for t.busy, which is all of the time but the share `bubble`. `messages` and t.gather, for which
-  //   it waits, come on top, and of t.reduce what is longer than t.backward, behind which it hides.
+  // TODO 07.13: Compute the time of a step.
+  //   t.busy is all of the pipeline's time except the share `bubble`. Add `messages` and t.gather, because the stage
+  //   waits for them. t.reduce hides behind t.backward: add only the part of t.reduce that is longer.
   seconds = t.busy / (1 - bubble) + messages + t.gather + std::max(0.0, t.reduce - t.backward);
   // END TODO 07.13
   probe("07.13", "seconds a step", std::vector<double>{seconds});
@@ -353,7 +354,7 @@ inline double step_seconds(const Layout& layout, double bubble, const StageTimes
 
 // ---- the whole plan ------------------------------------------------------------------------------------------------
 
-// Why the model cannot be cut over stages and tensor groups like this, in one line; empty if it can.
+// Returns why the model cannot be cut over stages and tensor groups like this, in one line; "" if it can.
 inline std::string uncuttable_because(const ModelShape& model, const Layout& layout) {
   if (model.gpt) return gpt_uncuttable_because(*model.gpt, layout);
   if (model.widths.empty()) {
@@ -379,7 +380,7 @@ inline std::string uncuttable_because(const ModelShape& model, const Layout& lay
   return "";
 }
 
-// Why the model cannot be trained on this mesh, in one line; empty if it can.
+// Returns why the model cannot be trained on this mesh, in one line; "" if it can.
 inline std::string infeasible_because(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   if (layout.gpus() != cluster.gpus) {
     return "--dp, --pp and --tp make " + std::to_string(layout.gpus()) + " GPUs; expected --gpus, " +
@@ -410,7 +411,7 @@ inline std::string infeasible_because(const ModelShape& model, const Cluster& cl
   return "";
 }
 
-// Adds tokens and operations per second to a plan whose time per step is known.
+// Adds tokens and operations per second to a plan whose time per step is set.
 inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluster) {
   const double tokens = static_cast<double>(model.rows) * model.gpt->context;
   const double gpu_seconds = plan.seconds * cluster.gpus;
@@ -419,7 +420,7 @@ inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluste
   plan.mfu = gpt_operations(*model.gpt, tokens, false) / gpu_seconds / cluster.peak;
 }
 
-// Plans a mesh for which infeasible_because() has returned "".
+// Plans a mesh. Requires that infeasible_because() returns "" for it.
 inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are the stages of a pipeline (chapter
-// 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer's state (chapter
-// 06). New here is the mesh of ranks, in mesh.h; this program puts together what the earlier chapters have.
+// 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are divided among the stages of a
+// pipeline (chapter 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer
+// state (chapter 06). Only the mesh of ranks, in mesh.h, is new; this program combines code of the earlier chapters.
 #include <deque>
 
 #include "01_single_gpu/models.h"
@@ -22,12 +22,12 @@ using namespace workshop;
 
 namespace {
 
-// Which samples this rank sees, and whether it reports their losses.
+// Says which samples this rank sees, and whether it reports their losses.
 ReplicaPlace place_in(const Mesh& mesh) {
   ReplicaPlace place;
-  // TODO 07.5: Into how many shares are the samples divided, which one is this rank's, and does it report the losses?
-  //   Set place.replicas, place.replica and place.reports. All ranks of a replica work on the same batch, whichever
-  //   layers or features they have. Of each replica one rank reports, and of the first one this is rank 0.
+  // TODO 07.5: Set the number of shares of the samples, this rank's share, and whether this rank reports the losses.
+  //   These are place.replicas, place.replica and place.reports. All ranks of a replica work on the same batch,
+  //   whichever layers or features they have. One rank of each replica reports; in the first replica it is rank 0.
   place.replicas = mesh.shape.data;
   place.replica = mesh.at.data;
   place.reports = mesh.at.pipeline == 0 && mesh.at.tensor == 0;
@@ -42,13 +42,13 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   const ReplicaPlace place = place_in(mesh);
   const bool sharded = settings.sharded();  // ZeRO: each replica updates its shard of the parameters
 
-  // The network, with its layers cut over the tensor group.
+  // The whole network, with its layers cut over the tensor group.
   const Network network =
       mesh.shape.tensor > 1
           ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
           : make_network(options);
 
-  // This rank's stage of the pipeline: one chunk of the layers, or several if the schedule is interleaved.
+  // This rank's stage of the pipeline: one chunk of layers, or several if the schedule is interleaved.
   const Schedule schedule = make_schedule(settings);
   const std::vector<int> bounds = partition_layers(network.counts(), settings.parts(), default_partition(options));
   PipelineStage stage(network, options.batch_size, schedule, mesh.at.pipeline, bounds,
@@ -56,18 +56,18 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   IdleClock clock(stream, kProbedSteps);
   PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
 
-  // The replicas' average of each chunk's gradients, and its update.
+  // One update per chunk: averages the chunk's gradients over the replicas, then runs the optimizer.
   const double bucket_bytes = settings.bucket_mb * (1 << 20);
   std::deque<ChunkUpdate> updates;
-  // TODO 07.6: Give each chunk in stage.chunks() its ChunkUpdate.
-  //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) makes one, which averages over
-  //   `group`. A mean makes sense over gradients of the same parameters for different samples: which group of `mesh`
+  // TODO 07.6: Create a ChunkUpdate for each chunk in stage.chunks().
+  //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) creates one that averages over
+  //   `group`. A mean makes sense for gradients of the same parameters and different samples: which group of `mesh`
   //   has those?
   for (ModelChunk& chunk : stage.chunks()) {
     updates.emplace_back(options, chunk.model, mesh.data, sharded, bucket_bytes, stream);
   }
   // END TODO 07.6
-  // Every rank draws the whole network's parameters and keeps its own, so nobody has to send any.
+  // Every rank draws the whole network's parameters and keeps its own, so none have to be sent.
   for (ModelChunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
   MeshClipping clipping(options, updates, mesh, sharded, stream);
 
@@ -83,7 +83,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
     if (clipping.enabled()) clipping.clip(training.losses().gradient_norm());
     for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
   };
-  // All ranks of a tensor group compute the same loss together: only one of them counts it.
+  // All ranks of a tensor group compute the same loss: only one of them counts it.
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
@@ -95,14 +95,14 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
       stage.begin_step(training.batch(), training.loss());
       executor.step([&] { clock.compute(update); }, ready);
     }
-    // From the last stage, which has computed the losses, to the first, which reports them.
+    // The last stage has computed the losses; the first one reports them.
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
     evaluate(training, mesh.data, stream, add_loss);
   }
   evaluate(training, mesh.data, stream, add_loss);
 
-  // Put together over the tensor group, all ranks of a stage have the same parameters.
+  // After gathering over the tensor group, all ranks of a stage must have the same parameters.
   for (const ModelChunk& chunk : stage.chunks()) {
     record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of train_3d: which combinations are valid, and the mesh and the schedule that they ask for.
+// The options of train_3d: which combinations are valid, and which mesh and schedule they describe.
 #pragma once
 
 #include <cinttypes>
@@ -27,10 +27,10 @@ struct MeshSettings {
 };
 
 inline void add_options(Options& options, MeshSettings& s) {
-  options.add("--dp", s.mesh.data, "data-parallel replicas; default: as many as the ranks make", 1);
+  options.add("--dp", s.mesh.data, "data-parallel replicas; default: ranks / (pp * tp)", 1);
   options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
-  options.add("--tp", s.mesh.tensor, "ranks that a stage's layers are cut over", 1);
-  options.add("--zero", s.zero, "1: the replicas share the optimizer's state, as in 06_fsdp/zero --stage 1", 0, 1);
+  options.add("--tp", s.mesh.tensor, "ranks over which the layers of a stage are cut", 1);
+  options.add("--zero", s.zero, "1: the replicas share the optimizer state, as in 06_fsdp/zero --stage 1", 0, 1);
   s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
   options.add("--bucket-mb", s.bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
   options.add_flag("--sequence-parallel", s.sequence_parallel,
@@ -40,7 +40,7 @@ inline void add_options(Options& options, MeshSettings& s) {
 
 // ---- valid combinations --------------------------------------------------------------------------------------------
 
-// Works out D if it is not given. Ends the program unless D·P·T is the number of ranks.
+// Computes d if it is not given. Ends the program unless d·p·t is the number of ranks.
 inline void complete_mesh(MeshShape& mesh) {
   const int world = process_ranks().world;
   const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.tensor;
@@ -57,7 +57,7 @@ inline void complete_mesh(MeshShape& mesh) {
   }
 }
 
-// Fills in what is not given, and ends the program if the options contradict each other.
+// Fills in the options that are not given, and ends the program if options contradict each other.
 inline void complete(MeshSettings& s, const Options& options) {
   complete_mesh(s.mesh);
   const int stages = s.mesh.pipeline;
@@ -68,7 +68,7 @@ inline void complete(MeshSettings& s, const Options& options) {
   if (!gpt && !mlp && s.mesh.tensor > 1) {
     usage_error("--tp is '%d'; expected 1 with --model alexnet", s.mesh.tensor);
   }
-  if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt alone");
+  if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt only");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = depth_of_network(options);
   const int available = pairs ? layers / 2 : layers;
@@ -80,7 +80,7 @@ inline void complete(MeshSettings& s, const Options& options) {
   }
 }
 
-// Ends the job if the schedule is wrong: a run with it might never end.
+// Makes the schedule. Ends the job if it is wrong, because a run with it might never end.
 inline Schedule make_schedule(const MeshSettings& s) {
   const Schedule schedule = s.pipeline.make_schedule(s.mesh.pipeline);
   const std::vector<ScheduleError> errors = check_schedule(schedule);

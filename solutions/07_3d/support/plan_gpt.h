@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A language model on paper: what a pipeline stage of its blocks holds, adds up and computes, cut over a tensor group.
+// Plans a language model: what a pipeline stage of its blocks holds, sends and computes, cut over a tensor group.
 // The formulas are those of
 //   Narayanan et al.: Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, and
 //   Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models, MLSys 2023.
@@ -12,14 +12,14 @@ namespace workshop {
 
 // ---- parameters ----------------------------------------------------------------------------------------------------
 
-// Of a block, on each of `tp` tensor ranks; 12E² + 13E on a single one. The biases of the row-parallel layers (2E) and
-// the norms (4E) are on all of them.
+// Parameters of a block on each of `tp` tensor ranks; 12E² + 13E on a single rank. The biases of the row-parallel
+// layers (2E) and the norms (4E) are on all ranks.
 inline double block_parameters(const GptShape& g, int tp) {
   const double E = g.width;
   return (12 * E * E + 7 * E) / tp + 6 * E;
 }
 
-// The rows of the vocabulary are cut, the positions are not.
+// A tensor group cuts the rows of the vocabulary, but not the positions.
 inline double embedding_parameters(const GptShape& g, int tp) {
   return (static_cast<double>(g.vocabulary) / tp + g.context) * g.width;
 }
@@ -34,10 +34,10 @@ inline double gpt_parameters(const GptShape& g) {
 
 // ---- operations ----------------------------------------------------------------------------------------------------
 
-// Operations of a step's matrix products, for `tokens` tokens: a forward pass has 24E² + 4TE per token and block, and
-// 2VE in the head; a backward pass has twice as many. Recomputation is a second forward pass of the blocks. With l
-// blocks and B sequences these are Narayanan's 96·B·T·l·E²·(1 + T/6E + V/16lE), and 72·B·T·l·E²·(1 + T/6E + V/12lE)
-// without.
+// Operations of a step's matrix products, for `tokens` tokens. A forward pass has 24E² + 4TE per token and block, and
+// 2VE per token in the head; a backward pass has twice as many. Recomputation is a second forward pass of the blocks.
+// With L blocks and G sequences these are Narayanan's 96·G·T·L·E²·(1 + T/6E + V/16LE), and without recomputation
+// 72·G·T·L·E²·(1 + T/6E + V/12LE).
 inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
   const double E = g.width, T = g.context, V = g.vocabulary;
   return tokens * ((recompute ? 4 : 3) * g.blocks * (24 * E * E + 4 * T * E) + 3 * 2 * V * E);
@@ -45,9 +45,9 @@ inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 
-// Bytes per token that a block keeps for its backward pass, on a tensor rank. In mixed precision Korthikanti's
-// 34E + 5HT, with dropout's masks and the attention's probabilities: a tensor group cuts 24E + 5HT of them, and the
-// rest if the sequence is cut. In fp32, what the workshop's own block keeps without dropout.
+// Bytes per token that a block keeps for its backward pass, on a tensor rank. In mixed precision these are
+// Korthikanti's 34E + 5HT, with dropout's masks and the attention's probabilities. A tensor group cuts 24E + 5HT of
+// them; sequence parallelism also cuts the rest. In fp32, they are what the workshop's own block keeps without dropout.
 inline double block_bytes(const ModelShape& model, const Layout& layout) {
   const double E = model.gpt->width, scores = static_cast<double>(model.gpt->heads) * model.gpt->context;
   const bool mixed = model.precision == Precision::mixed;
@@ -56,7 +56,7 @@ inline double block_bytes(const ModelShape& model, const Layout& layout) {
   return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp;
 }
 
-// The same for the head: its norm, and the logits, which are always in fp32.
+// The same for the head: its norm and the logits, which are always fp32.
 inline double head_bytes(const ModelShape& model, const Layout& layout) {
   const double norm = model.bytes() * model.gpt->width + (model.precision == Precision::mixed ? 0 : 8);
   return norm / (layout.sequence_parallel ? layout.tp : 1) + 4.0 * model.gpt->vocabulary / layout.tp;
@@ -64,7 +64,7 @@ inline double head_bytes(const ModelShape& model, const Layout& layout) {
 
 // ---- a stage -------------------------------------------------------------------------------------------------------
 
-// Blocks [first, last); the first stage also has the embedding, the last one the head.
+// The stage with blocks [first, last). The first stage also has the embedding, the last one the head.
 inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, int first, int last) {
   const GptShape& g = *model.gpt;
   const int tp = layout.tp, blocks = last - first;
@@ -89,8 +89,8 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   part.in = part.out = layout.scatter ? T * E / tp : stream;
   if (tp > 1) {
     // Two all-reduces per block forward, two backward (Shoeybi et al., 2019), and the forward ones again to recompute.
-    // Sequence parallelism's reduce-scatters and all-gathers send as much. Embedding and head have one each, and cross
-    // entropy has three, of one float per token.
+    // Sequence parallelism's reduce-scatters and all-gathers send as much. The embedding and the head have one each,
+    // and cross entropy has three of one float per token.
     const int wide = (layout.recompute ? 6 : 4) * blocks + embedding + head;
     part.summed = wide * T * E + (head ? 3 * T * 4 / model.bytes() : 0);
     part.sums = wide + (head ? 3 : 0);
@@ -105,17 +105,18 @@ struct Passes {
   double forward = 0, backward = 0;
 };
 
-// `count` products [m, k]·[k, n]: the time of the operations, or that of moving their values from and to memory,
-// whichever is longer: the roofline of Williams et al., 2009. Attention is below the ridge: its k is a head's E/H.
+// Returns the time of `count` products of m × k by k × n matrices: that of the operations or that of moving their
+// values from and to memory, whichever is longer (the roofline of Williams et al., 2009). Attention is below the ridge:
+// its k is only E/H.
 inline double product_seconds(const ModelShape& model, const Cluster& cluster, double m, double k, double n,
                               double count = 1) {
   const double moved = model.bytes() * (m * k + k * n + m * n);
   return count * std::max(2 * m * k * n / cluster.flops, moved / cluster.memory_bandwidth);
 }
 
-// A micro-batch of `rows` sequences, through blocks [first, last). Everything but the products (norms, softmax, GELU,
-// dropout, residuals) is bound by memory: each byte that is kept moves twice forward, written and read, and twice
-// backward.
+// Returns the time of a micro-batch of `rows` sequences in blocks [first, last). Everything except the products (norms,
+// softmax, GELU, dropout, residuals) is bound by memory: each byte that is kept moves twice in the forward pass,
+// written and read, and twice in the backward pass.
 inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout, double rows, int first,
                          int last) {
   const GptShape& g = *model.gpt;
@@ -142,7 +143,7 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
 
 // ---- impossible layouts --------------------------------------------------------------------------------------------
 
-// Why the blocks cannot be cut over stages and tensor groups like this, in one line; empty if they can.
+// Returns why the blocks cannot be cut over stages and tensor groups like this, in one line; "" if they can.
 inline std::string gpt_uncuttable_because(const GptShape& g, const Layout& layout) {
   if (layout.tp > 1 && g.heads % layout.tp != 0) {
     return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How plans are shown: the table on the screen, and the file of --json.
+// Shows plans: as a table on the screen, and in the file of --json.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace workshop {
 
 // ---- the table -----------------------------------------------------------------------------------------------------
 
-// "31.4 GB", or "1.5 ms": a number with the largest unit that leaves at least 1.
+// Formats a number with the largest unit in which it is at least 1: "31.4 GB", "1.5 ms".
 inline std::string with_unit(double value, const std::vector<const char*>& units) {
   if (value == 0) return "-";
   std::size_t unit = 0;
@@ -60,15 +60,16 @@ inline void print_row(const Plan& plan, const ModelShape& model) {
 inline void print_heading(const ModelShape& model, const PlanSettings& s, const Cluster& cluster) {
   const std::string memory = bytes_text(cluster.memory);
   if (!model.gpt) {
-    print0("%.4g parameters, %d rows a step; %d GPUs of %s, %d a node\n", model.parameters, model.rows, cluster.gpus,
-           memory.c_str(), cluster.gpus_per_node);
-    print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0("%.4g parameters, %d rows per step; %d GPUs with %s, %d per node\n", model.parameters, model.rows,
+           cluster.gpus, memory.c_str(), cluster.gpus_per_node);
+    print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU per step");
     print0("%4s %3s %3s %4s %4s |", "dp", "pp", "tp", "zero", "m-b");
   } else {
-    print0("%.4g parameters, %d sequences of %d tokens a step; %d GPUs with %s to use (%d %% kept free), %d a node\n",
-           model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
-           cluster.gpus_per_node);
-    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU in a step");
+    print0(
+        "%.4g parameters, %d sequences of %d tokens per step; %d GPUs with %s to use (%d %% kept free), %d per node\n",
+        model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
+        cluster.gpus_per_node);
+    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU per step");
     print0("%4s %3s %3s %4s %4s %4s %4s %4s %6s |", "dp", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
   }
   print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",

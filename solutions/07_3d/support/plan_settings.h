@@ -19,20 +19,21 @@ struct LinkSettings {
   std::string file;
 };
 
-// The numbers of a GPU and its links. Bandwidths are five sixths of the data sheets': what copies and rings reach.
+// The numbers of a GPU and its links. Bandwidths are five sixths of those in the data sheets: what copies and rings
+// reach.
 struct MachineSpec {
   double memory;            // GB
-  double peak;              // 10^12 operations a second, of 2-byte values
+  double peak;              // 10^12 operations per second, of 2-byte values
   double memory_bandwidth;  // GB/s
   LinkSettings node, network;
 };
 inline const MachineSpec kA100 = {80, 312, 1700, {5, 250, ""}, {15, 25, ""}};
 inline const MachineSpec kH100 = {80, 989, 2800, {5, 375, ""}, {15, 50, ""}};
 
-// Shares of the peak that are reached. Products of large matrices: fitted, as the README says.
+// Shares of the peak that are reached. That of products of large matrices is fitted: 07_3d/plan_math.md.
 inline constexpr double kMlpEfficiency = 0.5, kProductEfficiency = 0.65;
 
-// As on the command line. 0 and "any" mean: compare all, or use a default that depends on other options.
+// The options as given. 0 and "any" mean: compare all, or use a default that depends on other options.
 struct PlanSettings {
   std::string model = "mlp";
   int width = 0, depth = 0, blocks = 0, heads = 0, context = 0, vocabulary = 0, global_batch = 1024;
@@ -53,39 +54,39 @@ struct PlanSettings {
 };
 
 inline void add_model_options(Options& options, PlanSettings& s) {
-  // Nothing is trained: of the shared options, only those that describe the model remain.
+  // Nothing is trained, so only those of the common options remain that describe the model.
   options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
                    "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
   options.add("--model", s.model, "what is planned", {"mlp", "gpt"});
-  options.add("--width", s.width, "gpt: numbers a token, default 4096; mlp: with --depth, in place of --layers", 1);
+  options.add("--width", s.width, "gpt: numbers per token, default 4096; mlp: with --depth, instead of --layers", 1);
   options.add("--depth", s.depth, "mlp: layers of --width", 1, 1 << 16);
-  options.add("--parameters", s.parameters, "mlp: in place of --layers, a number of parameters alone", 0.0);
+  options.add("--parameters", s.parameters, "mlp: instead of --layers, only a number of parameters", 0.0);
   options.add("--blocks", s.blocks, "gpt: blocks of attention and MLP, default 32", 1, 1 << 12);
   options.add("--heads", s.heads, "gpt: attention heads, default 32", 1, 1 << 20);
-  options.add("--context", s.context, "gpt: tokens a sequence, default 4096", 1, 1 << 24);
-  options.add("--vocabulary", s.vocabulary, "gpt: words to tell apart, default 32000", 1, 1 << 24);
+  options.add("--context", s.context, "gpt: tokens per sequence, default 4096", 1, 1 << 24);
+  options.add("--vocabulary", s.vocabulary, "gpt: words in the vocabulary, default 32000", 1, 1 << 24);
   options.add("--optimizer", s.optimizer, "default: sgd, with gpt adamw", {"sgd", "adamw"});
   options.add("--precision", s.precision,
-              "mixed: 2 bytes a value, and the optimizer's own copy in 4; default: fp32, with gpt mixed",
+              "mixed: 2 bytes per value, and 4 in the optimizer's own copy; default: fp32, with gpt mixed",
               {"fp32", "mixed"});
-  options.add("--global-batch", s.global_batch, "rows a step, with gpt sequences, over all replicas", 1, 1 << 24);
+  options.add("--global-batch", s.global_batch, "rows (with gpt: sequences) per step, over all replicas", 1, 1 << 24);
 }
 
 inline void add_cluster_options(Options& options, PlanSettings& s) {
-  options.add("--gpus", s.gpus, "GPUs of the cluster", 1, 1 << 20);
-  options.add("--gpus-per-node", s.gpus_per_node, "GPUs of a node", 1, 1 << 20);
-  options.add("--machine", s.machine, "GPUs and links whose numbers are the defaults of those below", {"a100", "h100"});
-  options.add("--memory", s.memory, "GB (10^9 bytes) of a GPU", 0.0);
+  options.add("--gpus", s.gpus, "GPUs in the cluster", 1, 1 << 20);
+  options.add("--gpus-per-node", s.gpus_per_node, "GPUs per node", 1, 1 << 20);
+  options.add("--machine", s.machine, "GPUs and links that set the defaults of the options below", {"a100", "h100"});
+  options.add("--memory", s.memory, "GB (10^9 bytes) per GPU", 0.0);
   options.add("--memory-margin", s.margin, "gpt: percent of the memory to keep free", 0, 99);
   options.add("--memory-bandwidth", s.memory_bandwidth, "gpt: GB/s between a GPU and its memory", 0.0);
-  options.add("--peak", s.peak, "10^12 operations a second of a GPU", 0.0);
+  options.add("--peak", s.peak, "10^12 operations per second and GPU", 0.0);
   options.add("--efficiency", s.efficiency,
-              "share of the peak that is reached, default 0.5; with gpt in products, default 0.65", 0.0);
+              "share of the peak that is reached, default 0.5; with gpt only in products, default 0.65", 0.0);
   const auto add_link = [&options](const std::string& name, LinkSettings& link, const std::string& where) {
-    options.add("--" + name + "-latency", link.microseconds, "microseconds a message " + where, 0.0);
-    options.add("--" + name + "-bandwidth", link.gigabytes, "GB/s of a GPU in one direction " + where, 0.0);
-    options.add("--" + name + "-link", link.file, "both from what 00_collectives/bandwidth has written with --json",
-                {});
+    options.add("--" + name + "-latency", link.microseconds, "microseconds per message " + where, 0.0);
+    options.add("--" + name + "-bandwidth", link.gigabytes, "GB/s per GPU in one direction " + where, 0.0);
+    options.add("--" + name + "-link", link.file,
+                "latency and bandwidth from a file that 00_collectives/bandwidth wrote with --json", {});
   };
   add_link("node", s.node, "within a node");
   add_link("network", s.network, "between nodes");
@@ -95,26 +96,26 @@ inline void add_layout_options(Options& options, PlanSettings& s) {
   options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
   options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
   options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
-  options.add("--zero", s.zero, "what the replicas share out: stage 0 to 3 of ZeRO", {"0", "1", "2", "3", "any"});
+  options.add("--zero", s.zero, "stage of ZeRO: what the replicas share", {"0", "1", "2", "3", "any"});
   options.add("--hybrid", s.hybrid, "gpt: replicas that share one model; default: all, or those of a node", 1, 1 << 20);
   options.add_flag("--prefetch", s.prefetch,
-                   "stage 3 gathers the next layer behind the work on one (06_fsdp/fsdp); with gpt always");
+                   "stage 3 gathers the next layer while one computes (06_fsdp/fsdp); always on with gpt");
   options.add("--micro-batches", s.micro_batches,
-              "of a replica; default: 4 a stage or more, 1 without a pipeline; with gpt all that are possible", 1,
+              "of a replica; default: 4 per stage or more, 1 without a pipeline; with gpt all that are possible", 1,
               1 << 20);
-  options.add("--chunks", s.chunks, "gpt: of a stage, 1 is 1F1B, more are interleaved; default: all that are possible",
-              1, 1 << 12);
+  options.add("--chunks", s.chunks,
+              "gpt: chunks per rank, 1 is 1F1B, more are interleaved; default: all that are possible", 1, 1 << 12);
   options.add("--recompute", s.recompute, "gpt: what the backward pass computes again", {"none", "blocks", "any"});
   options.add_flag("--sequence-parallel,!--no-sequence-parallel", s.sequence_parallel,
                    "gpt: tensor ranks cut the sequence where they do not cut the layers (default: on)");
-  options.add_flag("--scatter-gather", s.scatter, "gpt: tensor ranks send a share each to the next stage, in any case");
+  options.add_flag("--scatter-gather", s.scatter, "gpt: each tensor rank sends only its share to the next stage");
   options.add("--rows", s.rows, "rows of the table", 1);
   options.add("--json", s.json, "write all plans to this file", {});
 }
 
 // ---- what they describe --------------------------------------------------------------------------------------------
 
-// An option of one model, given with the other, is a mistake in --model.
+// Ends the program if an option of one model is given with the other.
 inline void require_options_of_model(const PlanSettings& s) {
   const auto refuse = [&s](const char* name, double value, const char* model) {
     if (value > 0 && s.model != model) usage_error("%s is given; expected --model %s then", name, model);
@@ -130,7 +131,7 @@ inline void require_options_of_model(const PlanSettings& s) {
   if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
 }
 
-// Without options, a model of 7 billion parameters.
+// Returns the model's shape; without options, a model of 6.7 billion parameters.
 inline GptShape make_gpt_shape(const PlanSettings& s) {
   const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
   const GptShape g = {given(s.blocks, 32), given(s.width, 4096), given(s.heads, 32), given(s.context, 4096),
@@ -170,9 +171,9 @@ inline ModelShape make_model(const Options& options, const PlanSettings& s) {
   return model;
 }
 
-// A link's latency and bandwidth, as 00_collectives/bandwidth measured them. Its file has alpha and beta of a whole
-// collective, t = alpha + beta · bytes: alpha is the latency of all its rounds, and beta the time for the share of the
-// bytes that a rank sends (chapter 00). Throws if the file is not of that kind.
+// Reads a link's latency and bandwidth from a file of 00_collectives/bandwidth, which has alpha and beta of a whole
+// collective, time = alpha + beta · bytes: alpha is the latency of all its rounds, and beta includes the share of the
+// bytes that a rank sends (chapter 00). Throws if the file is of a different kind.
 inline Link read_link(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(read_file(path, /*links=*/true));
   const std::string op = json.at("op");
