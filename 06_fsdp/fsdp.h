@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fully sharded data parallelism. A rank keeps a shard of every unit: of its parameters, its gradients, its optimizer
-// state. A unit's parameters are gathered just before its forward or backward pass, and their buffer is used for
-// another unit right after it; its gradients are reduced and scattered as soon as they are computed. Follows PyTorch's
-// FSDP (Zhao et al., VLDB 2023).
+// Fully sharded data parallelism. A rank keeps a shard of every unit: of its parameters, its gradients and its
+// optimizer state. The parameters of a unit are gathered right before its forward or backward pass, and their buffer is
+// reused for another unit right after it; the gradients are reduced and scattered as soon as they are computed. Follows
+// PyTorch's FSDP (Zhao et al., VLDB 2023).
 //
-// Two streams share the work: on the compute stream the units' passes, on the communication stream what they need and
-// leave. Each stream is in order, so four waits between them are enough: TODOs 06.9, 06.10, 06.12 and 06.13. What
-// backward pass k enqueues on each, where the next unit is gathered before the work (--backward-prefetch pre):
+// The passes run on the compute stream; gathers and reductions run on the communication stream. Each stream runs in
+// order, so four waits between them are enough: TODOs 06.9, 06.10, 06.12 and 06.13. With --backward-prefetch pre,
+// backward pass k enqueues:
 //
 //   compute                      wait for gather k   →  backward pass k
 //   communication   gather k+1   →  wait for backward pass k   →  reduce k
@@ -33,21 +33,21 @@ namespace workshop {
 
 // ---- who shares a model --------------------------------------------------------------------------------------------
 
-// The two groups that a rank of hybrid sharding is in. The ranks of a shard group hold one model together, a shard
-// each; those of a replicate group hold the same shard of different replicas of the model.
+// The two groups of a rank in hybrid sharding. The ranks of a shard group hold one copy of the model, each a shard of
+// it. The ranks of a replicate group hold the same shard of different replicas of the model.
 struct ShardGroups {
   Group shard, replicate;
 };
 
-// Shard groups of `size` ranks, which must divide the world. Collective over the world.
+// Makes shard groups of `size` ranks, which must divide the world size. Collective over the world.
 inline ShardGroups make_shard_groups(const Group& world, int size) {
   const int rank = world.rank();
   ShardGroups groups;
   // TODO 06.7: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
-  //   groups.shard = world.split(color, key, "shard"), and groups.replicate likewise: ranks that give the same color
-  //   come into one group, in the order of their keys, which is to be the order that they have in the world. Every rank
-  //   makes both calls, in the same order. With size 2, ranks 0 1 | 2 3 are the shard groups: which two of them hold
-  //   the same shard?
+  //   Set groups.shard = world.split(color, key, "shard"), and groups.replicate in the same way. Ranks that pass the
+  //   same color form a group, in the order of their keys: keep the order of the world. Every rank must make both
+  //   calls, in the same order. With size 2, the shard groups are ranks 0 1 | 2 3: which of these ranks hold the same
+  //   shard?
   todo("06.7");
   // END TODO 06.7
   const Group &shard = groups.shard, &replicate = groups.replicate;
@@ -58,17 +58,18 @@ inline ShardGroups make_shard_groups(const Group& world, int size) {
 
 // ---- the passes of a batch -----------------------------------------------------------------------------------------
 
-// One pass through a unit. A batch makes two of them through each.
+// One pass through a unit. A batch makes two passes through each unit.
 struct Pass {
   int unit;
   bool backward;
-  bool gather;  // the unit's parameters have to be gathered for it
+  bool gather;  // the unit's parameters must be gathered for this pass
 };
 
 inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
   std::vector<Pass> passes;
   // TODO 06.8: List the passes of one batch in their order: passes.push_back({unit, backward, gather}).
-  //   Forward from the first unit to the last, then backward. Which have to be gathered again for their backward pass?
+  //   Go forward from the first unit to the last, then backward. Which units must be gathered again for their backward
+  //   pass?
   todo("06.8");
   // END TODO 06.8
   std::vector<int> numbers;
@@ -81,8 +82,9 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// How many buffers, each as long as the largest unit, whole units need. The forward passes take turns with `forward`
-// buffers for parameters, the backward passes with `backward` buffers for parameters and `gradients` for gradients:
+// The number of buffers for whole units, each as long as the largest unit. The forward passes alternate between
+// `forward` buffers for parameters; the backward passes alternate between `backward` buffers for parameters and between
+// `gradients` buffers for gradients:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -91,11 +93,11 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 //
 //   * 2 if the forward pass prefetches
 //
-// With two buffers for parameters, the next unit arrives in one while the work reads the other; a gather behind the
-// work needs only one. With two for gradients, one unit is reduced while the next one's gradients are computed; a
-// gather behind the reduction leaves nothing to compute beside it. `pre` makes `forward` 2 in any case: the first unit
-// of the backward pass is gathered beside the last forward pass. What is kept after the forward pass
-// (--no-reshard-after-forward) takes no turns: then each unit has a buffer of its own for its parameters.
+// With two parameter buffers, the next unit arrives in one while the work reads the other; a gather after the work
+// needs only one. With two gradient buffers, one unit is reduced while the gradients of the next are computed; if the
+// gather waits for the reduction, there is nothing to compute meanwhile. With `pre`, `forward` is always 2, because the
+// first unit of the backward pass is gathered during the last forward pass. With --no-reshard-after-forward, each unit
+// has a parameter buffer of its own.
 struct BufferPlan {
   explicit BufferPlan(const FsdpOptions& fsdp) {
     const Prefetch prefetch = fsdp.backward();
@@ -106,11 +108,11 @@ struct BufferPlan {
   }
 
   int forward = 0, backward = 0, gradients;
-  // The forward pass has no gradients, so its second buffer for parameters may be one that is for gradients later.
+  // The forward pass has no gradients, so its second parameter buffer may be a gradient buffer of the backward pass.
   int count() const { return std::max(forward, backward + gradients); }
 };
 
-// These buffers. Pass number k of a batch finds its own among them.
+// The buffers of a BufferPlan. Pass k of a batch finds its buffers by its number.
 class UnitBuffers {
  public:
   UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units) : plan_(fsdp) {
@@ -124,7 +126,7 @@ class UnitBuffers {
       turns_.emplace_back(DeviceBuffer<Real>(largest, Memory::buckets));
   }
 
-  // For all parameters of the unit of pass k, and for all their gradients: [sharding.padded()] each.
+  // Buffers for all parameters of the unit of pass k, and for all their gradients: [sharding.padded()] each.
   Real* values(int k, const Pass& pass) const {
     if (!kept_.empty()) return kept_[pass.unit].data();
     return turns_[k % (pass.backward ? plan_.backward : plan_.forward)].data();
@@ -133,22 +135,22 @@ class UnitBuffers {
 
  private:
   BufferPlan plan_;
-  std::vector<DeviceBuffer<Real>> kept_;   // one per unit, if they are kept
+  std::vector<DeviceBuffer<Real>> kept_;   // one per unit with --no-reshard-after-forward, else empty
   std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
 };
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-// Where each unit's shard begins in an array of a rank's shards of all units, and at the end its length. An update of
-// the array is one launch.
+// The offset of each unit's shard in an array of a rank's shards of all units, and last the length of the array. All
+// shards are in one array so that their update is one launch.
 inline std::vector<int> shard_offsets(const std::deque<Unit>& units) {
   std::vector<int> offsets = {0};
   for (const Unit& unit : units) offsets.push_back(offsets.back() + unit.sharding.shard);
   return offsets;
 }
 
-// A model sharded over a shard group. All ranks make the same calls, and none waits for the device but initialize() and
-// record().
+// A model sharded over a shard group. All ranks must make the same calls. Only initialize() and record() wait for the
+// device.
 class FullyShardedModel {
  public:
   FullyShardedModel(const Network& network, const Options& options, const FsdpOptions& fsdp, const ShardGroups& groups,
@@ -167,7 +169,7 @@ class FullyShardedModel {
         clipping_(options, offsets_.back(), compute),
         gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {}
 
-  // The output of the last unit, as Model's.
+  // Runs the forward passes of one batch. Returns the output of the last unit, as Model::forward() does.
   const Real* forward(const Batch& batch) {
     const void* x = batch.x;
     const Real* output = nullptr;
@@ -188,8 +190,8 @@ class FullyShardedModel {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
-  // The gradients of one batch, the `first` or the `last` of a step or neither. After the last, this rank's gradient
-  // shards are the mean over all ranks of the sum over the batches.
+  // Computes and reduces the gradients of one batch. `first`, `last`: it is the first or the last batch of the step.
+  // After the last batch, this rank's gradient shards are the sum over the batches, averaged over all ranks.
   void backward(bool first, bool last) {
     for (int k = units(); k < 2 * units(); ++k) {
       const int u = passes_[k].unit;
@@ -206,28 +208,29 @@ class FullyShardedModel {
   }
 
  private:
-  // ---- one pass: begin, its work, end, and behind a backward pass reduce ----
+  // ---- one pass: begin, its work, end, and after a backward pass reduce ----
   cudaStream_t compute_;
   Stream communication_{"communication"};
-  Event fetched_[2];         // behind the gather for a pass; the passes take turns
-  Event worked_;             // behind the work of a pass
-  Event reduced_, updated_;  // behind all reductions of a step, and behind its update
+  Event fetched_[2];         // recorded after the gather for pass k: fetched_[k % 2]
+  Event worked_;             // recorded after the work of a pass
+  Event reduced_, updated_;  // recorded after all reductions of a step, and after its update
 
-  // When the gather for pass k is enqueued. Nothing comes before the first pass, and between the last forward and the
-  // first backward pass is no reduction.
+  // When the gather for pass k is enqueued. There is no pass before the first one, and no reduction between the last
+  // forward and the first backward pass.
   Prefetch prefetch(int k) const {
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
     return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
   }
 
-  // Call before the work of pass k is enqueued. Returns its unit, which has its parameters by the time of the work.
+  // Call before enqueuing the work of pass k. Returns its unit, bound to parameters that have arrived when the work
+  // runs.
   Unit& begin(int k) {
-    // TODO 06.9: Fetch what comes before this work, and let the compute stream wait for what the work needs.
-    //   prefetch(k) says when fetch(k) is to be called, which enqueues the gather for pass k on the communication
-    //   stream: at the beginning of pass k itself, Prefetch::none; or in the pass before, at the beginning,
-    //   Prefetch::pre, or at its end, Prefetch::post, where end() does it. So there are two passes to think of here.
-    //   fetch(k) leaves the event fetched_[k % 2] behind the gather.
+    // TODO 06.9: Fetch the units whose turn it is, and let the compute stream wait for the gather of this pass.
+    //   fetch(k) enqueues the gather for pass k on the communication stream and records the event fetched_[k % 2] after
+    //   it. prefetch(k) says when to call fetch(k): at the beginning of pass k itself (Prefetch::none), at the
+    //   beginning of the previous pass (Prefetch::pre), or at the end of the previous pass (Prefetch::post; end() does
+    //   that). So two passes may have to be fetched here, k and k + 1.
     todo("06.9");
     // END TODO 06.9
     Unit& unit = units_[passes_[k].unit];
@@ -239,8 +242,8 @@ class FullyShardedModel {
     return unit;
   }
 
-  // Has the communication stream bring what pass k needs, and leaves an event behind it. The event also stands where
-  // nothing is gathered: behind the reduction that has read the buffer for this pass's gradients.
+  // Enqueues the gather for pass k on the communication stream, and records fetched_[k % 2] after it. The event matters
+  // even if nothing is gathered: it comes after the reduction that read the buffer for this pass's gradients.
   void fetch(int k) {
     const int u = passes_[k].unit;
     if (passes_[k].gather) {
@@ -253,10 +256,10 @@ class FullyShardedModel {
     last_fetched_ = k;
   }
 
-  // Call when the work of pass k is enqueued, which writes result[n].
+  // Call after enqueuing the work of pass k, which writes result[n].
   void end(int k, const Real* result, int n) {
     // TODO 06.10: Let the communication stream wait for the work of pass k.
-    //   Record the event worked_ on one stream, and let the other wait for it. What comes next on the communication
+    //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
     todo("06.10");
     // END TODO 06.10
@@ -265,27 +268,28 @@ class FullyShardedModel {
     if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
   }
 
-  // Has the communication stream average the gradients of backward pass k over all ranks, into this rank's shard.
+  // Enqueues the reduction after backward pass k on the communication stream: averages the gradients of its unit over
+  // all ranks into this rank's shard.
   void reduce(int k, bool first, bool last) {
     const int u = passes_[k].unit, size = units_[u].sharding.shard;
     const Range range({"reduce ", unit_name(u)}, communication_);
     Real *whole = buffers_.grads(k), *sum = grad_shard(u);
-    // What is to be added to, or to go to the host, needs a place on the device first: its own among the whole.
+    // A result that is added to earlier ones, or copied to the host, first goes to this rank's place in `whole`.
     const bool direct = first && !fsdp_.cpu_offload;
     Real* shard = direct ? sum : whole + units_[u].sharding.offset;
     // TODO 06.11: Average the unit's gradients over all ranks, and keep this rank's shard of the averages in `shard`.
-    //   Three steps, all on the communication stream, with `size` values each. Average over the shard group, from
-    //   `whole` to `shard`, in one NCCL call. Unless this batch is the `first` of the step, add what the earlier ones
-    //   have left in `sum`: launch(add_scaled, n, stream, y, x, factor, n) does y += factor · x for n numbers, with
-    //   factor 1.0f. If there are several replicas, average over groups_.replicate, in place, in one NCCL call: why is
-    //   once a step enough, and when?
+    //   Enqueue three operations on the communication stream, with `size` values each. First average over
+    //   groups_.shard, from `whole` to `shard`, in one NCCL call. Then, unless this batch is the `first` of the step,
+    //   add `sum`, the sum of the earlier batches, to `shard`: launch(add_scaled, n, stream, y, x, 1.0f, n) computes
+    //   y += 1.0f · x for n numbers. Then, if there are several replicas, average `shard` over groups_.replicate, in
+    //   place, in one NCCL call. Once per step is enough for this one: when?
     todo("06.11");
     // END TODO 06.11
     probe("06.11", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }
 
-  // The gradients end with the padding, which no layer writes.
+  // Clears the padding at the end of the gradients, which no layer writes but the reduction reads.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);
@@ -293,25 +297,26 @@ class FullyShardedModel {
   }
 
  public:
-  // The update of this rank's shards, on the device or on the host, clipped by the norm of the whole gradient if that
-  // is asked for.
+  // Updates this rank's shards, on the device or on the host, after clipping by the norm of the whole gradient if
+  // --clip-norm asks for it.
   void update(Training& training) {
     // TODO 06.12: Let the compute stream wait until all gradients are reduced.
-    //   Record the event reduced_ on one stream, and let the other wait for it. Which one has enqueued the reductions?
+    //   Record the event reduced_ on one stream, and let the other wait for it. On which stream are the reductions?
     todo("06.12");
     // END TODO 06.12
     probe("06.12", "gradient shards before the update", grads_.data(), {offsets_.back()}, compute_);
     if (clipping_.enabled()) clipping_.clip(gradients_, groups_.shard, training.losses().gradient_norm());
     optimizer_.step(values_.data(), grads_.data(), training.lr_factor());
     // TODO 06.13: Let the communication stream wait for the update.
-    //   As TODO 06.12, with the event updated_. What will the communication stream do next with these shards?
+    //   As in TODO 06.12, with the event updated_ and the streams exchanged. What does the communication stream do next
+    //   with these shards?
     todo("06.13");
     // END TODO 06.13
     probe("06.13", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
   }
 
-  // Gives every rank its shards of the initial values, as the options say. Collective over `ranks`, all of the job.
-  // Waits for the stream.
+  // Initializes this rank's shards, from rank 0's values with --sync-module-states. Collective over `ranks`, which must
+  // be all ranks of the job. Waits for the stream.
   void initialize(std::uint64_t seed, const Group& ranks) {
     for (int u = 0; u < units(); ++u) {
       if (fsdp_.sync_module_states) {
@@ -322,7 +327,7 @@ class FullyShardedModel {
     }
   }
 
-  // Has checkpoints keep this rank's shards and the optimizer's state.
+  // Registers this rank's shards and the optimizer state for checkpoints.
   void add_to(Training& training) {
     float* weights = optimizer_.weights(values_.data());
     std::vector<TensorPart> parts;
@@ -333,8 +338,8 @@ class FullyShardedModel {
     training.add_all(parts, weights, optimizer_.state(values_.data()));
   }
 
-  // Records the full parameters, gathered unit by unit, as those of number `replica`: a report of a training run and no
-  // part of it.
+  // Gathers the full parameters unit by unit and writes them to the run record as those of replica number `replica`.
+  // Reports on the training without being part of it, so it is left out of the ledger.
   void record(int replica) {
     const OffTheRecord off_the_record;
     for (int u = 0; u < units(); ++u) {
@@ -350,12 +355,12 @@ class FullyShardedModel {
   Place place() const { return fsdp_.cpu_offload ? Place::host : Place::device; }
   int units() const { return static_cast<int>(units_.size()); }
 
-  // This rank's shard of a unit's parameters and of their gradients, wherever it is kept.
+  // This rank's shard of a unit's parameters and of their gradients, on the device or on the host.
   Real* value_shard(int u) const { return values_.data() + offsets_[u]; }
   Real* grad_shard(int u) const { return grads_.data() + offsets_[u]; }
 
-  // This rank's shard of a unit's parameters, on the device: if it is kept on the host, a copy in its place among the
-  // whole.
+  // Returns this rank's shard of a unit's parameters on the device. If the shard is on the host, copies it to its place
+  // in `whole` first.
   const Real* shard_on_device(int u, Real* whole, cudaStream_t stream) {
     if (!fsdp_.cpu_offload) return value_shard(u);
     const Sharding& sharding = units_[u].sharding;
@@ -364,8 +369,8 @@ class FullyShardedModel {
     return place;
   }
 
-  // Rank 0's values of a unit, whatever the others have drawn: here numbers of their own, where a program would have
-  // loaded a checkpoint on rank 0 alone.
+  // Initializes the shards of a unit from rank 0's values. The other ranks draw different values on purpose, to stand
+  // for a program that has loaded a checkpoint on rank 0 only.
   void initialize_from_rank_0(int u, std::uint64_t seed, const Group& ranks) {
     const Sharding& sharding = units_[u].sharding;
     const std::vector<float> drawn = units_[u].model.initial_values(seed + ranks.rank());
@@ -384,12 +389,12 @@ class FullyShardedModel {
   std::deque<Unit> units_;
   std::vector<Pass> passes_;
   UnitBuffers buffers_;
-  std::vector<int> offsets_;           // of the units' shards in the two arrays
+  std::vector<int> offsets_;           // of each unit's shard in the two arrays
   PlacedBuffer<Real> values_, grads_;  // this rank's shards
   Optimizer optimizer_;
   Clipping clipping_;
   GradientParts gradients_;  // all of grads_
-  int last_fetched_ = -1;    // the pass for which fetch() was called last
+  int last_fetched_ = -1;    // the argument of the last fetch()
 };
 
 }  // namespace workshop

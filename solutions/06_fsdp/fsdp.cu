@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fully sharded data parallelism: every rank trains on its own batches, as in chapter 02, but holds only a shard of the
-// model, and gathers a unit of it when it is needed. fsdp.h has all of that; the loop is ddp.cu's.
+// model and gathers a unit when it is needed. fsdp.h does this; the training loop is that of ddp.cu.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "06_fsdp/fsdp.h"

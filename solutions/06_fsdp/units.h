@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model cut into units, and each unit's arrays cut into shards, one per rank: what ZeRO and FSDP have in common.
+// Cuts a model into units, and the arrays of each unit into shards, one per rank. ZeRO and FSDP share this file.
 //
-// A unit is some consecutive layers, whose parameters are one flat array, padded until the number of ranks divides it.
-// A rank holds all of an array of this length (parameters, gradients, optimizer state) or only its shard of it. Which
-// of them it holds whole is what ZeRO's stages (Rajbhandari et al., SC 2020) and FSDP's modes (Zhao et al., VLDB 2023)
-// differ in.
+// A unit consists of consecutive layers. Its parameters are one flat array, padded until the number of ranks divides
+// its length. The gradients and the optimizer state have the same layout. A rank holds such an array whole, or only its
+// shard of it: this is what distinguishes ZeRO's stages (Rajbhandari et al., SC 2020) and FSDP's modes (Zhao et al.,
+// VLDB 2023).
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace workshop {
 
-// An array of `count` values over the ranks of a group, and the shard of it that belongs to rank `rank`.
+// The shards of an array of `count` values over the ranks of a group, and the one that belongs to rank `rank`.
 struct Sharding {
   Sharding(int count, int ranks, int rank) : count(count), ranks(ranks), rank(rank) {
     // TODO 06.1: Cut the array into shards, one per rank. Which one is this rank's?
-    //   Set `shard`, the number of values in a shard, and `offset`, where this rank's begins. NCCL's calls take one
-    //   count for all ranks, so all shards are equally long, padding included, but no longer than they must be. They
-    //   lie in the order of the ranks. What does rank 3 have of 38 values on 4 ranks?
+    //   Set `shard` to the number of values in a shard, and `offset` to the index where this rank's shard begins. All
+    //   shards have the same length, including padding, because NCCL's calls take one count for all ranks. Make them as
+    //   short as possible. They lie in the order of the ranks. Which of 38 values does rank 3 of 4 own?
     shard = (count + ranks - 1) / ranks;
     offset = rank * shard;
     // END TODO 06.1
@@ -37,12 +37,12 @@ struct Sharding {
 
   int count, ranks, rank;
   int shard = 0;   // values in each shard; the last ones may be padding
-  int offset = 0;  // of this rank's shard in the array
+  int offset = 0;  // index of this rank's shard in the array
   int padded() const { return shard * ranks; }
   int unpadded() const { return std::clamp(count - offset, 0, shard); }  // values of this rank's shard, without padding
 };
 
-// Some layers of the network, with parameters and gradients bound to wherever they are at the time.
+// Consecutive layers of the network. Bind parameters and gradients to the memory where they are before each pass.
 struct Unit {
   Unit(const Network& network, LayerRange layers, int batch_size, int ranks, int rank, cudaStream_t stream)
       : model(network, batch_size, stream, layers, Storage::bound),
@@ -54,13 +54,13 @@ struct Unit {
   Activations activations;
 };
 
-// What a unit is made of: layer after layer, until it has `layers` of them and at least `parameters` parameters. The
-// last unit has those that are left.
+// The smallest unit: a unit takes layer after layer until it has `layers` layers and at least `parameters` parameters.
+// The last unit takes the layers that are left.
 struct UnitSize {
   int layers = 1, parameters = 0;
 };
 
-// Cuts the network into units, whose arrays have a shard on each of `ranks` ranks: this is rank `rank` of them.
+// Cuts the network into units for rank `rank` of `ranks`, each of which owns one shard of every unit.
 inline std::deque<Unit> make_units(const Network& network, UnitSize size, int batch_size, int ranks, int rank,
                                    cudaStream_t stream) {
   std::deque<Unit> units;
@@ -75,8 +75,8 @@ inline std::deque<Unit> make_units(const Network& network, UnitSize size, int ba
 
 inline std::string unit_name(int u) { return "unit " + std::to_string(u); }
 
-// Copies this rank's shard of the unit's initial values to shard[sharding.shard]; padding is 0. All ranks draw the
-// whole model's values and keep theirs, so that the model does not depend on the number of ranks. Waits for the stream.
+// Copies this rank's shard of the unit's initial values to shard[sharding.shard]; padding is 0. Every rank draws the
+// values of the whole model and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
 inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, cudaStream_t stream) {
   const Sharding& sharding = unit.sharding;
   std::vector<float> drawn = unit.model.initial_values(seed);
@@ -86,8 +86,8 @@ inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, 
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// What a checkpoint keeps of this rank's shard of the model's array, which lies in float32 from `weights` on. Of
-// padding it keeps nothing.
+// The parts of the model's tensors that a checkpoint saves for this rank's shard, which lies in float32 at `weights`.
+// Omits padding.
 inline std::vector<TensorPart> parts_of_shard(const Model& model, const Sharding& sharding, float* weights) {
   return range_of(parts_of(model, nullptr), sharding.offset, sharding.offset + sharding.shard, weights);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp.cu with what all its ranks hold sharded across them (ZeRO: Rajbhandari et al., SC 2020), by zero.h.
+// Data parallelism with sharded state (ZeRO: Rajbhandari et al., SC 2020). zero.h does the sharding; the training loop
+// is that of ddp.cu.
 #include "01_single_gpu/models.h"
 #include "02_ddp/ddp.h"
 #include "06_fsdp/zero.h"
@@ -11,7 +12,7 @@ using namespace workshop;
 int main(int argc, char** argv) {
   Options options("06_fsdp/zero", "Trains a model with data parallelism and sharded state.", Sampling::distributed);
   int stage = 1;
-  options.add("--stage", stage, "what is sharded: nothing, 1 optimizer state, 2 gradients too, 3 parameters too", 0, 3);
+  options.add("--stage", stage, "sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too", 0, 3);
   options.with_models();
   options.with_precision();
   options.with_accumulation();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model as ZeRO's stages keep it on a rank (Rajbhandari et al., SC 2020). Of what there is for every parameter, a
-// rank holds all (whole) or just its own shard of every unit (1/N):
+// A model that is sharded as in ZeRO's stages (Rajbhandari et al., SC 2020). A rank holds each kind of array for all
+// parameters (whole), or only for its own shard of every unit (1/P):
 //
 //             optimizer state   gradients   parameters
 //   stage 0   whole             whole       whole         data parallelism, as in chapter 02
-//   stage 1   1/N               whole       whole
-//   stage 2   1/N               1/N         whole
-//   stage 3   1/N               1/N         1/N
+//   stage 1   1/P               whole       whole
+//   stage 2   1/P               1/P         whole
+//   stage 3   1/P               1/P         1/P
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace workshop {
 
 // ---- what is gathered when -----------------------------------------------------------------------------------------
 
-// Moments of a step. At those that are true a unit's values are gathered from the ranks.
+// The moments of a step at which the values of a unit are gathered from the ranks.
 struct Gathers {
   bool before_forward, before_backward, after_update;
 };
@@ -35,8 +35,8 @@ struct Gathers {
 inline Gathers gathers_at(int stage) {
   Gathers gathers{false, false, false};
   // TODO 06.2: At which moments does this stage have to gather a unit's values?
-  //   Where a rank keeps all values, whose are out of date, and since when? Where it keeps only its own, all units take
-  //   turns with one buffer. Set the three members of `gathers`.
+  //   Set the three members of `gathers`. A rank that keeps all values: which of them become out of date, and when? A
+  //   rank that keeps only its own shard: all units share one buffer for whole values.
   gathers = {stage == 3, stage == 3, stage == 1 || stage == 2};
   // END TODO 06.2
   probe("06.2", "gathers before the forward pass, before the backward pass, after the update",
@@ -46,11 +46,11 @@ inline Gathers gathers_at(int stage) {
 
 // ---- one array -----------------------------------------------------------------------------------------------------
 
-// The update of one flat array that all ranks train: the all-reduce of chapter 02 is taken apart into its halves, and
-// each rank updates its shard between them. Chapter 07 updates a whole model chunk with it.
+// Updates one flat array that all ranks train. Takes the all-reduce of chapter 02 apart into its two halves; each rank
+// updates its shard between them. Chapter 07 uses it for a whole chunk of the model.
 class ShardedUpdate {
  public:
-  // `sharding` cuts the array over `ranks`, which must live as long. `name` is what probes call it.
+  // `sharding` cuts the array over `ranks`, which must outlive this object. Probes use `name` for the array.
   ShardedUpdate(const Options& options, const Sharding& sharding, const Group& ranks, std::string name,
                 cudaStream_t stream)
       : sharding_(sharding),
@@ -59,27 +59,27 @@ class ShardedUpdate {
         stream_(stream),
         optimizer_(options, sharding.shard, stream) {}
 
-  // First: averages the gradients full[padded()] over the ranks. This rank gets its shard of the averages,
-  // shard[shard].
+  // First: averages the gradients full[padded()] over the ranks. This rank gets its shard of the averages in
+  // shard[sharding.shard].
   void scatter(Real* full, Real* shard) const {
     const int count = sharding_.shard;
     // TODO 06.6: Average the gradients, `full`, over the ranks, and write this rank's shard of the averages to `shard`.
-    //   One NCCL call over ranks_.comm(), on stream_: the first half of an all-reduce. Its count is what a rank
-    //   receives, `count`. `shard` may lie within `full`: where does NCCL want it to be then (docs/calls.md)?
+    //   Use one NCCL call over ranks_.comm(), on stream_: the first half of an all-reduce. Its count is the number of
+    //   values that a rank receives, `count`. `shard` may lie within `full`: docs/calls.md says where it must be then.
     NCCL_CHECK(ncclReduceScatter(full, shard, count, kReal, ncclAvg, ranks_.comm(), stream_));
     // END TODO 06.6
     probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {count}, stream_);
   }
 
-  // Then: updates this rank's shard at `lr_factor` times the learning rate.
+  // Second: updates this rank's shard with `lr_factor` times the learning rate.
   void step(Real* values, const Real* grads, double lr_factor) { optimizer_.step(values, grads, lr_factor); }
 
-  // Last: gives every rank all values, full[padded()], from each rank's shard[shard].
+  // Third: gathers every rank's shard[sharding.shard] into full[padded()], on all ranks.
   void gather(const Real* shard, Real* full) const {
     const int count = sharding_.shard;
     // TODO 06.3: Gather the shards of all ranks, `count` values each, in `full`.
-    //   One NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. Where a rank keeps all values,
-    //   it works in place.
+    //   Use one NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. It works in place on a rank
+    //   that keeps all values, because `shard` then lies within `full`.
     NCCL_CHECK(ncclAllGather(shard, full, count, kReal, ranks_.comm(), stream_));
     // END TODO 06.3
     probe("06.3", {name_, ": values, gathered"}, full, {sharding_.count}, stream_);
@@ -97,13 +97,13 @@ class ShardedUpdate {
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-// One number for every parameter: its value, or its gradient. Whole, the units lie one after the other. Sharded, this
-// rank's shards of them do, and one buffer has room for all numbers of one unit at a time.
+// One number per parameter: its value, or its gradient. A whole array holds the units one after the other. A sharded
+// array holds this rank's shards of the units one after the other, and has a buffer for one whole unit at a time.
 class FlatArray {
  public:
   struct Place {
     Real* full;   // all of the unit, [sharding.padded()]
-    Real* shard;  // this rank's, [sharding.shard]; where the array is whole, it lies within `full`
+    Real* shard;  // this rank's shard, [sharding.shard]; within `full` if the array is whole
   };
 
   FlatArray(const std::deque<Unit>& units, bool sharded, Memory kind) {
@@ -128,14 +128,15 @@ class FlatArray {
   std::vector<Place> places_;
 };
 
-// All work goes to one stream, so a buffer may be used again as soon as what reads it is enqueued.
+// A model at one of ZeRO's stages. All work goes to one stream, so a buffer may be reused as soon as the work that
+// reads it is enqueued.
 class ZeroModel {
  public:
   ZeroModel(const Network& network, const Options& options, int stage, const Group& ranks, cudaStream_t stream)
       : stage_(stage),
         ranks_(ranks),
         stream_(stream),
-        // At stage 0 one shard is all of the unit.
+        // At stage 0 a unit has one shard, which is the whole unit.
         units_(make_units(network, UnitSize{.layers = 1}, options.batch_size, stage == 0 ? 1 : ranks.size(),
                           stage == 0 ? 0 : ranks.rank(), stream)),
         gathers_(gathers_at(stage)),
@@ -149,16 +150,16 @@ class ZeroModel {
     }
   }
 
-  // The forward passes of one batch, unit after unit. The last unit keeps the output for loss().
+  // Runs the forward passes of one batch, unit after unit. The last unit keeps the output for loss().
   void forward(const Batch& batch) {
     const void* x = batch.x;
     for (int u = 0; u < units(); ++u) {
       Unit& unit = units_[u];
       const Real* output = nullptr;
-      // TODO 06.4: Make the forward pass of unit u, whose values may have to be gathered first.
-      //   gather(u) gathers them, right before they are used; gathers_ says when this stage needs it. The model's
-      //   forward(batch, activations) takes its input from the batch: batch.with_x(x) is this batch with x, the output
-      //   of the unit below. Keep what it returns in `output`.
+      // TODO 06.4: Run the forward pass of unit u, and gather its values first if necessary.
+      //   gather(u) gathers the values; gathers_ says whether this stage needs that. unit.model.forward(batch,
+      //   activations) takes its input from the batch: pass batch.with_x(x), which is this batch with the output x of
+      //   the unit below as its input. Store the returned pointer in `output`.
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.4
@@ -173,18 +174,19 @@ class ZeroModel {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
-  // The backward passes of one batch, the `first` or the `last` of a step or neither. After the last one, the gradients
-  // of this rank's shards are the mean over the ranks of the sum over the batches.
+  // Runs the backward passes of one batch. `first`, `last`: it is the first or the last batch of the step. After the
+  // last batch, the gradients of this rank's shards are the sum over the batches, averaged over the ranks.
   void backward(bool first, bool last) {
-    const bool whole = stage_ < 2;  // the rank keeps a unit's whole gradients, from batch to batch
+    const bool whole = stage_ < 2;  // the rank keeps the whole gradients of a unit from batch to batch
     for (int u = units() - 1; u >= 0; --u) {
       Unit& unit = units_[u];
       Real* dx = u > 0 ? units_[u - 1].model.output_gradient() : nullptr;
-      // TODO 06.5: Make the backward pass of unit u, and reduce its gradients when it is time.
-      //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the unit's gradients or, with accumulate,
-      //   adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to those of the
-      //   step's earlier batches. A rank that keeps `whole` gradients can add up its own and reduce them once a step.
-      //   Otherwise all units take turns with one buffer: how long are a unit's gradients in it, and its values?
+      // TODO 06.5: Run the backward pass of unit u, and reduce its gradients at the right time.
+      //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the gradients of the unit or, with
+      //   accumulate, adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to
+      //   those of the step's earlier batches. A rank that keeps `whole` gradients adds up those of its batches and
+      //   reduces the sum once per step. Otherwise all units share one buffer: how long does it hold the gradients of a
+      //   unit, and how long its values?
       if (gathers_.before_backward) gather(u);
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
@@ -194,7 +196,7 @@ class ZeroModel {
     }
   }
 
-  // Every rank updates its shards, clipped by the norm of the whole gradient if that is asked for.
+  // Updates this rank's shards, after clipping by the norm of the whole gradient if --clip-norm asks for it.
   void update(Training& training) {
     if (clipping_.enabled()) {
       clipping_.clip(gradients_, stage_ == 0 ? alone_ : ranks_, training.losses().gradient_norm());
@@ -205,13 +207,13 @@ class ZeroModel {
     }
   }
 
-  // Every rank draws the same values and keeps its shards of them. Waits for the stream.
+  // Initializes this rank's shards. Every rank draws the same values and keeps its shards. Waits for the stream.
   void initialize(std::uint64_t seed) {
     for (int u = 0; u < units(); ++u) initialize_shard(units_[u], seed, values_[u].shard, stream_);
   }
 
-  // Has checkpoints keep this rank's shards and their optimizer's state, loads what is to be resumed, and gathers the
-  // values for the first step.
+  // Registers this rank's shards and their optimizer state for checkpoints, resumes from one if the options say so, and
+  // gathers the values for the first step.
   void resume(Training& training) {
     for (int u = 0; u < units(); ++u) {
       Optimizer& optimizer = updates_[u].optimizer();
@@ -241,14 +243,14 @@ class ZeroModel {
 
   int units() const { return static_cast<int>(units_.size()); }
 
-  // Every rank gets all values of unit u, each rank giving its shard.
+  // Gathers all values of unit u on every rank. Each rank contributes its shard.
   void gather(int u) {
     updates_[u].gather(values_[u].shard, values_[u].full);
     ++gathered_;
   }
 
-  // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard of them. `add`: to
-  // those of the step's earlier batches, which the shard has already.
+  // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard. With `add`, adds
+  // the averages to those of the step's earlier batches, which are in the shard already.
   void reduce(int u, bool add) {
     const auto [full, shard] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
@@ -257,7 +259,7 @@ class ZeroModel {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
       return;
     }
-    // The padding is sent like the rest, but no backward pass writes it.
+    // No backward pass writes the padding, but it is sent with the rest.
     const std::size_t padding = sharding.padded() - sharding.count;
     CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
     if (!add) return updates_[u].scatter(full, shard);
@@ -268,15 +270,15 @@ class ZeroModel {
 
   int stage_;
   const Group& ranks_;
-  const Group alone_;  // at stage 0 every rank has the whole gradient
+  const Group alone_;  // a group of one: at stage 0 every rank has the whole gradient
   cudaStream_t stream_;
   std::deque<Unit> units_;
   Gathers gathers_;
   FlatArray values_, grads_;
   GradientParts gradients_;  // this rank's shards
   Clipping clipping_;
-  std::deque<ShardedUpdate> updates_;  // of each unit
-  int gathered_ = 0;                   // calls of gather()
+  std::deque<ShardedUpdate> updates_;  // one per unit
+  int gathered_ = 0;                   // number of calls of gather()
 };
 
 }  // namespace workshop
