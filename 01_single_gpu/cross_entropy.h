@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cross entropy over token ids: -log of the probability that the softmax of the logits gives the word that comes next.
+// Cross entropy over token ids: -log of the probability that the softmax of the logits gives to the next word.
 #pragma once
 
 #include <cmath>
@@ -11,34 +11,34 @@
 
 namespace workshop {
 
-// losses[rows] = log Σⱼ e^z[j] - z[target] of logits z[rows, vocabulary], and log_sums[rows], its first term. One row
-// an iteration.
+// Computes losses[rows] = log Σⱼ e^z[j] - z[target] of the logits z[rows, vocabulary], and log_sums[rows], its first
+// term. One row per iteration.
 static __global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals logits,
                                              const std::int32_t* targets, int rows, int vocabulary) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     // TODO 01.17: Compute log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
-    //   Of logits as large as 100 the sum would be infinite: take the largest out of it first, max_of(vocabulary, z).
+    //   With logits as large as 100 the sum would be infinite: first take out the largest, max_of(vocabulary, z).
     todo("01.17");
     // END TODO 01.17
   }
 }
 
-// The gradient of Σ losses / `tokens` by the logits. One row an iteration.
+// Computes the gradient of Σ losses / `tokens` with respect to the logits. One row per iteration.
 static __global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const float* log_sums,
                                               const std::int32_t* targets, int rows, int vocabulary, int tokens) {
   for (int row : grid_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
-    // TODO 01.18: Set dz[j] to the probability of word j, less 1 for the word that comes next, all times `factor`.
-    //   The derivative of log Σ e^z by z[j] is e^z[j] / Σ e^z, which is e^(z[j] - log_sum).
+    // TODO 01.18: Set dz[j] to the probability of word j, minus 1 for the next word, all times `factor`.
+    //   The derivative of log Σ e^z with respect to z[j] is e^z[j] / Σ e^z = e^(z[j] - log_sum).
     todo("01.18");
     // END TODO 01.18
   }
 }
 
-// correct[rows] = 1 where the target has the largest of the logits, the first of several such, else 0. One row an
+// Sets correct[rows] to 1 where the target has the largest logit (the first one among equals), else to 0. One row per
 // iteration.
 static __global__ void mark_correct(float* correct, ConstReals logits, const std::int32_t* targets, int rows,
                                     int vocabulary) {
@@ -51,7 +51,7 @@ static __global__ void mark_correct(float* correct, ConstReals logits, const std
   }
 }
 
-// The mean over all tokens, with `context` targets a sample.
+// The mean over all tokens; `context` targets per sample.
 class CrossEntropy : public Loss {
  public:
   CrossEntropy(int context, int vocabulary) : context_(context), vocabulary_(vocabulary) {}

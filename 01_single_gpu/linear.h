@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A linear layer by hand, forward and backward, on cuBLAS and a small kernel.
 //
-// Matrices are row-major, as in C++ and PyTorch: an activation is [rows, width], one row a sample; a weight is
-// [out, in], as nn.Linear keeps it, so that y = x Wᵀ + b. README.md derives every line of the backward pass.
+// Matrices are row-major, as in C++ and PyTorch: an activation is [rows, width], with one row per sample; a weight is
+// [out, in], as in nn.Linear, so that y = x Wᵀ + b. math.md derives every line of the backward pass.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ static __global__ void add_bias(Reals y, ConstReals bias, int rows, int cols) {
   for_each_element(rows, cols, [=](int i, int column) { y[i] += bias[column]; });
 }
 
-// y = x Wᵀ + b. Points into memory that is held elsewhere.
+// y = x Wᵀ + b. Does not own the memory it points into.
 struct Linear {
   std::string name;  // PyTorch's, such as "0": the parameters are 0.weight and 0.bias
   int in, out;
@@ -28,57 +28,58 @@ struct Linear {
   Real *weight_grad, *bias_grad;  // the same
 };
 
-// The layer with these parameters; `bias` is a Parameter() where it has none.
+// Makes a layer of these parameters. `bias` is a Parameter() if there is none.
 inline Linear linear_of(const std::string& name, const Parameter& weight, const Parameter& bias) {
   return {name, weight.columns(), weight.rows(), weight.value, bias.value, weight.grad, bias.grad};
 }
 
-// y[rows, out] from x[rows, in].
+// Computes y[rows, out] from x[rows, in].
 inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.1: Multiply: y = x Wᵀ.
-  //   One gemm(), of blas.h (docs/calls.md). y is [rows, out], x is [rows, in], the weight is [out, in]: which operand
-  //   is transposed?
+  //   Use one gemm() (docs/calls.md). y is [rows, out], x is [rows, in], the weight is [out, in]: which operand has to
+  //   be transposed?
   todo("01.1");
   // END TODO 01.1
   probe("01.1", {l.name, ": x W^T"}, y, {rows, l.out}, stream);
   if (l.bias == nullptr) return;
   // TODO 01.2: Add the bias to every row of y.
-  //   launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all elements of
-  //   y: which of its sizes is the length of a row?
+  //   Use launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all elements
+  //   of y. Which of its sizes is the length of a row?
   todo("01.2");
   // END TODO 01.2
   probe("01.2", {l.name, ": x W^T + b"}, y, {rows, l.out}, stream);
 }
 
-// The gradients of the layer's parameters from dy[rows, out]. `accumulate` adds to the gradients that are there already
-// (0 overwrites them, 1 adds). `ones` are `rows` ones.
+// Computes the gradients of the layer's parameters from x[rows, in] and dy[rows, out]. `accumulate` is 0 to overwrite
+// the gradients, 1 to add to them. `ones` must hold `rows` ones.
 inline void linear_backward_parameters(const Blas& blas, const Linear& l, const Real* x, const Real* dy,
                                        const Real* ones, int rows, float accumulate) {
   const cudaStream_t stream = blas.stream();
   // TODO 01.3: The weight's gradient: dW = dyᵀ x, summed over the rows.
-  //   One gemm(). dW is [out, in]: which operand is transposed now? Its beta is `accumulate`.
+  //   Use one gemm(), with `accumulate` as its beta. dW is [out, in]: which operand has to be transposed now?
   todo("01.3");
   // END TODO 01.3
   probe("01.3", {l.name, ".weight.grad"}, l.weight_grad, {l.out, l.in}, stream);
   if (l.bias == nullptr) return;
-  // TODO 01.4: The bias' gradient: the sum of dy over its rows, db = 1ᵀ dy.
-  //   One gemm() again. `ones` is a matrix of one row, [1, rows], and so is db, [1, out]. Its beta is `accumulate`.
+  // TODO 01.4: The bias's gradient: the sum of dy over its rows, db = 1ᵀ dy.
+  //   Use one gemm() again, with `accumulate` as its beta. `ones` is a matrix of one row, [1, rows], and so is db,
+  //   [1, out].
   todo("01.4");
   // END TODO 01.4
   probe("01.4", {l.name, ".bias.grad"}, l.bias_grad, {l.out}, stream);
 }
 
-// The gradient that goes down to the layer below, dx[rows, in], from dy[rows, out].
+// Computes the gradient for the layer below, dx[rows, in], from dy[rows, out].
 inline void linear_backward_input(const Blas& blas, const Linear& l, const Real* dy, Real* dx, int rows) {
-  // TODO 01.5: The gradient that goes down to the layer below: dx = dy W.
-  //   One gemm(). dx is [rows, in], dy is [rows, out], the weight is [out, in].
+  // TODO 01.5: The gradient for the layer below: dx = dy W.
+  //   Use one gemm(). dx is [rows, in], dy is [rows, out], the weight is [out, in].
   todo("01.5");
   // END TODO 01.5
   probe("01.5", {l.name, ": dy W"}, dx, {rows, l.in}, blas.stream());
 }
 
-// Both; skips dx if null. dx comes first, because another rank may be waiting for it.
+// Computes both. Skips dx if null; dx comes first, because another rank may be waiting for it.
 inline void linear_backward(const Blas& blas, const Linear& l, const Real* x, const Real* dy, Real* dx,
                             const Real* ones, int rows, float accumulate) {
   if (dx != nullptr) linear_backward_input(blas, l, dy, dx, rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loss of the multilayer perceptron: the mean square of the differences between output and target.
+// The loss of the multilayer perceptron: the mean squared difference between output and target.
 #pragma once
 
 #include "common/device/device.h"
@@ -13,25 +13,27 @@ static __global__ void subtract(float* difference, ConstReals a, const float* b,
   for (int i : grid_stride(n)) difference[i] = a[i] - b[i];
 }
 
-// Adds Σ(prediction - target)² / elements to *loss, and writes the gradient of that to gradient[n]. `elements` is n for
-// a whole batch, and the n of the whole batch for each of its micro-batches. `scratch` is one float on the device.
+// Adds Σ(prediction - target)² / elements to *loss and writes its gradient to gradient[n]. `elements` is the number of
+// values in the whole step: n if the step has one batch, more if this is one of several batches or micro-batches.
+// `scratch` is one float on the device.
 inline void mse_loss(const Blas& blas, const Real* prediction, const float* target, int n, int elements, float* loss,
                      float* gradient, float* scratch) {
   const cudaStream_t stream = blas.stream();
   launch(subtract, n, stream, gradient, prediction, target, n);
-  // The sum stays on the device: a host that waited for it would stop the stream from running ahead.
+  // The sum stays on the device. If the host waited for it, it could not enqueue work ahead of the stream.
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
   CUBLAS_CHECK(cublasSdot(blas, n, gradient, 1, gradient, 1, scratch));
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_HOST));
   launch(add_sum, 1, stream, loss, scratch, 1.0f / static_cast<float>(elements), 1);
   // TODO 01.6: Turn the differences in `gradient` into the gradient of the mean square, in place.
-  //   What is the derivative of (p - t)² / elements by p? cublasSscal(handle, n, &factor, x, incx) scales a vector.
+  //   What is the derivative of (prediction - target)² / elements with respect to the prediction?
+  //   cublasSscal(handle, n, &factor, x, incx) scales a vector.
   todo("01.6");
   // END TODO 01.6
   probe("01.6", "gradient of the loss", gradient, {n}, stream);
 }
 
-// The mean over all elements of (output - target)², with `out` floats a sample.
+// The mean of (output - target)² over all elements; `out` floats per sample.
 class MeanSquaredError : public Loss {
  public:
   explicit MeanSquaredError(int out) : out_(out) {}
@@ -40,7 +42,7 @@ class MeanSquaredError : public Loss {
            Real* gradient, float* scratch) const override {
     const int n = samples * out_;
     const auto* target = static_cast<const float*>(y);
-    // With mixed precision the loss is exact, and so is its gradient until it is written.
+    // With mixed precision, the loss and its gradient are computed in float32; the gradient is then rounded.
     float* exact = kMixedPrecision ? scratch + 1 : as_floats_or_null(gradient);
     mse_loss(blas, output, target, n, samples_of_step * out_, loss, exact, scratch);
     if (kMixedPrecision) launch(to_reals, n, blas.stream(), gradient, exact, n);

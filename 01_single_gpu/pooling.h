@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pooling: the largest value of each window, and averages over a grid, as nn.MaxPool2d and nn.AdaptiveAvgPool2d
-// compute them. Maps are channels last (convolution.h).
+// Pooling by hand: the largest value of each window (nn.MaxPool2d), and averages over a grid (nn.AdaptiveAvgPool2d).
+// Maps are channels last (convolution.h).
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// y[samples, out.size()] from x[samples, in.size()], and the pixel of the map that each value is from. Windows without
-// padding.
+// Computes y[samples, out.size()] from x[samples, in.size()], and in `from` the pixel of the map that each value came
+// from. Windows must have no padding.
 static __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * out.pixels(), out.channels, [=](int i, int channel) {
     const int place = i / out.channels, sample = place / out.pixels();
@@ -22,9 +22,8 @@ static __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in
     for (int row = top; row < top + w.size; ++row) {
       for (int column = left; column < left + w.size; ++column) {
         const int pixel = row * in.width + column;
-        // TODO 01.22: Is this pixel the largest so far? Set `largest` to it.
-        //   map[pixel * in.channels + channel] is its value. Of several that are as large as each other PyTorch takes
-        //   the first in this order.
+        // TODO 01.22: If this pixel's value is the largest so far, set `largest` to the pixel.
+        //   map[pixel * in.channels + channel] is its value. Among equal values PyTorch takes the first in this order.
         todo("01.22");
         // END TODO 01.22
       }
@@ -34,7 +33,8 @@ static __global__ void max_pool_forward(Reals y, int* from, ConstReals x, Map in
   });
 }
 
-// dx[samples, in.size()] from dy[samples, out.size()]. Windows overlap, so a value may be the largest of several.
+// Computes dx[samples, in.size()] from dy[samples, out.size()]. Windows overlap, so a value may be the largest of
+// several.
 static __global__ void max_pool_backward(Reals dx, ConstReals dy, const int* from, Map in, Map out, Windows w,
                                          int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
@@ -44,8 +44,8 @@ static __global__ void max_pool_backward(Reals dx, ConstReals dy, const int* fro
     for (int row = rows.first; row < rows.last; ++row) {
       for (int column = columns.first; column < columns.last; ++column) {
         const int window = sample * out.size() + out.at(channel, row, column);
-        // TODO 01.23: Add the gradient of this window to `sum`, if it is this pixel that its value is from.
-        //   from[window] is that pixel, dy[window] the gradient.
+        // TODO 01.23: Add the gradient of this window to `sum` if its value came from this pixel.
+        //   from[window] is the pixel that the value came from, dy[window] the window's gradient.
         todo("01.23");
         // END TODO 01.23
       }
@@ -54,13 +54,13 @@ static __global__ void max_pool_backward(Reals dx, ConstReals dy, const int* fro
   });
 }
 
-// The pixels of cell number `cell` of `cells`, on a side that is `length` long. Cells overlap where the side cannot be
-// divided evenly, and are the same pixel where there are more cells than pixels.
+// Returns the pixels of one of `cells` cells along a side of this length. Cells overlap where the side cannot be
+// divided evenly, and repeat pixels where there are more cells than pixels.
 __host__ __device__ inline Places pixels_of(int cell, int cells, int length) {
   return {cell * length / cells, ((cell + 1) * length + cells - 1) / cells};
 }
 
-// y[samples, channels, cells, cells], as the linear layers behind it have their inputs, from x[samples, in.size()].
+// Computes y[samples, channels, cells, cells], the layout that the next linear layer reads, from x[samples, in.size()].
 static __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int cells, int samples) {
   for (int i : grid_stride(samples * in.channels * cells * cells)) {
     const int channel = i / (cells * cells) % in.channels, sample = i / (cells * cells) / in.channels;
@@ -68,15 +68,15 @@ static __global__ void average_pool_forward(Reals y, ConstReals x, Map in, int c
     const Places columns = pixels_of(i % cells, cells, in.width);
     const ConstReals map = x + sample * in.size();
     float mean = 0;
-    // TODO 01.24: `mean`: that of the cell's pixels, map[in.at(channel, row, column)].
-    //   rows.first <= row < rows.last, and columns in the same way. Cells need not be of the same size.
+    // TODO 01.24: Set `mean` to the mean of the cell's pixels, map[in.at(channel, row, column)].
+    //   The cell has rows.first <= row < rows.last, and columns in the same way. Cells may differ in size.
     todo("01.24");
     // END TODO 01.24
     y[i] = mean;
   }
 }
 
-// dx[samples, in.size()] from dy: a value gets its share of the gradient of each cell that has it.
+// Computes dx[samples, in.size()] from dy: each value gets its share of the gradient of every cell that contains it.
 static __global__ void average_pool_backward(Reals dx, ConstReals dy, Map in, int cells, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int place = i / in.channels, sample = place / in.pixels(), pixel = place % in.pixels();
@@ -99,7 +99,7 @@ static __global__ void average_pool_backward(Reals dx, ConstReals dy, Map in, in
 
 // ---- with their probes ---------------------------------------------------------------------------------------------
 
-// From maps `in` to maps `out`.
+// Max pooling from maps `in` to maps `out`.
 struct MaxPool {
   std::string name;
   Map in, out;
@@ -118,7 +118,7 @@ inline void max_pool_gradient(const MaxPool& p, const Real* dy, const int* from,
   probe("01.23", {p.name, ": gradient below the pooling"}, dx, {samples * p.in.pixels(), p.in.channels}, stream);
 }
 
-// From maps `in` to `cells` by `cells` averages of each channel.
+// Average pooling from maps `in` to `cells` by `cells` averages per channel.
 struct AveragePool {
   std::string name;
   Map in;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AlexNet (Krizhevsky, 2014), as torchvision has it: five convolutions that hold a few parameters and nearly all of the
-// arithmetic, and three linear layers that hold nearly all parameters.
+// AlexNet (Krizhevsky, 2014) as in torchvision: five convolutions with few parameters and nearly all of the arithmetic,
+// and three linear layers with nearly all of the parameters.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +22,16 @@ namespace workshop {
 
 // ---- layers --------------------------------------------------------------------------------------------------------
 
-// Room for the windows of one layer at a time, which all convolutions of a model share, on each device that has some.
+// Memory for the windows of one layer at a time, by device. All convolutions of a model share it.
 using WindowRoom = std::shared_ptr<std::map<int, DeviceBuffer<Real>>>;
 
-// What follows a convolution and its ReLU.
+// The pooling after a convolution and its ReLU.
 struct Pooling {
-  bool largest = false;  // of 3 by 3, at every second place
-  int cells = 0;         // then averages over a grid of cells by cells; 0: no averages
+  bool largest = false;  // max pooling of 3 by 3, at every second place
+  int cells = 0;         // then average pooling to `cells` by `cells`; 0: none
 };
 
-// A convolution, its ReLU, and the pooling that follows it. Maps are channels last, but for the averages, which are
+// A convolution, its ReLU, and the pooling after it. Maps are channels last, except for averages, which are
 // [channels, cells, cells].
 class ConvolutionLayer : public Layer {
  public:
@@ -39,9 +39,9 @@ class ConvolutionLayer : public Layer {
                    WindowRoom room)
       : ConvolutionLayer(name, in, map_of(in, windows, channels), windows, pooling, std::move(room)) {}
 
-  // Floats of a sample's windows, which are more than any other values of a sample here.
+  // Returns the floats of all windows of a sample, the largest of its buffers.
   int windows_size() const { return convolution_.windows_size(); }
-  // The maps that come out, for the next layer.
+  // Returns the shape of the output, for the next layer.
   const Map& map() const { return pools_ ? max_pool_.out : convolution_.out; }
 
   std::vector<float> initial_values(Generator& generator) const override {
@@ -50,7 +50,7 @@ class ConvolutionLayer : public Layer {
     init_linear(generator, row, channels, values.data(), values.data() + row * channels);  // nn.Conv2d's are the same
     return values;
   }
-  // The output of the ReLU; of the pooling, and where it is from; the averages.
+  // The output of the ReLU; that of max pooling and the pixels it came from; the averages.
   std::vector<int> saved() const override {
     std::vector<int> sizes = {convolution_.out.size()};
     if (pools_) sizes.insert(sizes.end(), {map().size(), reals_spanning(map().size())});
@@ -65,7 +65,7 @@ class ConvolutionLayer : public Layer {
     device_ = current_device();
     DeviceBuffer<Real>& room = (*room_)[device_];
     if (room.size() >= size) return;
-    room = {};  // before there is another
+    room = {};  // freed before the larger one is allocated
     room = DeviceBuffer<Real>(size, Memory::activations);
   }
   void bind(Real* values, Real* grads) override {
@@ -102,7 +102,7 @@ class ConvolutionLayer : public Layer {
       max_pool_gradient(max_pool_, dy, pixels(saved), below, g.samples, stream);
       std::swap(dy, below);
     }
-    // Where the output of a ReLU is above 0, so was its input.
+    // The output of a ReLU serves as its input: both are above 0 at the same places.
     activation_backward(Activation::relu, dy, saved.buffers[0].data(), g.samples * convolution_.out.size(), stream);
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : below;
     convolution_backward(g.blas, convolution_, static_cast<const Real*>(saved.x), dy, dx, windows(), g.ones, g.samples,
@@ -134,7 +134,7 @@ class ConvolutionLayer : public Layer {
     return (pooling.largest ? map_of(out, kPooled, out.channels) : out).size();
   }
   Real* windows() const { return room_->at(device_).data(); }
-  // The numbers of pixels lie in a buffer of Reals.
+  // The pixels' numbers, ints, are kept in a buffer of Reals.
   static int* pixels(const Saved& saved) { return static_cast<int*>(static_cast<void*>(saved.buffers[2].data())); }
 
   bool pools_, averages_;
@@ -148,7 +148,7 @@ class ConvolutionLayer : public Layer {
 // Dropout, a linear layer, and its ReLU.
 class DropoutLinear : public Layer {
  public:
-  // The layer's number in the network tells its masks from those of others.
+  // `number` is the layer's number in the network; it makes its masks differ from those of other layers.
   DropoutLinear(const std::string& name, int in, int out, bool relu, double dropout, std::uint64_t seed, int number)
       : Layer(name, in, out), relu_(relu), probability_(dropout), seed_(seed), number_(number) {
     parameters = {{name + ".weight", {out, in}}, {name + ".bias", {out}}};
@@ -159,7 +159,7 @@ class DropoutLinear : public Layer {
     init_linear(generator, in, out, values.data(), values.data() + in * out);
     return values;
   }
-  // The output, and what dropout has left of the input.
+  // The output, and the input after dropout.
   std::vector<int> saved() const override { return probability_ > 0 ? std::vector{out, in} : std::vector{out}; }
 
   void bind(Real* values, Real* grads) override {
@@ -192,7 +192,7 @@ class DropoutLinear : public Layer {
 
  private:
   Dropout dropout_of(const Saved& saved) const { return {probability_, seed_, number_, /*place=*/0, saved.batch}; }
-  // Of the linear layer.
+  // Returns the input of the linear layer.
   const Real* input(const Saved& saved) const {
     return dropout_of(saved).active() ? saved.buffers[1].data() : static_cast<const Real*>(saved.x);
   }
@@ -206,8 +206,8 @@ class DropoutLinear : public Layer {
 
 // ---- the network ---------------------------------------------------------------------------------------------------
 
-// The largest stride of the first convolution, 4 as in torchvision, 2 or 1, with which each map still has a pixel:
-// three poolings need 15 by 15 of it.
+// Returns the largest stride of the first convolution (4 as in torchvision, 2 or 1) with which no map is empty: three
+// poolings need a first map of at least 15 by 15.
 inline int first_stride(int image_size) {
   for (int stride : {4, 2}) {
     if (Windows{11, stride, 2}.count(image_size) >= 15) return stride;
@@ -218,7 +218,7 @@ inline int first_stride(int image_size) {
 inline Network make_alexnet(const Options& options) {
   const ImageOptions& o = options.images;
   struct Shape {
-    int place, channels;  // in torchvision's nn.Sequential
+    int place, channels;  // place: in torchvision's nn.Sequential
     Windows windows;
     Pooling pooling;
   };

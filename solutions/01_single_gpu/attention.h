@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-head causal self-attention (Vaswani et al., 2017) between its projections, forward and backward by hand: from
-// queries, keys and values to what each position has looked up.
+// Multi-head causal self-attention (Vaswani et al., 2017) without its projections, forward and backward by hand: from
+// queries, keys and values to the context of each position.
 //
-// B samples of T positions; H heads of width d. Heads and samples do not know of each other: where this says head, a
-// matrix product is made for all samples in one call.
+// B samples of T positions; H heads of width E/H. Heads and samples are independent of each other: for each head, one
+// call computes a matrix product for all samples.
 #pragma once
 
 #include <cmath>
@@ -17,15 +17,15 @@ namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Turns rows of scores, which begin `stride` floats apart, into probabilities, in place. Row i belongs to position
-// first + i mod positions, and has a score for each of the positions up to first + positions - 1. One row an iteration.
+// Turns rows of scores, `stride` floats apart, into probabilities, in place. Row i belongs to position
+// first + i mod positions and has a score for each position up to first + positions - 1. One row per iteration.
 static __global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
   for (int row : grid_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
-    // TODO 01.12: Make probabilities of the scores: the softmax of scale·p[j] over what this position may see.
-    //   That is itself and the positions before it; the others, up to `keys`, get zero. e^x overflows, e^(x - max x)
-    //   does not, and has the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
+    // TODO 01.12: Turn the scores into probabilities: the softmax of scale·p[j] over the positions this one may see.
+    //   A position sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
+    //   does not and gives the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
     //   f(j).
     const int seen = position + 1;
     const float largest = max_of(seen, p);
@@ -37,15 +37,15 @@ static __global__ void causal_softmax(Reals scores, float scale, int rows, int p
   }
 }
 
-// Turns the gradient dp[rows, positions] of probabilities p into that of the scores, in place.
+// Turns the gradient dp[rows, positions] of the probabilities p into the gradient of the scores, in place.
 static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
   for (int row : grid_stride(rows)) {
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
     // TODO 01.13: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
-    //   The sum is over the row. What is not seen has probability zero: which gradient has its score? Write that too,
-    //   because the matrix products that follow read whole rows.
+    //   The sum is over the row. An unseen position has probability zero: what is the gradient of its score? Write that
+    //   too, because the matrix products that follow read whole rows.
     const float dot = sum_of(seen, [=](int j) { return probability[j] * gradient[j]; });
     for (int j = 0; j < seen; ++j) gradient[j] = scale * probability[j] * (gradient[j] - dot);
     for (int j = seen; j < positions; ++j) gradient[j] = 0;
@@ -55,21 +55,21 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
-// The heads that a rank holds, of samples of `positions` positions.
+// The heads that a rank holds; samples have `positions` positions.
 struct Heads {
-  int positions, count, width;                    // T; H; d
-  int features() const { return count * width; }  // of all heads
+  int positions, count, width;                    // T; H, or this rank's share of them; E/H
+  int features() const { return count * width; }  // of all these heads
 };
 
-// What the forward pass computes, or the gradients of that.
+// The results of the forward pass, or their gradients.
 struct AttentionValues {
-  Real* qkv;      // [B·T, 3·H·d]: queries, keys and values side by side, of each the heads side by side
+  Real* qkv;      // [B·T, 3·features]: queries, keys and values side by side, and within each the heads side by side
   Real* p;        // [B, H, T, T]: probabilities
-  Real* context;  // [B·T, H·d]: what has been looked up
+  Real* context;  // [B·T, features]: p v of each head
 };
 
-// What belongs to one head, sample by sample: q, k, v, context [T, d], p [T, T]. From position `first` on, where only
-// those are to be computed.
+// The matrices of one head, one per sample: q, k, v, context [T, width], p [T, T]. q, p and context begin at position
+// `first`.
 struct Head {
   Head(const Heads& heads, const AttentionValues& values, int h, int first = 0) {
     const int features = heads.features(), T = heads.positions;
@@ -86,9 +86,9 @@ struct Head {
   Matrices q, k, v, p, context;
 };
 
-// context and p of `count` positions from `first` on, for `samples` samples: values.qkv has their queries, and the keys
-// and values of all positions up to them. So first = 0 and count = T is the forward pass of a batch, and count = 1 that
-// of a position which is new. `dropped`, where probabilities are dropped, has room for as many as p.
+// Computes context and p of `count` positions from `first` on, for `samples` samples. values.qkv must hold their
+// queries, and the keys and values of all positions up to them. first = 0 and count = T is the forward pass of a batch;
+// count = 1 is that of one new position. With dropout, `dropped` must have room for as many values as p.
 inline void attention_forward(const Blas& blas, const Heads& heads, const AttentionValues& values, int samples,
                               int first, int count, const Dropout& dropout, Real* dropped) {
   const cudaStream_t stream = blas.stream();
@@ -120,7 +120,7 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
   }
 }
 
-// gradients.qkv from gradients.context; gradients.p is room for the probabilities' on the way.
+// Computes gradients.qkv from gradients.context. gradients.p is scratch memory for the gradient of the probabilities.
 inline void attention_backward(const Blas& blas, const Heads& heads, const AttentionValues& values,
                                const AttentionValues& gradients, int samples, const Dropout& dropout, Real* dropped) {
   const cudaStream_t stream = blas.stream();
@@ -133,9 +133,10 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   }
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.14: Back through context = p v: the gradient g.p = dC vᵀ of the probabilities, from dC = g.context.
-    //   As a linear layer's. One batched_gemm(), whose arguments are those of gemm() without beta, with a factor before
-    //   A, here 1, and with the number of samples at the end. p is [T, T], the others are [T, d].
+    // TODO 01.14: Back through context = p v: the gradient g.p = dcontext vᵀ of the probabilities.
+    //   It works as in a linear layer; dcontext is g.context. Use one batched_gemm(): its arguments are those of
+    //   gemm() without beta, with a factor (here 1) before A and the number of samples at the end. p is [T, T], the
+    //   others are [T, d].
     batched_gemm(blas, Op::as_is, Op::transposed, T, T, d, 1, g.context, head.v, g.p, samples);
     // END TODO 01.14
   }
@@ -145,9 +146,9 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   probe("01.13", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
-    // TODO 01.15: The gradients g.q = dS k, g.k = dSᵀ q and g.v = pᵀ dC.
-    //   The gradient dS of the scores q kᵀ is in g.p now, and has the scale in it; p is head.p, and dC g.context. Three
-    //   batched_gemm().
+    // TODO 01.15: The gradients g.q = dscores k, g.k = dscoresᵀ q and g.v = pᵀ dcontext.
+    //   g.p now holds dscores, the gradient of the scores q kᵀ, with the scale in it; p is head.p, and dcontext is
+    //   g.context. Use three batched_gemm().
     batched_gemm(blas, Op::as_is, Op::as_is, T, d, T, 1, g.p, head.k, g.q, samples);
     batched_gemm(blas, Op::transposed, Op::as_is, T, d, T, 1, g.p, head.q, g.k, samples);
     batched_gemm(blas, Op::transposed, Op::as_is, T, d, T, 1, head.p, g.context, g.v, samples);

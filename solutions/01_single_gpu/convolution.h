@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A convolution by hand: a linear layer that sees the image through windows. All windows are laid out as rows of a
-// matrix (im2col; Chellapilla et al., 2006), and the rest is linear.h.
+// matrix (im2col; Chellapilla et al., 2006), and linear.h does the rest.
 //
-// Maps are channels last, [samples, height, width, channels]: what a linear layer makes of the windows' rows, one row a
-// window, is the next layer's map as it is. Weights are [channels out, channels in, k, k], as nn.Conv2d keeps them, so
-// that a row has channel after channel of its window.
+// Maps are channels last, [samples, height, width, channels]: the linear layer's output, with one row per window, is
+// the next layer's map as it is. Weights are [channels out, channels in, k, k], as in nn.Conv2d, so a window's row has
+// one channel after the other.
 #pragma once
 
 #include <algorithm>
@@ -17,31 +17,31 @@ namespace workshop {
 // The shape of a sample.
 struct Map {
   int channels, height, width;
-  bool channels_last = true;  // false: [channels, height, width], as images come
+  bool channels_last = true;  // false: [channels, height, width], the layout of images
 
   __host__ __device__ int pixels() const { return height * width; }
   __host__ __device__ int size() const { return channels * pixels(); }
-  // Where a value of the sample lies.
+  // The index of a value in the sample.
   __host__ __device__ int at(int channel, int y, int x) const {
     const int pixel = y * width + x;
     return channels_last ? pixel * channels + channel : channel * pixels() + pixel;
   }
 };
 
-// Places in a row, [first, last).
+// A range of places, [first, last).
 struct Places {
   int first, last;
 };
 
-// Windows of `size` by `size` pixels, one at every `stride`-th place of a map that `padding` pixels of zeros surround.
+// Windows of `size` by `size` pixels, one at every `stride`-th place of a map surrounded by `padding` pixels of zeros.
 struct Windows {
   int size, stride, padding;
 
-  // Of a side that is so long.
+  // Returns the number of windows along a side of this length.
   __host__ __device__ int count(int length) const { return (length + 2 * padding - size) / stride + 1; }
-  // The first pixel of a window, which may lie in the padding: there its place is negative.
+  // Returns the first pixel of a window; negative if it lies in the padding.
   __host__ __device__ int begin(int window) const { return window * stride - padding; }
-  // Which of `count` windows have this pixel.
+  // Returns which of the `count` windows contain this pixel.
   __host__ __device__ Places with(int pixel, int count) const {
     const int first = (pixel + padding - size + stride) / stride, last = (pixel + padding) / stride + 1;
     return {first > 0 ? first : 0, last < count ? last : count};
@@ -50,8 +50,8 @@ struct Windows {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// rows[samples · windows, channels · k · k] from maps[samples, in.size()]. `out` has a pixel for each window. An
-// iteration is a channel of a window.
+// Computes rows[samples · windows, channels · k · k] from maps[samples, in.size()]. `out` has a pixel for each window.
+// One channel of a window per iteration.
 static __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map out, Windows w, int samples) {
   for (int i : grid_stride(samples * out.pixels() * in.channels)) {
     const int channel = i % in.channels, window = i / in.channels;
@@ -64,8 +64,8 @@ static __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map o
         const int y = top + down, x = left + right;
         float value = 0;
         // TODO 01.20: Set `value` to that of the map at row y and column x.
-        //   map[in.at(channel, y, x)] is it, if the map has it. Its rows are 0 to in.height - 1, its columns 0 to
-        //   in.width - 1; around them are zeros.
+        //   It is map[in.at(channel, y, x)] if that place is in the map. The rows are 0 to in.height - 1, the columns
+        //   0 to in.width - 1; everything around them is zero.
         if (0 <= y && y < in.height && 0 <= x && x < in.width) value = map[in.at(channel, y, x)];
         // END TODO 01.20
         row[down * w.size + right] = value;
@@ -74,8 +74,9 @@ static __global__ void gather_windows(Reals rows, ConstReals maps, Map in, Map o
   }
 }
 
-// The gradient of a map, dx, from that of its windows, drows: a value went to all windows that have it. Each iteration
-// adds up for a value of its own, so nothing is written by two threads, and the order of a sum is always the same.
+// Computes the gradient dx of a map from the gradient drows of its windows: each value was copied to all windows that
+// contain it. Each iteration adds up the gradient of one value, so no two threads write to the same place, and each sum
+// always has the same order.
 static __global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, Windows w, int samples) {
   for_each_element(samples * in.pixels(), in.channels, [=](int i, int channel) {
     const int pixel = i / in.channels, sample = pixel / in.pixels();
@@ -86,8 +87,9 @@ static __global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, 
       for (int column = columns.first; column < columns.last; ++column) {
         const int window = (sample * out.height + row) * out.width + column;
         const ConstReals gradient = drows + (window * in.channels + channel) * w.size * w.size;  // [k, k]
-        // TODO 01.21: Add to `sum` the gradient of this value in this window: which of the k · k places has it there?
-        //   The window's first row is w.begin(row), its first column w.begin(column).
+        // TODO 01.21: Add to `sum` the gradient of this value in this window.
+        //   At which of the window's k · k places is the value? The window's first row is w.begin(row), its first
+        //   column w.begin(column).
         sum += gradient[(y - w.begin(row)) * w.size + x - w.begin(column)];
         // END TODO 01.21
       }
@@ -98,31 +100,31 @@ static __global__ void add_windows(Reals dx, ConstReals drows, Map in, Map out, 
 
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
-// y = the convolution of x, a map of in.size() floats a sample, [samples, out.size()].
+// A convolution from maps [samples, in.size()] to maps [samples, out.size()].
 struct Convolution {
-  Linear linear;  // of a window
+  Linear linear;  // from a window to the channels of a pixel
   Map in, out;
   Windows windows;
 
-  int row() const { return in.channels * windows.size * windows.size; }  // floats of a window
-  int windows_size() const { return out.pixels() * row(); }              // of all windows of a sample
+  int row() const { return in.channels * windows.size * windows.size; }  // floats per window
+  int windows_size() const { return out.pixels() * row(); }              // floats of all windows of a sample
 };
 
-// The rows of all windows to rows[samples, windows_size()].
+// Writes all windows of x to rows[samples, windows_size()].
 inline void windows_of(const Convolution& c, const Real* x, Real* rows, int samples, cudaStream_t stream) {
   launch(gather_windows, samples * c.windows_size(), stream, rows, x, c.in, c.out, c.windows, samples);
   probe("01.20", {c.linear.name, ": windows"}, rows, {samples * c.out.pixels(), c.row()}, stream);
 }
 
-// `rows` is room for the windows.
+// Computes y from x. `rows` must have room for the windows, samples · windows_size() values.
 inline void convolution_forward(const Blas& blas, const Convolution& c, const Real* x, Real* y, Real* rows,
                                 int samples) {
   windows_of(c, x, rows, samples, blas.stream());
   linear_forward(blas, c.linear, rows, y, samples * c.out.pixels());
 }
 
-// As linear_backward(). The windows are gathered once more instead of kept: they take several times the room of the
-// map. Then their gradient takes their place.
+// Like linear_backward(). Gathers the windows again instead of keeping them, because they take several times the memory
+// of the map. Then their gradient overwrites them.
 inline void convolution_backward(const Blas& blas, const Convolution& c, const Real* x, const Real* dy, Real* dx,
                                  Real* rows, const Real* ones, int samples, float accumulate) {
   const int count = samples * c.out.pixels();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first layer of a language model: a vector for each word and one for each position, added up.
+// The first layer of a language model: a vector for each word plus one for each position.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace workshop {
 
-// y[rows, width] = words[tokens[row]] + positions[first + row mod context], for rows of tokens.
+// Computes y[rows, width]: row i is words[tokens[i]] + positions[first + i mod context].
 static __global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReals words, ConstReals positions,
                                          int first, int context, int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
@@ -19,9 +19,9 @@ static __global__ void embedding_forward(Reals y, const std::int32_t* tokens, Co
   });
 }
 
-// Adds the rows of dy[rows, width] to the gradients of the words and positions that they came from. A thread has some
-// columns and goes down all rows: so no two threads write to the same place, and the order of each sum is always the
-// same, which atomicAdd() would not give.
+// Adds the rows of dy[rows, width] to the gradients of the words and positions that they came from. Each thread owns
+// some columns and goes down all rows. So no two threads write to the same place, and each sum always has the same
+// order, unlike with atomicAdd().
 static __global__ void embedding_backward(Reals words_grad, Reals positions_grad, ConstReals dy,
                                           const std::int32_t* tokens, int context, int rows, int width) {
   for (int row = 0; row < rows; ++row) {
@@ -29,15 +29,15 @@ static __global__ void embedding_backward(Reals words_grad, Reals positions_grad
     const Reals position = positions_grad + row % context * width;
     for (int column : grid_stride(width)) position[column] += gradient[column];
     // TODO 01.9: Add this row's gradient to that of its word.
-    //   words_grad is [vocabulary, width], and the row's word is tokens[row]. A word may occur several times. As above,
-    //   only columns of this thread's own.
+    //   words_grad is [vocabulary, width], and the row's word is tokens[row]. A word may occur several times. As in the
+    //   line above, write only to this thread's columns.
     const Reals word = words_grad + tokens[row] * width;
     for (int column : grid_stride(width)) word[column] += gradient[column];
     // END TODO 01.9
   }
 }
 
-// Reads token ids [samples, context]; returns [samples, context, width].
+// Maps token ids [samples, context] to vectors [samples, context, width].
 class Embedding : public Layer {
  public:
   Embedding(int vocabulary, int context, int width)
@@ -45,7 +45,7 @@ class Embedding : public Layer {
     parameters = {{"tokens.weight", {vocabulary, width}}, {"positions.weight", {context, width}}};
   }
 
-  // nn.Embedding's: standard normal.
+  // Standard normal, as in nn.Embedding.
   std::vector<float> initial_values(Generator& generator) const override {
     std::vector<float> values(count());
     generator.randn(values.data(), parameters[0].count());
@@ -73,7 +73,7 @@ class Embedding : public Layer {
     return nullptr;  // words have no gradient
   }
 
-  // x is the token.
+  // x points to the token.
   const Real* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
     compute(x, saved.buffers[0].data(), position, 1, blas.stream());
     return saved.buffers[0].data();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing: a language model goes on with a text, word by word.
+// Generates text: a language model continues a prompt, word by word.
 //
-// The keys and values of the words so far do not change with a new one. They stay where the forward pass leaves them,
-// so that a word costs one position and not all of them again.
+// The keys and values of earlier words do not change when a word is added. They stay where the forward pass leaves
+// them, so each word costs one position instead of all positions again.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 
 namespace workshop {
 
-// Draws a token: number i with the probability softmax(logits / temperature)[i], by `u`, which is uniform in [0, 1).
-// The most likely one for temperature 0.
+// Draws a token: number i with probability softmax(logits / temperature)[i]. `u` must be uniform in [0, 1). Returns the
+// most likely token for temperature 0.
 inline int next_token(const std::vector<float>& logits, double temperature, double u) {
   const int count = static_cast<int>(logits.size());
   int token = static_cast<int>(std::ranges::max_element(logits) - logits.begin());
@@ -28,8 +28,8 @@ inline int next_token(const std::vector<float>& logits, double temperature, doub
   std::vector<double> weights(count);  // proportional to the probabilities
   double sum = 0;
   for (int i = 0; i < count; ++i) sum += weights[i] = std::exp((logits[i] - largest) / temperature);
-  // TODO 01.19: Draw the token by `u`: the first one with which the probabilities add up to more than u.
-  //   The probability of token i is weights[i] / sum. Rounding may leave the sum of all below u: then it is the last.
+  // TODO 01.19: Draw the token by `u`: the first one at which the probabilities so far add up to more than u.
+  //   The probability of token i is weights[i] / sum. If rounding leaves the sum of all at or below u, take the last.
   double added = 0;
   for (token = 0; token + 1 < count; ++token) {
     added += weights[token] / sum;
@@ -40,7 +40,7 @@ inline int next_token(const std::vector<float>& logits, double temperature, doub
   return token;
 }
 
-// A language model with the words that it has read and written.
+// A language model with the words it has read and written so far.
 class Writer {
  public:
   Writer(Model& model, Activations& activations, const Network& network, int context, cudaStream_t stream)
@@ -52,7 +52,7 @@ class Writer {
         token_(1, Memory::data),
         logits_(vocabulary_.size()) {}
 
-  // Reads `prompt`, goes on with `count` words, and returns all of it. Draws from `generator`.
+  // Reads `prompt`, adds `count` words drawn with `generator`, and returns the whole text.
   std::string write(const std::string& prompt, int count, double temperature, Generator& generator) {
     std::istringstream words(prompt);
     for (std::string word; words >> word;) read(number_of(word));
@@ -73,8 +73,8 @@ class Writer {
     return found == vocabulary_.end() ? 0 : static_cast<int>(found - vocabulary_.begin());  // 0 is <unk>
   }
 
-  // One word more, and the logits of the one after it. There are `context` positions: where they are full, the later
-  // half of the words is read again from the first position on.
+  // Appends a word and computes the logits of the next one. When all `context` positions are full, reads the later half
+  // of the words again, from the first position on.
   void read(int token) {
     tokens_.push_back(token);
     if (position_ == context_) {
@@ -102,7 +102,7 @@ class Writer {
   DeviceBuffer<std::int32_t> token_;
   std::vector<float> logits_;         // of the next word
   std::vector<std::int32_t> tokens_;  // so far
-  int position_ = 0;                  // of the next one
+  int position_ = 0;                  // of the next token
 };
 
 }  // namespace workshop

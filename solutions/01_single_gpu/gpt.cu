@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a language model on one GPU, and lets it write. The training is that of mlp.cu, which knows the language model
-// too (--model gpt); what comes after it is new.
+// Trains a language model on one GPU and lets it generate text. The training is that of mlp.cu, which can train this
+// model too (--model gpt); only the generation at the end is new.
 #include <string>
 
 #include "01_single_gpu/generate.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small GPT (Radford et al., 2018): embedding, transformer blocks, and a head that says what comes next.
+// A small GPT (Radford et al., 2018): embedding, transformer blocks, and a head that predicts the next word.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace workshop {
 
-// Ends the program where a position in an array would be no int.
+// Ends the program if an array would have more elements than an int can index.
 inline void require_sizes(const Options& options, int vocabulary) {
   const GptOptions& o = options.gpt;
   const int width = o.width;
@@ -31,7 +31,7 @@ inline void require_sizes(const Options& options, int vocabulary) {
                    {"--context", o.context}});
 }
 
-// The text of the options. What is wrong with it ends the program.
+// Reads or writes the text that the options name. Ends the program if something is wrong with it.
 inline Text text_of(const Options& options) {
   if (options.gpt.text.empty()) {
     Text text = write_stories(options.seed, options.gpt.words, options.gpt.vocabulary);
@@ -49,11 +49,11 @@ inline Text text_of(const Options& options) {
   }
 }
 
-// The layers of a language model: the embedding, the blocks, the head.
+// Returns the number of layers: the embedding, the blocks, the head.
 inline int gpt_depth(const Options& options) { return options.gpt.blocks + 2; }
 
-// Operations of the matrix products for a token, forward and twice as many backward: 2 for each weight that is
-// multiplied, and 2E for the score of each position and for what is looked up there.
+// Returns the operations per token in matrix products, forward and twice as many backward: 2 per weight, and per
+// position 2E for the scores and 2E for the context.
 inline double gpt_operations(const GptOptions& o, int vocabulary) {
   const double E = o.width, T = o.context;
   return 3 * (o.blocks * (24 * E * E + 4 * T * E) + 2 * vocabulary * E);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer normalization (Ba et al., 2016) by hand: y = x̂·γ + β with x̂ = (x - mean) / √(variance + ε), row by row.
+// Layer normalization (Ba et al., 2016) by hand, row by row: y = x̂·gamma + beta, x̂ = (x - mean) / √(variance + ε).
 #pragma once
 
 #include <cmath>
@@ -11,17 +11,17 @@
 
 namespace workshop {
 
-// y[rows, width] from x[rows, width], and what the backward pass needs: mean[rows] and rstd[rows] = 1/√(variance + ε).
-// One row an iteration: rows do not depend on each other, which is why they can be cut over ranks.
+// Computes y[rows, width] from x[rows, width], and for the backward pass mean[rows] and rstd[rows] = 1/√(variance + ε).
+// One row per iteration. Rows do not depend on each other, so they can be split across ranks.
 static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals x, ConstReals gamma,
                                           ConstReals beta, int rows, int width) {
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
-    // TODO 01.10: Normalize the row: out[j] = (in[j] - mean)·rstd·γ[j] + β[j], and keep mean[row] and rstd[row].
-    //   sum_of(width, f) adds up f(j) for all j. The variance is the mean of (in[j] - mean)², not of in[j]², from which
-    //   little would be left in float32 where the mean is large. It is divided by width, not by width - 1; PyTorch's ε
-    //   is 1e-5, under the root.
+    // TODO 01.10: Normalize the row: out[j] = (in[j] - mean)·rstd·gamma[j] + beta[j], and keep mean[row] and rstd[row].
+    //   sum_of(width, f) adds up f(j) for all j. Compute the variance as the mean of (in[j] - mean)²: where the mean is
+    //   large, the mean of in[j]² minus mean² keeps few correct digits in float32. Divide by width, not by width - 1.
+    //   PyTorch's ε is 1e-5, under the root.
     const float m = sum_of(width, [=](int j) { return in[j]; }) / width;
     const float variance = sum_of(width, [=](int j) { return (in[j] - m) * (in[j] - m); }) / width;
     const float r = 1.0f / sqrtf(variance + 1e-5f);
@@ -32,8 +32,8 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
   }
 }
 
-// dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·γ. `beside` is the gradient that reaches x past the
-// norm; null if there is no such gradient. It may be dx.
+// Computes dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·gamma. `beside` is the gradient that reaches x
+// past the norm, or null; it may be dx.
 static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
                                            const float* rstd, ConstReals gamma, int rows, int width) {
   for (int row : grid_stride(rows)) {
@@ -41,9 +41,9 @@ static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstRea
     const float m = mean[row], r = rstd[row];
     float shift = 0, scale = 0;
     // TODO 01.11: Compute two means over the row, shift = mean(g) and scale = mean(g·x̂).
-    //   They are what a shift and a scaling of the whole row would change: the normalization takes both out again, and
-    //   so they are subtracted below.
-    //   g = gradient[j]·γ[j], x̂ = (in[j] - m)·r.
+    //   Shifting or scaling the whole row does not change y, so the gradient must have no component in these two
+    //   directions: the means are these components, and the loop below subtracts them.
+    //   g = gradient[j]·gamma[j], x̂ = (in[j] - m)·r.
     shift = sum_of(width, [=](int j) { return gradient[j] * gamma[j]; }) / width;
     scale = sum_of(width, [=](int j) { return gradient[j] * gamma[j] * (in[j] - m) * r; }) / width;
     // END TODO 01.11
@@ -54,8 +54,8 @@ static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstRea
   }
 }
 
-// dγ = Σ dy·x̂ and dβ = Σ dy over the rows that are given, added to accumulate·dγ and accumulate·dβ. An iteration goes
-// down all rows with the sums of kColumnsPerIteration columns.
+// Computes dgamma = Σ dy·x̂ and dbeta = Σ dy over the rows. `accumulate` is 0 to overwrite them, 1 to add to them. Each
+// iteration goes down all rows for kColumnsPerIteration columns.
 static __global__ void layer_norm_parameter_gradients(Reals dgamma, Reals dbeta, ConstReals dy, ConstReals x,
                                                       const float* mean, const float* rstd, int rows, int width,
                                                       float accumulate) {
@@ -81,7 +81,7 @@ static __global__ void layer_norm_parameter_gradients(Reals dgamma, Reals dbeta,
   }
 }
 
-// Points into memory that is held elsewhere.
+// Does not own the memory it points into.
 struct LayerNorm {
   std::string name;
   int width;
@@ -89,27 +89,28 @@ struct LayerNorm {
   Real *gamma_grad, *beta_grad;  // [width]
 };
 
-// What the forward pass leaves for the backward pass: [rows] each.
+// The forward pass keeps these for the backward pass, [rows] each.
 struct RowStatistics {
   float *mean, *rstd;
 };
 
-// Those of the rows from `first` on, in a buffer of reals_spanning(2) a row.
+// Returns the statistics of the rows from `first` on, in a buffer of reals_spanning(2) per row.
 inline RowStatistics statistics_in(const DeviceBuffer<Real>& buffer, int first = 0) {
   auto* floats = static_cast<float*>(static_cast<void*>(buffer.data()));
   return {floats + first, floats + buffer.size() / reals_spanning(2) + first};
 }
 
-// y[rows, width] from x[rows, width].
+// Computes y[rows, width] from x[rows, width].
 inline void norm_forward(const LayerNorm& l, const Real* x, Real* y, RowStatistics kept, int rows,
                          cudaStream_t stream) {
   launch(layer_norm_forward, rows * l.width, stream, y, kept.mean, kept.rstd, x, l.gamma, l.beta, rows, l.width);
   probe("01.10", l.name, y, {rows, l.width}, stream);
-  if (rows > 1) probe("01.10", {l.name, ": mean"}, kept.mean, {rows}, stream);  // of one, next to zero is all rounding
+  if (rows > 1) probe("01.10", {l.name, ": mean"}, kept.mean, {rows}, stream);  // a single mean near 0 is all rounding
   probe("01.10", {l.name, ": rstd"}, kept.rstd, {rows}, stream);
 }
 
-// The gradients of γ and β, and dx[rows, width] = beside + that of x. dx may be `beside`, which may be null.
+// Computes the gradients of gamma and beta, and dx[rows, width] = beside + the gradient of x. `beside` may be null or
+// dx.
 inline void norm_backward(const LayerNorm& l, const Real* x, RowStatistics kept, const Real* dy, const Real* beside,
                           Real* dx, int rows, float accumulate, cudaStream_t stream) {
   launch(layer_norm_parameter_gradients, rows * l.width, stream, l.gamma_grad, l.beta_grad, dy, x, kept.mean, kept.rstd,

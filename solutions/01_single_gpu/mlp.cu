@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a model on one GPU, the one that --model names: a multilayer perceptron unless that says otherwise. Every
-// later chapter distributes this program.
+// Trains a model on one GPU: the one that --model names, by default a multilayer perceptron. Every later chapter
+// distributes this program.
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "01_single_gpu/support/gradient_check.h"

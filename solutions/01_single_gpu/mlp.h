@@ -27,7 +27,7 @@ class MlpLayer : public Layer {
     init_linear(generator, in, out, values.data(), values.data() + in * out);
     return values;
   }
-  // Before and after the activation.
+  // The values before and after the activation.
   std::vector<int> saved() const override { return activated() ? std::vector{out, out} : std::vector{out}; }
 
   void bind(Real* values, Real* grads) override {
@@ -60,12 +60,12 @@ class MlpLayer : public Layer {
   Linear linear_{};
 };
 
-// Layer i's name in nn.Sequential, which counts activations too.
+// The name of layer i in nn.Sequential, which counts activations as modules.
 inline std::string layer_name(int i, Activation activation) {
   return std::to_string(activation == Activation::none ? i : 2 * i);
 }
 
-// Layers of these widths, every one but the last followed by the activation.
+// Makes linear layers of these widths, all but the last followed by the activation.
 inline Network make_mlp(const std::vector<int>& widths, Activation activation) {
   Network network;
   const int depth = static_cast<int>(widths.size()) - 1;

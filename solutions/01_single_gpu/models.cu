@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models that every strategy can train, and all layers they are made of. A new one is a line here.
+// The models that every strategy can train, and all their layers. Add a new model here.
 #include "01_single_gpu/alexnet.h"
 #include "01_single_gpu/gpt.h"
 #include "01_single_gpu/mlp.h"

@@ -6,9 +6,9 @@
 
 namespace workshop {
 
-// The one that --model names. In models.cu, which is compiled once for the programs of all chapters.
+// Makes the model that --model names. Defined in models.cu, which is compiled once for the programs of all chapters.
 Network make_network(const Options& options);
-// How many layers that has, without its data set.
+// Returns its number of layers, without reading its data set.
 int depth_of_network(const Options& options);
 
 }  // namespace workshop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SGD and AdamW, as PyTorch computes them, for parameters on the device or on the host.
+// SGD and AdamW as PyTorch computes them, for parameters on the device or on the host.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace workshop {
 
-// The arithmetic is also there for the host: chapter 06 updates what it keeps in host memory.
+// The arithmetic also runs on the host: chapter 06 updates parameters that it keeps in host memory.
 __host__ __device__ inline void sgd_value(float& value, float grad, float lr, float weight_decay) {
   value -= lr * (grad + weight_decay * value);
 }
@@ -23,11 +23,11 @@ static __global__ void sgd(float* value, ConstReals grad, float lr, float weight
   for (int i : grid_stride(n)) sgd_value(value[i], grad[i], lr, weight_decay);
 }
 
-// What AdamW needs to know of step t = 1, 2, …
+// The factors of AdamW's step t = 1, 2, …; the same for all parameters.
 struct AdamWStep {
   float decay;                             // 1 - lr·λ
-  float one_minus_beta1, one_minus_beta2;  // the weight of this step in the running means of the gradient, its square
-  float beta2;                             // the weight of the earlier steps in the latter
+  float one_minus_beta1, one_minus_beta2;  // the weight of this step's gradient in the first and the second moment
+  float beta2;                             // the weight of the earlier steps in the second moment
   float step_size;                         // lr / (1 - β₁ᵗ)
   float root_correction;                   // √(1 - β₂ᵗ)
   float epsilon;
@@ -35,7 +35,7 @@ struct AdamWStep {
 
 inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
   AdamWStep s{};
-  // TODO 01.8: Fill in what AdamW needs to know of step number t.
+  // TODO 01.8: Fill in the factors of AdamW's step number t.
   //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by which
   //   factors? Compute in double: 1 - 0.999 in float is wrong in the fifth digit.
   const double beta1 = 0.9, beta2 = 0.999;
@@ -62,10 +62,10 @@ static __global__ void adamw(float* value, ConstReals grad, float* first, float*
   for (int i : grid_stride(n)) adamw_value(value[i], grad[i], first[i], second[i], s);
 }
 
-// Where parameters are kept, with their gradients and the optimizer's state: chapter 06 can keep them on the host.
+// Where parameters, their gradients and the optimizer's state are kept. Chapter 06 can keep them on the host.
 enum class Place { device, host };
 
-// An array on the device, or in pinned host memory. Kernels and copies with cudaMemcpyDefault take either.
+// An array on the device or in pinned host memory. Kernels, and copies with cudaMemcpyDefault, accept either.
 template <typename T>
 class PlacedBuffer {
  public:
@@ -79,11 +79,11 @@ class PlacedBuffer {
   HostBuffer<T> host_;
 };
 
-// Updates `count` parameters, which may be those of a whole model or a shard of them.
+// Updates `count` parameters: those of a whole model, or a shard of them.
 //
-// A weight of bfloat16 has eight bits: it does not change by less than a 512th of itself, and most steps are smaller.
-// So the optimizer has the weights once more in float32, updates those, and rounds them to the ones that the model
-// computes with.
+// A bfloat16 weight has eight bits of precision: changes of less than 1/512 of its value have no effect, and most steps
+// are smaller. So the optimizer keeps a copy of the weights in float32, updates that copy, and rounds it to the weights
+// that the model computes with.
 class Optimizer {
  public:
   Optimizer(const Options& options, int count, cudaStream_t stream, Place place = Place::device)
@@ -101,11 +101,11 @@ class Optimizer {
       if (place == Place::device) CUDA_CHECK(cudaMemsetAsync(moment->data(), 0, count * sizeof(float), stream));
     }
   }
-  Optimizer(const Optimizer&) = delete;  // checkpoints and the stream's operations point to it
+  Optimizer(const Optimizer&) = delete;  // checkpoints and operations on the stream point to it
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Where the float32 weights of value[count] are, which checkpoints keep: those values themselves or the optimizer's
-  // own, which begin as the values are when they are asked for first.
+  // Returns the float32 weights [count], which checkpoints save: `values` itself or, with mixed precision, the
+  // optimizer's own copy, which is initialized from `values` by the first call.
   float* weights(Real* values) {
     if (float* floats = as_floats_or_null(values)) return floats;
     if (!begun_) {
@@ -116,7 +116,7 @@ class Optimizer {
     return exact_.data();
   }
 
-  // What it keeps of value[count] from step to step, for checkpoints: [count] each, null for SGD.
+  // Returns the state that checkpoints save: both moments, [count] each; null for SGD.
   OptimizerState state(Real* values) {
     OptimizerState state{first_.data(), second_.data(), &steps_, {}};
     if (kMixedPrecision) {
@@ -125,14 +125,14 @@ class Optimizer {
     return state;
   }
 
-  // Call after changing weights(values) other than by step(): gives the model those that it computes with.
+  // Call after changing weights(values) other than by step(): renews the weights that the model computes with.
   void weights_changed(Real* values) {
     if (!kMixedPrecision) return;
     const OnDevice on_device(device_);
     round_weights(values);
   }
 
-  // Enqueues one step: updates values[count] with grad[count], at `factor` times the learning rate of the options.
+  // Enqueues one step: updates values[count] with grad[count], at `factor` times the options' learning rate.
   void step(Real* values, const Real* grad, double factor = 1) {
     const Range range("update", stream_);
     const double lr = factor * lr_;
@@ -140,7 +140,7 @@ class Optimizer {
     if (place_ == Place::host) return step_on_host(values, grad, lr);
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
-      //   launch() the kernel sgd above for all parameters at once. Its numbers are floats, these here are doubles.
+      //   launch() the kernel sgd above for all parameters at once. It takes floats; lr and weight_decay_ are doubles.
       launch(sgd, count_, stream_, value, grad, static_cast<float>(lr), static_cast<float>(weight_decay_), count_);
       // END TODO 01.7
     } else {
@@ -153,11 +153,11 @@ class Optimizer {
   }
 
  private:
-  // With mixed precision: gives the model the weights that it computes with. The exact ones stay as they are: in them
-  // the steps add up that are too small to change the rounded ones.
+  // With mixed precision, rounds the float32 weights to those that the model computes with. The float32 weights stay
+  // exact: steps that are too small to change the rounded ones add up in them.
   void round_weights(Real* values) { launch(to_reals, count_, stream_, values, weights(values), count_); }
 
-  // What the stream needs to know of a step when it gets there; the program may be many steps ahead by then.
+  // The arguments of a step, for when the stream reaches it: the program may be many steps ahead by then.
   struct HostStep {
     Optimizer* optimizer;
     Real* values;
@@ -166,7 +166,7 @@ class Optimizer {
     AdamWStep adamw;
   };
 
-  // The same update as one more operation of the stream, so that the program does not wait for it.
+  // Enqueues the update as an operation on the stream, so that the program does not wait for it.
   void step_on_host(Real* values, const Real* grad, double lr) {
     AdamWStep adamw{};
     if (kind_ == OptimizerKind::adamw) adamw = adamw_step(lr, weight_decay_, ++steps_);
@@ -179,7 +179,7 @@ class Optimizer {
         new HostStep{this, values, grad, static_cast<float>(lr), adamw}));
   }
 
-  // Runs on a thread of CUDA's, which must not call CUDA.
+  // Runs on one of CUDA's threads, which must not call CUDA.
   void run_on_host(const HostStep& step) {
     float* value = weights(step.values);
     if (kind_ == OptimizerKind::sgd) {
@@ -197,14 +197,14 @@ class Optimizer {
   int count_;
   Place place_;
   cudaStream_t stream_;
-  int device_ = current_device();       // of the stream
-  PlacedBuffer<float> exact_;           // the weights, with mixed precision
-  bool begun_ = false;                  // it has them
+  int device_ = current_device();       // the stream's device
+  PlacedBuffer<float> exact_;           // the float32 weights, with mixed precision
+  bool begun_ = false;                  // exact_ is initialized
   PlacedBuffer<float> first_, second_;  // AdamW's moments
-  int steps_ = 0;                       // enqueued
+  int steps_ = 0;                       // enqueued so far
 };
 
-// Has checkpoints keep a model's parameters and what the optimizer of all of them keeps.
+// Adds to the checkpoints a model's parameters and the state of their optimizer.
 inline void add_all(Training& training, const Model& model, Optimizer& optimizer) {
   float* weights = optimizer.weights(model.values());
   training.add_all(parts_of(model, weights), weights, optimizer.state(model.values()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transformer block with the norms before what they norm (Xiong et al., 2020), as
-// nn.TransformerEncoderLayer(norm_first=True, activation="gelu") computes it, and the head of a language model.
+// A transformer block that normalizes the input of each branch (Xiong et al., 2020), as
+// nn.TransformerEncoderLayer(norm_first=True, activation="gelu") does, and the head of a language model.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,9 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
   return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
 }
 
-// What a block's forward pass leaves for its backward pass, from position `first` on.
+// The values that a block's forward pass keeps for its backward pass, from position `first` on.
 struct BlockValues {
-  // Floats per sample of each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
+  // Floats per sample in each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
   static std::vector<int> sizes(const Heads& heads, int width, int rows) {
     const int T = heads.positions, features = T * heads.features(), whole = rows * width,
               statistics = reals_spanning(2 * rows);
@@ -50,12 +50,12 @@ struct BlockValues {
   }
 
   Real *normed1, *residual, *normed2, *y;  // [rows, E]
-  Real *qkv, *context, *z, *a;             // [rows, 3F], [rows, F] and twice [rows, 4F]: F features of all heads
+  Real *qkv, *context, *z, *a;             // [rows, 3·features], [rows, features], twice [rows, 4·features]
   RowStatistics statistics1, statistics2;
   AttentionValues attention;  // of all positions
 };
 
-// The gradient of what dropout made of a branch, which is dy unless something was dropped: then it is put in `room`.
+// Returns the gradient of a branch before its dropout: dy itself, or, with dropout, a masked copy in `room`.
 inline const Real* branch_gradient(const Dropout& dropout, const Real* dy, Real* room, int samples, int width,
                                    cudaStream_t stream) {
   if (!dropout.active()) return dy;
@@ -66,7 +66,7 @@ inline const Real* branch_gradient(const Dropout& dropout, const Real* dy, Real*
 // r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E].
 class Block : public Layer {
  public:
-  enum Place { probability_place, attention_place, activation_place, mlp_place };  // that values are dropped at
+  enum Place { probability_place, attention_place, activation_place, mlp_place };  // where dropout applies
 
   Block(int number, const GptOptions& options, std::uint64_t seed)
       : Layer("blocks." + std::to_string(number), options.context * options.width, options.context * options.width),
@@ -92,8 +92,8 @@ class Block : public Layer {
     }
   }
 
-  // PyTorch's, in the order in which its modules draw: the output projection comes before the input projection, whose
-  // weight is Glorot's (xavier_uniform_), and the biases of both are set to zero after one of them was drawn.
+  // Draws in the order of PyTorch's modules: the output projection comes before the input projection, whose weight is
+  // initialized by xavier_uniform_. Both biases are zero, after that of the output projection was drawn.
   std::vector<float> initial_values(Generator& generator) const override {
     std::vector<float> values(count()), drawn(E_);
     std::vector<float*> at;
@@ -109,7 +109,7 @@ class Block : public Layer {
   }
 
   std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, heads_.positions); }
-  // The gradients that backward() has beside each other in dy and spare.
+  // The gradients that backward() keeps next to each other in dy and spare.
   int widest() const override { return std::max(4 * out, out + std::max(out, probabilities())); }
   int rows() const override { return heads_.positions; }
   void allocate(int max_samples, cudaStream_t) override {
@@ -143,7 +143,7 @@ class Block : public Layer {
     const Range range({"backward ", name}, stream);
     const BlockValues v(saved, heads_, E_);
     const int rows = g.samples * heads_.positions, n = rows * E_;
-    // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
+    // Gradients on their way through the branches go to `spare`, and to the same buffer as dy, behind it.
     Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
     const auto linear = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
       linear_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
@@ -168,7 +168,7 @@ class Block : public Layer {
   }
 
  private:
-  // `count` positions from `first` on, of `samples` samples.
+  // Computes `count` positions from `first` on, of `samples` samples.
   const Real* compute(const Blas& blas, const Real* x, int samples, int first, int count, Saved& saved) {
     const cudaStream_t stream = blas.stream();
     const BlockValues v(saved, heads_, E_, first);
@@ -193,7 +193,7 @@ class Block : public Layer {
 
   Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
 
-  int probabilities() const { return heads_.count * heads_.positions * heads_.positions; }  // of a sample
+  int probabilities() const { return heads_.count * heads_.positions * heads_.positions; }  // per sample
 
   int E_;  // width
   Heads heads_;
@@ -205,7 +205,7 @@ class Block : public Layer {
   DeviceBuffer<Real> dropped_;  // probabilities
 };
 
-// The logits [samples, T, vocabulary] of what comes next: a last norm, and a linear layer without bias.
+// Computes the logits [samples, T, vocabulary] of the next word: a last norm and a linear layer without bias.
 class LanguageHead : public Layer {
  public:
   LanguageHead(int vocabulary, int context, int width)
@@ -246,7 +246,7 @@ class LanguageHead : public Layer {
     return dx;
   }
 
-  // The logits at this position, [vocabulary].
+  // Returns the logits at this position, [vocabulary].
   const Real* forward_position(const Blas& blas, const void* x, int, Saved& saved) override {
     return compute(blas, x, 1, saved);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients against central differences of the loss.
+// Compares gradients with central differences of the loss.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace workshop {
 
-// The loss of one batch, with mean square errors in double precision and on the host.
+// Returns the mean square error of one batch, computed on the host in double precision.
 inline double loss_of(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
   const Real* output = model.forward(batch, activations);
   const std::size_t count = static_cast<std::size_t>(batch.samples) * model.output_size();
@@ -28,8 +28,8 @@ inline double loss_of(Model& model, Activations& activations, const Batch& batch
   return sum / static_cast<double>(count);
 }
 
-// (L(p + h) - L(p - h)) / 2h for one value of a parameter, which is `value` now and again in the end, and lies at
-// `place` on the device. Ranks that compute L together call this together; those that do not hold the value pass null.
+// Returns (loss(w + h) - loss(w - h)) / 2h for one parameter w at `place` on the device. Its value must be `value`, and
+// is restored. Ranks that compute the loss together must call this together; those that do not hold w pass null.
 inline double central_difference(Real* place, float value, float h, const std::function<double()>& loss,
                                  cudaStream_t stream) {
   // On the stream, because cudaMemcpy from pageable memory may return before the device has the data.
@@ -39,7 +39,7 @@ inline double central_difference(Real* place, float value, float h, const std::f
     CUDA_CHECK(cudaMemcpyAsync(place, &written, sizeof written, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
-  const float above = value + h, below = value - h;  // as far apart as float32 allows, not quite 2h
+  const float above = value + h, below = value - h;  // rounded to float32, so not exactly 2h apart
   set(above);
   const double loss_above = loss();
   set(below);
@@ -48,9 +48,9 @@ inline double central_difference(Real* place, float value, float h, const std::f
   return (loss_above - loss_below) / (static_cast<double>(above) - below);
 }
 
-// Compares the gradients of a batch with central differences of its loss for up to 100 values of each parameter. Ends
-// the program unless all agree: rounding and the kinks of a ReLU leave differences below the tolerance, a mistake is of
-// the order of 1.
+// Compares the gradients of a batch with central differences of its loss, for up to 100 values of each parameter. Ends
+// the program unless all agree. Rounding and the kinks of a ReLU cause differences below the tolerance, mistakes cause
+// differences of the order of 1.
 inline void require_gradients(Model& model, Activations& activations, const Batch& batch, cudaStream_t stream) {
   constexpr float h = 5e-4f;
   constexpr double tolerance = 5e-2;
@@ -83,7 +83,7 @@ inline void require_gradients(Model& model, Activations& activations, const Batc
   if (!agree) fail(kFailed, "the gradients are wrong");
 }
 
-// What --gradient-check asks for.
+// The option --gradient-check.
 class GradientCheck {
  public:
   // Adds the option. Call before parse().
@@ -92,7 +92,7 @@ class GradientCheck {
   }
   GradientCheck(const GradientCheck&) = delete;  // the options point into it
 
-  // Where it is given: the first batch's gradients, before the training.
+  // With --gradient-check, compares the gradients of the first batch. Call before the training.
   void require(Model& model, Activations& activations, Training& training, cudaStream_t stream) const {
     if (!wanted_) return;
     if (model_ != ModelKind::mlp) usage_error("--gradient-check is for --model mlp alone");
@@ -101,7 +101,7 @@ class GradientCheck {
   }
 
  private:
-  const ModelKind& model_;  // known after parse()
+  const ModelKind& model_;  // set by parse()
   bool wanted_ = false;
 };
 
