@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that sends less: ddp_overlap.cu, with each bucket of gradients compressed on its way. Read it beside
-// that: in place of GradientReducer there is CompressedReducer, with the same buckets, streams and events. Its
-// Compressor averages a bucket, with the kernels of compression.h.
+// Data parallelism that sends less: ddp_overlap.cu, but each bucket of gradients is compressed before it is sent.
+// Compare the two programs: CompressedReducer replaces GradientReducer and has the same buckets, streams and events.
+// Its Compressor averages a bucket, with the kernels of compression.h.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -29,11 +29,11 @@ struct CompressionOptions {
   int kept(int n) const { return std::clamp(static_cast<int>(std::ceil(ratio * n)), 1, n); }
 };
 
-// Averages arrays over all ranks, approximately. Values are floats here, in mixed precision too; those that topk and
-// randomk pick are sent as Reals.
+// Averages arrays over all ranks, approximately. The values are floats, in mixed precision too; topk and randomk send
+// the ones that they pick as Reals.
 class Compressor {
  public:
-  // For arrays of at most `most` values. Everything is done on `stream`.
+  // For arrays of at most `most` values. All work runs on `stream`.
   Compressor(const CompressionOptions& options, int most, const Group& replicas, cudaStream_t stream)
       : options_(options),
         code_(options.kind == "sign" ? Code::sign : Code::int8),
@@ -53,8 +53,8 @@ class Compressor {
     of_pieces_ = DeviceBuffer<float>(Pieces(most).count, Memory::buckets);
   }
 
-  // Makes values[n] the mean over the ranks of what they send of it. With --error-feedback, left_out[n] becomes what
-  // this rank has not sent. `number` must differ for every call (it seeds randomk).
+  // Replaces values[n] by the mean of what the ranks send. With --error-feedback, left_out[n] receives what this rank
+  // does not send. `number` must differ for every call (it seeds randomk).
   void average(float* values, float* left_out, int n, int number) {
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
@@ -62,17 +62,17 @@ class Compressor {
   }
 
  private:
-  // Makes left_out[n] what is left of values[n] without those that are sent, picked[k] at their places.
+  // Writes to left_out[n] what remains of values[n] once the values that are sent, picked[k], are subtracted.
   void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
-    // TODO 10.8: Copy values[n] to left_out, and take what is picked, picked[k], away from it at places[k].
+    // TODO 10.8: Copy values[n] to left_out, and subtract picked[k] from it at places[k].
     //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
-    //   picked, places, k) of compression.h.
+    //   picked, places, k) from compression.h.
     todo("10.8");
     // END TODO 10.8
     probe("10.8", "left out by this rank", left_out, {n}, stream_);
   }
 
-  // Each rank's largest values are at different places, so all ranks get the values of all, with their places.
+  // The ranks' largest values are at different places, so every rank needs all values and their places.
   void send_largest(float* values, float* left_out, int n) {
     const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
     Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
@@ -80,22 +80,22 @@ class Compressor {
     largest_.pick(mine, my_places, k, values, n, stream_);
     if (options_.error_feedback) keep_rest(left_out, values, mine, my_places, k, n);
     // TODO 10.9: Gather what all ranks have picked: mine[k] in picked[ranks, k], my_places[k] in places[ranks, k].
-    //   Two ncclAllGather(send, receive, count, type, comm_, stream_), in place: my part is where it belongs. Values
-    //   are of type kReal, places of type ncclInt.
+    //   Two calls of ncclAllGather(send, receive, count, type, comm_, stream_), in place: this rank's part is already
+    //   where it belongs. Values are of type kReal, places of type ncclInt.
     todo("10.9");
     // END TODO 10.9
     probe("10.9", "values picked by each rank", picked, {ranks, k}, stream_);
     probe("10.9", "place of each value picked", places, {ranks, k}, stream_);
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
-    // TODO 10.10: Add up the means: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
-    //   A launch of add_at(values, picked, places, factor, k) of compression.h for each rank: two ranks may have picked
-    //   the same place, one rank has not picked one twice.
+    // TODO 10.10: Average what was picked: values[places[r, j]] += picked[r, j] / ranks, for all j of each rank r.
+    //   One launch of add_at(values, picked, places, factor, k) from compression.h per rank: two ranks may have picked
+    //   the same place, but no rank picks a place twice.
     todo("10.10");
     // END TODO 10.10
     probe("10.10", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
-  // All ranks draw the same places, so the values there can be averaged on the way.
+  // All ranks draw the same places, so an all-reduce can average the values there.
   void send_random(float* values, float* left_out, int n, int number) {
     const int k = options_.kept(n);
     launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
@@ -106,8 +106,8 @@ class Compressor {
     launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
   }
 
-  // Each rank adds up one part of the array, from the codes that the others send it, and sends the code of the mean to
-  // all. Codes cannot be added on the way, because each rank has a scale of its own.
+  // Each rank averages one part of the array from the codes that the others send it, and sends the code of the mean to
+  // all. An all-reduce cannot add codes, because each rank has its own scale.
   void send_codes(float* values, float* left_out, int n) {
     const int ranks = replicas_.size(), rank = replicas_.rank();
     const int length = part_length(n), bytes = code_bytes(code_, length);
@@ -124,8 +124,8 @@ class Compressor {
     }
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
     // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
-    //   An all-to-all of `bytes` bytes, of type ncclUint8: one group with a send and a receive for each rank, also this
-    //   one.
+    //   An all-to-all with `bytes` elements of type ncclUint8 per part: one group with a send and a receive for each
+    //   rank, including this one.
     todo("10.12");
     // END TODO 10.12
     float* part = values + std::min<std::size_t>(offset, n);
@@ -137,7 +137,7 @@ class Compressor {
     probe("10.12", "mean of this rank's part", part, {mine}, stream_);
 
     make_code(my_code, my_scale, part, mine);
-    if (options_.error_feedback) {  // only this rank knows what the mean has lost, so it keeps it for all
+    if (options_.error_feedback) {  // only this rank knows what the code of the mean loses, so it keeps that for all
       float* part_left_out = left_out + (part - values);
       launch(add_floats, mine, stream_, part_left_out, part, static_cast<float>(ranks), mine);
       launch(add_decoded, mine, stream_, part_left_out, my_code, my_scale, -static_cast<float>(ranks), code_, mine);
@@ -160,7 +160,7 @@ class Compressor {
     launch(encode, code_bytes(code_, n), stream_, code, values, scale, code_, n);
   }
 
-  // An array is cut into one part per rank, of whole bytes of signs. The last ones may be shorter, or empty.
+  // An array is cut into one part per rank, in whole bytes of signs. The last parts may be shorter, or empty.
   int part_length(int n) const { return ((n + replicas_.size() - 1) / replicas_.size() + 7) / 8 * 8; }
   int in_part(int r, int n) const { return std::clamp(n - r * part_length(n), 0, part_length(n)); }
 
@@ -176,7 +176,7 @@ class Compressor {
   DeviceBuffer<float> scales_, of_pieces_;
 };
 
-// Averages a model's gradients over its replicas, bucket by bucket, behind the backward pass.
+// Averages a model's gradients over its replicas, bucket by bucket, hidden behind the backward pass.
 class CompressedReducer {
  public:
   CompressedReducer(const Model& model, double bucket_bytes, const CompressionOptions& options, const Group& replicas,
@@ -194,7 +194,7 @@ class CompressedReducer {
     if (options.error_feedback) CUDA_CHECK(cudaMemsetAsync(left_out_.data(), 0, left_out_.bytes(), compute));
   }
 
-  // Has checkpoints keep what this rank has left out, which differs from rank to rank.
+  // Adds what this rank has left out, which differs from rank to rank, to checkpoints.
   void add_to(Training& training) {
     training.add(&steps_);
     if (!options_.error_feedback) return;
@@ -202,7 +202,8 @@ class CompressedReducer {
         of_replica({whole_tensor("left_out", {total_}, left_out_.data())}, replicas_.rank(), replicas_.size()));
   }
 
-  // Call in the last backward pass of a step, once the gradients of layer i are enqueued.
+  // Averages the current bucket once layer i has filled it. Call in the last backward pass of a step, once the
+  // gradients of layer i are enqueued.
   void on_layer_done(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
@@ -212,7 +213,7 @@ class CompressedReducer {
     ++next_;
   }
 
-  // Call before the update: makes the compute stream wait until all buckets are averaged.
+  // Makes the compute stream wait until all buckets are averaged. Call before the update.
   void finish() {
     CUDA_CHECK(cudaEventRecord(done_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
@@ -232,8 +233,8 @@ class CompressedReducer {
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
     float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
     if (options_.error_feedback) {
-      // TODO 10.7: Add what the steps before have left out of this bucket: left_out[bucket.count], to grads.
-      //   A launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
+      // TODO 10.7: Add what the previous steps left out of this bucket, left_out[bucket.count], to grads.
+      //   One launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
       todo("10.7");
       // END TODO 10.7
       probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
@@ -256,9 +257,9 @@ class CompressedReducer {
   const Group& replicas_;
   cudaStream_t compute_;
   Stream communication_{"communication"};
-  int steps_ = 0;                 // made so far
+  int steps_ = 0;                 // steps so far
   DeviceBuffer<float> left_out_;  // [total_], with --error-feedback
-  DeviceBuffer<float> exact_;     // in mixed precision: the gradients of a bucket, which are compressed as floats
+  DeviceBuffer<float> exact_;     // in mixed precision: a bucket's gradients as floats, which are compressed
   Compressor compressor_;
 };
 
@@ -283,7 +284,7 @@ int main(int argc, char** argv) {
   const Network network = make_network(options);
   Model model(network, options.batch_size, stream);
   if (job.rank() == 0) model.initialize(options.model_seed);
-  // One call for all parameters, which lie one after the other.
+  // One call for all parameters, which are contiguous.
   NCCL_CHECK(ncclBroadcast(model.values(), model.values(), model.count(), kReal, 0, job.comm(), stream));
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
@@ -304,7 +305,7 @@ int main(int argc, char** argv) {
         model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
-          if (batch.last) reducer.on_layer_done(layer);  // only then are the sums over the step's batches complete
+          if (batch.last) reducer.on_layer_done(layer);  // only now are the sums over the step's batches complete
         });
       }
       reducer.finish();

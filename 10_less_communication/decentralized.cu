@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallelism without a sum over all ranks: each replica averages its parameters with its two neighbors in a ring,
-// and steps from there along its own gradient (D-PSGD: Lian et al., NeurIPS 2017). Read it beside 02_ddp/ddp.cu: in
-// place of average_gradients() there is a NeighborAverage.
+// and steps from that mean along its own gradient (D-PSGD: Lian et al., NeurIPS 2017). Compare with 02_ddp/ddp.cu:
+// NeighborAverage replaces average_gradients().
 #include <cmath>
 #include <string>
 #include <vector>
@@ -16,10 +16,10 @@
 
 using namespace workshop;
 
-// Makes values[n] the mean of themselves and of `neighbors` other arrays, received[neighbors, n].
+// Replaces values[n] by the mean of itself and `neighbors` other arrays, received[neighbors, n].
 __global__ void average_with(float* values, const float* received, int neighbors, int n);
 
-// The previous and the next rank in the ring: of two ranks each has one neighbor, a single rank has none.
+// Returns the previous and the next rank in the ring. With two ranks they are the same one; a single rank has none.
 static std::vector<int> neighbors_in(const Group& ring) {
   const int rank = ring.rank(), size = ring.size();
   const int previous = (rank + size - 1) % size, next = (rank + 1) % size;
@@ -31,7 +31,7 @@ static std::vector<int> neighbors_in(const Group& ring) {
 class NeighborAverage {
  public:
   // `weights` are the model's or, in mixed precision, the optimizer's exact ones. If rounded weights were averaged, the
-  // mean would draw each of them back to the nearest bfloat16, and steps smaller than that would never add up.
+  // mean would pull each one back to the nearest bfloat16, and steps smaller than that would never add up.
   NeighborAverage(const Model& model, float* weights, const Group& ring, cudaStream_t compute)
       : model_(model),
         weights_(weights),
@@ -40,31 +40,32 @@ class NeighborAverage {
         received_(neighbors_.size() * model.count(), Memory::buckets),
         compute_(compute) {}
 
-  // Call when a step begins. The parameters travel while forward and backward compute. No second buffer is needed: both
-  // passes only read the parameters, and the step before is done with what it had received.
+  // Starts the exchange. Call when a step begins; the parameters travel during the forward and backward passes. No
+  // second buffer is needed: both passes only read the parameters, and the previous step is done with received_.
   void start() {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
-    // TODO 10.1: Let the communication stream wait for the parameters, which the compute stream has still to update.
+    // TODO 10.1: Let the communication stream wait for the parameters, which the compute stream has yet to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.7.
     todo("10.1");
     // END TODO 10.1
     probe("10.1", "parameters before they are sent", values, {count}, communication_);
-    // TODO 10.2: Send the parameters to each of the neighbors_, and receive its own, on the communication stream.
-    //   Those of neighbors_[k] go to received_.data() + k·count, as a std::size_t. ncclSend(buffer, count, ncclFloat,
-    //   peer, comm, stream), ncclRecv(…). Every rank sends first: what has to happen for none to wait for the other?
+    // TODO 10.2: Send the parameters to each neighbor in neighbors_, and receive its parameters.
+    //   ncclSend(buffer, count, ncclFloat, peer, comm, stream) and ncclRecv(…), on the communication stream. Receive
+    //   those of neighbors_[k] at received_.data() + k·count; compute the offset as a std::size_t. All ranks send
+    //   first: what keeps them from waiting for each other?
     todo("10.2");
     // END TODO 10.2
     probe("10.2", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
   }
 
-  // Call before the update: replaces the parameters by the mean, from which the update then steps.
+  // Replaces the parameters by the mean. Call before the update, which steps from there.
   void finish() {
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
-    //   What the mean reads must have come. What else does the communication stream still do with the parameters, that
-    //   the mean is going to overwrite?
+    //   The mean may only read parameters that have arrived. It also overwrites this rank's: what does the
+    //   communication stream still do with those?
     todo("10.3");
     // END TODO 10.3
     probe("10.3", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
@@ -73,9 +74,9 @@ class NeighborAverage {
     ++steps_;
   }
 
-  int* steps() { return &steps_; }  // made so far
+  int* steps() { return &steps_; }  // steps so far
 
-  // Prints how far apart the replicas are. Call between two steps. Collective, and waits.
+  // Prints how far apart the replicas are. Collective and blocking; call it between two steps.
   void report_distance() const {
     const double far = distance();
     print0("distance between replicas after step %5d: %.3e\n", steps_, far);
@@ -83,7 +84,7 @@ class NeighborAverage {
   }
 
  private:
-  // √(1/K Σ_i ‖w_i - w̄‖²) over the K replicas, where w̄ is their mean.
+  // Returns √(1/P Σ_r ‖w_r - w̄‖²) over the P replicas, where w̄ is their mean.
   double distance() const {
     if (ring_.size() == 1) return 0;
     float* difference = received_.data();
@@ -112,8 +113,8 @@ class NeighborAverage {
 
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {
   for (int i : grid_stride(n)) {
-    // TODO 10.4: Make values[i] the mean of itself and its counterparts, received[k·n + i] of neighbor k.
-    //   All of them have the same weight. Neighbors and n are ints, k·n need not be one.
+    // TODO 10.4: Replace values[i] by the mean of itself and the same value of each neighbor k, received[k·n + i].
+    //   All of them have the same weight. `neighbors` and n are ints, but k·n may not fit into one.
     todo("10.4");
     // END TODO 10.4
   }
@@ -124,7 +125,7 @@ int main(int argc, char** argv) {
                   "Trains replicas that average only with their neighbors in a ring.", Sampling::distributed);
   bool own_initial_values = false, average_at_end = false;
   options.add_flag("--own-initial-values", own_initial_values, "replica r starts from those of --model-seed plus r");
-  options.add_flag("--average-at-end", average_at_end, "make all replicas their mean after the last step");
+  options.add_flag("--average-at-end", average_at_end, "replace all replicas by their mean after the last step");
   options.with_models();
   options.with_precision();
   options.with_accumulation();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter server, rank 0, and its workers, the other ranks. A worker pulls parameters and pushes a gradient, which
-// the server makes an update with.
+// A parameter server, rank 0, and its workers, the other ranks. A worker pulls parameters and pushes a gradient; the
+// server makes an update with it.
 //
-// The server has a communicator with each worker, and for each of them a stream and buffers, so that no worker waits
-// for another. A message has one float more than the model (message.h).
+// The server has one communicator, one stream and one set of buffers per worker, so that no worker waits for another. A
+// message is one float longer than the model (message.h).
 #pragma once
 
 #include <algorithm>
@@ -24,15 +24,16 @@ namespace workshop {
 
 inline constexpr int kServer = 0, kWorker = 1;  // ranks in the communicator of the server and a worker
 
-// Makes one communicator of the server and each worker. Indexed by worker; those of other ranks are empty.
+// Makes a communicator of the server and each worker. Returns them indexed by worker; one that this rank is not in is
+// empty.
 inline std::vector<Group> connect_workers(const Group& world) {
   std::vector<Group> pairs(1);
   for (int worker = 1; worker < world.size(); ++worker) {
     int color = NCCL_SPLIT_NOCOLOR, key = 0;
-    // TODO 10.13: Make a communicator of rank 0, the server, and this worker; the server is to be the first in it.
-    //   ncclCommSplit makes one of all ranks that give the same color, in the order of their keys. It is a collective,
-    //   so the other workers call it too: what they give is NCCL_SPLIT_NOCOLOR, and they get none. world.rank() is this
-    //   rank.
+    // TODO 10.13: Choose color and key for a communicator of rank 0, the server, and this worker; server first.
+    //   ncclCommSplit makes one communicator of all ranks that pass the same color, ordered by their keys. It is a
+    //   collective, so the other workers call it too, with the color NCCL_SPLIT_NOCOLOR, and get no communicator.
+    //   world.rank() is this rank.
     todo("10.13");
     // END TODO 10.13
     const std::string name = "worker " + std::to_string(worker);
@@ -50,15 +51,15 @@ inline std::vector<Group> connect_workers(const Group& world) {
 
 // ---- the server ----------------------------------------------------------------------------------------------------
 
-// Counts the updates that each worker has made, and decides who may start another step (stale-synchronous training: Ho
-// et al., 2013). Only numbers on the host.
+// Counts the updates that each worker has made, and decides which worker may start another step (stale-synchronous
+// training: Ho et al., 2013). Only numbers on the host.
 class Clocks {
  public:
-  // For so many updates in all. A worker may start a step if it is at most `bound` updates ahead of the slowest.
+  // `updates` is their number in all. A worker may start a step if it is at most `bound` updates ahead of the slowest.
   Clocks(int workers, int bound, std::int64_t updates) : bound_(bound), left_(updates), workers_(workers + 1) {}
 
-  // Starts a step of all workers that wait and may go on, while there are updates left to make. Returns those workers,
-  // which get the parameters as they are now.
+  // Starts a step of every worker that waits and may continue, while updates are left to make. Returns those workers;
+  // the caller must send them the current parameters.
   std::vector<int> start() {
     std::vector<int> started;
     for (int w = 1; w <= count(); ++w) {
@@ -71,14 +72,15 @@ class Clocks {
     return started;
   }
 
-  // Counts the next update, which uses this worker's gradient.
+  // Counts an update with this worker's gradient, and returns it with its staleness.
   Update finish(int worker) {
     Clock& its = workers_[worker];
     its.computes = false;
     std::int64_t staleness = 0;
-    // TODO 10.17: How stale is this worker's gradient? Then count the update that is made with it.
-    //   its.version is what version_ was when the worker got its parameters, w_{t-τ}: it has computed the gradient from
-    //   those, and now w_t becomes w_{t+1}. version_ counts the updates of all workers, its.updates those of this one.
+    // TODO 10.17: Compute the staleness of this worker's gradient; then count the update that is made with it.
+    //   its.version is what version_ was when the worker got its parameters, w_{i-δ}. It has computed the gradient from
+    //   those, and now w_i becomes w_{i+1}; the staleness is δ. version_ counts the updates of all workers, its.updates
+    //   those of this one.
     todo("10.17");
     // END TODO 10.17
     probe("10.17", "worker, staleness, number at the worker and number of the update",
@@ -89,36 +91,36 @@ class Clocks {
 
   bool computes(int worker) const { return workers_[worker].computes; }
   bool any_computes() const { return std::ranges::any_of(workers_, &Clock::computes); }
-  int count() const { return static_cast<int>(workers_.size()) - 1; }  // of the workers
+  int count() const { return static_cast<int>(workers_.size()) - 1; }  // number of workers
 
  private:
   struct Clock {
-    bool computes = false;     // else the worker waits
+    bool computes = false;     // otherwise the worker waits
     std::int64_t updates = 0;  // made with its gradients
-    std::int64_t version = 0;  // of the parameters that it has
+    std::int64_t version = 0;  // of its parameters
   };
 
   bool may_start(int worker) const {
     bool may = false;
-    // TODO 10.14: May this worker start another step, or is it too far ahead of the slowest one?
-    //   workers_[w].updates are the updates made by worker w; there are the workers 1, 2, …, count(). This one may have
-    //   made at most bound_ more than the slowest. With a bound of 0, all make their first update before one begins its
-    //   second step.
+    // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?
+    //   workers_[w].updates is the number of updates made by worker w, for w = 1, 2, …, count(). This worker may have
+    //   made at most bound_ more than the slowest. With a bound of 0, every worker makes its first update before any
+    //   worker begins its second step.
     todo("10.14");
     // END TODO 10.14
     return may;
   }
 
   int bound_;
-  std::int64_t left_;           // updates that no worker has started on yet
-  std::int64_t version_ = 0;    // of the parameters: updates so far
+  std::int64_t left_;           // updates for which no worker has started a step yet
+  std::int64_t version_ = 0;    // of the parameters: number of updates so far
   std::vector<Clock> workers_;  // indexed by rank; entry 0, the server's, is unused
 };
 
 class ParameterServer {
  public:
-  // Serves values[count], which are updated on the stream `compute`. `order` has the updates in the order in which to
-  // make them; if it is empty, gradients are taken as they arrive.
+  // Serves values[count], which the caller updates on the stream `compute`. `order` lists the updates in the order in
+  // which to make them; if it is empty, gradients are used as they arrive.
   ParameterServer(const Group& world, const Real* values, int count, const Clocks& clocks, std::vector<Update> order,
                   cudaStream_t compute)
       : values_(values),
@@ -135,7 +137,7 @@ class ParameterServer {
     }
   }
 
-  // Sends the parameters, as they are now, to all workers that wait and may go on.
+  // Sends the current parameters to all workers that wait and may continue.
   void answer() {
     const std::vector<int> started = clocks_.start();
     probe("10.14", "workers that may start a step", started);
@@ -145,14 +147,14 @@ class ParameterServer {
     }
   }
 
-  // Waits for the next worker's gradient. Returns it, [count] with its loss behind it, for use on the compute stream.
+  // Waits for the next gradient. Returns its [count] values, followed by the loss, for use on the compute stream.
   Real* next_gradient() {
     const Channel& channel = channels_[next_worker() - 1];
     CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
     return channel.gradient.data();
   }
 
-  // Call after the last update, when all workers wait: tells them to stop.
+  // Tells all workers to stop. Call after the last update, when all of them wait.
   void stop() {
     for (int worker = 1; worker <= clocks_.count(); ++worker) {
       float* go_on = word_of(channels_[worker - 1].parameters.data(), count_);
@@ -162,7 +164,7 @@ class ParameterServer {
     for (const Channel& channel : channels_) channel.stream.synchronize();
   }
 
-  const std::vector<Update>& updates() const { return updates_; }  // made so far
+  const std::vector<Update>& updates() const { return updates_; }  // so far
 
  private:
   // What the server has for one worker.
@@ -172,7 +174,7 @@ class ParameterServer {
     Group pair;
     Stream stream{"worker"};
     DeviceBuffer<Real> parameters, gradient;
-    Event copied, arrived;  // the parameters, the gradient
+    Event copied, arrived;  // after the copy of the parameters; after the receive of the gradient
   };
 
   void send_parameters(int worker) {
@@ -180,9 +182,10 @@ class ParameterServer {
     Real* copy = channel.parameters.data();
     const ncclComm_t comm = channel.pair.comm();
     // TODO 10.15: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
-    //   A copy, because the next update may come while it is sent. cudaMemcpyAsync takes values_, count_ Reals, to
-    //   `copy` on the stream of the updates, compute_; channel.stream waits for that, by the event channel.copied, and
-    //   sends copy[length_], with the word behind it, to kWorker: numbers of type kReal. The host does not wait.
+    //   A copy, because the next update may run while it is sent. Copy the count_ Reals of values_ to `copy` with
+    //   cudaMemcpyAsync, on the stream of the updates, compute_. Let channel.stream wait for that with the event
+    //   channel.copied, then send copy[length_] to kWorker: elements of type kReal, with the word at the end. The host
+    //   does not wait.
     todo("10.15");
     // END TODO 10.15
     probe("10.15", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
@@ -198,7 +201,7 @@ class ParameterServer {
     arrivals_.add_after(worker, channel.stream);
   }
 
-  // The worker whose gradient makes the next update.
+  // Waits for the gradient of the next update, counts the update, and returns its worker.
   int next_worker() {
     if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14");
     const Update expected = order_.empty() ? Update{kAnyWorker, kAnyStaleness} : order_[updates_.size()];
@@ -226,14 +229,14 @@ class ParameterServer {
   std::vector<Update> order_, updates_;
   cudaStream_t compute_;
   ArrivalQueue arrivals_;
-  std::deque<Channel> channels_;  // worker 1's first
+  std::deque<Channel> channels_;  // worker w's is channels_[w - 1]
 };
 
 // ---- a worker ------------------------------------------------------------------------------------------------------
 
 class Worker {
  public:
-  // For a model of `count` parameters, which computes on `stream`. `world` has all ranks.
+  // For a model of `count` parameters that computes on `stream`. `world` is the group of all ranks.
   Worker(const Group& world, int count, cudaStream_t stream)
       : count_(count),
         length_(message_length(count)),
@@ -247,8 +250,8 @@ class Worker {
   Real* gradient() const { return gradient_.data(); }                // [count]
   float* loss() const { return word_of(gradient_.data(), count_); }  // travels with the gradient
 
-  // Gets the parameters as the server has them now. Returns false if no step is left to make. The host has to know, so
-  // this is where it waits.
+  // Gets the current parameters from the server. Returns false if no step is left to make. The host must know that, so
+  // it waits here.
   bool pull() {
     NCCL_CHECK(ncclRecv(parameters_.data(), length_, kReal, kServer, pair_.comm(), stream_));
     probe("10.15", "parameters and the word behind them", parameters_.data(), {shown_of_message(count_)}, stream_);
@@ -258,11 +261,11 @@ class Worker {
     return *go_on_.data() != 0;
   }
 
-  // Sends the gradient of those parameters, and the loss.
+  // Sends the gradient and the loss to the server.
   void push() {
     const ncclComm_t comm = pair_.comm();
     // TODO 10.16: Send the gradient and the loss behind it to the server.
-    //   ncclSend(buffer, count, kReal, peer, comm, stream): one message, gradient_.data(), of length_ numbers, to
+    //   ncclSend(buffer, count, kReal, peer, comm, stream): one message of length_ elements from gradient_.data() to
     //   kServer, on stream_, which has computed them.
     todo("10.16");
     // END TODO 10.16

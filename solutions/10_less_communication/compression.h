@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three ways to send less than a whole bucket of gradients: its largest values, values at random places, or all values
-// in a few bits each. Everything runs on the device, on the stream given, and every rank ends with the same bits.
+// in a few bits each. Everything runs on the device, on the given stream, and all ranks get the same bits.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@
 
 namespace workshop {
 
-// Cuts an array of n values into at most 1,024 pieces, of which a kernel works on one per iteration. The last one may
-// be shorter.
+// Cuts an array of n values into at most 1,024 pieces. Each iteration of a kernel works on one piece. The last piece
+// may be shorter.
 struct Pieces {
   explicit Pieces(int n) : n(n), length(n / 1024 + 1), count((n + length - 1) / length) {}
   __host__ __device__ int first(int piece) const { return piece * length; }
@@ -25,27 +25,27 @@ struct Pieces {
 
 // ---- the k largest values ------------------------------------------------------------------------------------------
 
-// The bits of |x| as a number: of two floats the one with the larger magnitude has the larger bits.
+// Returns the bits of |x| as an integer. A larger magnitude has a larger integer.
 __host__ __device__ inline std::uint32_t magnitude(float x) {
   std::uint32_t bits = 0;
   memcpy(&bits, &x, sizeof bits);
   return bits & 0x7fffffffu;
 }
 
-// The magnitude of the k-th largest value, as far as it is known: its upper digits. `rest` of the values with these
-// digits are among the k largest.
+// The magnitude of the k-th largest value, as far as it is known: its upper digits (bytes). Of the values that have
+// these digits, `rest` are among the k largest.
 struct Threshold {
   std::uint32_t bits;
   int rest;
 };
 
-// How many values of a piece are above the threshold, and how many are equal to it.
+// Number of values of a piece above the threshold and equal to it.
 struct Counts {
   int above, equal;
 };
 
-// Where a piece's chosen values begin among those of all pieces, and how many of its values at the threshold are
-// chosen.
+// Where the values picked from a piece begin in the array of all picked values, and how many of its values equal to the
+// threshold are picked.
 struct Offsets {
   int begin, equal;
 };
@@ -54,8 +54,8 @@ static __global__ void start_threshold(Threshold* threshold, int k) {
   for ([[maybe_unused]] int once : grid_stride(1)) *threshold = {0, k};
 }
 
-// counts[piece, 256]: how often each value of the digit at `shift` comes, among magnitudes with the digits above it
-// that the threshold has.
+// Counts, per piece, how often each value of the digit at `shift` occurs: counts[piece, 256]. Considers only magnitudes
+// whose upper digits are those of the threshold.
 static __global__ void count_digits(int* counts, const float* values, const Threshold* threshold, int shift,
                                     Pieces pieces) {
   for (int piece : grid_stride(pieces.count)) {
@@ -68,14 +68,14 @@ static __global__ void count_digits(int* counts, const float* values, const Thre
   }
 }
 
-// counts[256] of the first piece: of all pieces together.
+// Adds the counts of all pieces to those of the first: counts[256].
 static __global__ void add_counts(int* counts, int pieces) {
   for (int digit : grid_stride(256)) {
     for (int piece = 1; piece < pieces; ++piece) counts[digit] += counts[piece * 256 + digit];
   }
 }
 
-// The threshold's next digit: going down from 255, the first at which there are enough values.
+// Sets the threshold's next digit: from 255 downward, the first one at which there are enough values.
 static __global__ void choose_digit(Threshold* threshold, const int* counts, int shift) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     int digit = 255;
@@ -95,7 +95,7 @@ static __global__ void count_largest(Counts* counts, const float* values, const 
   }
 }
 
-// Of the values at the threshold, the first ones are chosen.
+// Computes the pieces' offsets. Of the values equal to the threshold, the first ones are picked.
 static __global__ void place_largest(Offsets* offsets, const Counts* counts, const Threshold* threshold, int pieces) {
   for ([[maybe_unused]] int once : grid_stride(1)) {
     int begin = 0, rest = threshold->rest;
@@ -121,17 +121,17 @@ static __global__ void take_largest(Reals picked, int* places, const float* valu
   }
 }
 
-// Finds the largest values of an array, digit by digit of their bits from the top, as a radix sort would.
+// Finds the largest values of an array, digit by digit from the top, as a radix sort would.
 class LargestValues {
  public:
   LargestValues() = default;
-  explicit LargestValues(int most)  // of arrays of at most so many values
+  explicit LargestValues(int most)  // for arrays of at most this many values
       : digits_(256 * Pieces(most).count, Memory::buckets),
         counts_(Pieces(most).count, Memory::buckets),
         offsets_(Pieces(most).count, Memory::buckets),
         threshold_(1, Memory::buckets) {}
 
-  // The k of values[n] with the largest magnitudes, in the order of their places in it, which go to places[k].
+  // Copies the k values of values[n] with the largest magnitudes to picked[k], in the order of their places[k].
   void pick(Real* picked, int* places, int k, const float* values, int n, cudaStream_t stream) const {
     const Pieces pieces(n);
     launch(start_threshold, 1, stream, threshold_.data(), k);
@@ -154,13 +154,13 @@ class LargestValues {
 
 // ---- values at random places ---------------------------------------------------------------------------------------
 
-// Where part j of k begins, if [0, n) is cut into parts that differ by one at most.
+// Returns where part j of k begins if [0, n) is cut into parts whose lengths differ by at most one.
 __host__ __device__ inline int begin_of_part(int j, int k, int n) {
   return static_cast<int>(static_cast<std::int64_t>(n) * j / k);
 }
 
-// Draws a place in each of the k parts of [0, n): all different, each place of a part equally likely, and the same on
-// all ranks that give the same seed.
+// Draws one place in each of the k parts of [0, n), so that all are different. Within a part, each place is equally
+// likely. All ranks that pass the same seed draw the same places.
 static __global__ void draw_places(int* places, std::uint64_t seed, int k, int n) {
   for (int j : grid_stride(k)) {
     const int begin = begin_of_part(j, k, n), length = begin_of_part(j + 1, k, n) - begin;
@@ -168,8 +168,8 @@ static __global__ void draw_places(int* places, std::uint64_t seed, int k, int n
   }
 }
 
-// Picks the values at these places, one in each part. With `for_all` each one stands for all of its part, which makes
-// the expected value of what is picked that of all values.
+// Picks the values at these places, one in each part. With `for_all`, multiplies each by the length of its part, so
+// that the expected value of the result is the whole array.
 static __global__ void take_at(Reals picked, const float* values, const int* places, bool for_all, int k, int n) {
   for (int j : grid_stride(k)) {
     const int length = begin_of_part(j + 1, k, n) - begin_of_part(j, k, n);
@@ -181,14 +181,14 @@ static __global__ void add_at(float* values, ConstReals picked, const int* place
   for (int j : grid_stride(k)) values[places[j]] += factor * picked[j];
 }
 
-// Leaves zero where the value itself was picked; in mixed precision, what rounding has taken from it.
+// Subtracts the picked values at their places. Leaves zero there or, in mixed precision, the rounding errors.
 static __global__ void take_away_at(float* values, ConstReals picked, const int* places, int k) {
   for (int j : grid_stride(k)) values[places[j]] -= picked[j];
 }
 
 // ---- all values in a few bits --------------------------------------------------------------------------------------
 
-// What is sent of a value: its quotient by the scale in 8 bits, or its sign.
+// How a value is sent: divided by the scale, in 8 bits, or only its sign.
 enum class Code { int8, sign };
 
 __host__ __device__ inline int code_bytes(Code code, int n) { return code == Code::int8 ? n : (n + 7) / 8; }
@@ -214,16 +214,16 @@ static __global__ void make_scale(float* scale, const float* of_piece, Code code
   for ([[maybe_unused]] int once : grid_stride(1)) {
     const float sum = sum_of(pieces, [=](int i) { return of_piece[i]; }), largest = max_of(pieces, of_piece);
     float result = 0;
-    // TODO 10.11: Choose the scale of values[n], of which `largest` is the largest magnitude and `sum` the sum of all.
-    //   Code::int8 has the whole numbers from -127 to 127, so which value is to become 127? Code::sign has the scale or
-    //   minus the scale for every value: with their mean magnitude the squares of what is lost are least.
+    // TODO 10.11: Choose the scale of values[n] from `largest` and `sum`, the largest and the sum of the magnitudes.
+    //   Code::int8 has the integers from -127 to 127: which value should become 127? Code::sign replaces each value by
+    //   plus or minus the scale: the mean magnitude makes the sum of the squared errors smallest.
     result = code == Code::int8 ? largest / 127 : sum / static_cast<float>(n);
     // END TODO 10.11
     *scale = n > 0 ? result : 0;
   }
 }
 
-// bytes[code_bytes(n)] of values[n].
+// Writes the code of values[n] to bytes[code_bytes(code, n)].
 static __global__ void encode(std::uint8_t* bytes, const float* values, const float* scale, Code code, int n) {
   for (int b : grid_stride(code_bytes(code, n))) {
     if (code == Code::int8) {
@@ -236,7 +236,7 @@ static __global__ void encode(std::uint8_t* bytes, const float* values, const fl
   }
 }
 
-// values[n] += factor·what their code says.
+// Decodes n values and adds factor times each to values[n].
 static __global__ void add_decoded(float* values, const std::uint8_t* bytes, const float* scale, float factor,
                                    Code code, int n) {
   for (int i : grid_stride(n)) values[i] += factor * decoded(code, bytes, *scale, i);

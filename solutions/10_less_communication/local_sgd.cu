@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism that communicates only in every H-th step: each replica trains on its own for a round of H steps,
-// then all continue from one place. That is the mean of their parameters (local SGD: Stich, ICLR 2019) or, if the whole
-// round is taken as one step of an outer optimizer, where that optimizer steps to (DiLoCo: Douillard et al., 2023).
-// Read it beside 02_ddp/ddp.cu: in place of average_gradients() there is a LocalSgd.
+// Data parallelism that communicates once per round of several steps. Within a round, each replica trains on its own;
+// then all continue from the mean of their parameters (local SGD: Stich, ICLR 2019), or from where an outer optimizer
+// steps if it treats the whole round as one step (DiLoCo: Douillard et al., 2023). Compare with 02_ddp/ddp.cu: LocalSgd
+// replaces average_gradients().
 #include <vector>
 
 #include "01_single_gpu/models.h"
@@ -14,8 +14,8 @@
 
 using namespace workshop;
 
-// The outer optimizer's step, from `start`, where the round began, towards `values`, the mean of where the replicas
-// have ended, all [n]. Both become the place where the next round begins. `momentum` is kept from round to round.
+// Makes the outer optimizer's step from start[n], where the round began, toward values[n], the mean of the replicas at
+// its end. Both become the start of the next round. momentum[n] is kept from round to round; `factor` multiplies it.
 __global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n);
 
 struct OuterStep {
@@ -25,8 +25,8 @@ struct OuterStep {
 
 class LocalSgd {
  public:
-  // A round has so many steps. The replicas must be alike now. In mixed precision the optimizer's exact weights are
-  // averaged: a round may move a weight by less than the distance between two bfloat16s.
+  // `steps` are those of one round. The replicas must be equal when this is called. In mixed precision the optimizer's
+  // exact weights are averaged: a round may move a weight by less than the distance between two bfloat16s.
   LocalSgd(int steps, OuterStep outer, const Model& model, Optimizer& optimizer, const Group& replicas,
            cudaStream_t stream)
       : steps_(steps),
@@ -43,16 +43,16 @@ class LocalSgd {
     CUDA_CHECK(cudaMemsetAsync(momentum_.data(), 0, momentum_.bytes(), stream));
   }
 
-  // Call after each update.
+  // Ends the round if it is complete. Call after each update.
   void step_done() {
     if (++made_ % steps_ == 0) end_round();
   }
-  // Call after the last step: ends the last round, which may be shorter.
+  // Ends the last round, which may be shorter. Call after the last step.
   void finish() {
     if (made_ % steps_ > 0) end_round();
   }
 
-  // Has checkpoints keep the outer optimizer's state, which is the same on all ranks.
+  // Adds the outer optimizer's state, which is the same on all ranks, to checkpoints.
   void add_to(Training& training) {
     training.add(&made_);
     if (outer_.is_the_mean()) return;
@@ -67,8 +67,8 @@ class LocalSgd {
     float* values = weights_;
     const int count = model_.count();
     const ncclComm_t comm = replicas_.comm();
-    // TODO 10.5: Make the parameters of all replicas their mean, in place.
-    //   They are values[count], in one array: one NCCL call, that of TODO 02.2, on stream_.
+    // TODO 10.5: Replace the parameters of all replicas by their mean, in place.
+    //   They are one array, values[count], so one NCCL call on stream_ is enough: that of TODO 02.2.
     NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
     // END TODO 10.5
     probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
@@ -80,21 +80,22 @@ class LocalSgd {
     optimizer_.weights_changed(model_.values());
   }
 
-  int steps_, made_ = 0;  // steps per round; in all so far
+  int steps_, made_ = 0;  // steps per round; steps so far
   OuterStep outer_;
   const Model& model_;
   Optimizer& optimizer_;
   float* weights_;
   const Group& replicas_;
   cudaStream_t stream_;
-  DeviceBuffer<float> start_, momentum_;  // of the outer step, if it is not just the mean
+  DeviceBuffer<float> start_, momentum_;  // of the outer step; empty if it is the mean
 };
 
 __global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
   for (int i : grid_stride(n)) {
     // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
-    //   The gradient is d = start - values: the way back from the mean, as a gradient points uphill. Then m = factor·m
-    //   + d and start -= lr·(d + factor·m). Values go on from the new start.
+    //   A gradient points uphill, so it points from the mean back to the start: gradient = start - values. Then
+    //   momentum = factor·momentum + gradient, and start -= lr·(gradient + factor·momentum). Copy the new start to
+    //   `values`.
     const float gradient = start[i] - values[i];
     momentum[i] = factor * momentum[i] + gradient;
     start[i] -= lr * (gradient + factor * momentum[i]);
@@ -105,12 +106,12 @@ __global__ void outer_step(float* values, float* start, float* momentum, float l
 
 int main(int argc, char** argv) {
   Options options("10_less_communication/local_sgd",
-                  "Trains replicas that average their parameters every so many steps.", Sampling::distributed);
+                  "Trains replicas that average their parameters once per round of steps.", Sampling::distributed);
   int sync_every = 8;
   OuterStep outer;
-  options.add("--sync-every", sync_every, "steps of each replica on its own before they go on from one place", 1);
-  options.add("--outer-lr", outer.lr, "by what the way from there to the mean is multiplied", 0.0);
-  options.add("--outer-momentum", outer.momentum, "Nesterov's, of the ways of all rounds", 0.0, 1);
+  options.add("--sync-every", sync_every, "steps of each replica on its own between two averages", 1);
+  options.add("--outer-lr", outer.lr, "learning rate of the step from a round's start to the mean", 0.0);
+  options.add("--outer-momentum", outer.momentum, "Nesterov's momentum of that step", 0.0, 1);
   options.with_models();
   options.with_precision();
   options.with_accumulation();
@@ -130,7 +131,7 @@ int main(int argc, char** argv) {
   LocalSgd local_sgd(sync_every, outer, model, optimizer, job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
-  // Within a round the replicas differ, so each one is saved.
+  // The replicas differ within a round, so each one is saved.
   float* weights = optimizer.weights(model.values());
   training.add_all(of_replica(parts_of(model, weights), job.rank(), job.world()), weights,
                    optimizer.state(model.values()));

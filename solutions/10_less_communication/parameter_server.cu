@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous data parallelism: rank 0 holds the parameters and updates them with each gradient as it arrives; the
-// other ranks, the workers, pull parameters and push gradients, each at its own pace. Read it beside 02_ddp/ddp.cu: no
-// rank waits for all others, but a gradient belongs to parameters that have been updated meanwhile,
-//   w_{t+1} = w_t - γ ∇f(w_{t-τ}), where τ is the update's staleness.
-// What the server and the workers send is in parameter_server.h, with the TODOs.
+// other ranks, the workers, pull parameters and push gradients, each at its own pace. Compare with 02_ddp/ddp.cu: no
+// rank waits for all others, but a gradient may belong to parameters that have been updated in the meantime,
+//   w_{i+1} = w_i - η ∇f(w_{i-δ}), where δ is the update's staleness.
+// The communication, with the TODOs, is in parameter_server.h.
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "10_less_communication/parameter_server.h"
@@ -19,7 +19,7 @@ using namespace workshop;
 
 namespace {
 
-// Rank 0. Each step of its training is an update, with the gradient of one worker's batch.
+// Runs rank 0. Each step of its training is an update with the gradient of one worker's batch.
 void serve(const Options& options, const ServerOptions& settings, const Network& network, const Job& job,
            cudaStream_t stream) {
   const int workers = job.world() - 1;
@@ -58,7 +58,7 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
   record_parameters(model, 0, stream);
 }
 
-// Any other rank: computes on its share of the samples until the server has enough updates.
+// Runs any other rank: computes gradients on its share of the samples until the server has enough updates.
 void work(const Options& options, const ServerOptions& settings, const Network& network, const Job& job,
           cudaStream_t stream) {
   Model model(network, options.batch_size, stream, {0, network.depth()}, Storage::bound);
@@ -66,7 +66,7 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
   model.bind(worker.parameters(), worker.gradient());
   Activations activations = model.make_activations();
   WorkerShare share(options, network.data(), /*workers=*/job.world() - 1, /*worker=*/job.rank() - 1, stream);
-  const int passes = job.rank() == settings.slow_rank ? settings.slowness : 1;  // a straggler computes it all again
+  const int passes = job.rank() == settings.slow_rank ? settings.slowness : 1;  // for a straggler, more
 
   for (share.next_step(); worker.pull(); share.next_step()) {
     const Batch batch = share.batch();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets the host wait for the first of several streams without polling.
+// Lets the host wait for the first of several streams, without polling.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace workshop {
 
-// The workers whose gradients have arrived, in the order of their arrival. A stream reports it by a host function
-// behind its receive, and take() sleeps until one does: polling an event per worker would keep a core busy.
+// The workers whose gradients have arrived, in the order of arrival. A host function after the receive reports each
+// one, and take() sleeps until one does: polling an event per worker would keep a core busy.
 class ArrivalQueue {
  public:
   explicit ArrivalQueue(int workers) {
@@ -23,7 +23,7 @@ class ArrivalQueue {
   ArrivalQueue(const ArrivalQueue&) = delete;
   ArrivalQueue& operator=(const ArrivalQueue&) = delete;
 
-  // Adds this worker once the stream gets here.
+  // Adds this worker once the stream has finished its work so far.
   void add_after(int worker, cudaStream_t stream) {
     CUDA_CHECK(cudaLaunchHostFunc(
         stream,
@@ -38,7 +38,7 @@ class ArrivalQueue {
         &notes_[worker]));
   }
 
-  // Waits for this worker, or for any if it is kAnyWorker, and removes it from the queue.
+  // Waits for this worker, or for any worker if it is kAnyWorker. Removes it from the queue and returns it.
   int take(int worker) {
     std::unique_lock lock(mutex_);
     std::deque<int>::iterator found;

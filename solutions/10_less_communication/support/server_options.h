@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the parameter server, and the order of updates that they ask for.
+// The options of the parameter server, and the order of updates that follows from them.
 #pragma once
 
 #include <cinttypes>
@@ -22,15 +22,14 @@ struct ServerOptions {
   int slow_rank = 0, slowness = 1;  // --straggler
 
   void add_to(Options& options) {
-    options.add("--staleness", staleness, "updates a worker may be ahead of the slowest; default: as many as there are",
-                0);
-    options.add("--order", order, "of the updates: as gradients arrive, or each worker in its turn",
+    options.add("--staleness", staleness, "updates a worker may be ahead of the slowest (default: no limit)", 0);
+    options.add("--order", order, "of the updates: as gradients arrive, or one worker after the other",
                 {"arrival", "turns"});
-    options.add("--replay", replay, "run record (--record) whose order of updates is made again", {});
-    options.add("--straggler", straggler, "RANK:FACTOR, a worker that takes so many times as long for a gradient", {});
+    options.add("--replay", replay, "run record (--record) whose order of updates to repeat", {});
+    options.add("--straggler", straggler, "RANK:FACTOR, a worker that takes FACTOR times as long for a gradient", {});
   }
 
-  // Works out what follows from the options. Ends the program if they contradict each other.
+  // Parses --straggler and reads --replay. Ends the program if options contradict each other.
   void complete() {
     const int world = process_ranks().world;
     if (world < 2) {
@@ -41,7 +40,7 @@ struct ServerOptions {
     if (!replay.empty()) read_replay(world - 1);
   }
 
-  // The order in which to make the updates; empty if gradients are to be taken as they arrive.
+  // Returns the order in which to make the updates; empty if gradients are used as they arrive.
   std::vector<Update> order_of(std::int64_t updates, int workers) const {
     const auto recorded = static_cast<std::int64_t>(recorded_.size());
     if (recorded > 0 && recorded != updates) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The updates that a parameter server has made, or is to make: whose gradients they use, and how stale those are.
+// The updates that a parameter server has made or will make: whose gradients they use, and how stale those are.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ namespace workshop {
 
 struct Update {
   int worker;              // 1, 2, …: the rank whose gradient it uses
-  std::int64_t staleness;  // updates by others since that worker got its parameters
+  std::int64_t staleness;  // updates by other workers since this one got its parameters
 };
-inline constexpr int kAnyWorker = 0;  // of an update to come
+inline constexpr int kAnyWorker = 0;  // in an update that is still to be made
 inline constexpr std::int64_t kAnyStaleness = -1;
 
-// Records each update, and prints for each worker how many it made and how stale they were.
+// Records each update, and prints how many each worker made and how stale they were.
 inline void report(const std::vector<Update>& updates, int workers) {
   std::vector<std::int64_t> count(workers + 1), sum(workers + 1), most(workers + 1);
   for (std::size_t i = 0; i < updates.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's share of the samples, batch by batch, epoch after epoch without end: how many steps it makes, the server
-// decides. So a worker has no Training, which makes as many steps on all ranks.
+// A worker's share of the samples, batch by batch and epoch by epoch, without end: the server decides how many steps
+// the worker makes. That is why a worker has no Training, which makes the same number of steps on all ranks.
 #pragma once
 
 #include <cstdio>
@@ -25,7 +25,7 @@ class WorkerShare {
         sampler_(distributed_sampler(options, data_, workers, worker)),
         losses_(options, data_.samples, /*replica=*/-1, workers, stream) {}
 
-  // Begins the next step, and with it the next epoch if this one is over.
+  // Begins the next step, and the next epoch if this one is over.
   void next_step() {
     if (next_ == data_.loader->steps()) next_epoch();
     losses_.next(stream_);
@@ -33,7 +33,7 @@ class WorkerShare {
     ++next_;
   }
 
-  // The batch of this step.
+  // Returns the batch of this step.
   Batch batch() {
     Batch batch = data_.loader->batch(next_ - 1);
     batch.step = step_;
@@ -42,7 +42,7 @@ class WorkerShare {
     return batch;
   }
 
-  // Call after the last step.
+  // Ends the share. Call after the last step.
   void finish() {
     losses_.end_epoch(epoch_, stream_);
     if (!images_) return;
@@ -67,9 +67,9 @@ class WorkerShare {
   bool images_;
   TrainingData data_;
   DistributedSampler sampler_;
-  LossLog losses_;  // tells the record and the timeline of the steps; the server reports their losses
+  LossLog losses_;  // reports the steps to the record and the timeline; the server reports their losses
   int epoch_ = -1, step_ = -1;
-  int next_ = 0;  // batch of the epoch; at first there are none
+  int next_ = 0;  // next batch of the epoch; the first epoch has not begun yet
 };
 
 }  // namespace workshop
