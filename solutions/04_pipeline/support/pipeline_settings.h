@@ -30,7 +30,7 @@ inline void add_options(Options& options, PipelineSettings& s) {
   s.pipeline.add_to(options, "parts of a batch, whose size is --batch-size");
   add_partition(options, s.partition, "parts");
   options.add("--checkpoint-interval", s.checkpoint_interval,
-              "layers of a stage of which only the last one's output is kept; 0: keep all", 0, 1 << 10);
+              "layers per group that keeps only its last layer's output; 0: keep all", 0, 1 << 10);
   options.add_flag("--print", s.print, "show the schedule and train nothing");
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,

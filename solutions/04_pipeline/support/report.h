@@ -37,7 +37,7 @@ inline void print_schedule(const Schedule& s) {
   print0("%s: %d stages, %d micro-batches, %d chunk%s per stage\n%s", s.name.c_str(), s.stages, s.micro_batches,
          s.chunks, s.chunks > 1 ? "s" : "", chart(s).c_str());
   print0(
-      "%.0f slots, of which each stage computes in %.0f: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
+      "%.0f slots; each stage computes in %.0f of them: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
       slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
   for (int stage = 0; stage < s.stages; ++stage) {
     print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s.lists[stage]));
