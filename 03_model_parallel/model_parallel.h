@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What later chapters take from model parallelism: which rank holds which layers, and how the losses, which the last
-// rank has, reach rank 0, which prints them.
+// The parts of model parallelism that later chapters reuse: which rank holds which layers, and how the losses get from
+// the last rank, which computes them, to rank 0, which prints them.
 #pragma once
 
 #include <algorithm>
@@ -18,20 +18,21 @@ namespace workshop {
 
 // ---- the partition -------------------------------------------------------------------------------------------------
 
-// What all parts get equal shares of.
+// The quantity of which all parts get equal shares.
 enum class Partition {
-  uniform,     // layers: their numbers differ by at most one
+  uniform,     // layers: the parts differ by at most one
   parameters,  // parameters: the largest part is as small as possible
-  time,        // the time that layers take forward and backward: the slowest part is as fast as possible
+  time,        // forward and backward time: the slowest part is as fast as possible
 };
 
-// `parts` parts whose numbers of layers differ by at most one; the earlier parts have the longer ones.
+// Returns the bounds of `parts` parts whose numbers of layers differ by at most one. The first parts are the larger
+// ones.
 inline std::vector<int> uniform_bounds(int layers, int parts) {
   std::vector<int> bounds = {0};
   for (int p = 0; p < parts; ++p) {
     int end = bounds.back();
-    // TODO 03.1: Move `end` from the end of the part before to the end of part p.
-    //   layers / parts layers for everyone leave layers % parts layers over: the first parts have one more each.
+    // TODO 03.1: Move `end` from the end of the previous part to the end of part p.
+    //   Each part gets layers / parts layers. layers % parts layers are left over: the first parts get one more each.
     todo("03.1");
     // END TODO 03.1
     bounds.push_back(end);
@@ -39,17 +40,17 @@ inline std::vector<int> uniform_bounds(int layers, int parts) {
   return bounds;
 }
 
-// Fills the parts one after the other, each with as many layers as it may have. If even that leaves layers over, so
-// that the last bound is too small, no parts of at most `limit` parameters exist. `counts` are the parameters of each
-// layer, or what else is to be balanced.
+// Fills one part after the other, each with as many layers as `limit` allows, and returns the bounds. If layers are
+// left over (the last bound is less than the number of layers), then no parts of at most `limit` exist. `counts` holds
+// the parameters of each layer, or whatever else is balanced.
 inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int parts, std::int64_t limit) {
   const int layers = static_cast<int>(counts.size());
   std::vector<int> bounds = {0};
   for (int p = 0; p < parts; ++p) {
     int end = bounds.back();
-    // TODO 03.2: Move `end` from the end of the part before to the end of part p.
-    //   The part takes layer after layer, counts[end] parameters each, while its sum stays at most `limit` and a layer
-    //   is left for each of the parts - 1 - p parts that follow: no part may be empty.
+    // TODO 03.2: Move `end` from the end of the previous part to the end of part p.
+    //   The part takes layer after layer, counts[end] parameters each, while its sum stays at most `limit` and at least
+    //   one layer is left for each of the parts - 1 - p parts that follow: no part may be empty.
     todo("03.2");
     // END TODO 03.2
     bounds.push_back(end);
@@ -57,11 +58,11 @@ inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int 
   return bounds;
 }
 
-// `parts` parts whose largest number of parameters is as small as possible: what DeepSpeed calls partition_balanced.
-// The smallest limit that fill_parts() can keep is found by bisection.
+// Returns the bounds of `parts` parts whose largest number of parameters is as small as possible, as DeepSpeed's
+// partition_balanced does. Finds the smallest limit that fill_parts() can keep, by bisection.
 inline std::vector<int> balanced_bounds(const std::vector<std::int64_t>& counts, int parts) {
   const int layers = static_cast<int>(counts.size());
-  std::int64_t low = *std::max_element(counts.begin(), counts.end());  // no part can do with less
+  std::int64_t low = *std::max_element(counts.begin(), counts.end());  // some part has the largest layer
   std::int64_t high = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
@@ -71,9 +72,9 @@ inline std::vector<int> balanced_bounds(const std::vector<std::int64_t>& counts,
   return fill_parts(counts, parts, low);
 }
 
-// Bounds of the parts: part p has the layers [bounds[p], bounds[p + 1]); parts + 1 numbers from 0 to the number of
-// layers. `counts` are the parameters of each layer, or its time. Every part has a layer: 1 <= parts <= layers is
-// required.
+// Returns the bounds of the parts: part p has the layers [bounds[p], bounds[p + 1]). These are parts + 1 numbers from 0
+// to the number of layers. `counts` holds the parameters or the time of each layer. Requires 1 <= parts <= layers, so
+// that every part gets a layer.
 inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts, int parts, Partition how) {
   const int layers = static_cast<int>(counts.size());
   const std::vector<int> bounds =
@@ -91,12 +92,13 @@ inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts
 
 // ---- the losses ----------------------------------------------------------------------------------------------------
 
-// The last of the stages has the losses, the first one prints them. Once an epoch is enough.
+// Sends the losses of the epoch from the last stage, which computes them, to the first one, which prints them. Call it
+// once per epoch on all stages.
 inline void send_losses(const LossLog& losses, const Group& stages, cudaStream_t stream) {
   const int rank = stages.rank(), last = stages.size() - 1;
   if (last == 0) return;
   const ncclComm_t comm = stages.comm();
-  // TODO 03.5: Send losses.losses(), losses.count() floats, from the last rank to rank 0, into the same place there.
+  // TODO 03.5: Send losses.losses(), losses.count() floats, from the last rank to the same place on rank 0.
   todo("03.5");
   // END TODO 03.5
   if (rank == 0) probe("03.5", "losses of the epoch", losses.losses(), {losses.count()}, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model parallelism: every rank holds some of the layers. A batch passes through the ranks one after the other, its
-// gradients come back the same way, and while one rank computes the others wait. It buys memory, not time.
+// Model parallelism: every rank holds some of the layers. A batch passes through the ranks one after the other, and its
+// gradients come back the same way. While one rank computes, the others wait. This buys memory, not time.
 #include "01_single_gpu/models.h"
 #include "03_model_parallel/model_parallel.h"
 #include "03_model_parallel/support/layer_times.h"
@@ -13,27 +13,27 @@ using namespace workshop;
 
 namespace {
 
-// What a stage computes: its output [rows, stage.out] from x[rows, stage.in] …
+// Computes the stage's output [rows, stage.out] from x[rows, stage.in].
 const Real* compute_forward(ModelStage& stage, const Batch& batch, const void* x) {
   probe("03.3", "input of the stage", static_cast<const Real*>(x), {batch.samples, stage.in}, stage.stream);
   return stage.forward(batch, x);
 }
 
-// … and its gradients, from that of its output in stage.model.output_gradient(). Writes that of x to dx[rows,
-// stage.in], unless dx is null.
+// Computes the stage's gradients from the gradient of its output in stage.model.output_gradient(). Writes the gradient
+// of its input to dx[rows, stage.in], unless dx is null.
 void compute_backward(ModelStage& stage, int rows, Real* dx) {
   probe("03.4", "gradient of the stage's output", stage.model.output_gradient(), {rows, stage.out}, stage.stream);
   stage.backward(dx);
 }
 
-// Forward: the samples x[rows, stage.in] come in on the first rank, the predictions come out on the last.
+// Forward pass: the first rank starts from the batch, and the last rank ends with the predictions.
 void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
   const void* x = batch.x;
   const int rows = batch.samples, rank = job.rank(), last = job.world() - 1;
-  // TODO 03.3: Receive this rank's input from the rank before, compute, and send the output to the rank after.
-  //   Input: stage.received.data(), [rows, stage.in]; the first rank has x instead and receives nothing.
-  //   Output: what compute_forward(stage, batch, input) returns, [rows, stage.out]; the last rank keeps it.
-  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same (docs/calls.md).
+  // TODO 03.3: Receive this rank's input from the previous rank, compute, and send the output to the next rank.
+  //   Receive the input into stage.received.data(), [rows, stage.in]. The first rank has x instead and receives
+  //   nothing. compute_forward(stage, batch, input) returns the output, [rows, stage.out]. The last rank keeps it.
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md).
   if (rank > 0) {
     x = stage.received.data();
     NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, kReal, rank - 1, job.comm(), stream));
@@ -43,13 +43,13 @@ void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t
   // END TODO 03.3
 }
 
-// Backward: the last rank has the gradient of its output from the loss already.
+// Backward pass: the last rank already has the gradient of its output, from the loss.
 void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) {
   const int rank = job.rank(), last = job.world() - 1;
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
-  //   From whom, and to whom? Gradient of the output: stage.model.output_gradient(), [rows, stage.out].
-  //   compute_backward(stage, rows, dx) writes that of the input to dx: stage.input_gradient.data(), [rows, stage.in].
-  //   The first rank has no rank below it and passes nullptr.
+  //   Receive the gradient of the output into stage.model.output_gradient(), [rows, stage.out]. From which rank?
+  //   compute_backward(stage, rows, dx) writes the gradient of the input to dx = stage.input_gradient.data(), [rows,
+  //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx.
   if (rank < last) {
     Real* gradient = stage.model.output_gradient();
     NCCL_CHECK(ncclRecv(gradient, rows * stage.out, kReal, rank + 1, job.comm(), stream));
@@ -84,11 +84,11 @@ int main(int argc, char** argv) {
   const int rank = job.rank(), last = job.world() - 1;
   ModelStage stage(network, {bounds[rank], bounds[rank + 1]}, options, stream);
 
-  // All ranks go through the same batches. The first one uses the inputs, the last one the targets.
+  // All ranks go through the same batches. The first rank uses the inputs, the last rank the targets.
   DataSource data = network.data();
   data.needs_x = rank == 0;
   Training training(options, job, {.reports = rank == 0}, data, stream);
-  add_all(training, stage.model, stage.optimizer);  // each rank its layers
+  add_all(training, stage.model, stage.optimizer);  // each rank adds its own layers
   const auto add_loss = [&](const Batch& batch, float* loss) {
     forward(stage, batch, job, stream);
     if (rank == last) stage.model.loss(stage.activations, batch.y, training.evaluated(), loss);

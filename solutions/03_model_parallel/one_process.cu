@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model parallelism as handbooks show it first: one process, which puts layer after layer on device after device. What
-// model_parallel sends is copied here, and events say when. It is a single process.
+// Model parallelism as handbooks show it first: a single process, which puts some layers on each device. It copies the
+// data that model_parallel sends, and events order the copies.
 #include <array>
 #include <memory>
 #include <string>
@@ -18,7 +18,7 @@ using namespace workshop;
 
 namespace {
 
-// Layers on one device: the one that is current when the part is made.
+// The layers on one device: the device that is current when the part is created.
 struct Part {
   Part(const Network& network, LayerRange layers, const Options& options, int number)
       : name("part " + std::to_string(number)),
@@ -26,18 +26,19 @@ struct Part {
         norm(options.needs_norm() ? 1 : 0, Memory::data),
         correct(network.images != nullptr ? 1 : 0, Memory::data) {}
 
-  // What the part computes, when its device is current: its output from x[batch.samples, stage.in] …
+  // Computes the part's output from x[batch.samples, stage.in]. This function and the two below require that the part's
+  // device is current.
   const Real* forward(const Batch& batch, const void* x) {
     probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
     return stage.forward(batch, x);
   }
-  // … its gradients, from that of its output in stage.model.output_gradient(), and that of x in dx[rows, stage.in]
-  // unless dx is null …
+  // Computes the part's gradients from the gradient of its output in stage.model.output_gradient(). Writes the gradient
+  // of its input to dx[rows, stage.in], unless dx is null.
   void backward(int rows, Real* dx) {
     probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
     stage.backward(dx);
   }
-  // … and its new parameters.
+  // Updates the part's parameters.
   void step(const float* whole_norm, double lr_factor) {
     probe("03.9", "factor of the learning rate of " + name, std::array{lr_factor});
     stage.step(whole_norm, lr_factor);
@@ -46,23 +47,23 @@ struct Part {
   const std::string name;
   const int device = current_device();
   Stream stream;
-  Event done;  // recorded on the stream behind work that another part waits for
+  Event done;  // recorded on the stream after work that another part waits for
   ModelStage stage;
-  DeviceBuffer<float> norm;     // of the whole model's gradient, where one is needed
-  DeviceBuffer<float> correct;  // the share of right answers, on the last part, where it is asked for
+  DeviceBuffer<float> norm;     // of the whole model's gradient; empty if it is not needed
+  DeviceBuffer<float> correct;  // the share of right answers, used on the last part; empty if not counted
 };
 using Parts = std::vector<std::unique_ptr<Part>>;
 
-// Part i is on device i, or, if there are fewer devices, on device i % devices.
+// Makes the parts. Part i is on device i, or, if there are fewer devices, on device i % devices.
 Parts place_parts(const Network& network, const std::vector<int>& bounds, const Options& options, int devices) {
   Parts parts;
   const int count = static_cast<int>(bounds.size()) - 1;
   for (int i = 0; i < count; ++i) {
     const LayerRange layers{bounds[i], bounds[i + 1]};
     const int device = i % devices;
-    // TODO 03.6: Make part i on its device, and put it behind the others in `parts`.
-    //   What a program allocates or creates belongs to the device that is current: cudaSetDevice(device). A part is
-    //   made by std::make_unique<Part>(network, layers, options, i).
+    // TODO 03.6: Create part i on its device, and append it to `parts`.
+    //   Everything that a program allocates or creates belongs to the current device: cudaSetDevice(device). Create the
+    //   part with std::make_unique<Part>(network, layers, options, i).
     CUDA_CHECK(cudaSetDevice(device));
     parts.push_back(std::make_unique<Part>(network, layers, options, i));
     // END TODO 03.6
@@ -78,19 +79,19 @@ Parts place_parts(const Network& network, const std::vector<int>& bounds, const 
   return parts;
 }
 
-// Copies bytes from one part to another: after everything enqueued so far on the stream of `from`, and before anything
-// that will be enqueued on the stream of `to`.
+// Copies `bytes` bytes from `source` on one part to `target` on another: after everything enqueued so far on the stream
+// of `from`, and before anything enqueued later on the stream of `to`.
 void copy(Part& to, void* target, Part& from, const void* source, std::size_t bytes) {
-  // TODO 03.7: Copy from device to device, on the stream of `to`, when the stream of `from` has come this far.
-  //   Record from.done, let to.stream wait for it, and copy: cudaMemcpyPeerAsync(to, its device, from, its device,
-  //   bytes, stream). The memory is at `target` and `source`; part.device is a part's device.
+  // TODO 03.7: Copy from device to device, on the stream of `to`, after the work so far on the stream of `from`.
+  //   Record from.done, let to.stream wait for it, and copy with cudaMemcpyPeerAsync(target, its device, source, its
+  //   device, bytes, stream). The device of a part is part.device.
   CUDA_CHECK(cudaEventRecord(from.done, from.stream));
   CUDA_CHECK(cudaStreamWaitEvent(to.stream, from.done));
   CUDA_CHECK(cudaMemcpyPeerAsync(target, to.device, source, from.device, bytes, to.stream));
   // END TODO 03.7
 }
 
-// Forward: the samples are on the first device, the predictions come out on the last.
+// Forward pass: starts from the batch on the first device and ends with the predictions on the last.
 void forward(Parts& parts, const Batch& batch) {
   const void* x = batch.x;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -107,7 +108,7 @@ void forward(Parts& parts, const Batch& batch) {
   }
 }
 
-// Backward: the last part has the gradient of its output from the loss already.
+// Backward pass: the last part already has the gradient of its output, from the loss.
 void backward(Parts& parts, int rows) {
   const int last = static_cast<int>(parts.size()) - 1;
   for (int i = last; i >= 0; --i) {
@@ -115,9 +116,9 @@ void backward(Parts& parts, int rows) {
     ModelStage& stage = part.stage;
     Real* gradient = stage.model.output_gradient();
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
-    // TODO 03.8: Get the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
-    //   There it is stage.input_gradient.data() of that part; here it belongs to `gradient`, [rows, stage.out] Reals.
-    //   copy() is above, part.backward(rows, dx) as in TODO 03.4; forward() shows what else to think of.
+    // TODO 03.8: Copy the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
+    //   On part i + 1, it is stage.input_gradient.data(). Copy it to `gradient` here, [rows, stage.out] Reals, with
+    //   copy(). Then call part.backward(rows, dx), as in TODO 03.4. forward() shows what else is needed.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
       Part& above = *parts[i + 1];
@@ -130,8 +131,8 @@ void backward(Parts& parts, int rows) {
   }
 }
 
-// Computes the norm of the whole gradient, on every device, and copies it to *norm on the first one. Each part adds its
-// squares to the sum that comes from the part before.
+// Computes the norm of the whole gradient on every device, and copies it to *norm on the first one. Each part adds its
+// squares to the sum that it gets from the previous part.
 void find_norm(Parts& parts, float* norm) {
   Part &first = *parts.front(), &last = *parts.back();
   const std::size_t bytes = sizeof(float);
@@ -156,7 +157,7 @@ void update(Parts& parts, Training& training) {
     ModelStage& stage = part.stage;
     const double lr_factor = training.lr_factor();
     // TODO 03.9: Update the part's parameters, on its device: part.step(part.norm.data(), lr_factor).
-    //   Each part has an optimizer of its own, with the moments of its parameters.
+    //   Each part has its own optimizer, with the moments of its parameters.
     CUDA_CHECK(cudaSetDevice(part.device));
     part.step(part.norm.data(), lr_factor);
     // END TODO 03.9
@@ -165,7 +166,7 @@ void update(Parts& parts, Training& training) {
   }
 }
 
-// Computes the loss on the last device, where the predictions are. What Training keeps of it is on the first device.
+// Computes the loss on the last device, where the predictions are. Training keeps the losses on the first device.
 class LossOfLast {
  public:
   LossOfLast(Parts& parts, const Options& options, const DataSource& data) : parts_(parts) {
@@ -177,8 +178,8 @@ class LossOfLast {
     loss_ = DeviceBuffer<float>(1, Memory::data);
   }
 
-  // Adds the batch's share of the mean loss over `samples_of_step` samples to *loss, after forward(), and the share of
-  // right answers to *batch.correct. Both sums so far are copied to the last device and back.
+  // Adds the batch's share of the mean loss over `samples_of_step` samples to *loss, and the share of right answers to
+  // *batch.correct. Call it after forward(). It copies both sums so far to the last device and back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
@@ -197,8 +198,8 @@ class LossOfLast {
   DeviceBuffer<float> loss_;
 };
 
-// Makes the first part's stream, on which Training works and saves checkpoints, wait for all parts, and its device the
-// current one.
+// Makes the first part's stream wait for all parts, because Training works and saves checkpoints on it, and makes its
+// device current.
 void join(Parts& parts) {
   for (const auto& part : parts) {
     CUDA_CHECK(cudaEventRecord(part->done, part->stream));
@@ -260,7 +261,7 @@ int main(int argc, char** argv) {
   }
 
   const auto add_loss = [&](const Batch& batch, float* sum) {
-    const OnDevice on_device(parts[0]->device);  // again, afterwards
+    const OnDevice on_device(parts[0]->device);  // restores the current device afterwards
     forward(parts, batch);
     loss.add(batch, training.evaluated(), sum);
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures for how much of its time a rank computes, with events that are read at the end: no step waits for the clock.
-// The timeline shows the rest of the time as a span called "idle".
+// Measures the share of its time for which a rank is idle. It reads its events at the end, so no step waits for the
+// clock. The timeline shows the idle time as spans called "idle".
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace workshop {
 
 class IdleClock {
  public:
-  // The first `warm_up` steps do not count, unless there are no others: NCCL connects the ranks in them.
+  // The first `warm_up` steps do not count, because NCCL connects the ranks in them, unless there are no other steps.
   IdleClock(cudaStream_t stream, int warm_up) : stream_(stream), warm_up_(warm_up) {}
 
   // Begins a step.
@@ -30,7 +30,7 @@ class IdleClock {
     ++steps_;
   }
 
-  // Counts as computing what `enqueue` puts on the stream.
+  // Counts everything that `enqueue` puts on the stream as computing.
   template <typename Enqueue>
   void compute(const Enqueue& enqueue) {
     idle_.reset();
@@ -40,17 +40,17 @@ class IdleClock {
     if (counting_) idle_.emplace("idle", stream_);
   }
 
-  // Ends the measurement on the stream, at the end of an epoch, for example, when the host waits anyway. If all steps
-  // so far were warm-up, the measurement begins anew after them.
+  // Ends the measurement on the stream, for example at the end of an epoch, where the host waits anyway. If all steps
+  // so far were warm-up, the measurement starts again after them.
   void stop() {
     if (counting_) begins_.push_back(mark());
     counting_ = false;
     idle_.reset();
   }
 
-  // Returns the share of its time, between 0 and 1, in which the rank did not compute: the median over the steps,
-  // because a step during which the machine was busy with something else says nothing. 0 if there was no step. The
-  // stream must have reached the end.
+  // Returns the idle share of the rank's time, between 0 and 1: the median over the steps, so that a step during which
+  // the machine was busy with something else does not count. Returns 0 if there was no step. The stream must have
+  // reached the end.
   double idle_share() const {
     if (begins_.size() < 2) return 0;
     std::vector<double> shares;
@@ -84,8 +84,8 @@ class IdleClock {
   int warm_up_;
   int steps_ = 0;
   bool counting_ = false;
-  std::vector<Event> marks_;         // of each step: its begin, then the begin and the end of each computation
-  std::vector<std::size_t> begins_;  // where in marks_ the steps begin, and where the last one ends
+  std::vector<Event> marks_;         // per step: its begin, then the begin and the end of each computation
+  std::vector<std::size_t> begins_;  // indices in marks_ where the steps begin and the last one ends
   std::size_t used_ = 0;             // marks so far
   std::optional<Range> idle_;
 };

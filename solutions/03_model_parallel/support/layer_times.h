@@ -18,7 +18,7 @@ struct LayerTime {
   double both() const { return forward + backward; }
 };
 
-// Runs only layer number `i`, on zeros, for `samples` samples, and returns the median of some runs.
+// Runs only layer `i`, on `samples` samples of zeros, and returns the median time of some runs.
 inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaStream_t stream) {
   constexpr int kRuns = 5;
   Model model(network, samples, stream, {i, i + 1});
@@ -28,7 +28,7 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
     CUDA_CHECK(cudaMemsetAsync(buffer.data(), 0, buffer.bytes(), stream));
     return buffer;
   };
-  const DeviceBuffer<Real> x = zeros(samples * model.input_size());  // token number 0, where the layer reads tokens
+  const DeviceBuffer<Real> x = zeros(samples * model.input_size());  // token number 0, if the layer reads tokens
   const DeviceBuffer<Real> dx = zeros(i > 0 ? samples * model.input_size() : 0);
   if (model.count() > 0) CUDA_CHECK(cudaMemsetAsync(model.values(), 0, model.count() * sizeof(Real), stream));
 
@@ -48,7 +48,7 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
     model.backward(activations, /*accumulate=*/true, {}, dx.data());
     CUDA_CHECK(cudaEventRecord(end, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    if (run == 0) continue;  // libraries set themselves up in it
+    if (run == 0) continue;  // warm-up: libraries set themselves up
     forward.push_back(elapsed(begin, middle));
     backward.push_back(elapsed(middle, end));
   }
@@ -59,8 +59,8 @@ inline LayerTime time_of_layer(const Network& network, int i, int samples, cudaS
   return {median(forward), median(backward)};
 }
 
-// Returns the times of all layers, as means over the ranks, so that all ranks cut at the same places. No model may use
-// this network: the measurement gives its layers other memory. Collective.
+// Returns the times of all layers, as means over the ranks, so that all ranks cut at the same places. Collective. No
+// model may use this network, because the measurement gives its layers different memory.
 inline std::vector<LayerTime> layer_times(const Network& network, int samples, const Group& ranks,
                                           cudaStream_t stream) {
   std::vector<LayerTime> times;
@@ -75,7 +75,7 @@ inline std::vector<LayerTime> layer_times(const Network& network, int samples, c
   return times;
 }
 
-// Converts to what partition_layers() balances: whole nanoseconds.
+// Converts the times to whole nanoseconds, which partition_layers() balances.
 inline std::vector<std::int64_t> nanoseconds(const std::vector<LayerTime>& times) {
   std::vector<std::int64_t> counts;
   for (const LayerTime& time : times) counts.push_back(static_cast<std::int64_t>(1e6 * time.both()));

@@ -13,8 +13,8 @@
 
 namespace workshop {
 
-// The layers of one rank, or of one device, with what they need beyond a model on one GPU: room for what arrives and
-// for what goes back. Its clock counts what they compute.
+// The layers of one rank or device. Compared with a model on one GPU, it has two more buffers, for the input that
+// arrives and for the gradient that goes back, and a clock that counts the time for which it computes.
 struct ModelStage {
   ModelStage(const Network& network, LayerRange layers, const Options& options, cudaStream_t stream)
       : model(network, options.batch_size, stream, layers),
@@ -30,14 +30,14 @@ struct ModelStage {
     model.initialize(options.model_seed);
   }
 
-  // Returns the output of these layers, [samples, out], for `batch`, of which they see x[samples, in].
+  // Returns the output of these layers, [samples, out]. Their input is x[samples, in] in place of batch.x.
   const Real* forward(const Batch& batch, const void* x) {
     const Real* output = nullptr;
     clock.compute([&] { output = model.forward(batch.with_x(x), activations); });
     return output;
   }
 
-  // Writes the loss, a mean over `samples` samples, to *loss, and its gradient to model.output_gradient().
+  // Writes the mean loss over `samples` samples to *loss, and its gradient to model.output_gradient().
   void loss(const void* target, int samples, float* loss) {
     clock.compute([&] {
       const Range range("loss", stream);
@@ -45,13 +45,14 @@ struct ModelStage {
     });
   }
 
-  // Computes the gradients of the parameters from model.output_gradient(), and that of the input in dx[samples, in]
-  // unless dx is null.
+  // Computes the gradients of the parameters from model.output_gradient(). Writes the gradient of the input to
+  // dx[samples, in], unless dx is null.
   void backward(Real* dx) {
     clock.compute([&] { model.backward(activations, /*accumulate=*/false, {}, dx); });
   }
 
-  // Updates the parameters. All stages together clip by the norm of the whole model's gradient, if that is asked for.
+  // Updates the parameters. If clipping is enabled, clips by the norm of the whole model's gradient, which all stages
+  // compute together.
   void update(Training& training, const Group& stages) {
     float* norm = training.losses().gradient_norm();
     if (clipping.enabled()) {
@@ -76,19 +77,19 @@ struct ModelStage {
   Activations activations;
   Optimizer optimizer;
   Clipping clipping;
-  DeviceBuffer<Real> received;        // the input from the rank before, [samples, in]; none on the first rank
-  DeviceBuffer<Real> input_gradient;  // what goes back to it, [samples, in]
+  DeviceBuffer<Real> received;        // the input from the previous rank, [samples, in]; empty on the first rank
+  DeviceBuffer<Real> input_gradient;  // the gradient that goes back to that rank, [samples, in]
   IdleClock clock;
   cudaStream_t stream;
 };
 
-// Ends the program unless there is a layer for each rank, or for each of whatever `one` is.
+// Ends the program if there are fewer than `count` layers. `one` names what needs a layer each, for the message.
 inline void require_layers(const Options& options, const Network& network, int count, const char* one = "rank") {
   if (network.depth() >= count) return;
   usage_error("%s for %d %ss; expected a layer a %s or more", layers_of(options, network).c_str(), count, one, one);
 }
 
-// Prints which rank has which layers and how long it idled, and records the latter. Stays out of the ledger.
+// Prints each rank's layers and idle share, and records the idle share. Stays out of the ledger.
 inline void print_stages(const ModelStage& stage, const std::vector<int>& bounds, const Job& job) {
   struct Row {
     float idle_share;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The option --partition: what the ranks get equal shares of.
+// The option --partition: the quantity of which all ranks get equal shares.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace workshop {
 
-// The layers of an MLP differ less than the blocks of a language model from its embedding and its head, and than the
-// layers of AlexNet, which the course balances by their parameters.
+// Uniform for an MLP: its layers differ less than the embedding and the head of a language model differ from the
+// blocks, and less than the layers of AlexNet, which the course balances by their parameters.
 inline Partition default_partition(const Options& options) {
   return options.model == ModelKind::mlp ? Partition::uniform : Partition::parameters;
 }
 
-// The option --partition, where "" is the default.
+// Adds the option. An empty `partition` afterwards means the default.
 inline void add_partition(Options& options, std::string& partition, const std::string& parts) {
   options.add("--partition", partition,
               "what the " + parts +
