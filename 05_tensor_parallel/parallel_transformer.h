@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transformer block over the ranks of a tensor-parallel group (Shoeybi et al., 2019): attention and MLP are pairs of
-// a column- and a row-parallel layer.
+// A transformer block, cut over the ranks of a tensor-parallel group (Shoeybi et al., 2019): attention and MLP are
+// pairs of a column- and a row-parallel layer.
 //
 //   x ─ norm ─f─ q, k, v ─ heads ─ out_proj ─g─ dropout ─ + ─ norm ─f─ linear1 ─ GELU ─ linear2 ─g─ dropout ─ + ─ y
 //                └── this rank's H/P heads ──┘                  └── this rank's 4E/P features ──┘
@@ -17,35 +17,36 @@
 
 namespace workshop {
 
-// The gradients of a layer's norms, whose parameters lie one after the other. With sequence parallelism a rank forms
-// them from its own rows, in a buffer of their own, and they are summed over the ranks.
+// The gradients of a layer's norms, whose parameters lie one after the other. With sequence parallelism, a rank
+// computes them from its own rows in a separate buffer, and sum() adds them over the ranks.
 class NormGradients {
  public:
-  // For `count` parameters.
+  // `count` is the number of all parameters of the layer's norms.
   void allocate(const TensorParallelContext& tp, int count) {
     count_ = count;
     if (tp.sequence_parallel()) local_ = DeviceBuffer<Real>(count, Memory::data);
   }
-  // `norm`, with its gradients in that buffer, if there is one: `offset` behind those of the layer's first norm.
+  // Returns `norm` with its gradients in the separate buffer, if there is one, from element `offset` on.
   LayerNorm redirected(LayerNorm norm, int offset) const {
     if (local_.size() == 0) return norm;
     norm.gamma_grad = local_.data() + offset;
     norm.beta_grad = norm.gamma_grad + norm.width;
     return norm;
   }
-  // What to pass to norm_backward().
+  // Returns the argument `accumulate` of norm_backward(): the separate buffer is overwritten in every micro-batch.
   float accumulate(const Gradients& g) const { return local_.size() > 0 ? 0.0f : g.accumulate; }
 
-  // Call this after the backward pass of the layer's last norm; grads[count] is where the gradients belong.
+  // Adds the gradients of this micro-batch to `grads` [count] or, in the first micro-batch of a step, sets them. Must
+  // be called after the backward pass of all of the layer's norms.
   void sum(const TensorParallelContext& tp, Real* grads, const Gradients& g) {
     if (!tp.sequence_parallel()) return;
     const cudaStream_t stream = g.blas.stream();
     Real* local = local_.data();
     // TODO 05.16: Sum local[count_] over the ranks, and put the sums into `grads`.
-    //   Norms are replicas, but each rank has formed their gradients from its own rows. One NCCL call over the group,
-    //   in place. Then, if g.accumulate > 0, add the sums to `grads`, by launch() with add_scaled(y, x, factor, n);
-    //   else copy them there (cudaMemcpyAsync counts in bytes). Why not sum `grads` itself, when a step has several
-    //   micro-batches? And why do the biases behind g, which are replicas too, need no sum?
+    //   The norms are replicas, but each rank has computed their gradients from its own rows. Sum `local` in place,
+    //   with one NCCL call over the group. Then, if g.accumulate > 0, add the sums to `grads` with the kernel
+    //   add_scaled(y, x, factor, n); otherwise copy them there (cudaMemcpyAsync counts bytes). Why not sum `grads`
+    //   itself, if a step has several micro-batches? Why do the biases behind g, which are replicas too, need no sum?
     todo("05.16");
     // END TODO 05.16
     probe("05.16", "gradients of norms, of this micro-batch", local, {count_}, stream);
@@ -57,11 +58,12 @@ class NormGradients {
   DeviceBuffer<Real> local_;
 };
 
-// Chapter 01's block, of which this rank holds H/P heads and 4E/P features of the MLP, and whole norms and biases of
-// the row-parallel layers. x and y are its rows of [samples·T, E]: all of them or, with sequence parallelism, its own.
+// This rank's part of chapter 01's block: H/P heads, 4E/P features of the MLP, and whole the norms and the biases of
+// the row-parallel layers. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this rank's
+// own.
 class ParallelBlock : public ParallelLayer {
  public:
-  // The group must divide the heads and, with sequence parallelism, T.
+  // The number of ranks must divide the heads and, with sequence parallelism, T.
   ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
                 const std::shared_ptr<TensorParallelContext>& tp)
       : ParallelLayer({whole}, tp->local_rows(options.context) * options.width,
@@ -78,7 +80,7 @@ class ParallelBlock : public ParallelLayer {
         number_(number) {}
 
   std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, tp_->local_rows(T_)); }
-  // The gradients that backward() has beside each other in dy and spare.
+  // The larger of what backward() holds in `spare` and in the buffer of `dy`, which also has room for `beside`.
   int widest() const override { return std::max(4 * T_ * heads_.features(), out + std::max(out, probabilities())); }
   int rows() const override { return T_; }
   void allocate(int max_samples, cudaStream_t) override {
@@ -105,13 +107,13 @@ class ParallelBlock : public ParallelLayer {
     const BlockValues v(saved, heads_, E_);
     const int rows = samples * T_, local = tp_->local_rows(rows);
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
-    // TODO 05.13: The attention of the block, up to v.residual = x + dropout(attention(norm1(x))).
-    //   The MLP below is made in the same way, and chapter 01's Block::compute() has all steps on one rank. The layers
-    //   here are in_proj_, which gives v.qkv, and out_proj_, which takes v.context: which of them is column-parallel?
-    //   Between them stands attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities,
-    //   dropped_.data()), of this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream), the
-    //   dropout on_attention and the sum with x work row by row: on `rows` rows, or on `local` ones? Apply dropouts in
-    //   place: without dropout, apply() does nothing.
+    // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
+    //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
+    //   layers is in_proj_, which writes v.qkv, and out_proj_, which reads v.context and writes v.residual: which of
+    //   them is column-parallel? Between them, call attention_forward(blas, heads_, v.attention, samples, 0, T_,
+    //   on_probabilities, dropped_.data()) for this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1,
+    //   rows, stream), the dropout on_attention and the addition of x work on each row separately: on all `rows`, or
+    //   only on this rank's `local` rows? Apply the dropout in place. Without dropout, apply() does nothing.
     todo("05.13");
     // END TODO 05.13
     probe("05.13", {name, ": queries, keys and values of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()},
@@ -134,18 +136,19 @@ class ParallelBlock : public ParallelLayer {
     const Range range({"backward ", name}, stream);
     const BlockValues v(saved, heads_, E_);
     const int rows = g.samples * T_, local = tp_->local_rows(rows), features = T_ * heads_.features();
-    // Beside dy, in the same buffer, and in spare: what is on its way through the branches.
+    // The gradient within a branch lies in `beside`, which follows dy in the same buffer, and in `spare`.
     Real *dy = g.dy, *beside = g.dy + local * E_, *spare = g.spare;
     const float norm_accumulate = norm_gradients_.accumulate(g);
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
     const Dropout on_gelu = on_features(saved.batch);
-    // TODO 05.15: Back through the MLP: the gradient dy of v.y becomes that of v.residual, in place.
-    //   The attention below is made in the same way. `dmlp` is the gradient of what linear2_ has computed from v.a; the
-    //   gradient of v.a goes to `spare`. There apply the dropout on_gelu, with 4 * features values per sample, and then
-    //   activation_backward(Activation::gelu, spare, v.z, n, stream) for this rank's features of all rows. Then through
-    //   linear1_, whose input was v.normed2, to `beside`; and norm_backward(norm2_, v.residual, v.statistics2, beside,
-    //   dy, dy, rows, norm_accumulate, stream) adds that to what came past the branch: for which rows?
+    // TODO 05.15: Go back through the MLP: turn dy from the gradient of v.y into that of v.residual, in place.
+    //   The attention below works in the same way. `dmlp` is the gradient of linear2_'s output, v.a its input. Write
+    //   the gradient of v.a to `spare`. Apply the dropout on_gelu to it in place, with 4 * features values per sample,
+    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows. Go
+    //   on through linear1_, whose input was v.normed2, to `beside`. Last, norm_backward(norm2_, v.residual,
+    //   v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the branch's gradient to dy: for how many
+    //   rows?
     todo("05.15");
     // END TODO 05.15
     probe("05.15", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
@@ -164,7 +167,7 @@ class ParallelBlock : public ParallelLayer {
   }
 
  private:
-  // Dropout drops what one process would: each rank says which values it has.
+  // Dropout drops the same values as in one process: each rank says which part of the values it has.
   Dropout dropout(Block::Place place, const Batch& batch, DropoutPart part) const {
     return {dropout_, seed_, number_, place, batch, part};
   }
@@ -177,14 +180,14 @@ class ParallelBlock : public ParallelLayer {
   Dropout on_rows(Block::Place place, const Saved& saved, int rows) const {
     return dropout(place, saved.batch, {tp_->local_rows(rows) * E_, rows * E_, tp_->first_local_row(rows) * E_});
   }
-  // This rank's of P equal parts of `count` values each.
+  // This rank's part, if each of the P ranks has `count` values.
   DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
-  int probabilities() const { return heads_.count * T_ * T_; }  // of a sample, on this rank
+  int probabilities() const { return heads_.count * T_ * T_; }  // per sample, on this rank
 
   std::shared_ptr<TensorParallelContext> tp_;
   int T_, E_;    // positions, width
-  Heads heads_;  // of this rank
+  Heads heads_;  // this rank's
   double dropout_;
   std::uint64_t seed_;
   int number_;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ends of a language model, whose matrices have a row for each word, and its loss, with the vocabulary cut over
-// the ranks of a tensor-parallel group (Shoeybi et al., 2019, section 3): rank r of P has the words from V·r/P on,
-// rounded down, so that P need not divide V.
+// Embedding, head and loss of a language model, with the vocabulary cut over the ranks of a tensor-parallel group
+// (Shoeybi et al., 2019, section 3). The matrices of the embedding and the head have a row for each word. Rank r of P
+// has the words from V·r/P on, rounded down, so P need not divide V.
 //
-// The logits are the largest thing that a language model computes, and stay where they are: a rank has those of its
-// own words, [rows, V/P], and what the loss needs of the others are three numbers a row.
+// The logits are the largest tensor that a language model computes. They stay where they are: a rank has those of its
+// own words, [rows, V/P], and for the loss the ranks exchange only three numbers per row.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace workshop {
 
-// The words of the vocabulary that a rank has.
+// The words of the vocabulary that belong to one rank.
 struct VocabRange {
   int first, count;
   __host__ __device__ bool has(int word) const { return word >= first && word < first + count; }
@@ -31,15 +31,15 @@ inline VocabRange vocab_range(int vocabulary, const Group& group) {
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 
-// share[rows, width]: the vectors of the tokens that are among this rank's words, and zeros for the others.
+// Writes to share[rows, width] the vectors of the tokens that are among this rank's words, and zeros for all others.
 static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens, ConstReals words, VocabRange vocab,
                                          int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
     float value = 0;
-    // TODO 05.12: The value of this row's word in this column, if the word is one of this rank's, else zero.
-    //   vocab.has(word) says whether it is. words[vocab.count, width] has the rows of words vocab.first, vocab.first +
-    //   1, ….
+    // TODO 05.12: Set `value` to this column of the word's vector, if the word belongs to this rank.
+    //   vocab.has(word) says whether it does. If not, leave 0. The rows of words[vocab.count, width] are the vectors of
+    //   the words vocab.first, vocab.first + 1, ….
     todo("05.12");
     // END TODO 05.12
     share[i] = value;
@@ -52,7 +52,7 @@ static __global__ void add_positions(Reals y, ConstReals positions, int first, i
                    [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
 }
 
-// As chapter 01's embedding_backward(), for this rank's words only.
+// Chapter 01's embedding_backward(), but only for this rank's words.
 static __global__ void embedding_backward_vocab_range(Reals words_grad, Reals positions_grad, ConstReals dy,
                                                       const std::int32_t* tokens, VocabRange vocab, int context,
                                                       int rows, int width) {
@@ -66,8 +66,8 @@ static __global__ void embedding_backward_vocab_range(Reals words_grad, Reals po
   }
 }
 
-// Reads token ids [samples, context]; returns this rank's rows of [samples·context, width]. A product of one-hot rows
-// with the words' vectors, which are cut as a row-parallel layer's weight is: so g stands behind it.
+// Reads token ids [samples, context]; returns this rank's rows of [samples·context, width]. The embedding is a product
+// of one-hot rows with the words' vectors, which are cut like the weight of a row-parallel layer: so g follows it.
 class ParallelEmbedding : public ParallelLayer {
  public:
   ParallelEmbedding(const std::shared_ptr<const Layer>& whole, int context, int width, VocabRange vocab,
@@ -96,7 +96,7 @@ class ParallelEmbedding : public ParallelLayer {
     return y;
   }
 
-  // The gradients of the positions are whole on every rank: dy is that of all rows.
+  // The gradients of the positions are whole on every rank, because g's backward pass returns dy of all rows.
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range({"backward ", name}, stream);
@@ -105,7 +105,7 @@ class ParallelEmbedding : public ParallelLayer {
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
     launch(embedding_backward_vocab_range, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
            static_cast<const std::int32_t*>(saved.x), vocab_, context_, rows, width_);
-    return nullptr;  // words have no gradient
+    return nullptr;  // token ids have no gradient
   }
 
  private:
@@ -116,7 +116,8 @@ class ParallelEmbedding : public ParallelLayer {
 
 // ---- head ----------------------------------------------------------------------------------------------------------
 
-// The logits [samples, context, V/P] of this rank's words: a norm on its own rows, and a column-parallel layer.
+// Computes the logits [samples, context, V/P] of this rank's words: a norm on its own rows, and a column-parallel
+// layer.
 class ParallelHead : public ParallelLayer {
  public:
   ParallelHead(const std::shared_ptr<const Layer>& whole, int context, int width, VocabRange vocab,
@@ -127,7 +128,7 @@ class ParallelHead : public ParallelLayer {
         context_(context),
         width_(width) {}
 
-  // The norm's output, mean and rstd; logits.
+  // The norm's output; its mean and 1/√variance; the logits.
   std::vector<int> saved() const override { return {in, reals_spanning(2 * tp_->local_rows(context_)), out}; }
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
@@ -175,12 +176,12 @@ class ParallelHead : public ParallelLayer {
 
 // ---- loss ----------------------------------------------------------------------------------------------------------
 
-// maxima[rows] of this rank's logits z[rows, words].
+// Computes maxima[rows], the largest of this rank's logits z[rows, words] in each row.
 static __global__ void row_maxima(float* maxima, ConstReals z, int rows, int words) {
   for (int row : grid_stride(rows)) maxima[row] = max_of(words, z + static_cast<std::size_t>(row) * words);
 }
 
-// sums[rows] of e^(z - maximum) over this rank's logits.
+// Computes sums[rows] of e^(z - maximum) over this rank's logits.
 static __global__ void row_exponentials(float* sums, ConstReals z, const float* maxima, int rows, int words) {
   for (int row : grid_stride(rows)) {
     const ConstReals logits = z + static_cast<std::size_t>(row) * words;
@@ -189,8 +190,7 @@ static __global__ void row_exponentials(float* sums, ConstReals z, const float* 
   }
 }
 
-// target_logits[rows]: the logits of the words that come next, for those that are this rank's, and zeros for the
-// others.
+// Writes to target_logits[rows] the logits of the target words that belong to this rank, and zeros for all others.
 static __global__ void local_target_logits(float* target_logits, ConstReals z, const std::int32_t* targets,
                                            VocabRange vocab, int rows) {
   for (int row : grid_stride(rows)) {
@@ -199,7 +199,8 @@ static __global__ void local_target_logits(float* target_logits, ConstReals z, c
   }
 }
 
-// Turns the sums into their logarithms, log Σ e^z over the whole vocabulary, and the logits of the targets into losses.
+// Turns log_sums, the sums of e^(z - maximum), into log Σ e^z over the whole vocabulary, and `losses`, the logits of
+// the targets, into losses.
 static __global__ void sharded_losses(float* losses, float* log_sums, const float* maxima, int rows) {
   for (int row : grid_stride(rows)) {
     log_sums[row] = maxima[row] + logf(log_sums[row]);
@@ -207,8 +208,8 @@ static __global__ void sharded_losses(float* losses, float* log_sums, const floa
   }
 }
 
-// The gradient of Σ losses / `tokens` by this rank's logits: chapter 01's, where 1 is taken off only on the rank that
-// has the target.
+// Computes the gradient of Σ losses / `tokens` with respect to this rank's logits, as in chapter 01. Only the rank that
+// has the target subtracts 1.
 static __global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
                                                       const std::int32_t* targets, VocabRange vocab, int rows,
                                                       int tokens) {
@@ -222,8 +223,8 @@ static __global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals
   }
 }
 
-// Chapter 01's cross entropy, where each rank has the logits of its words. Every rank gets the whole loss, and the
-// gradient by its own logits. Needs the targets of all rows on every rank. The group must outlive this.
+// Chapter 01's cross entropy, where each rank has only the logits of its words. Every rank gets the whole loss and the
+// gradient of its own logits. Every rank needs the targets of all rows. The group must outlive this.
 class ParallelCrossEntropy : public Loss {
  public:
   ParallelCrossEntropy(int context, VocabRange vocab, const Group& group)
@@ -240,13 +241,16 @@ class ParallelCrossEntropy : public Loss {
     float *maxima = scratch, *sums = maxima + rows, *losses = sums + rows;
 
     launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
-    // TODO 05.14: Bring together what the loss needs of all ranks: three numbers per row, each by one all-reduce.
-    //   `maxima` [rows] has the largest of this rank's logits: make it that of all ranks, in place. Then launch
-    //   row_exponentials, for `logits` elements on `stream`, which writes Σ e^(z - maximum) over this rank's words to
-    //   `sums`: arguments sums, output, maxima, rows, vocab_.count. Make `sums` those over all words. Last, launch
-    //   local_target_logits, for `rows` elements: arguments losses, output, targets, vocab_, rows. Of each row the rank
-    //   that has the target writes its logit to `losses`, the others write zero: give every rank all of them. All three
-    //   are floats, of the type ncclFloat.
+    // TODO 05.14: Combine over the ranks what the loss needs: three numbers per row, with one all-reduce each.
+    //   All three are floats (ncclFloat), `rows` of them, reduced in place over `comm` on `stream`.
+    //   1. `maxima` has the largest of this rank's logits: make it the largest of all ranks' logits.
+    //   2. Launch row_exponentials for `logits` elements, with the arguments sums, output, maxima, rows, vocab_.count.
+    //   It
+    //      writes Σ e^(z - maximum) over this rank's words to `sums`: make that the sum over all words.
+    //   3. Launch local_target_logits for `rows` elements, with the arguments losses, output, targets, vocab_, rows.
+    //   For
+    //      each row, it writes the target's logit to `losses` on the rank that has the target, and zero on the others:
+    //      give every rank all of these logits.
     todo("05.14");
     // END TODO 05.14
     probe("05.14", "largest logits of all ranks", maxima, {rows}, stream);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters cut over the ranks of a tensor-parallel group.
 //
-// Every rank draws the parameters of the whole network, as one process would, and keeps its part. So the network is the
-// same for every number of ranks, and so are its losses.
+// Every rank draws the parameters of the whole network, as one process would, and keeps its part. So the network and
+// its losses are the same on any number of ranks.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +22,17 @@ namespace workshop {
 
 // How a parameter [rows, columns] or [rows] is cut over a group: not at all, by its rows, or by its columns.
 //
-// PyTorch keeps the projections to query, key and value in one matrix, on top of each other. `heads` cuts each of these
-// three by its rows: the first P-th of all rows would be the queries of some heads, and no key.
+// PyTorch keeps the projections to query, key and value in one matrix, one below the other. `heads` cuts each of the
+// three by its rows. Cutting the whole matrix by its rows would give a rank the queries of some heads without their
+// keys.
 enum class Cut { none, rows, columns, heads };
 
-// Rows that a rank holds of `count` that P ranks need not divide: those from its first row to the next rank's.
+// Returns the first of `count` rows that belongs to `rank`. Its rows end where the next rank's begin. `ranks` need not
+// divide `count`.
 inline std::int64_t first_row(std::int64_t count, int rank, int ranks) { return count * rank / ranks; }
 
-// This rank's part of a parameter of this shape. The group must divide columns that are cut; of rows, the parts may
-// differ by one.
+// Returns this rank's part of a parameter of this shape. The number of ranks must divide columns that are cut. It need
+// not divide rows: ranks may differ by one row.
 inline Parameter shard(const std::string& name, const std::vector<int>& shape, Cut cut, const Group& group) {
   Parameter p(name, shape);
   if (cut == Cut::none) return p;
@@ -38,11 +40,12 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
   const std::int64_t rows = p.rows(), columns = p.columns();
   TensorPart& part = p.part;
   // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
-  //   Describe them as `part.rows` runs of `part.columns` elements each, which lie next to each other in the row-major
-  //   whole: the first run begins at element `part.first`, and from the beginning of one to that of the next it is
-  //   part.stride elements; of a single run the stride is the whole, rows * columns. Cut::rows: rank r has the rows
-  //   from first_row(rows, r, P) to that of rank r + 1, one run in all. Cut::heads: the same of each third of the rows.
-  //   Cut::columns: the r-th of P equal blocks of columns. Set these four members; `part` has others, too.
+  //   Set four members of `part`: the elements are `part.rows` runs of `part.columns` contiguous elements of the
+  //   row-major parameter. The first run begins at element `part.first`; each following run begins `part.stride`
+  //   elements after the one before. For a single run, set the stride to rows * columns.
+  //   Cut::rows: one run, from row first_row(rows, r, P) to the first row of rank r + 1.
+  //   Cut::heads: the same in each third of the rows, so three runs.
+  //   Cut::columns: in each row, the r-th of P equal blocks of columns.
   if (cut == Cut::columns) {
     part.rows = rows;
     part.columns = columns / P;
@@ -70,7 +73,7 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
 
 inline bool is_cut(const Parameter& p) { return p.count() < p.whole_count(); }
 
-// The values of this part of whole[…], which is row-major.
+// Returns the values of this part of the row-major parameter `whole`.
 inline std::vector<float> values_of(const TensorPart& part, const float* whole) {
   std::vector<float> values;
   for (std::int64_t run = 0; run < part.rows; ++run) {
@@ -80,15 +83,17 @@ inline std::vector<float> values_of(const TensorPart& part, const float* whole) 
   return values;
 }
 
-// ---- what is left of a training run --------------------------------------------------------------------------------
+// ---- recording the parameters of a run -----------------------------------------------------------------------------
 
-// whole[first + …] = block[n], in runs of `columns` elements that lie `stride` apart.
+// Copies block[n] to `whole`, in runs of `columns` elements. The first run begins at `first`, each next one `stride`
+// elements later.
 static __global__ void place_runs(Reals whole, ConstReals block, int first, int columns, int stride, int n) {
   for (int i : grid_stride(n)) whole[first + i / columns * stride + i % columns] = block[i];
 }
 
-// The whole of a parameter that is cut, on every rank of the group, which must all call this. Parts may differ in size,
-// so this takes a broadcast from each rank instead of an all-gather. A report on a training run, not a part of it.
+// Returns a cut parameter as a whole, on every rank. All ranks of the group must call this. It broadcasts from each
+// rank instead of gathering, because the parts may differ in size. It reports on a training run and is not part of the
+// ledger.
 inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
   struct Runs {
     std::int64_t first, rows, columns, stride;
@@ -103,11 +108,11 @@ inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& grou
     launch(place_runs, count, stream, whole.data(), block.data(), static_cast<int>(theirs.first),
            static_cast<int>(theirs.columns), static_cast<int>(theirs.stride), count);
   }
-  CUDA_CHECK(cudaStreamSynchronize(stream));  // before `block` is gone
+  CUDA_CHECK(cudaStreamSynchronize(stream));  // before `block` is freed
   return whole;
 }
 
-// Records every parameter, whole, as it is on this rank: that of number `replica` among those that must be equal.
+// Records every parameter as a whole, as this rank has it. `replica` numbers the ranks whose parameters must be equal.
 inline void record_parameters(const std::vector<Parameter>& parameters, int replica, const Group& group,
                               cudaStream_t stream) {
   for (const Parameter& p : parameters) {
@@ -119,8 +124,9 @@ inline void record_parameters(const std::vector<Parameter>& parameters, int repl
 
 // ---- clipping ------------------------------------------------------------------------------------------------------
 
-// The ranges of this rank's gradients whose squares count for the norm of the whole gradient, once the ranks' sums are
-// added up: of the `parameters`, which lie one after the other in a flat array, as far as they are `within` it.
+// Returns the ranges of this rank's gradients whose squares count for the norm of the whole gradient, so that the sum
+// over the ranks has every element once. The gradients of `parameters` lie one after the other in a flat array; only
+// those `within` the given part of it are considered.
 inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters, const Group& group, Extent within) {
   std::vector<Extent> ranges;
   int offset = 0;  // of the parameter in the flat array
@@ -129,9 +135,10 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     const int last = std::min(offset + p.count(), within.offset + within.count);
     offset += p.count();
     bool counts = false;
-    // TODO 05.11: Do this rank's gradients of the parameter count?
-    //   Every element of the whole gradient must count on exactly one rank of the group. Of a parameter that is cut,
-    //   is_cut(p), every rank has different elements; of one that is not, all have the same, and those count on rank 0.
+    // TODO 05.11: Set `counts`: do this rank's gradients of the parameter p count?
+    //   Every element of the whole gradient must count on exactly one rank of the group. If the parameter is cut,
+    //   is_cut(p), every rank has different elements, and all ranks count theirs. If it is not, all ranks have the same
+    //   elements, and they count on rank 0.
     counts = is_cut(p) || group.rank() == 0;
     // END TODO 05.11
     if (!counts || first >= last) continue;
@@ -145,7 +152,7 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
   return ranges;
 }
 
-// This rank's gradients of a model that the group holds together, and those of them that counted_once() lets count.
+// Returns this rank's gradients of a model that is cut over the group, and those of them that counted_once() selects.
 inline GradientParts gradients_of(const Model& model, const Group& group) {
   GradientParts mine{.held = {{model.grads(), static_cast<std::size_t>(model.count())}}, .counted = {}};
   for (const Extent& range : counted_once(model.parameters(), group, {0, model.count()}))

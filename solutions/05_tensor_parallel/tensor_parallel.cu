@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor parallelism: every rank works on every batch, with its part of every layer, and so each has the whole loss.
-// tensor_parallel.h has f and g and the pairs of layers that the MLP is made of, parallel_transformer.h and
-// vocabulary_parallel.h the language model.
+// Tensor parallelism: every rank works on every batch, with its part of every layer, and gets the whole loss.
+// tensor_parallel.h has f, g and the pairs of layers of the MLP; parallel_transformer.h and vocabulary_parallel.h have
+// the language model.
 #include "01_single_gpu/optimizer.h"
 #include "05_tensor_parallel/shards.h"
 #include "05_tensor_parallel/support/parallel_models.h"

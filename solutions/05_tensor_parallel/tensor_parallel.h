@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers cut over the ranks of a tensor-parallel group, in pairs (Shoeybi et al., 2019).
+// Pairs of linear layers, cut over the ranks of a tensor-parallel group (Shoeybi et al., 2019).
 //
 //   x ─f─ column-parallel ─ activation ─ row-parallel ─g─ y
 //
 // The first layer of a pair is cut by columns of Wᵀ, which are rows of W [out, in]: a rank computes only its own
-// features of the hidden layer. The second is cut by rows of Wᵀ, columns of W: it reads just these features, and what
-// it computes is one rank's share of a sum. Between the two nothing is sent.
+// features of the hidden layer. The second is cut by rows of Wᵀ, which are columns of W: it reads exactly these
+// features and computes one rank's share of a sum. Nothing is sent between the two.
 //
-// What lies outside the pairs, norms, dropout and residuals in a transformer, works row by row. Either every rank does
-// it for all rows or, with sequence parallelism (Korthikanti et al., 2022), for its own: the rows of a batch are P
-// equal blocks, and rank r has the r-th. f and g lead from there into a pair and out again, and each is the other's
-// gradient:
+// Norms, dropout and residuals of a transformer lie outside the pairs and work on each row separately. Either every
+// rank does this for all rows or, with sequence parallelism (Korthikanti et al., 2022), only for its own: the rows of a
+// batch are P equal blocks, and rank r has the r-th. f stands at the entry of a pair, g at its exit. The backward pass
+// of one is the forward pass of the other:
 //
 //                                  f forward     f backward       g forward        g backward
 //   every rank has all rows        identity      all-reduce       all-reduce       identity
@@ -35,16 +35,16 @@ namespace workshop {
 
 // ---- what the layers of a network share ----------------------------------------------------------------------------
 
-// A second stream, so that a layer's dx is summed over the ranks while its dW is computed.
+// A second stream, on which a layer's dx is summed over the ranks while its dW is computed.
 class SideStream {
  public:
-  // Returns the stream, which waits for what is enqueued on `compute` so far.
+  // Returns the stream, after making it wait for everything that is enqueued on `compute` so far.
   cudaStream_t fork(cudaStream_t compute) {
     CUDA_CHECK(cudaEventRecord(forked_, compute));
     CUDA_CHECK(cudaStreamWaitEvent(stream_, forked_));
     return stream_;
   }
-  // Makes `compute` wait for what is enqueued on the stream so far.
+  // Makes `compute` wait for everything that is enqueued on the stream so far.
   void join(cudaStream_t compute) {
     CUDA_CHECK(cudaEventRecord(joined_, stream_));
     CUDA_CHECK(cudaStreamWaitEvent(compute, joined_));
@@ -55,7 +55,7 @@ class SideStream {
   Event forked_, joined_;
 };
 
-// How a network is cut, and the buffers that its layers use one at a time.
+// How a network is cut, and buffers that all its layers share: one layer uses them at a time.
 class TensorParallelContext {
  public:
   // The group must outlive this.
@@ -66,23 +66,24 @@ class TensorParallelContext {
 
   const Group& group() const { return group_; }
   bool sequence_parallel() const { return sequence_parallel_; }
-  // How many of `rows` rows this rank has outside the pairs, and the first of them.
+  // Outside the pairs, this rank has local_rows() of `rows` rows, from first_local_row() on.
   int local_rows(int rows) const { return sequence_parallel_ ? rows / group_.size() : rows; }
   int first_local_row(int rows) const { return sequence_parallel_ ? group_.rank() * local_rows(rows) : 0; }
 
-  // Call this before the rest, for at most so many floats in all rows.
+  // Must be called before the functions below. `floats` is the size of the largest activation, of all ranks' rows.
   void allocate(int floats) {
     if (!sequence_parallel_ || gathered_.size() > 0) return;
     gathered_ = DeviceBuffer<Real>(floats, Memory::activations);
     share_ = DeviceBuffer<Real>(floats, Memory::activations);
   }
-  // With sequence parallelism: room for the rows of all ranks.
+  // The buffer for the rows of all ranks. Only with sequence parallelism.
   Real* gathered() const { return gathered_.data(); }
-  // Where to write this rank's share [rows, width] of a sum that belongs to `sum` [local rows, width]: there, if every
-  // rank has all rows.
+  // Returns where to write this rank's share [rows, width] of a sum that goes to `sum` [local rows, width]. Without
+  // sequence parallelism, this is `sum` itself.
   Real* share_of(Real* sum) const { return sequence_parallel_ ? share_.data() : sum; }
 
-  // A stream on which to sum what `compute` has computed so far, and how `compute` waits for it.
+  // fork() returns a stream that may use everything computed on `compute` so far; join() makes `compute` wait for it.
+  // Without --overlap, the stream is `compute` itself.
   cudaStream_t fork(cudaStream_t compute) { return side_ ? side_->fork(compute) : compute; }
   void join(cudaStream_t compute) {
     if (side_) side_->join(compute);
@@ -97,21 +98,22 @@ class TensorParallelContext {
 
 // ---- f and g -------------------------------------------------------------------------------------------------------
 
-// f, where a pair begins. Megatron-LM calls it copy_to_tensor_model_parallel_region or, where it gathers rows,
+// f, at the entry of a pair. Megatron-LM calls it copy_to_tensor_model_parallel_region or, if it gathers rows,
 // gather_from_sequence_parallel_region.
 class CopyToTensorParallel {
  public:
   explicit CopyToTensorParallel(const TensorParallelContext& tp) : tp_(tp) {}
 
-  // Returns all rows [rows, width], from this rank's x[local rows, width]. Valid until f or g gathers the next ones.
+  // Returns the rows of all ranks, [rows, width]. `x` [local rows, width] is this rank's. The result is valid until f
+  // or g gathers again.
   const Real* forward(const Real* x, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of x
     const Real* all = x;
     // TODO 05.2: f, forward: make `all` point to the rows of all ranks.
-    //   Without sequence parallelism x has them already. With it, tp_.sequence_parallel(), gather them in
-    //   tp_.gathered(), in the order of the ranks, by one NCCL call over `comm` on `stream`. x has `count` numbers, of
-    //   the type kReal.
+    //   Without sequence parallelism, x already has them: do nothing. With it (tp_.sequence_parallel()), gather the
+    //   ranks' rows into tp_.gathered(), in the order of the ranks, with one NCCL call over `comm` on `stream`. x has
+    //   `count` elements of type kReal.
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclAllGather(x, tp_.gathered(), count, kReal, comm, stream));
       all = tp_.gathered();
@@ -121,16 +123,16 @@ class CopyToTensorParallel {
     return all;
   }
 
-  // dx[local rows, width], the gradient of f's input, from `share` [rows, width]: what reached it through this rank's
-  // features. `share` is tp.share_of(dx).
+  // Computes dx[local rows, width], the gradient of f's input. `share` [rows, width] is the part of it that came back
+  // through this rank's features; it must be tp.share_of(dx).
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
-    // TODO 05.7: f, backward: add up the ranks' shares of dx.
-    //   All ranks have worked with the same x, each with its own features, so the gradient of x is the sum of what the
-    //   ranks have found. Without sequence parallelism every rank needs all of it: one NCCL call over `comm` on
-    //   `stream`, from `share` to dx, which are the same memory then. With it, only its own rows: which call is that?
-    //   dx has `count` numbers either way.
+    // TODO 05.7: f, backward: sum the ranks' shares of dx.
+    //   All ranks used the same x, each with its own features, so the gradient of x is the sum of the ranks' shares.
+    //   Without sequence parallelism every rank needs the whole sum: one NCCL call over `comm` on `stream`, from
+    //   `share` to dx, which are the same memory here. With it, a rank needs only its own rows of the sum: which call
+    //   is that? dx has `count` elements in both cases.
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclReduceScatter(share, dx, count, kReal, ncclSum, comm, stream));
     } else {
@@ -144,18 +146,18 @@ class CopyToTensorParallel {
   const TensorParallelContext& tp_;
 };
 
-// g, where a pair ends. Megatron-LM calls it reduce_from_tensor_model_parallel_region or, where it deals out rows,
+// g, at the exit of a pair. Megatron-LM calls it reduce_from_tensor_model_parallel_region or, if it scatters rows,
 // reduce_scatter_to_sequence_parallel_region.
 class ReduceFromTensorParallel {
  public:
   explicit ReduceFromTensorParallel(const TensorParallelContext& tp) : tp_(tp) {}
 
-  // y[local rows, width] from this rank's `share` [rows, width] of it, which is tp.share_of(y).
+  // Computes y[local rows, width], the sum of the ranks' shares. `share` [rows, width] must be tp.share_of(y).
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
-    // TODO 05.4: g, forward: add up the ranks' shares of y.
-    //   One NCCL call. g is f read backward: what does that say about this function, in either mode?
+    // TODO 05.4: g, forward: sum the ranks' shares of y.
+    //   One NCCL call from `share` to y in each mode. g's forward pass is f's backward pass (TODO 05.7).
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclReduceScatter(share, y, count, kReal, ncclSum, comm, stream));
     } else {
@@ -165,14 +167,15 @@ class ReduceFromTensorParallel {
     probe("05.4", "g: sum of the ranks' shares", y, {tp_.local_rows(rows), width}, stream);
   }
 
-  // Returns the gradient [rows, width] of this rank's share, from dy[local rows, width]. Valid as long as f's.
+  // Returns the gradient [rows, width] of this rank's share, given dy[local rows, width]. It is valid until f or g
+  // gathers again.
   const Real* backward(const Real* dy, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dy
     const Real* all = dy;
     // TODO 05.5: g, backward: make `all` point to the gradient of this rank's share.
-    //   y is a sum of shares, so what is its derivative by one of them? And which rows of dy does this rank need for
-    //   it, in either mode?
+    //   y is the sum of the shares: what is its derivative with respect to one of them? The share has all rows. Which
+    //   rows of dy does this rank already have, in each mode?
     if (tp_.sequence_parallel()) {
       NCCL_CHECK(ncclAllGather(dy, tp_.gathered(), count, kReal, comm, stream));
       all = tp_.gathered();
@@ -188,27 +191,29 @@ class ReduceFromTensorParallel {
 
 // ---- the two layers ------------------------------------------------------------------------------------------------
 
-// A column-parallel layer: y[rows, l.out], this rank's features of all rows, from x[local rows, l.in]. Behind f that is
-// chapter 01's layer, with fewer outputs.
+// Forward pass of a column-parallel layer: computes y[rows, l.out], this rank's features of all rows, from
+// x[local rows, l.in]. After f, this is chapter 01's layer with fewer outputs.
 inline void column_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                     Real* y, int rows) {
   const CopyToTensorParallel f(tp);
   linear_forward(blas, l, f.forward(x, rows, l.in, blas.stream()), y, rows);
 }
 
-// The gradients of this rank's part of the layer from dy[rows, l.out], and dx[local rows, l.in].
+// Computes the gradients of this rank's part of the layer, and dx[local rows, l.in], from dy[rows, l.out].
 inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                      const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
   const CopyToTensorParallel f(tp);
   const cudaStream_t compute = blas.stream();
-  // The rows of all ranks once more: to have kept them would have cost what sequence parallelism saves.
+  // Gathers the rows of all ranks again: keeping them since the forward pass would cost what sequence parallelism
+  // saves.
   const Real* all = f.forward(x, rows, l.in, compute);
   Real* share = tp.share_of(dx);
-  // TODO 05.6: The backward pass of the layer, in which dx travels while dW is computed.
-  //   linear_backward_input(blas, l, dy, dx, rows) of chapter 01 gives this rank's `share` of dx. f.backward(share, dx,
-  //   rows, l.in, stream) sums it on any stream: tp.fork(compute) is one that waits for what `compute` has computed so
-  //   far. Meanwhile linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate) needs `all` rows of x.
-  //   tp.join(compute) lets `compute` wait for the sum: when is it needed?
+  // TODO 05.6: Compute the layer's gradients, and sum dx over the ranks while dW is computed.
+  //   Chapter 01's linear_backward_input(blas, l, dy, dx, rows) computes dx: here, this rank's `share` of it.
+  //   f.backward(share, dx, rows, l.in, stream) sums it on the stream that tp.fork(compute) returns, which waits for
+  //   everything enqueued on `compute` before the fork. Meanwhile, compute dW from `all` rows of x with
+  //   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate). Then make `compute` wait for the sum, with
+  //   tp.join(compute).
   linear_backward_input(blas, l, dy, share, rows);
   f.backward(share, dx, rows, l.in, tp.fork(compute));
   linear_backward_parameters(blas, l, all, dy, ones, rows, accumulate);
@@ -218,16 +223,17 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   probe("05.6", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, compute);
 }
 
-// A row-parallel layer: y[local rows, l.out] from this rank's features x[rows, l.in] of all rows.
+// Forward pass of a row-parallel layer: computes y[local rows, l.out] from x[rows, l.in], this rank's features of all
+// rows.
 inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                  Real* y, int rows) {
   const ReduceFromTensorParallel g(tp);
   const cudaStream_t stream = blas.stream();
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
-  //   This rank's `share` [rows, l.out] is a product x Wᵀ, by gemm() as in TODO 01.1. g.forward(share, y, rows, l.out,
-  //   stream) sums the shares. Every rank has the whole bias [l.out], and adds it to each of its rows with the kernel
-  //   add_bias as in TODO 01.2: before the sum or after it, and to how many rows?
+  //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
+  //   g.forward(share, y, rows, l.out, stream). Every rank has the whole bias [l.out]. Add it to each of this rank's
+  //   rows with the kernel add_bias, as in TODO 01.2: before the sum or after it, and to how many rows?
   gemm(blas, Op::as_is, Op::transposed, rows, l.out, l.in, x, l.weight, 0, share);
   g.forward(share, y, rows, l.out, stream);
   const int local = tp.local_rows(rows);
@@ -236,8 +242,9 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
   probe("05.3", {l.name, ": x W^T, summed over the ranks, + b"}, y, {tp.local_rows(rows), l.out}, stream);
 }
 
-// The gradients of this rank's part of the layer from dy[local rows, l.out], and dx[rows, l.in]. Behind g that is
-// chapter 01's layer, with fewer inputs. The gradient of the bias is whole on every rank, because dy has all rows then.
+// Computes the gradients of this rank's part of the layer, and dx[rows, l.in], from dy[local rows, l.out]. After g,
+// this is chapter 01's layer with fewer inputs. The gradient of the bias is whole on every rank, because g's backward
+// pass returns all rows.
 inline void row_parallel_backward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                   const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
   const ReduceFromTensorParallel g(tp);
@@ -246,8 +253,8 @@ inline void row_parallel_backward(const TensorParallelContext& tp, const Blas& b
 
 // ---- layers of a network -------------------------------------------------------------------------------------------
 
-// A layer of which this rank holds a part: `cuts` says how the parameters of `whole` are cut, one after the other.
-// These are one or several layers of chapter 01, which draw the initial values and compute nothing.
+// This rank's part of one or several layers of chapter 01. `cuts` says how each of their parameters is cut, in their
+// order. The whole layers only draw the initial values; they compute nothing.
 class ParallelLayer : public Layer {
  public:
   using Whole = std::vector<std::shared_ptr<const Layer>>;
@@ -277,8 +284,8 @@ class ParallelLayer : public Layer {
   Whole whole_;
 };
 
-// A column- and a row-parallel layer, each with the activation that follows it, if any. All ranks of the group make the
-// same calls, with the same samples.
+// A column- and a row-parallel layer, each with the activation that follows it, if any. All ranks of the group must
+// make the same calls with the same samples.
 class ParallelPair : public ParallelLayer {
  public:
   ParallelPair(const std::shared_ptr<const Layer>& column, const std::shared_ptr<const Layer>& row, Activation inner,
@@ -291,7 +298,7 @@ class ParallelPair : public ParallelLayer {
         outer_(outer),
         tp_(tp) {}
 
-  // Of both layers, before and after the activation.
+  // The outputs of both layers, before and after the activation.
   std::vector<int> saved() const override {
     return {features_, inner_ == Activation::none ? 0 : features_, out, outer_ == Activation::none ? 0 : out};
   }
@@ -318,8 +325,8 @@ class ParallelPair : public ParallelLayer {
     return activated;
   }
 
-  // The gradient of x is computed and summed even where it is not asked for: below a pair of a real network there is
-  // never the data, but another pair, a norm or an embedding.
+  // Computes and sums the gradient of x even if the caller does not need it, so that a pair costs what it costs in a
+  // real network, where another pair, a norm or an embedding lies below it.
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Real *z = saved.buffers[0].data(), *a = saved.buffers[1].data(), *y = saved.buffers[2].data();
     const cudaStream_t stream = g.blas.stream();

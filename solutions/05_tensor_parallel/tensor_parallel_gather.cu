@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor parallelism with column-parallel layers only: every rank computes its features of every layer, and an
-// all-gather gives all ranks the whole output. Simpler than pairs, and it sends about as many bytes for every layer as
-// tensor_parallel.cu does for a pair of two.
+// all-gather gives all ranks the whole output. This is simpler than pairs, but needs an all-gather and a reduce-scatter
+// for every layer, where tensor_parallel.cu needs two all-reduces for every two layers.
 //
-// Activations are transposed here, [features, rows]: then the features of a rank are one block of memory, the blocks of
-// all ranks lie in the order of the ranks, and all-gather and reduce-scatter work on them as they are. Row by row they
-// would be columns, to be packed before each call and unpacked after it.
+// Activations are transposed here, [features, rows]. So the features of a rank are one block of memory, the blocks of
+// all ranks lie in the order of the ranks, and all-gather and reduce-scatter work on them in place. In a row-major
+// [rows, features], they would be columns, which must be packed before each call and unpacked after it.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -21,17 +21,17 @@ using namespace workshop;
 
 namespace {
 
-// y[rows, cols] += bias[rows], the same bias for every column.
+// y[rows, cols] += bias[rows]: one bias per row.
 __global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols) {
   for (int i : grid_stride(rows * cols)) y[i] += bias[i / cols];
 }
 
-// A linear layer and the activation that follows it, if any. x is [in, samples], or for a network's first layer the
-// samples themselves, [samples, in]; y is [out, samples], whole on every rank. Of a gradient a rank has only the block
-// of its own features: of dy, and of dx, which is the dy of the layer below.
+// A linear layer and the activation that follows it, if any. x is [in, samples] or, for the network's first layer, the
+// samples themselves, [samples, in]. y is [out, samples], whole on every rank. Of the gradients dy and dx, a rank has
+// only the block of its own features; dx is the dy of the layer below.
 class GatheredLayer : public ParallelLayer {
  public:
-  // The group must divide `out`, and `in` unless this is the first layer.
+  // The number of ranks must divide `out` and, unless this is the first layer, `in`.
   GatheredLayer(const std::shared_ptr<const Layer>& whole, bool first, Activation activation, const Group& group)
       : ParallelLayer({whole}, whole->in, whole->out, {Cut::rows, Cut::rows}, group),
         features_(whole->out / group.size()),
@@ -50,7 +50,7 @@ class GatheredLayer : public ParallelLayer {
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
-    const int count = features_ * samples;  // of this rank's features
+    const int count = features_ * samples;  // elements of this rank's features
     Real* whole = saved.buffers[1].data();
     Real* part = whole + group_.rank() * count;  // [features, samples]
     Real* z = activated() ? saved.buffers[0].data() : part;
@@ -58,8 +58,9 @@ class GatheredLayer : public ParallelLayer {
     gemm(blas, Op::as_is, x_op_, features_, samples, in, linear_.weight, static_cast<const Real*>(x), 0, z);
     launch(add_bias_to_columns, count, stream, z, linear_.bias, features_, samples);
     if (activated()) activation_forward(activation_, part, z, count, stream);
-    // TODO 05.8: Give every rank the whole output of this layer: gather all ranks' `part` into `whole`.
-    //   One NCCL call over group_, on `stream`. What is its count? It may work in place: `part` is where it belongs.
+    // TODO 05.8: Gather all ranks' `part` into `whole`, so that every rank has the whole output of this layer.
+    //   One NCCL call over group_, on `stream`. What is its count? The call works in place: `part` already lies where
+    //   this rank's block belongs.
     NCCL_CHECK(ncclAllGather(part, whole, count, kReal, group_.comm(), stream));
     // END TODO 05.8
     probe("05.8", {name, ": output, of all ranks"}, whole, {out, samples}, stream);
@@ -72,9 +73,9 @@ class GatheredLayer : public ParallelLayer {
     const int count = features_ * g.samples;
     Real* dz = g.dy;  // [features, samples]
     // TODO 05.9: Make dz point to the gradient of this rank's features: the backward pass of the all-gather.
-    //   g.dy is [out, samples], the gradient of the whole output. Every rank has computed the same loss from the same
-    //   output: what would be wrong with a reduce-scatter here? (Below the last layer, only this rank's block of g.dy
-    //   holds anything.)
+    //   g.dy is [out, samples], the gradient of the whole output. Every rank computed the same loss from the same
+    //   output: what would be wrong with a reduce-scatter here? (In all layers but the last, only this rank's block of
+    //   g.dy contains anything.)
     dz = g.dy + group_.rank() * count;
     // END TODO 05.9
     probe("05.9", {name, ": gradient of this rank's features"}, dz, {features_, g.samples}, stream);
@@ -85,13 +86,13 @@ class GatheredLayer : public ParallelLayer {
     gemm(g.blas, Op::as_is, Op::transposed, 1, features_, g.samples, g.ones, dz, g.accumulate, linear_.bias_grad);
     if (!g.needs_dx) return nullptr;
 
-    Real* dx = g.spare;  // [in, samples], what reached x through this rank's features
+    Real* dx = g.spare;  // [in, samples]: the part of the gradient that came back through this rank's features
     gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
     const int count_below = in / group_.size() * g.samples;
     Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
-    // TODO 05.10: Add up the ranks' shares of dx, each rank for its own features of x, which go to `mine`.
-    //   The conjugate of the all-gather: one NCCL call over group_, on `stream`. It may work in place: `mine` is this
-    //   rank's block of dx.
+    // TODO 05.10: Sum the ranks' shares of dx, and give each rank the sum for its own features of x, in `mine`.
+    //   This is the conjugate of the all-gather: one NCCL call over group_, on `stream`. It works in place: `mine` is
+    //   this rank's block of dx.
     NCCL_CHECK(ncclReduceScatter(dx, mine, count_below, kReal, ncclSum, group_.comm(), stream));
     // END TODO 05.10
     probe("05.10", {name, ": W^T dz, summed over the ranks"}, mine, {in / group_.size(), g.samples}, stream);
@@ -102,22 +103,22 @@ class GatheredLayer : public ParallelLayer {
   bool activated() const { return activation_ != Activation::none; }
 
   int features_;  // of the output, on this rank
-  Op x_op_;       // that makes [in, samples] of x
+  Op x_op_;       // turns x into [in, samples]
   Activation activation_;
   const Group& group_;
   Linear linear_{};  // this rank's part
 };
 
-// Chapter 01's loss for an output [out, samples]. All ranks have the whole of it, and compute the whole loss and its
-// gradient.
+// Chapter 01's loss for an output [out, samples]. All ranks have the whole output, and each computes the whole loss and
+// its gradient.
 class TransposedError : public Loss {
  public:
   explicit TransposedError(int out) : out_(out), rows_(out) {}
   int scratch() const override { return out_ + 1 + rows_.scratch(); }
   void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
            Real* gradient, float* scratch) const override {
-    // A loss is a sum over all elements in any order, if only the targets are in the same one. They are [samples, out],
-    // for cuBLAS a column-major [out, samples], which it transposes.
+    // The loss is a sum over all elements, in any order that output and targets share. So the targets, [samples, out],
+    // are transposed. For cuBLAS they are a column-major [out, samples].
     const float one = 1.0f, zero = 0.0f;
     float* target = scratch;
     CUBLAS_CHECK(cublasSgeam(blas, CUBLAS_OP_T, CUBLAS_OP_N, samples, out_, &one, static_cast<const float*>(y), out_,
@@ -130,7 +131,7 @@ class TransposedError : public Loss {
   MeanSquaredError rows_;
 };
 
-// Chapter 01's MLP. Ends the job with status 2 unless the ranks divide every width but that of the input.
+// Chapter 01's MLP. Ends the job with status 2 unless the number of ranks divides all widths but the input's.
 Network make_gathered_mlp(const std::vector<int>& widths, Activation activation, const Group& group) {
   for (std::size_t i = 1; i < widths.size(); ++i) {
     if (widths[i] % group.size() == 0) continue;

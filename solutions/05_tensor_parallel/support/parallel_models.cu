@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models whose layers can be sharded across the ranks of a tensor-parallel group.
+// The models whose layers can be cut over the ranks of a tensor-parallel group.
 #include <memory>
 #include <vector>
 
@@ -15,8 +15,8 @@
 namespace workshop {
 namespace {
 
-// Chapter 01's MLP over the ranks of a group: layers 0, 2, 4, … are column-parallel, layers 1, 3, 5, …
-// row-parallel. Ends the job with status 2 unless require_pairs() holds.
+// Makes chapter 01's MLP over the ranks of a group: layers 0, 2, 4, … are column-parallel, layers 1, 3, 5, …
+// row-parallel. Ends the job with status 2 if require_pairs() refuses the widths.
 Network make_parallel_mlp(const std::vector<int>& widths, Activation activation, const Group& group,
                           const TensorParallelOptions& how) {
   require_pairs(widths, group.size());
@@ -31,7 +31,7 @@ Network make_parallel_mlp(const std::vector<int>& widths, Activation activation,
   return network;
 }
 
-// Chapter 01's language model, layer by layer its parallel form.
+// Makes chapter 01's language model and replaces each layer by its parallel form.
 Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how) {
   const GptOptions& o = options.gpt;
   const int ranks = group.size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models whose layers can be sharded across the ranks of a tensor-parallel group.
+// The models whose layers can be cut over the ranks of a tensor-parallel group.
 #pragma once
 
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
@@ -8,9 +8,10 @@
 
 namespace workshop {
 
-// What --model names, over the ranks of a group, which must outlive it. Ends the job with status 2 for alexnet, and
-// unless the ranks divide the heads of the language model and, with sequence parallelism, which only that has, the
-// context, and each has a word. In parallel_models.cu, which is compiled once for the programs of all chapters.
+// Makes the model that --model names, over the ranks of a group, which must outlive it. Ends the job with status 2 for
+// alexnet and for sequence parallelism with anything but the language model. For the language model, the number of
+// ranks must divide the heads and, with sequence parallelism, the context, and each rank must have at least one word;
+// otherwise the job ends with status 2 too. parallel_models.cu is compiled once for the programs of all chapters.
 Network make_parallel_network(const Options& options, const Group& group, const TensorParallelOptions& how);
 
 }  // namespace workshop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the layers of a network are cut over the ranks of a group, as the options say it.
+// Options that say how the layers of a network are cut over the ranks of a group.
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@
 namespace workshop {
 
 struct TensorParallelOptions {
-  bool sequence_parallel = false;  // outside the pairs each rank has only its own rows
+  bool sequence_parallel = false;  // each rank has only its own rows outside the pairs
   bool overlap = false;            // sum dx over the ranks while dW is computed
 };
 
-// Ends the job with status 2 unless --layers is made of pairs whose inner widths `ranks` ranks divide.
+// Ends the job with status 2 unless --layers consists of pairs and `ranks` divides the widths inside them.
 inline void require_pairs(const std::vector<int>& widths, int ranks) {
   const int layers = static_cast<int>(widths.size()) - 1;
   if (layers % 2 != 0) {
