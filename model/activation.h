@@ -38,7 +38,7 @@ inline void activation_forward(Activation activation, Real* a, const Real* z, in
   launch(activation == Activation::relu ? relu_forward : gelu_forward, n, stream, a, z, n);
 }
 
-// Turns the gradient of a into that of z, in place.
+// Replaces the gradient of a, in place, by the gradient of z.
 inline void activation_backward(Activation activation, Real* da, const Real* z, int n, cudaStream_t stream) {
   launch(activation == Activation::relu ? relu_backward : gelu_backward, n, stream, da, da, z, n);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row-major matrix products on cuBLAS, which is column-major: what it reads from a row-major matrix is the transpose.
-// So it is asked for the transposed product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands change places, m and n too, and what it
-// writes is the C that we want.
+// Row-major matrix products on cuBLAS, which is column-major and therefore reads a row-major matrix as its transpose.
+// So we ask it for the transposed product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands trade places, as do m and n. It writes Cᵀ
+// column by column, which is C row by row.
 #include <map>
 
 #include "common/base/check.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Handle = std::shared_ptr<std::remove_pointer_t<cublasHandle_t>>;
 
-// The handle of all that work on this stream.
+// Returns the handle that everyone on this stream shares.
 Handle handle_of(cudaStream_t stream) {
   static std::map<cudaStream_t, std::weak_ptr<Handle::element_type>> handles;
   Handle handle = handles[stream].lock();

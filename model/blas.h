@@ -14,24 +14,24 @@ namespace workshop {
 
 enum class Op { as_is, transposed };
 
-// C[m, n] = op(A)[m, k] · op(B)[k, n] + beta·C, all row-major; beta is 0 or 1. The matrices are of the type that
-// precision.h says; their products are always added up in float32.
+// Computes C[m, n] = op(A)[m, k] · op(B)[k, n] + beta·C, all row-major; beta is 0 or 1. The matrices hold Reals
+// (precision.h); the products are always accumulated in float32.
 void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real* A, const Real* B, float beta,
           Real* C);
 
-// One matrix a sample, each inside a bigger row-major one: rows are `row_stride` numbers apart, samples `stride`.
+// One matrix per sample, each inside a bigger row-major one: rows are `row_stride` numbers apart, samples `stride`.
 struct Matrices {
   Real* data;
   int row_stride;
   long long stride;
 };
 
-// C[m, n] = factor · op(A)[m, k] · op(B)[k, n], for `count` samples in one call; row-major, as gemm().
+// Computes C[m, n] = factor · op(A)[m, k] · op(B)[k, n] for `count` samples in one call; row-major, as gemm().
 void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A, Matrices B,
                   Matrices C, int count);
 
-// cuBLAS on one stream. All that work on a stream share a handle, because each handle has a workspace of its own on the
-// device, of many megabytes, and nothing is gained by two where calls follow one after the other.
+// cuBLAS on one stream. All objects for the same stream share a handle: each handle has its own workspace of many
+// megabytes on the device, and calls on one stream run one after the other anyway.
 class Blas {
  public:
   explicit Blas(cudaStream_t stream);

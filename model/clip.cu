@@ -11,11 +11,11 @@
 namespace workshop {
 namespace {
 
-constexpr int kLength = 1024;  // of a chunk, whose squares one thread adds up
+constexpr int kLength = 1024;  // values per chunk; one thread adds up the squares of a chunk
 
 int chunks(int count) { return (count + kLength - 1) / kLength; }
 
-// sums[i] = Σ values² over chunk number i of `length` values.
+// sums[i] = Σ values² over chunk i of `length` values.
 __global__ void chunk_squares(float* sums, ConstReals values, int n, int length) {
   for (int chunk : grid_stride((n + length - 1) / length)) {
     const int first = chunk * length, count = n - first < length ? n - first : length;
@@ -27,7 +27,7 @@ __global__ void square_root(float* value) {
   for ([[maybe_unused]] int once : grid_stride(1)) *value = sqrtf(*value);
 }
 
-// Scales values[n], whose norm is *norm, to a norm of at most `most`, as torch.nn.utils.clip_grad_norm_ does.
+// Scales values[n] so that the norm, which is *norm, becomes at most `most`, like torch.nn.utils.clip_grad_norm_.
 __global__ void clip_to(Reals values, const float* norm, float most, int n) {
   const float factor = most / (*norm + 1e-6f);
   for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that treat each element of an array by itself. Not every program uses all of them.
+// Kernels that treat each element of an array separately. Not every program uses all of them.
 #pragma once
 
 #include "common/device/launch.h"
@@ -16,7 +16,7 @@ namespace workshop {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
-// The same for floats, which are exact with mixed precision too.
+// y += factor·x for arrays that stay float32 with mixed precision.
 [[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }

@@ -18,10 +18,10 @@ namespace {
 
 int product(const int* begin, const int* end) { return std::accumulate(begin, end, 1, std::multiplies()); }
 
-// Where an array is that lies `offset` behind another, if there is one.
+// Returns the array `offset` elements after another one; null if that is null.
 Real* behind(Real* array, int offset) { return array == nullptr ? nullptr : array + offset; }
 
-// Parameters that lie one after the other.
+// Places the parameters one after the other in these arrays.
 void bind_parameters(std::vector<Parameter>& parameters, Real* values, Real* grads) {
   int offset = 0;
   for (Parameter& p : parameters) {
@@ -52,11 +52,11 @@ void Layer::allocate(int, cudaStream_t) {}
 void Layer::bind(Real* values, Real* grads) { bind_parameters(parameters, values, grads); }
 
 const Real* Layer::forward_position(const Blas&, const void*, int, Saved&) {
-  fail(kFailed, "layer %s knows no positions", name.c_str());
+  fail(kFailed, "layer %s has no forward_position()", name.c_str());
 }
 
 void Loss::add_correct(const Blas&, const Real*, const void*, int, int, float*, float*) const {
-  fail(kFailed, "this model knows no right answers");
+  fail(kFailed, "this model does not count right answers");
 }
 
 // ---- the network ---------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ Activations Model::make_activations() const {
   if (rounds_x_) activations.x = DeviceBuffer<Real>(max_samples_ * input_size(), Memory::data);
   for (const auto& layer : layers_) {
     Saved& saved = activations.layers.emplace_back();
-    for (int size : layer->saved())  // made here: messages name the line that has allocated something
+    for (int size : layer->saved())  // not in a helper: error messages name the line that allocated a buffer
       saved.buffers.emplace_back(DeviceBuffer<Real>(max_samples_ * size, Memory::activations));
   }
   return activations;
@@ -188,7 +188,7 @@ void Model::backward(const Activations& activations, bool accumulate, const std:
   }
 }
 
-// ---- what is left of a training run --------------------------------------------------------------------------------
+// ---- checkpoints and records ---------------------------------------------------------------------------------------
 
 std::vector<TensorPart> parts_of(const std::vector<Parameter>& parameters, float* weights) {
   std::vector<TensorPart> parts;

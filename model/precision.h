@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixed precision (Micikevicius et al., 2018), with bfloat16: what there is most of, weights, activations and their
-// gradients, takes two bytes a number; what has to be exact stays in float32: the optimizer's copy of the weights, its
-// moments, the loss, and every sum.
+// Mixed precision (Micikevicius et al., 2018) with bfloat16. The bulk of the data, weights, activations and their
+// gradients, takes two bytes per number. The optimizer's copy of the weights, its moments, the loss and every sum must
+// be accurate and stay in float32.
 //
-// A program is built once for each precision, and --precision says which of the two goes to work. So the type is a name
-// here, Real, and the same lines are the program for both.
+// A program is built once for each precision, and --precision selects one of the two. The sources are the same: they
+// use the type Real.
 #pragma once
 
 #include <cublas_v2.h>
@@ -28,11 +28,11 @@ namespace workshop {
 
 constexpr bool kMixedPrecision = false;
 
-using Real = float;                             // of weights, activations and gradients
-using Reals = float*;                           // an array of them, as a kernel sees it: it reads and writes floats
-using ConstReals = const float*;                // read only
-constexpr ncclDataType_t kReal = ncclFloat;     // what NCCL calls the type
-constexpr cudaDataType kCudaReal = CUDA_R_32F;  // what cuBLAS calls it
+using Real = float;                             // weights, activations and gradients
+using Reals = float*;                           // an array of Reals, as a kernel sees it: it reads and writes floats
+using ConstReals = const float*;                // the same, read only
+constexpr ncclDataType_t kReal = ncclFloat;     // NCCL's name of the type
+constexpr cudaDataType kCudaReal = CUDA_R_32F;  // cuBLAS's name of it
 
 #else
 
@@ -42,7 +42,7 @@ using Real = __nv_bfloat16;
 constexpr ncclDataType_t kReal = ncclBfloat16;
 constexpr cudaDataType kCudaReal = CUDA_R_16BF;
 
-// Refers to one number of an array: reads as a float, and rounds what is written to it.
+// Refers to one element of an array: converts it to float when read, and rounds a float when written.
 class BFloat16Ref {
  public:
   __device__ explicit BFloat16Ref(Real* at) : at_(at) {}
@@ -94,7 +94,7 @@ inline void probe(const char* todo, Label name, const Real* tensor, std::initial
 
 #endif
 
-// `values` if they are floats, else null.
+// Returns `values` if they are floats, else null.
 template <typename T>
 constexpr auto* as_floats_or_null(T* values) {
   using Floats = std::conditional_t<std::is_const_v<T>, const float, float>;
@@ -105,10 +105,10 @@ constexpr auto* as_floats_or_null(T* values) {
   }
 }
 
-// The number of Reals that span `floats` floats or ints, for what has to be exact in a buffer of Reals.
+// Returns the number of Reals as large as `floats` floats or ints, for buffers of Reals that also hold exact values.
 constexpr int reals_spanning(int floats) { return floats * static_cast<int>(sizeof(float) / sizeof(Real)); }
 
-// The same numbers in the other type.
+// Convert n numbers.
 [[maybe_unused]] static __global__ void to_reals(Reals y, const float* x, int n) {
   for (int i : grid_stride(n)) y[i] = x[i];
 }

@@ -8,7 +8,7 @@
 namespace workshop {
 namespace {
 
-// Layers one after the other, as one layer that keeps only its output.
+// Consecutive layers, as one layer that keeps only its output.
 class Recomputed : public Layer {
  public:
   Recomputed(std::vector<std::shared_ptr<Layer>> layers, SharedRoom room)
@@ -52,7 +52,7 @@ class Recomputed : public Layer {
       const std::size_t size = static_cast<std::size_t>(max_samples) * places_[j].size;
       DeviceBuffer<Real>& buffer = room[j];
       if (buffer.size() >= size) continue;
-      buffer = {};  // before there is another
+      buffer = {};  // free it first
       buffer = DeviceBuffer<Real>(size, Memory::activations);
     }
   }
@@ -70,7 +70,7 @@ class Recomputed : public Layer {
     const Real* output = pass(blas, x, samples, saved.batch);
     DeviceBuffer<Real>&kept = saved.buffers[0], &last = saved_.back().buffers.back();
     if (last.data() == output && last.size() == kept.size()) {
-      std::swap(last, kept);  // groups that are alike need no copy
+      std::swap(last, kept);  // no copy if the sizes are equal, as in groups of equal layers
     } else {
       CUDA_CHECK(cudaMemcpyAsync(kept.data(), output, static_cast<std::size_t>(samples) * out * sizeof(Real),
                                  cudaMemcpyDeviceToDevice, blas.stream()));
@@ -78,7 +78,7 @@ class Recomputed : public Layer {
     return kept.data();
   }
 
-  // Dropout drops the same values again: they follow from the batch (dropout.h).
+  // The repeated forward drops the same values: dropout depends only on the batch (dropout.h).
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Lent lent(*this);
     pass(g.blas, saved.x, g.samples, saved.batch);
@@ -92,7 +92,7 @@ class Recomputed : public Layer {
     return below;
   }
 
-  // What earlier positions have left is kept here: there is one sample.
+  // The data of earlier positions is kept in cache_, because there is only one sample.
   const Real* forward_position(const Blas& blas, const void* x, int position, Saved&) override {
     const Real* output = nullptr;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -107,13 +107,13 @@ class Recomputed : public Layer {
   }
 
  private:
-  // Of a buffer of the room: which one of which layer it is lent to.
+  // Where a shared buffer is lent to: a buffer of a layer.
   struct Place {
     std::size_t layer, buffer;
     int size;  // floats per sample
   };
 
-  // The shared room, lent to this group as long as this lives.
+  // Lends the shared buffers to a group for the lifetime of this object.
   class Lent {
    public:
     explicit Lent(Recomputed& group) : group_(group) { exchange(); }
@@ -132,7 +132,7 @@ class Recomputed : public Layer {
     Recomputed& group_;
   };
 
-  // The forward pass of all layers, whose room must be lent.
+  // Runs the forward pass of all layers. The shared buffers must be lent to this group.
   const Real* pass(const Blas& blas, const void* x, int samples, const Batch& batch) {
     const Real* output = nullptr;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -159,10 +159,10 @@ class Recomputed : public Layer {
 
   std::vector<std::shared_ptr<Layer>> layers_;
   SharedRoom room_;
-  std::vector<Saved> saved_;  // of each layer, with buffers as long as the room is lent
+  std::vector<Saved> saved_;  // indexed by layer; has buffers only while they are lent
   std::vector<Place> places_;
   int device_ = 0;
-  std::vector<Saved> cache_;  // of each layer, for forward_position()
+  std::vector<Saved> cache_;  // indexed by layer, for forward_position()
 };
 
 }  // namespace

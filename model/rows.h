@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums and maxima along a row, each by one thread.
+// Sums and maxima along a row, each computed by one thread.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace workshop {
 
-// Σ term(j) for 0 ≤ j < n. In any order, so that a CPU can add up a vector of terms at a time.
+// Returns Σ term(j) for 0 ≤ j < n, in any order, so that a CPU can add up a vector of terms at a time.
 template <typename Term>
 __device__ inline float sum_of(int n, Term term) {
   float sum = 0;
@@ -18,7 +18,7 @@ __device__ inline float sum_of(int n, Term term) {
   return sum;
 }
 
-// The largest of values[n], Reals or floats.
+// Returns the largest of values[n], which are Reals or floats.
 template <typename Values>
 __device__ inline float max_of(int n, Values values) {
   float largest = -INFINITY;
