@@ -28,7 +28,7 @@ bool loads_eagerly() {
   return value != nullptr && std::string_view(value) == "EAGER";
 }
 
-// Where the hosts of the ranks meet that take part in the operation; none where they have met before.
+// Starts a meeting of the hosts of all ranks in the operation. Returns MPI_REQUEST_NULL if they have met before.
 MPI_Request meet(const Operation& o) {
   ncclComm& comm = *o.comm;
   MPI_Request request = MPI_REQUEST_NULL;

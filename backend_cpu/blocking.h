@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may block the host with CUDA and NCCL, and does not need to: with WORKSHOP_BLOCKING=1 it does. A program that
-// counts on the host to go on, for another stream or another rank waits for it, then hangs in every run.
+// Calls of CUDA and NCCL that may block the host but need not: with WORKSHOP_BLOCKING=1 they do. A program that relies
+// on its host to continue, because a different stream or rank waits for it, then hangs in every run.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,17 @@ struct GroupedOperation;
 
 bool blocks_host();
 
-// Where blocks_host(), waits until the current device has nothing to do. The order checker takes it for no wait: no
-// program may count on it.
+// If blocks_host(), waits until the current device is idle. The order checker ignores this wait, because no program may
+// rely on it.
 void may_wait_for_device();
 
-// A kernel of a library is launched; `kernel` is a number of its own. The first time CUDA loads it, and may wait for
-// the device, unless CUDA_MODULE_LOADING is EAGER.
+// Call when a library launches a kernel; `kernel` is a number that identifies it. CUDA loads a kernel at its first
+// launch, and may wait for the device then, unless CUDA_MODULE_LOADING is EAGER.
 void load_kernel(std::size_t kernel);
 
-// The ranks of NCCL's operations, which are about to be enqueued: where blocks_host(), waits until all ranks of the
-// communicator have called a collective too, and the peer the first send or receive between the two. NCCL connects
-// ranks where they first use a way of a collective, or send a message, and does it on the host.
+// Call when operations are about to be enqueued. If blocks_host(), waits until all ranks of the communicator have
+// called a collective too, or until the peer has called its half of the first message between the two. NCCL connects
+// ranks, on the host, when they first use an algorithm of a collective or send a message.
 void may_wait_for_ranks(const std::vector<GroupedOperation>& operations);
 
 }  // namespace workshop::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A large kernel or product runs on all cores that this rank has to itself, a share of its range on each.
+// Runs a large kernel or product on all cores that this rank has to itself, a share of its range on each.
 #include "backend_cpu/cores.h"
 
 #include <cuda_runtime.h>
@@ -40,8 +40,8 @@ int count_cores() {
   return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks_of_node())), 1, 16);
 }
 
-// Gives way for as long as a short kernel takes, and sleeps only then: a thread that slept is at work again after some
-// 50 us, about as long as its share takes.
+// Yields for as long as a short kernel takes before it sleeps: waking a thread takes about 50 us, as long as its share
+// of a kernel.
 template <typename Predicate>
 void wait_while(const std::atomic<int>& value, Predicate holds) {
   using std::chrono::steady_clock;
@@ -52,7 +52,7 @@ void wait_while(const std::atomic<int>& value, Predicate holds) {
   for (int now = value; holds(now); now = value) value.wait(now);
 }
 
-// Threads that wait for a kernel and run their share of it. Like the streams' workers they never end.
+// Threads that wait for a kernel and run their share of it. Like the streams' workers, they never end.
 class Team {
  public:
   Team() : size_(cores_of_rank()) {
@@ -60,7 +60,7 @@ class Team {
   }
 
   void run(void (*kernel)(const void*), const void* task) {
-    // Where the kernel of another stream has the team, this one does all shares itself.
+    // If the kernel of a different stream uses the team, this thread computes all shares itself.
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (size_ == 1 || !lock.owns_lock()) {
       for (int index = 0; index < size_; ++index) run_share(index, kernel, task);

@@ -10,7 +10,7 @@ using namespace workshop::cpu;
 
 namespace {
 
-// How many handles work on each stream, and the most that ever did at a time.
+// Number of handles on each stream, and the largest number so far at one time.
 struct Handles {
   std::mutex mutex;
   std::map<cudaStream_t, int> alive;
@@ -27,7 +27,7 @@ Handles& handles() {
   return instance;
 }
 
-// Enqueues `compute`, which writes *result, and waits for it where the result is on the host.
+// Enqueues `compute`, which writes *result, and waits for it if the result is on the host.
 template <typename Compute>
 cublasStatus_t enqueue_result(cublasHandle_t handle, int n, Compute compute) {
   enqueue_kernel(handle->stream, 2.0 * n, compute);
@@ -136,7 +136,7 @@ cublasStatus_t cublasSgeam(cublasHandle_t handle, cublasOperation_t transa, cubl
                         {"C", C, m, n, ldc, true}}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
   enqueue_kernel(handle->stream, 3.0 * m * n, [=] {
-    // Element (i, j) of op(X), or 0 where its factor is 0 and X is not to be read.
+    // Element (i, j) of op(X), scaled, or 0 if the factor is 0: then X must not be read.
     const auto term = [](float scale, cublasOperation_t op, const float* x, int ld, int i, int j) {
       const std::ptrdiff_t row = op == CUBLAS_OP_N ? i : j, column = op == CUBLAS_OP_N ? j : i;
       return scale == 0 ? 0 : scale * x[row + column * ld];
@@ -210,7 +210,7 @@ cublasStatus_t cublasSscal(cublasHandle_t handle, int n, const float* alpha, flo
   const Scalar scale(handle, alpha);
   if (!check_arguments("cublasSscal", handle->stream, {vector_argument("x", x, n, incx, true)}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
-  // Not cblas_sscal: by 0 it makes a 0 of a NaN, where cuBLAS multiplies.
+  // Not cblas_sscal: with a factor of 0 it turns NaN into 0, whereas cuBLAS multiplies.
   enqueue_kernel(handle->stream, n, [=] {
     const float factor = scale.value();
     for (std::ptrdiff_t i = 0; i < n; ++i) x[i * incx] *= factor;

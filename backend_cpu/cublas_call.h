@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all calls of cuBLAS on the cpu backend have in common: the handle, scalars on host or device, and what a call
-// reads and writes, checked before it is enqueued.
+// Shared by all cuBLAS calls of the cpu backend: the handle, scalars on host or device, and the check of what a call
+// reads and writes, before it is enqueued.
 #pragma once
 
 #include <cublas_v2.h>
@@ -28,7 +28,7 @@ struct cublasContext {
 
 namespace workshop::cpu {
 
-// alpha or beta: on the host taken when the function is called, on the device read when the operation runs.
+// alpha or beta. A scalar on the host is read when the function is called, one on the device when the operation runs.
 class Scalar {
  public:
   Scalar(cublasHandle_t handle, const float* pointer) {
@@ -50,12 +50,12 @@ inline bool valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBL
 
 inline CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
 
-// A column-major matrix that op() turns into [rows, columns] is stored with at least so many rows.
+// Returns the least number of rows with which a column-major matrix is stored that op() turns into [rows, columns].
 inline int stored_rows(cublasOperation_t op, int rows, int columns) {
   return std::max(1, op == CUBLAS_OP_N ? rows : columns);
 }
 
-// The matrices of one argument, one for each product of a batch, in column-major order.
+// The matrices of one argument, one per product of a batch, in column-major order.
 template <typename T>
 struct ArgumentOf {
   const char* name;
@@ -69,7 +69,7 @@ struct ArgumentOf {
     return static_cast<std::size_t>((batch - 1) * stride + std::int64_t{columns - 1} * ld + rows);
   }
   ByteRange between() const { return range(first, elements()); }
-  ByteRange one(int i) const {  // without what lies between its columns
+  ByteRange one(int i) const {  // without the gaps between its columns
     ByteRange matrix = range(first + i * stride, static_cast<std::size_t>(rows));
     matrix.count = static_cast<std::size_t>(columns);
     matrix.pitch = static_cast<std::size_t>(ld) * sizeof(T);
@@ -94,14 +94,15 @@ ArgumentOf<T> operand(const char* name, cublasOperation_t op, int rows, int colu
   return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
 }
 
-// False where the handle's stream is none of the current device, on which no kernel can be launched there.
+// Returns false if the handle's stream belongs to a device that is not current: then the launch must fail. Otherwise
+// checks the bounds and the order of the call.
 template <typename T = float>
 bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<ArgumentOf<T>> arguments) {
   if (!may_launch(stream)) {
-    cudaGetLastError();  // the call's own status tells
+    cudaGetLastError();  // the call's own status reports it
     return false;
   }
-  if (blocks_host()) {  // there is a kernel for each shape, as far as anyone knows
+  if (blocks_host()) {  // assume that each shape has its own kernel
     std::size_t kernel = std::hash<std::string_view>()(call);
     for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
     load_kernel(kernel);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix products of cuBLAS, on OpenBLAS and for large ones oneDNN: blocks of C, or products of a batch, are shared
-// out to the rank's cores.
+// The matrix products of cuBLAS, on OpenBLAS or, for large ones, oneDNN. Blocks of C, or the products of a batch, are
+// divided among the rank's cores.
 #include <cuda_bf16.h>
 
 #include "backend_cpu/cublas_call.h"
@@ -13,7 +13,7 @@ struct Part {
   int begin, end;
 };
 
-// The calling core's share of n columns or rows, in whole blocks: a kernel of OpenBLAS computes a block at a time.
+// Returns the calling core's share of n columns or rows, in whole blocks, because OpenBLAS computes block by block.
 Part share_of(int n, int block) {
   const std::int64_t blocks = (n + block - 1) / block;
   const auto bound = [&](int index) {
@@ -22,7 +22,7 @@ Part share_of(int n, int block) {
   return {bound(share.index), bound(share.index + 1)};
 }
 
-// A matrix of each product of a batch.
+// One matrix per product of a batch.
 template <typename T>
 struct Matrices {
   T* first;
@@ -32,7 +32,7 @@ struct Matrices {
   T* at(int product, std::ptrdiff_t offset) const { return first + product * stride + offset; }
 };
 
-// The products of a batch, C = alpha op(A) op(B) + beta C, one for a single product.
+// The products of a batch, C = alpha op(A) op(B) + beta C. A single product is a batch of one.
 template <typename T>
 struct Gemm {
   CBLAS_TRANSPOSE transa, transb;
@@ -48,11 +48,11 @@ struct Gemm {
   }
 
  private:
-  // From here on, waking other cores costs less than they save.
+  // From this size on, other cores save more time than it costs to wake them.
   bool is_large() const { return multiplications() >= 1 << 21; }
 
-  // The calling core's share: some products of the batch, or of a single one some columns or rows of C. What a core
-  // computes does not depend on who else is at work, so that the result is always the same to the last bit.
+  // Computes the calling core's share: some products of the batch or, of a single product, some columns or rows of C.
+  // The division does not depend on which cores are free, so the result is always the same to the last bit.
   void compute_share() const {
     constexpr int kBlock = 64;
     if (batch > 1) {
@@ -76,7 +76,7 @@ struct Gemm {
 
   void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
     if constexpr (std::is_same_v<T, float>) {
-      if (n == 1 && k > 0) {  // of no terms, gemv() leaves y as it is
+      if (n == 1 && k > 0) {  // with k = 0, gemv() would leave y unchanged
         const bool as_is = transa == CblasNoTrans;
         gemv(transa, as_is ? rows : k, as_is ? k : rows, alpha.value(), block_a, a.ld, block_b,
              transb == CblasNoTrans ? 1 : b.ld, beta.value(), block_c, 1);
@@ -84,7 +84,7 @@ struct Gemm {
       }
       sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
               beta.value(), block_c, c.ld);
-    } else {  // in floats, and rounded once in the end
+    } else {  // computed in floats and rounded once, at the end
       thread_local std::vector<float> floats_a, floats_b, floats_c;
       const bool as_is_a = transa == CblasNoTrans, as_is_b = transb == CblasNoTrans;
       const int ld_a = to_floats(floats_a, block_a, as_is_a ? rows : k, as_is_a ? k : rows, a.ld);
@@ -102,13 +102,13 @@ struct Gemm {
 
   std::int64_t multiplications() const { return std::int64_t{m} * n * k * batch; }
 
-  // oneDNN's first product takes tens of milliseconds, in which it compiles its kernels. A batch is one of many, one
-  // for each head of each block.
+  // oneDNN's first product takes tens of milliseconds, to compile kernels. Batches pay for that at a smaller size,
+  // because there are many of them: one per head of each block.
   decltype(&cblas_sgemm) sgemm() const {
     return multiplications() >= (batch > 1 ? 1 << 22 : 1 << 24) ? large_sgemm() : openblas().sgemm;
   }
 
-  // A matrix as floats, without what lies between its columns; returns its leading dimension.
+  // Copies a matrix to floats, without the gaps between its columns. Returns its leading dimension.
   static int to_floats(std::vector<float>& floats, const T* from, int rows, int columns, int ld) {
     floats.resize(static_cast<std::size_t>(rows) * columns);
     for (int j = 0; j < columns; ++j) {
@@ -124,7 +124,7 @@ bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n
          lda >= stored_rows(transa, m, k) && ldb >= stored_rows(transb, k, n) && ldc >= std::max(1, m);
 }
 
-// All products: what every call for some of them comes down to.
+// Computes all products: every call of this file ends here.
 template <typename T>
 cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
                         int m, int n, int k, const float* alpha, Matrices<const T> a, Matrices<const T> b,
@@ -165,7 +165,7 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
 
 namespace {
 
-// `multiply_as` for the type that the matrices of a call all have.
+// Calls `multiply_as` with the common type of a call's matrices.
 template <typename MultiplyAs>
 cublasStatus_t multiply_typed(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute,
                               const MultiplyAs& multiply_as) {

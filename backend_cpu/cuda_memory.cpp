@@ -26,15 +26,15 @@ using namespace workshop::cpu;
 
 namespace {
 
-constexpr int kPoison = 0xFF;  // makes a NaN of every float, double and bfloat16
+constexpr int kPoison = 0xFF;  // turns every float, double and bfloat16 into a NaN
 
-// What the bytes around a block hold: signalling NaNs, as floats and as bfloat16. Adding to one of kPoison's would
-// leave it as it is.
+// Returns the byte at an address around a block: there are signaling NaNs, as floats and as bfloat16s. A kernel that
+// adds to one changes it; adding to a NaN of kPoison would not.
 std::byte guard(const std::byte* at) {
   return std::byte{reinterpret_cast<std::uintptr_t>(at) % 2 == 0 ? std::uint8_t{0xBF} : std::uint8_t{0xFF}};
 }
 
-// Where the program allocates. A container of the standard library that does it for the program says nothing.
+// Returns where the program allocates. A place in the standard library, which allocates on its behalf, is left out.
 SourceCall allocation_site() {
   SourceCall site = source_call("cudaMalloc");
   if (std::string_view(site.file).starts_with("/usr/")) site.line = 0;
@@ -70,7 +70,7 @@ class Heap {
     return cudaSuccess;
   }
 
-  // True for what allocate() has returned.
+  // Returns whether allocate() returned this pointer.
   bool holds(void* pointer) {
     const std::lock_guard lock(mutex_);
     return blocks_.contains(static_cast<std::byte*>(pointer));
@@ -80,12 +80,12 @@ class Heap {
     const std::lock_guard lock(mutex_);
     const auto block = blocks_.find(static_cast<const std::byte*>(pointer));
     if (block == blocks_.end()) return;
-    // A line of the standard library, where emplace_back() has made the buffer, would say nothing.
+    // A line of the standard library, where emplace_back() makes the buffer, would not help.
     const bool known = std::strstr(file, "/c++/") == nullptr;
     block->second.site = {"", file, known ? line : 0};
   }
 
-  // The block in which the address lies, or in the guard zone of which.
+  // Returns the block that contains the address, or whose guard zone does.
   std::optional<MemoryBlock> find(const void* address) {
     const std::lock_guard lock(mutex_);
     const auto* byte = static_cast<const std::byte*>(address);
@@ -121,7 +121,7 @@ class Heap {
  private:
   static constexpr std::size_t kAlignment = 256;
 
-  // Of what is large in huge pages, if the system has them: a core has addresses of few small ones at hand.
+  // Large blocks use huge pages, if the system has them: a core caches the addresses of only a few small pages.
   static void* allocate_pages(std::size_t bytes) {
     constexpr std::size_t kHugePage = std::size_t{1} << 21;
     if (bytes < 2 * kHugePage) return std::aligned_alloc(kAlignment, bytes);
@@ -133,7 +133,7 @@ class Heap {
 
   static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // Nothing may have written to the bytes around the block.
+  // Ends the program if something has written to the bytes around the block.
   static void check_guards(const MemoryBlock& block) {
     const auto untouched = [](const std::byte* at) { return *at == guard(at); };
     const auto* end = block.begin + block.bytes;
@@ -146,7 +146,7 @@ class Heap {
     if (behind != end) report_overwritten(block, behind - end, "beyond the end");
   }
 
-  // What adds to a number of a guard leaves some of its bytes as they are.
+  // Adding to a number of the guard leaves some of its bytes unchanged, so the distance is rounded up to 2 bytes.
   [[noreturn]] static void report_overwritten(const MemoryBlock& block, std::ptrdiff_t distance, const char* where) {
     distance += distance % 2;
     end_with_mistake("bounds: a kernel has written " + std::to_string(distance) + " bytes " + where +
@@ -177,7 +177,7 @@ cudaError_t release(Heap& heap, void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
   const MemoryBlock block = *heap.find(pointer);
-  // All of them, for another device may copy from it; but a program may rely on that of the block alone.
+  // Waits for all devices, because a different device may copy from it. But a program may rely only on the block's.
   synchronize_device(kAllDevices, block.on_host ? kAllDevices : block.device);
   order_forget(block);
   heap.release(pointer);
@@ -205,7 +205,7 @@ cudaError_t memset_async(const char* call, void* pointer, int value, std::size_t
   return cudaSuccess;
 }
 
-// From pageable memory cudaMemcpy returns once it has read it; the data may still be on its way to the device.
+// cudaMemcpy from pageable memory returns once it has read the memory; the data may still be on its way to the device.
 bool is_staged(const void* to, const void* from) { return device_heap().find(to) && !find_block(from); }
 
 void copy_staged(void* to, const void* from, std::size_t bytes) {
@@ -290,7 +290,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
   return cudaSuccess;
 }
 
-// Memory that CUDA does not know is no error.
+// Memory that CUDA does not know is not an error.
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   if (attributes == nullptr) return result(cudaErrorInvalidValue);
   const std::optional<MemoryBlock> block = find_block(pointer);

@@ -46,10 +46,10 @@ const ErrorText* find_error(cudaError_t error) {
   return found == std::end(kErrors) ? nullptr : found;
 }
 
-std::atomic<bool> used[kMaxDevices];  // devices on which the process has created something
+std::atomic<bool> used[kMaxDevices];  // whether the process has created something on the device
 std::atomic<int> used_devices = 0;
 
-// Any rank of a job on one node finds a device of its own, as it would on a machine that has enough of them.
+// Enough devices for every rank of a job on one node.
 int device_count() {
   hardware_queues();
   static const int count = [] {
@@ -65,8 +65,8 @@ int device_count() {
   return count;
 }
 
-// The same in all processes of a node and different for every device: a hash of the host's name, and the device's
-// number.
+// A hash of the host's name, and the device's number: the same in all processes of a node and different for every
+// device.
 cudaUUID_t uuid_of(int device) {
   char host[256] = {};
   gethostname(host, sizeof host - 1);
@@ -90,8 +90,8 @@ std::size_t parse_bytes(const char* name, const char* value) {
   return static_cast<std::size_t>(number * unit);
 }
 
-// Device memory that a rank may have where nothing else is said: half of its share of what the machine has left, and
-// 16 GB at most. The system would end a process that takes more than there is without a word.
+// Default device memory of a rank: half of its share of the machine's available memory, and at most 16 GB. The system
+// would kill a process that takes more than there is, without a message.
 std::size_t default_memory() {
   std::size_t bytes = std::size_t{16} << 30;
   std::ifstream info("/proc/meminfo");
@@ -189,7 +189,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   return written < length ? cudaSuccess : result(cudaErrorInvalidValue);
 }
 
-// All devices of a process have its memory, and a processor's atomic operations.
+// All devices of a process share its memory, and have the processor's atomic operations.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (can == nullptr) return result(cudaErrorInvalidValue);
   if (!is_device(device) || !is_device(peer)) return result(cudaErrorInvalidDevice);
@@ -207,7 +207,7 @@ cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, i
   return cudaSuccess;
 }
 
-// As where no driver is installed.
+// The version if no driver is installed.
 cudaError_t cudaDriverGetVersion(int* version) {
   if (version == nullptr) return result(cudaErrorInvalidValue);
   *version = 0;

@@ -13,13 +13,13 @@
 
 using namespace workshop::cpu;
 
-// Like a stream an event is never freed, only used again: an operation that records it may still be in a queue.
+// Like a stream, an event is never freed, only reused: an operation that records it may still be in a queue.
 struct CUevent_st {
   std::mutex mutex;
   bool live = true;
   bool timing = false;
   std::atomic<int> device = 0;   // that was current when the program created it
-  Position position;             // the most recent record; no stream where there was none
+  Position position;             // the most recent record; its stream is null if there was none
   std::uint64_t generation = 0;  // number of records
   std::chrono::steady_clock::time_point reached;
 };
@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 bool finished(cudaStream_t stream) {
   if (stream != nullptr) return stream->idle();
-  const auto all = streams_of(current_device);  // of which the legacy default stream waits for the blocking ones
+  const auto all = streams_of(current_device);  // the legacy default stream waits for the blocking ones
   return std::all_of(all.begin(), all.end(), [](auto* s) { return !(s->legacy || s->blocking) || s->idle(); });
 }
 
@@ -71,7 +71,7 @@ bool complete(cudaEvent_t event) {
   return position.stream == nullptr || passed(position);
 }
 
-// Whether and when a stream has come to it.
+// Whether and when the stream has reached an event.
 struct Reached {
   bool live, recorded, complete;
   int device;
@@ -80,13 +80,13 @@ struct Reached {
 Reached look_at(cudaEvent_t event) {
   const std::lock_guard lock(event->mutex);
   const Position& position = event->position;
-  // In this order: what is passed has set the time.
+  // In this order: once the position is passed, the time is set.
   const bool complete = position.stream == nullptr || passed(position);
   return {event->live, event->timing && position.stream != nullptr, complete, event->device, event->reached};
 }
 
-// Enqueues the operation that stands for the event. The event's mutex is not held meanwhile: where the queue is full,
-// this waits for operations that may need it.
+// Enqueues the operation that stands for the event. The event's mutex is not held meanwhile: if the queue is full, this
+// waits for operations that may need it.
 Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
   std::uint64_t generation = 0;
   {
@@ -95,8 +95,8 @@ Position enqueue_record(cudaEvent_t event, cudaStream_t stream) {
     if (!event->timing) generation = 0;
   }
   if (generation == 0) return mark(stream);
-  // Where a stream that waits for no other has nothing to do, it comes to the event now: an operation would only wake
-  // its thread.
+  // If the stream is idle and waits for no other stream, it reaches the event now: an operation would only wake its
+  // thread.
   const bool waits_for_none = stream != nullptr && !stream->legacy && !stream->blocking;
   if (waits_for_none && !simulates() && stream->pushed() > 0 && stream->idle()) {
     const std::lock_guard lock(event->mutex);
@@ -272,7 +272,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   {
     const std::lock_guard lock(event->mutex);
     event->live = false;
-    ++event->generation;  // a record still in a queue must not touch the event's next life
+    ++event->generation;  // a record that is still queued must not change the reused event
   }
   Events& all = events();
   const std::lock_guard lock(all.mutex);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of NCCL: errors, groups, and the operations with the checks of their arguments. What the operations do
-// is in nccl_operations.cpp.
+// NCCL's functions: errors, groups, and the operations with their argument checks. nccl_operations.cpp runs the
+// operations.
 #include <mpi.h>
 #include <nccl.h>
 #include <workshop_cpu.h>
@@ -37,12 +37,12 @@ LastError& last_nccl_error() {
 // The group that this thread is in.
 struct OpenGroup {
   int depth = 0;
-  ncclResult_t error = ncclSuccess;  // the first one
+  ncclResult_t error = ncclSuccess;  // the first error
   std::vector<GroupedOperation> operations;
 };
 thread_local OpenGroup open_group;
 
-// As many messages from this rank to itself must be sent as are received.
+// Checks that a group sends as many messages from this rank to itself as it receives.
 ncclResult_t check_self_messages(const std::vector<GroupedOperation>& group) {
   for (const GroupedOperation& member : group) {
     const ncclComm* comm = member.operation.comm;
@@ -92,7 +92,7 @@ ncclResult_t check_operation(const Operation& o, cudaStream_t stream, const char
   return check_buffers(o, function);
 }
 
-// A message to oneself needs its other half in the same group: no other rank could ever complete it.
+// Refuses a message of this rank to itself outside a group: no other rank could ever complete it.
 ncclResult_t check_peer(const Operation& o, const char* function) {
   const bool is_message = o.kind == Kind::send || o.kind == Kind::receive;
   if (!is_message || o.root != o.comm->rank) return ncclSuccess;
@@ -171,7 +171,7 @@ const char* pncclGetErrorString(ncclResult_t result) {
   return "unknown result code";
 }
 
-// The text belongs to the calling thread until its next call.
+// The text is valid until the calling thread's next call.
 const char* pncclGetLastError(ncclComm_t) {
   thread_local char copy[sizeof(LastError::text)];
   LastError& last = last_nccl_error();
@@ -256,5 +256,5 @@ ncclResult_t pncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, in
   return submit({Kind::receive, datatype, ncclSum, peer, count, nullptr, recvbuff, comm}, stream, "ncclRecv");
 }
 
-// The nccl* names, for a program that puts nothing of its own in their place.
+// The nccl* names, for a program that does not define them itself.
 WORKSHOP_NCCL_CALLS(WORKSHOP_WEAK_TWIN)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of NCCL that make, end and describe communicators.
+// NCCL's functions that make, end and describe communicators.
 #include <mpi.h>
 #include <nccl.h>
 #include <workshop_cpu.h>
@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<bool> usable_mpi = true;
 
-// All communicators that ever were: keeps their memory reachable.
+// Makes a communicator. A list of all of them keeps their memory reachable.
 ncclComm* new_communicator(MPI_Comm mpi) {
   static std::mutex& mutex = *new std::mutex;
   static auto& all = *new std::vector<ncclComm*>;
@@ -62,21 +62,21 @@ void drain(const ncclComm& comm) {
   while (comm.called != comm.issued && !comm.aborted) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// The beginning of ncclUniqueId: which rank of the world brings the ranks of the communicator together.
+// The beginning of ncclUniqueId: the rank of the world at which the ranks of the communicator meet.
 struct Id {
   std::uint64_t magic;
   int root;
-  int number;  // of the ids that the root has made
+  int number;  // counts the ids that the root has made
 };
 constexpr std::uint64_t kIdMagic = 0x776f726b73686f70;
 
-// A rank of the new communicator, and the rank of the world that has it.
+// A rank of the new communicator, and the same process's rank in the world.
 struct Member {
   int rank;
   int world;
 };
 
-// On the root: the ranks of the world in the order of the new communicator, -1 in place of them if that makes no sense.
+// On the root: collects the ranks of the world in the order of the new communicator; all -1 if two have the same rank.
 std::vector<int> collect_members(const Member& self, int nranks, int tag, std::vector<int>& senders) {
   std::vector<int> order(nranks, -1);
   bool unique = true;
@@ -95,7 +95,7 @@ std::vector<int> collect_members(const Member& self, int nranks, int tag, std::v
   return order;
 }
 
-// The ranks of the world that make the new communicator, in its order.
+// Returns the ranks of the world that make the new communicator, in its order.
 std::vector<int> meet(const Id& id, int nranks, const Member& self, int tag) {
   std::vector<int> order(nranks, -1);
   if (self.world == id.root) {
@@ -109,7 +109,7 @@ std::vector<int> meet(const Id& id, int nranks, const Member& self, int tag) {
   return order;
 }
 
-// A communicator of part of the world: its ranks meet at the one that made the id.
+// Makes a communicator of part of the world: its ranks meet at the one that made the id.
 ncclResult_t create_from_members(const Id& id, int nranks, int rank, MPI_Comm* created) {
   constexpr int kFirstTag = 1 << 10, kTags = 1 << 12;
   const int tag = kFirstTag + 2 * (id.number % kTags);
@@ -142,7 +142,7 @@ ncclResult_t check_live(const ncclComm* comm) {
   const ncclResult_t result = check_communicator(comm);
   if (result != ncclSuccess) return result;
   if (comm->state == ncclComm::finalized) return error(ncclInvalidUsage, "the communicator was finalized");
-  return comm->async_error;  // its text is kept already
+  return comm->async_error;  // its text is already stored
 }
 
 void asynchronous_error(ncclComm& comm, ncclResult_t result) {
@@ -226,15 +226,15 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-// Ends the operation under way, if any, and drops those still in a queue. The communicator of MPI stays as it is:
-// others may still be using it.
+// Ends the running operation, if any, and drops those that are still queued. MPI's communicator is not freed, because
+// other ranks may still use it.
 ncclResult_t pncclCommAbort(ncclComm_t comm) {
   const ncclResult_t result = check_communicator(comm);
   if (result != ncclSuccess) return result;
   comm->state = ncclComm::destroyed;
   if (comm->called != comm->issued) mpi_unusable();
   comm->aborted = true;
-  // An operation that polls sees that by itself. One inside a blocking call of MPI loses its worker.
+  // An operation that polls notices it by itself. One inside a blocking MPI call loses its worker.
   while (comm->running) {
     StreamWorker* worker = comm->collective;
     if (worker != nullptr && abandon(*worker)) break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory NCCL's operations use, and whether anything orders that.
+// The memory that NCCL's operations use, and the check of its order.
 #include <algorithm>
 
 #include "backend_cpu/nccl_operations.h"

@@ -87,7 +87,7 @@ const DataType& data_type(ncclDataType_t type) {
                                    {4, MPI_UINT32_T, divide_all<std::uint32_t>},
                                    {8, MPI_INT64_T, divide_all<std::int64_t>},
                                    {8, MPI_UINT64_T, divide_all<std::uint64_t>},
-                                   {},  // ncclFloat16 is not there
+                                   {},  // ncclFloat16 is not supported
                                    {4, MPI_FLOAT, divide_all<float>},
                                    {8, MPI_DOUBLE, divide_all<double>},
                                    {2, MPI_UINT16_T, divide_all_bfloat16}};  // reduced by the functions above
@@ -99,15 +99,15 @@ const DataType& data_type(ncclDataType_t type) {
 
 bool is_collective(Kind kind) { return kind != Kind::send && kind != Kind::receive; }
 
-// On the root broadcast reads `from`, and `to` gets a copy.
+// Returns the buffer to broadcast. On the root that is `from`, and `to` gets a copy.
 void* broadcast_buffer(const Operation& o) {
   if (o.comm->rank != o.root) return o.to;
   if (o.from != o.to && o.count > 0) std::memcpy(o.to, o.from, o.count * element_size(o.type));
   return const_cast<void*>(o.from);
 }
 
-// Starts an operation, or, without `request`, carries out a collective. Blocking collectives take half the time of
-// nonblocking ones for small messages, which is why both are here.
+// Starts an operation or, without `request`, runs a collective to its end. Both are here because for small messages,
+// blocking collectives take half the time of nonblocking ones.
 int call(const Operation& o, MPI_Request* request) {
   const int n = static_cast<int>(o.count);
   const MPI_Datatype type = data_type(o.type).mpi;
@@ -128,8 +128,8 @@ int call(const Operation& o, MPI_Request* request) {
       return run(MPI_Allreduce, MPI_Iallreduce, from, o.to, n, type, mpi_op(o.op, o.type), comm);
     }
     case Kind::reduce_scatter: {
-      // In place the result is this rank's part of `from`, which is not what MPI_IN_PLACE means. Open MPI has read all
-      // of `from` before it writes the result, so that the two may overlap; the conformance suite watches over that.
+      // In place, the result is this rank's part of `from`; MPI_IN_PLACE means something different. Open MPI reads all
+      // of `from` before it writes the result, so the two may overlap; the conformance suite checks that.
       return run(MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, o.from, o.to, n, type, mpi_op(o.op, o.type),
                  comm);
     }
@@ -147,7 +147,7 @@ int call(const Operation& o, MPI_Request* request) {
       void* to = is_root && o.to == part(o.from, o, o.root) ? MPI_IN_PLACE : o.to;
       return run(MPI_Scatter, MPI_Iscatter, is_root ? o.from : nullptr, n, type, to, n, type, o.root, comm);
     }
-    // Synchronous, whatever the size: a send ends when its receive has begun, as NCCL's does.
+    // Synchronous for any size: a send ends when its receive has begun, as in NCCL.
     case Kind::send:
       return MPI_Issend(o.from, n, type, o.root, kTag, comm, request);
     case Kind::receive:
@@ -160,7 +160,7 @@ void check_status(const Operation& o, int status, const char* what) {
   if (status != MPI_SUCCESS) asynchronous_error(*o.comm, mpi_error(status, what));
 }
 
-// MPI takes a message that is too short without a word.
+// MPI reports no error for a message that is too short.
 void check_received(const Operation& o, const MPI_Status& status) {
   int received = 0;
   MPI_Get_count(&status, data_type(o.type).mpi, &received);
@@ -172,14 +172,14 @@ void check_received(const Operation& o, const MPI_Status& status) {
 void complete(const Operation& o) {
   const bool has_result = o.kind == Kind::all_reduce || o.kind == Kind::reduce_scatter ||
                           (o.kind == Kind::reduce && o.comm->rank == o.root);
-  // ncclAvg is a sum that is scaled by 1/n. NCCL scales floating-point values first; where n is a power of two, so that
-  // scaling is exact, both give the same bits.
+  // ncclAvg is a sum, scaled by 1/P. NCCL scales floating-point values first. If P is a power of two, scaling is exact,
+  // and both give the same bits.
   if (has_result && o.op == ncclAvg) data_type(o.type).divide(o.to, o.count, o.comm->size);
 }
 
 // ---- taking turns --------------------------------------------------------------------------------------------------
 
-// Waits for the operation's turn; false where there will be none, because the communicator was aborted.
+// Waits for the operation's turn. Returns false if the communicator was aborted.
 bool begin_turn(ncclComm& comm, std::uint64_t ticket) {
   for (int polls = 0; comm.called.load() != ticket && !comm.aborted;) pause_polling(polls);
   comm.running = true;
@@ -195,8 +195,8 @@ void end_turn(ncclComm& comm, std::uint64_t ticket) {
 
 // ---- operations on a worker ----------------------------------------------------------------------------------------
 
-// Buffers that overlap and are not in place: each version of MPI leaves something else there. The result is that of
-// buffers that are apart, so that a mistake looks the same everywhere.
+// Copies `from` if the buffers overlap and are not in place. The result is then that of separate buffers, so that a
+// mistake looks the same everywhere; each version of MPI would leave something different.
 std::vector<std::byte> apart(Operation& o) {
   if (o.kind == Kind::reduce_scatter || !overlaps_itself(o)) return {};  // see call()
   const ByteRange from = ranges_of(o)[0];
@@ -206,7 +206,7 @@ std::vector<std::byte> apart(Operation& o) {
   return copy;
 }
 
-// An abandoned worker never gets past the end of the section, so it does not touch the result either.
+// An abandoned worker never passes the end of the section, so it does not touch the result either.
 void run_collective(Operation o) {
   const std::vector<std::byte> copy = apart(o);
   int status = MPI_SUCCESS;
@@ -222,7 +222,7 @@ void run_collective(Operation o) {
   if (simulates()) pass_time({o});
 }
 
-// A receive must not write into a buffer that its owner may free now. MPI cannot cancel anything else.
+// Cancels receives, which must not write into buffers that their owner may free now. MPI can cancel nothing else.
 void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& requests) {
   for (std::size_t i = 0; i < operations.size(); ++i) {
     if (requests[i] == MPI_REQUEST_NULL || operations[i].kind != Kind::receive) continue;
@@ -231,7 +231,7 @@ void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& 
   }
 }
 
-// Starts all operations, then waits for all: no order among them can make them wait for each other.
+// Starts all operations, then waits for all of them, so they cannot wait for each other in any order.
 void run_together(const std::vector<Operation>& operations) {
   std::vector<MPI_Request> requests(operations.size(), MPI_REQUEST_NULL);
   std::vector<MPI_Status> statuses(operations.size());
@@ -270,7 +270,7 @@ void run_group(const Group& group) {
   const auto begun = std::find_if_not(group.tickets.begin(), group.tickets.end(),
                                       [](const Ticket& ticket) { return begin_turn(*ticket.comm, ticket.number); });
   if (begun == group.tickets.end()) run_together(group.operations);
-  // Where one communicator was aborted, the whole group ends.
+  // If one communicator was aborted, the whole group ends.
   std::for_each(group.tickets.begin(), begun, [](const Ticket& ticket) { end_turn(*ticket.comm, ticket.number); });
   std::for_each(begun, group.tickets.end(), [](const Ticket& ticket) {
     if (ticket.comm->aborted) return;
@@ -298,8 +298,8 @@ Group make_group(const std::vector<GroupedOperation>& grouped) {
 
 }  // namespace
 
-// At first the core goes to whoever wants it; who has waited for about a millisecond sleeps in between, so that ranks
-// which wait long leave the cores alone.
+// At first, yields the core to other threads. After about a millisecond, sleeps between polls, so that ranks that wait
+// for long leave the cores to others.
 void pause_polling(int& polls) {
   if (++polls < 2000) {
     sched_yield();
@@ -323,7 +323,7 @@ void issue(const GroupedOperation& issued) {
   std::unique_lock lock(issue_mutex());
   const std::uint64_t ticket = operation.comm->issued++;
   const Position end = enqueue(stream, [queued = operation, ticket] {
-    const Operation o = queued;  // if this worker is abandoned, the queue's copy will be overwritten
+    const Operation o = queued;  // a copy: the queue's is overwritten if this worker is abandoned
     if (!begin_turn(*o.comm, ticket)) return;
     run_collective(o);
     end_turn(*o.comm, ticket);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How NCCL's operations run: on the worker of a stream, as calls of MPI.
+// How NCCL's operations run: on the worker of a stream, as MPI calls.
 #pragma once
 
 #include <mpi.h>
@@ -18,7 +18,7 @@
 #include "backend_cpu/simulation.h"
 #include "backend_cpu/stream.h"
 
-// A communicator is never freed, only marked, so that a call with one that was destroyed is an error, not a crash.
+// A communicator is never freed, only marked, so a call with a destroyed one is an error, not a crash.
 namespace workshop::cpu {
 enum class Kind : std::uint8_t;
 }
@@ -36,16 +36,16 @@ struct ncclComm {
   int size = 1;
   int device = 0;
 
-  // With WORKSHOP_BLOCKING: where hosts meet, and the peers to which a message has been sent, or received from.
+  // With WORKSHOP_BLOCKING: the communicator on which hosts meet, and the peers connected so far, per direction.
   MPI_Comm hosts = MPI_COMM_NULL;
   std::set<std::pair<workshop::cpu::Kind, int>> connected;
 
-  // Operations of one communicator run in the order in which they were issued, whichever stream they are on: each takes
-  // a ticket when it is issued, and runs when the ticket is called.
+  // Operations of one communicator run in the order in which they were issued, on any streams: each takes a ticket when
+  // it is issued, and runs when the ticket is called.
   std::atomic<std::uint64_t> issued = 0;
   std::atomic<std::uint64_t> called = 0;
-  std::atomic<bool> running = false;                               // an operation's turn has come
-  std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // who is inside a blocking collective of MPI
+  std::atomic<bool> running = false;                               // an operation is running
+  std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // the worker in a blocking MPI collective
 };
 
 namespace workshop::cpu {
@@ -74,32 +74,32 @@ struct Operation {
   ncclComm* comm;
 };
 
-// The memory that an operation uses on this rank.
+// Returns the memory that an operation uses on this rank.
 std::array<ByteRange, 2> ranges_of(const Operation& operation);
 
-// Where rank's part of a buffer of one part a rank begins.
+// Returns where the rank's part of a buffer with one part per rank begins.
 const void* part(const void* buffer, const Operation& operation, int rank);
 
-// Do its buffers overlap without being in place (docs of NCCL, "In-place Operations")?
+// Whether its buffers overlap without being in place (docs of NCCL, "In-place Operations").
 bool overlaps_itself(const Operation& operation);
 
-// An operation and the stream that it was issued on, inside a group, and where.
+// An operation, the stream that it was issued on, and the place in the program.
 struct GroupedOperation {
   Operation operation;
   cudaStream_t stream;
   SourceCall site;
 };
 
-// Asks the order checker. A group's operations are one operation on all of their streams, but those of each
-// communicator by themselves: NCCL has a kernel for each.
+// Checks the order of a group. Its operations of one communicator are one operation on all of their streams, because
+// NCCL has one kernel per communicator.
 void check_order(const std::vector<GroupedOperation>& grouped);
-// The same of an operation's two buffers: ends the program if they overlap and are not in place.
+// Checks the two buffers of an operation: ends the program if they overlap and are not in place.
 void check_in_place(const Operation& operation, const char* function);
 
-// Takes the time of operations that run together, on a simulated machine.
+// Adds the time of operations that run together, on a simulated machine.
 void pass_time(const std::vector<Operation>& operations);
 
-// The time between two looks at something that another stream or rank does.
+// Pauses between two polls of something that a different stream or rank does.
 void pause_polling(int& polls);
 bool any_aborted(const std::vector<Operation>& operations);
 
@@ -107,17 +107,17 @@ bool any_aborted(const std::vector<Operation>& operations);
 void issue(const GroupedOperation& operation);
 void issue_group(const std::vector<GroupedOperation>& group);
 
-// Size in bytes of an element; 0 for what is no data type.
+// Returns the size of an element in bytes; 0 for an invalid data type.
 std::size_t element_size(ncclDataType_t type);
 
-// Keeps the text for ncclGetLastError and returns `result`.
+// Stores the text for ncclGetLastError and returns `result`.
 [[gnu::format(printf, 2, 3)]] ncclResult_t error(ncclResult_t result, const char* format, ...);
 
-// The same for an error of MPI, and for an error that ncclCommGetAsyncError is to tell.
+// The same for an error of MPI, and for an error that ncclCommGetAsyncError reports.
 ncclResult_t mpi_error(int status, const char* what);
 void asynchronous_error(ncclComm& comm, ncclResult_t result);
 
-// Notes that an operation was abandoned: see workshop_cpu.h.
+// Notes that an operation was abandoned: see mpi_usable() in workshop_cpu.h.
 void mpi_unusable();
 
 // ---- checks of arguments -------------------------------------------------------------------------------------------
@@ -129,5 +129,5 @@ ncclResult_t refuse_in_group(const char* function);
 
 }  // namespace workshop::cpu
 
-// The nccl* names, for a program that puts nothing of its own in their place.
+// The nccl* names, for a program that does not define them itself.
 #define WORKSHOP_WEAK_TWIN(name) extern "C" [[gnu::weak, gnu::alias("pnccl" #name)]] decltype(pnccl##name) nccl##name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long NCCL's operations take on a simulated machine: they begin when the last of their ranks does.
+// How long NCCL's operations take on a simulated machine. They begin when the last of their ranks begins.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kFromSender = 1, kFromReceiver = 2;  // tags
 
-// The ranks of the world that the members of a communicator are.
+// Returns the ranks in the world of a communicator's members.
 std::vector<int> ranks_of_world(const ncclComm& comm) {
   MPI_Group world, members;
   MPI_Comm_group(MPI_COMM_WORLD, &world);
@@ -28,7 +28,7 @@ std::vector<int> ranks_of_world(const ncclComm& comm) {
 
 bool is_message(const Operation& o) { return o.kind == Kind::send || o.kind == Kind::receive; }
 
-// Does the operation leave this rank's node?
+// Whether the operation leaves this rank's node.
 bool leaves_node(const Operation& o) {
   const int node = simulated_machine()->node;
   const std::vector<int> world = ranks_of_world(*o.comm);
@@ -60,8 +60,8 @@ Duration time_of(const Operation& o, const LinkSpeed& link) {
   return {};
 }
 
-// When operations that run together begin and end. Their messages share the link: in each direction all of them have
-// arrived when their bytes have.
+// When operations that run together begin and end. Their messages share the link, so in each direction all of them
+// arrive when all their bytes have arrived.
 class Times {
  public:
   explicit Times(const std::vector<Operation>& operations) {
@@ -76,18 +76,18 @@ class Times {
     for (std::size_t i = 0; i < operations.size(); ++i) tell(operations[i], parts_[i]);
   }
 
-  // Have the other ranks told when they begin, and for how long their links are busy?
+  // Whether all other ranks have sent when they begin, and for how long their links are busy.
   bool known() {
     int done = 0;
     MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
     return done != 0;
   }
 
-  // When the last of them ends.
+  // Returns when the last operation ends.
   Moment end() const {
     Moment last = moment();
     for (const bool between : {false, true}) {
-      double delay = 0;  // by what other streams have on this rank's link
+      double delay = 0;  // because other streams use this rank's link
       for (const Direction direction : {Direction::out, Direction::in})
         delay = std::max(delay, wait_for_link(between, direction));
       for (const Part& part : parts_) {
@@ -100,19 +100,19 @@ class Times {
   }
 
  private:
-  // Of a rank: seconds since its clock's zero, and seconds that its link takes for all that it has to send or receive.
+  // Of one rank: when it begins, in seconds of its clock, and how long its link needs to send or receive everything.
   struct Ends {
     double begins = 0, busy = 0;
   };
   struct Part {
     double latency;
     bool between, sends, receives;
-    Ends mine, latest;  // latest: of all ranks that take part
+    Ends mine, latest;  // latest: the maximum over the ranks of the operation
   };
 
   static Moment beginning(const Part& part) { return later(Moment(), std::max(part.mine.begins, part.latest.begins)); }
 
-  // The seconds by which the link's work ends later than if there were no other.
+  // Returns by how many seconds the link ends later because other streams use it too.
   double wait_for_link(bool between, Direction direction) const {
     const double busy = busy_[between][direction == Direction::out ? 0 : 1];
     Moment begin;
@@ -148,7 +148,7 @@ void pass_time(const std::vector<Operation>& operations) {
   auto times = std::make_unique<Times>(operations);
   for (int polls = 0; !times->known(); pause_polling(polls)) {
     if (!any_aborted(operations)) continue;
-    static_cast<void>(times.release());  // MPI may still write there
+    static_cast<void>(times.release());  // not freed: MPI may still write there
     return;
   }
   wait_until(times->end());

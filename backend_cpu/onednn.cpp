@@ -32,7 +32,7 @@ const OneDnn& onednn() {
   return library;
 }
 
-// oneDNN's matrices are in row-major order: a product in column-major order is op(B)ᵀ op(A)ᵀ there.
+// oneDNN's matrices are in row-major order, so a column-major product becomes op(B)ᵀ op(A)ᵀ.
 void product(CBLAS_LAYOUT, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, blasint m, blasint n, blasint k, float alpha,
              const float* a, blasint lda, const float* b, blasint ldb, float beta, float* c, blasint ldc) {
   thread_local const bool alone = (onednn().set_threads(1), true);

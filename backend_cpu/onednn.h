@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneDNN, with which the cpu backend computes large products of matrices.
+// oneDNN, which the cpu backend uses for large matrix products.
 #pragma once
 
 #include <cblas.h>
 
 namespace workshop::cpu {
 
-// The product for large matrices: oneDNN's, a tenth faster than OpenBLAS's where one of the matrices is narrow, as most
-// are in a step of training. OpenBLAS's where the processor has no AVX2 or the library cannot be loaded. Takes what
-// cblas_sgemm takes with matrices in column-major order, and computes on the calling thread alone. Loads the library at
-// the first call, which takes some milliseconds that a program with small products does not need.
+// Returns the product for large matrices: oneDNN's, a tenth faster than OpenBLAS's if one of the matrices is narrow, as
+// most are in a training step. OpenBLAS's if the processor has no AVX2 or the library cannot be loaded. The function
+// takes the arguments of cblas_sgemm, with matrices in column-major order, and computes only on the calling thread. The
+// first call loads the library, which takes some milliseconds that a program with small products does not need.
 decltype(&cblas_sgemm) large_sgemm();
 
 }  // namespace workshop::cpu

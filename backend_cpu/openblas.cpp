@@ -13,8 +13,8 @@
 namespace workshop::cpu {
 namespace {
 
-// Not linked to the program but loaded by it, because what OpenBLAS does when it is loaded depends on the environment:
-// with several threads it starts them, and cannot be had to choose its kernels again while they run (0.3.29 crashes).
+// Loaded by the program, not linked to it, because OpenBLAS reads the environment when it is loaded: with several
+// threads it starts them, and choosing its kernels again while they run crashes (0.3.29).
 class Library {
  public:
   Library() {
@@ -44,8 +44,8 @@ class Library {
   }
 
 #ifdef __x86_64__
-  // Kernels by the instructions they use, the names being those of OPENBLAS_CORETYPE and openblas_get_corename().
-  // Cooperlake's differ from SkylakeX's in bfloat16; their float32 products are no faster (measured: 3 to 10 % slower).
+  // Kernels by the instructions that they use. The names are those of OPENBLAS_CORETYPE and openblas_get_corename().
+  // Cooperlake's differ from SkylakeX's in bfloat16; their float32 products are 3 to 10 % slower (measured).
   static constexpr std::array<std::string_view, 2> kAvx512 = {"SkylakeX", "SapphireRapids"};
   static constexpr std::array<std::string_view, 2> kAvx2 = {"Haswell", "Zen"};
 
@@ -54,20 +54,20 @@ class Library {
     return chosen == names[0] || chosen == names[1];
   }
 
-  // Loads the kernels of that name, if the library has them. What OpenBLAS does when it is loaded and unloaded is not
-  // in its headers, and not there if it was built for one processor.
+  // Loads the kernels of that name, if the library has them. The functions that OpenBLAS calls when it is loaded and
+  // unloaded are not in its headers, and are missing if it was built for a single processor.
   void choose(std::string_view name) const {
     const auto init = find<void (*)()>("gotoblas_init"), quit = find<void (*)()>("gotoblas_quit");
     if (init == nullptr || quit == nullptr) return;
     quit();
     setenv("OPENBLAS_CORETYPE", name.data(), 1);
     init();
-    unsetenv("OPENBLAS_CORETYPE");  // it speaks for this process, not for those that it starts
+    unsetenv("OPENBLAS_CORETYPE");  // it is meant for this process, not for those that it starts
   }
 
   void choose_kernels() const {
     if (std::getenv("OPENBLAS_CORETYPE") != nullptr) return;
-    // These ask the operating system too whether it keeps the registers.
+    // These also ask the operating system whether it saves the registers.
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

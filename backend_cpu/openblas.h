@@ -6,8 +6,8 @@
 
 namespace workshop::cpu {
 
-// The functions that cuBLAS needs. Has OpenBLAS use one thread, as products are divided among the rank's cores
-// there.
+// The functions that cuBLAS needs. OpenBLAS uses one thread here, because cuBLAS divides products among the rank's
+// cores.
 struct OpenBlas {
   decltype(&cblas_sgemm) sgemm;
   decltype(&cblas_sgemv) sgemv;
@@ -17,12 +17,12 @@ struct OpenBlas {
   decltype(&cblas_scopy) scopy;
 };
 
-// Loads OpenBLAS at the first call, and replaces the kernels that it chose if they are for a lesser processor. OpenBLAS
-// goes by the processor's model number and falls back to kernels of 2004 for one that it does not know yet
-// (OpenMathLib/OpenBLAS#4267), a fifth as fast. What the user asks for with OPENBLAS_CORETYPE stays.
+// Loads OpenBLAS at the first call, and replaces the kernels that it chose if they are for an older processor. OpenBLAS
+// goes by the processor's model number. For a model that it does not know yet, it falls back to kernels of 2004
+// (OpenMathLib/OpenBLAS#4267), a fifth as fast. A setting in OPENBLAS_CORETYPE is kept.
 const OpenBlas& openblas();
 
-// y = alpha op(A) x + beta y in column-major order, where OpenBLAS by itself would keep a NaN of y although beta is 0.
+// Computes y = alpha op(A) x + beta y in column-major order. OpenBLAS by itself would keep a NaN in y if beta is 0.
 void gemv(CBLAS_TRANSPOSE trans, int m, int n, float alpha, const float* a, int lda, const float* x, int incx,
           float beta, float* y, int incy);
 

@@ -23,14 +23,14 @@ namespace {
 
 const std::thread::id main_thread = std::this_thread::get_id();
 
-// An operation: the number-th of a lane. A stream has a lane as long as it lives.
+// An operation of a lane, by its number. A stream has a lane as long as it lives.
 struct Time {
   std::size_t lane = 0;
   std::uint64_t number = 0;  // from 1 on
   bool operator==(const Time&) const = default;
 };
 
-// How many operations of each lane come before.
+// The number of operations of each lane that come before.
 class Clock {
  public:
   std::uint64_t at(std::size_t lane) const { return lane < numbers_.size() ? numbers_[lane] : 0; }
@@ -48,7 +48,7 @@ class Clock {
   std::vector<std::uint64_t> numbers_;
 };
 
-// A use of memory by an operation, and which of the grouped calls that make up the operation it is.
+// A use of memory by an operation, with the index of the call if the operation is a group.
 struct Access {
   ByteRange range;
   Time time;
@@ -61,7 +61,7 @@ struct Access {
 // An event that was recorded, or a wait for it.
 struct Mark {
   Clock clock;
-  Time time;  // the operation of the lane that came last before it
+  Time time;  // the last operation of the lane before it
   SourceCall site{"", "", 0};
   std::uint64_t moment = 0;  // 0: never recorded
 };
@@ -77,7 +77,7 @@ struct Lane {
   bool legacy = false;    // the legacy default stream of its device
   bool blocking = false;  // ordered with that one
   Clock clock = {};
-  // The program's last record and wait on it, for what is said about a mistake.
+  // The program's last record and wait on this lane, for the message about a mistake.
   Mark recorded = {};
   Wait waited = {};
 };
@@ -102,7 +102,7 @@ class Checker {
   }
 
   void stream_created(cudaStream_t stream, bool blocking) {
-    // The lane of a stream whose work the host has waited for is taken again.
+    // Reuses the lane of a destroyed stream whose work the host has waited for.
     auto lane =
         std::find_if(free_.begin(), free_.end(), [&](std::size_t l) { return host_.at(l) >= lanes_[l].clock.at(l); });
     std::size_t index = lanes_.size();
@@ -185,7 +185,7 @@ class Checker {
     return lane->second;
   }
 
-  // The clock of a lane once it has all that comes before its next operation.
+  // Brings a lane's clock up to everything that comes before its next operation, and returns it.
   const Clock& reach(std::size_t index) {
     Lane& lane = lanes_[index];
     lane.clock.join(host_);
@@ -196,8 +196,8 @@ class Checker {
     return lane.clock;
   }
 
-  // Compares with the accesses before, and drops those that tell no more than this one does: what is not ordered behind
-  // such a one will not be behind this one either.
+  // Compares an access with the earlier ones, and drops those that it makes redundant: an operation that is not ordered
+  // after such an access will not be ordered after this one either.
   void add(const Access& access, const Clock& clock) {
     const std::optional<MemoryBlock> block = find_block(access.range.begin);
     std::vector<Access>& before = block ? accesses_[block->begin] : elsewhere_;
@@ -220,7 +220,7 @@ class Checker {
     return (a.range.writes || b.range.writes) && overlap(a.range, b.range);
   }
 
-  // For tests: as if the program did not have the record or the wait at this place.
+  // For tests: whether to ignore the record or wait at this place, as if the program did not have it.
   static bool ignored(const SourceCall& site) {
     static const char* where = std::getenv("WORKSHOP_ORDER_IGNORE");
     return where != nullptr && place(site) == where;
@@ -246,12 +246,12 @@ class Checker {
     }
     if (to.waited.moment > first.moment && to.waited.mark.moment == 0) {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
-             " was not recorded by then, and such a wait is none";
+             " had not been recorded yet, so this wait has no effect";
     }
     std::string advice;
-    if (from.legacy != to.legacy) {  // most likely a stream that was forgotten
-      advice = "is " + place_of((from.legacy ? first : second).site) + " to be on " + (from.legacy ? to : from).name +
-               ", not on the default stream? Else ";
+    if (from.legacy != to.legacy) {  // most likely, the stream argument was forgotten
+      advice = "should " + place_of((from.legacy ? first : second).site) + " be on " + (from.legacy ? to : from).name +
+               ", not on the default stream? Otherwise ";
     }
     advice += "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
               " wait for it before " + place_of(second.site);
@@ -279,9 +279,9 @@ class Checker {
   std::vector<std::size_t> free_;      // lanes of streams that were destroyed
   std::unordered_map<cudaStream_t, std::size_t> lane_of_;
   std::unordered_map<cudaEvent_t, Mark> events_;
-  std::unordered_map<const void*, Clock> communicators_;      // of the last operation of each
+  std::unordered_map<const void*, Clock> communicators_;      // the clock of each one's last operation
   std::map<const std::byte*, std::vector<Access>> accesses_;  // by block
-  std::vector<Access> elsewhere_;                             // in other memory of the host
+  std::vector<Access> elsewhere_;                             // to other memory of the host
   std::uint64_t now_ = 1;
   int streams_ = 0;
 };

@@ -16,7 +16,7 @@ namespace {
 
 std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Whether the bytes [begin, end) meet a piece of the range: the first piece that ends behind `begin` decides.
+// Whether the bytes [begin, end) overlap a piece of the range. The first piece that ends after `begin` decides.
 bool meets(const ByteRange& range, std::uintptr_t begin, std::uintptr_t end) {
   const std::uintptr_t first = address(range.begin);
   if (end <= first || begin >= first + range.extent()) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the functions of the CUDA runtime share.
+// Shared by the functions of the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,19 +19,19 @@ inline cudaError_t result(cudaError_t error) {
   return error;
 }
 
-// Creating something opens a context on the current device.
+// Returns the current device and notes that the process uses it. Call when something is created on it.
 int use_current_device();
 
 inline constexpr int kMaxDevices = 1024;
 bool is_device(int device);
 
-// Of each device that the process uses: WORKSHOP_DEVICE_MEMORY bytes.
+// Memory of each device that the process uses: WORKSHOP_DEVICE_MEMORY bytes.
 std::size_t device_memory();
 
-// The device of a stream; each device has a legacy default stream.
+// Returns the device of a stream; for the legacy default stream (null), the current device.
 int device_of(cudaStream_t stream);
 
-// counters().handles
+// Returns counters().handles.
 int most_handles();
 
 // Adds one to counters().allocations.
@@ -42,10 +42,10 @@ void check_guards();
 
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);
-// Waits for all streams of a device, or of all of them. For the order checker only what is on the devices `in_order` is
-// done then: what a program may rely on.
+// Waits for all streams of a device, or of all devices. For the order checker, only the work on `in_order` is done
+// then: that is what a program may rely on.
 void synchronize_device(int device, int in_order);
-// The same, and nothing for the order checker.
+// The same, without telling the order checker.
 void wait_for_device(int device);
 
 }  // namespace workshop::cpu

@@ -19,7 +19,7 @@ thread_local Moment now_simulated;
 
 // ---- reading a description -----------------------------------------------------------------------------------------
 
-// "20us" with the units of time, "500G" with those of a rate: the number, and what follows it.
+// Parses a number with a unit: "20us" with the units of time, "500G" with those of a rate.
 std::optional<double> number_with_unit(const std::string& text, const std::map<std::string, double>& units) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
@@ -44,7 +44,7 @@ std::optional<LinkSpeed> link_speed(const std::string& text) {
   return LinkSpeed{*latency, 1 / *bandwidth};
 }
 
-// Sets what "name=value" says; false where it makes no sense.
+// Sets the part that "name=value" describes. Returns false if it makes no sense.
 bool set_part(const std::string& name, const std::string& value, SimulatedMachine& machine) {
   if (name == "compute") {
     const auto speed = rate(value, "");
@@ -63,10 +63,10 @@ bool set_part(const std::string& name, const std::string& value, SimulatedMachin
   return speed.has_value();
 }
 
-// ---- what only one can use at a time -------------------------------------------------------------------------------
+// ---- resources with one user at a time -----------------------------------------------------------------------------
 
-// The device, or a direction of a link. Who comes first here need not be the first there, so each gets the first gap
-// that is long enough.
+// The device, or one direction of a link. The first to ask here need not be the first on the simulated machine, so each
+// gets the first gap that is long enough.
 class Resource {
  public:
   Moment use(Moment earliest, double seconds) {
@@ -86,7 +86,7 @@ class Resource {
  private:
   static constexpr std::size_t kRemembered = 256;
   std::mutex mutex_;
-  std::map<Moment, Moment> busy_;  // end and begin
+  std::map<Moment, Moment> busy_;  // begins, by their ends
 };
 
 // Never destroyed: the streams' threads run until the process ends.

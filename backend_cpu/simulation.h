@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine that this one stands for, WORKSHOP_SIMULATE="compute=500G,link=5us+1G/s,node=4,between=20us+100M/s". What
-// is computed and sent is computed and sent here; how long that takes there is added up beside it, and is what events
-// tell.
+// A simulated machine, WORKSHOP_SIMULATE="compute=500G,link=5us+1G/s,node=4,between=20us+100M/s". Everything is
+// computed and sent here, as usual. In addition, the backend adds up how long it would take there, and events report
+// those times.
 //
-// Each stream, and each thread of the host, has a clock of its own that starts at 0. An operation begins when the one
-// before it on its stream has ended, when the host has enqueued it, and when what it waits for has ended. A kernel
-// takes its operations divided by the speed of the device, which has one kernel at a time. A message takes the latency
+// Each stream, and each thread of the host, has its own clock that starts at 0. An operation begins when the previous
+// one on its stream has ended, when the host has enqueued it, and when the work that it waits for has ended. A kernel
+// takes its operations divided by the speed of the device, which runs one kernel at a time. A message takes the latency
 // of its link, and its bytes divided by the bandwidth, which messages of a rank in the same direction share. A
 // collective takes the steps of its ring or tree, from when the last of its ranks begins. The host takes no time. So
-// what is told does not depend on how fast this machine is, and nothing has to wait for it.
+// the times do not depend on how fast this machine is, and nothing has to wait for them.
 #pragma once
 
 #include <chrono>
@@ -22,24 +22,24 @@ namespace workshop::cpu {
 using Moment = std::chrono::steady_clock::time_point;
 
 struct LinkSpeed {
-  double latency = 0;           // seconds a message
+  double latency = 0;           // seconds per message
   double seconds_per_byte = 0;  // 1 / bandwidth
 };
 
 struct SimulatedMachine {
   double seconds_per_operation = 0;
-  LinkSpeed link, between;                     // of ranks on a node; of ranks on different nodes
-  int node = std::numeric_limits<int>::max();  // ranks of the world on a node
+  LinkSpeed link, between;                     // between ranks on one node; between ranks on different nodes
+  int node = std::numeric_limits<int>::max();  // ranks of the world per node
 };
 
-// The machine that `text` describes, or what is wrong with it.
+// The machine that a text describes, or the part of the text that is wrong.
 struct ParsedMachine {
   std::optional<SimulatedMachine> machine;
   std::string error;
 };
 ParsedMachine parse_machine(const std::string& text);
 
-// What WORKSHOP_SIMULATE asks for; null where it is not set.
+// Returns the machine of WORKSHOP_SIMULATE; null if it is not set.
 const SimulatedMachine* read_machine();
 inline const SimulatedMachine* simulated_machine() {
   static const SimulatedMachine* const instance = read_machine();
@@ -51,7 +51,7 @@ inline bool simulates() { return simulated_machine() != nullptr; }
 struct Duration {
   double latency = 0, transfer = 0;
 };
-// `bytes` is the longest buffer that a rank takes part with, as in nccl-tests.
+// `bytes` is the size of the longest buffer of a rank, as in nccl-tests.
 enum class Pattern { all_reduce, part_per_rank, tree, through_root };
 Duration collective_time(Pattern pattern, int ranks, std::size_t bytes, const LinkSpeed& link);
 inline Duration message_time(std::size_t bytes, const LinkSpeed& link) {
@@ -61,14 +61,14 @@ inline Duration message_time(std::size_t bytes, const LinkSpeed& link) {
 // ---- the clock of the thread that calls ----------------------------------------------------------------------------
 
 Moment moment();
-// Something that the thread has waited for ended then.
+// Moves the clock on to `end`, when something that the thread has waited for has ended.
 void wait_until(Moment end);
 
-// Takes the time of a kernel on a device, or of a copy from one device of the process to another.
+// Adds the time of a kernel on a device, or of a copy from one device of the process to another.
 void simulate_kernel(double operations, int device);
 void simulate_copy(std::size_t bytes);
 
-// Takes `seconds` of the link in a direction, from `earliest` on; returns the end.
+// Occupies the link in a direction for `seconds`, from `earliest` on. Returns the end.
 enum class Direction { out, in };
 Moment use_link(Direction direction, bool between, Moment earliest, double seconds);
 

@@ -23,7 +23,7 @@ SourceCall no_call() { return {}; }
 
 void (*end_program)(const char* message) = end_process;
 SourceCall (*find_call)() = no_call;
-std::array<std::atomic<const char*>, 8> caretakers = {};  // parts of the paths of files
+std::array<std::atomic<const char*>, 8> caretakers = {};  // parts of paths, from looks_after_program()
 
 }  // namespace
 
@@ -53,7 +53,7 @@ std::string place(const SourceCall& call) {
 }
 
 bool of_the_program(const SourceCall& call) {
-  thread_local std::array<std::pair<const char*, bool>, 64> known = {};  // files, and whether they are
+  thread_local std::array<std::pair<const char*, bool>, 64> known = {};  // files, and whether they are the program's
   auto& [file, is] = known[reinterpret_cast<std::uintptr_t>(call.file) % known.size()];
   if (file != call.file) {
     is = std::ranges::none_of(caretakers, [&](const std::atomic<const char*>& caretaker) {

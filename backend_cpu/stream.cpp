@@ -18,12 +18,12 @@ namespace {
 thread_local StreamWorker* current_worker = nullptr;
 std::atomic<int> blocked_hosts = 0;  // threads that wait for room in a queue
 
-// All streams of the process. Like everything that a worker may touch it is never destroyed: workers run until the
-// process ends, also while the destructors of static objects run.
+// All streams of the process. Like everything that a worker may touch, it is never destroyed: workers run until the
+// process ends, even while the destructors of static objects run.
 struct Streams {
   std::mutex mutex;  // held while a blocking stream or a legacy default stream takes a new operation
   std::vector<CUstream_st*> all;
-  std::atomic<CUstream_st*> legacy[kMaxDevices] = {};  // made where it is first used
+  std::atomic<CUstream_st*> legacy[kMaxDevices] = {};  // made at their first use
 };
 
 Streams& streams() {
@@ -47,7 +47,7 @@ void push_wait(CUstream_st* stream, const Position& position) {
   stream->push([](void* copy) { (*static_cast<decltype(task)*>(copy))(); }, &task, sizeof task);
 }
 
-// Work on a device's legacy default stream comes after all earlier work of its blocking streams …
+// Work on a device's legacy default stream runs after all earlier work of its blocking streams …
 void join_blocking_streams(Streams& streams, CUstream_st* legacy) {
   for (CUstream_st* stream : streams.all) {
     const std::uint64_t pushed = stream->pushed();
@@ -57,7 +57,7 @@ void join_blocking_streams(Streams& streams, CUstream_st* legacy) {
   }
 }
 
-// … and work on a blocking stream after all earlier work of the legacy default stream.
+// … and work on a blocking stream runs after all earlier work of the legacy default stream.
 void join_legacy_stream(Streams& streams, CUstream_st* stream) {
   CUstream_st* legacy = streams.legacy[stream->device].load();
   if (legacy == nullptr) return;
@@ -118,7 +118,7 @@ Position mark(cudaStream_t handle) {
   CUstream_st* stream = resolve(handle);
   const std::uint64_t pushed = stream->pushed();
   if (!stream->legacy && !stream->blocking && pushed > 0) return {stream, pushed - 1};
-  return enqueue(handle, [] {});  // behind the work of the streams that this one waits for
+  return enqueue(handle, [] {});  // after the work of the streams that this one waits for
 }
 
 bool passed(const Position& position) { return position.stream->passed(position.number); }
@@ -225,7 +225,8 @@ std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   return number;
 }
 
-// Until a quarter of the queue is free: a host that woke up for every slot would take the processor from the worker.
+// Waits until a quarter of the queue is free: a host that wakes up for every slot would take the processor from the
+// worker.
 void CUstream_st::wait_for_room(std::uint64_t number) {
   ++blocked_hosts;
   wait_for(number - kSlots / 4 * 3);
@@ -241,7 +242,7 @@ void CUstream_st::wait_for(std::uint64_t number) {
   }
 }
 
-// Of operations that are long past it is not known, and does not matter.
+// The time of an operation long past is not known any more, and does not matter.
 CUstream_st::Moment CUstream_st::finished_at(std::uint64_t number) const {
   return head_.load() - number < kSlots ? finished_at_[number % kSlots].load() : Moment();
 }
@@ -279,7 +280,7 @@ void CUstream_st::work(StreamWorker* worker, std::uint64_t first) {
 }
 
 std::uint64_t CUstream_st::wait_for_work(std::uint64_t number) {
-  // A host that enqueues one operation after the other needs less than this for each: do not sleep between them.
+  // A host that enqueues one operation after the other needs less time than this per operation: do not sleep between.
   constexpr int kSpins = 1000;
   for (int spin = 0; spin < kSpins; ++spin) {
     if (const std::uint64_t tail = tail_.load(std::memory_order_acquire); tail != number) return tail;
@@ -292,11 +293,11 @@ std::uint64_t CUstream_st::wait_for_work(std::uint64_t number) {
   return tail_.load();
 }
 
-// Wakes others up only if one of them waits for this operation, because that costs more than most operations do.
+// Wakes other threads only if one of them waits for this operation, because waking costs more than most operations.
 void CUstream_st::finish(std::uint64_t number) {
   head_.store(number + 1);
   if (wanted_.load() > number) return;
-  wanted_ = kNone;  // who waits for a later one is woken up too, and says so again
+  wanted_ = kNone;  // threads that wait for a later operation are woken too, and call want() again
   ++finished_;
   finished_.notify_all();
 }

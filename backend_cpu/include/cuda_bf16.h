@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's bfloat16: the upper half of a float. As there, arithmetic of two of them rounds to one of them, and an
-// expression of one and a float is ambiguous: convert it.
+// CUDA's bfloat16: the upper half of a float. As in CUDA, arithmetic on two of them rounds to a bfloat16, and an
+// expression with a bfloat16 and a float is ambiguous: convert one of them.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,7 @@
 
 struct __nv_bfloat16 {
   __nv_bfloat16() = default;
-  // Rounded to the nearest, of two as near to the even one.
+  // Rounds to the nearest; ties to even.
   __nv_bfloat16(float value) {
     const auto all = std::bit_cast<std::uint32_t>(value);
     const bool is_nan = (all & 0x7fffffffu) > 0x7f800000u;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime API on a machine without a GPU: the part of it that the workshop uses, with the names, the values
-// and the semantics of the real header. See backend_cpu/semantics.md for what differs.
+// The CUDA runtime API on a machine without a GPU: the part that the workshop uses, with the names, values and
+// semantics of the real header. backend_cpu/semantics.md lists the differences.
 #pragma once
 
 #include <cmath>
@@ -84,7 +84,7 @@ enum cudaMemoryType {
 
 struct cudaPointerAttributes {
   enum cudaMemoryType type;
-  int device;  // that was current when the memory was allocated
+  int device;  // the current one when the memory was allocated
   void* devicePointer;
   void* hostPointer;
 };
@@ -151,16 +151,16 @@ cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
 
 namespace workshop::cpu {
 
-// Arguments of an operation are kept inside the stream's queue, so that enqueueing one allocates nothing.
+// Arguments of an operation are stored in the stream's queue, so enqueueing allocates nothing.
 inline constexpr std::size_t kTaskBytes = 176;
 
-// Enqueues `run(copy of task)` as a kernel. Its operations count where a machine is simulated (WORKSHOP_SIMULATE).
+// Enqueues `run(copy of task)` as a kernel. `operations` determines its time on a simulated machine.
 void enqueue_kernel(cudaStream_t stream, double operations, void (*run)(void*), const void* task, std::size_t bytes);
 
-// The kernel is about to be launched (WORKSHOP_BLOCKING).
+// Call when a kernel is about to be launched (WORKSHOP_BLOCKING).
 void load_kernel(const void* kernel);
 
-// True if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
+// Returns true if the calling thread may launch a kernel on the stream; otherwise cudaGetLastError() says why not.
 bool may_launch(cudaStream_t stream);
 
 // Enqueues a call of `kernel`, a function object that holds the arguments, as CUDA's <<<>>> does.
@@ -172,23 +172,23 @@ void enqueue_kernel(cudaStream_t stream, double operations, const Kernel& kernel
       stream, operations, [](void* task) { (*static_cast<Kernel*>(task))(); }, &kernel, sizeof(Kernel));
 }
 
-// What the calling thread is to do of a kernel's range: the index-th of `count` equal parts.
+// The calling thread's share of a kernel's range: part `index` of `count` equal parts.
 struct Share {
   int index = 0, count = 1;
 };
 inline thread_local Share share;
 
-// A kernel of at least so many iterations is worth waking other cores for.
+// A kernel of at least this many iterations is worth waking other cores for.
 inline constexpr int kSharedElements = 1 << 16;
 
-// Calls `kernel` on every core that this rank has to itself, with a share for each, and waits for all.
+// Calls `kernel` on every core that this rank has to itself, each with its share, and waits for all of them.
 void run_shared(void (*kernel)(const void*), const void* task);
 template <typename Kernel>
 void run_shared(const Kernel& kernel) {
   run_shared([](const void* task) { (*static_cast<const Kernel*>(task))(); }, &kernel);
 }
 
-// Calls `kernel` for one share after the other, so that what a kernel does in every thread is done more than once.
+// Calls `kernel` for one share after the other, so that work that every thread would do is done more than once.
 template <typename Kernel>
 void run_in_turn(const Kernel& kernel) {
   for (int index = 0; index < 2; ++index) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL on Open MPI: the part that the workshop uses, with the names, the values and the semantics of the real header.
-// As in the real library every nccl* function is a weak symbol with a strong twin pnccl*, so that a program can put a
-// function of its own around a call: it defines ncclAllReduce and calls pncclAllReduce.
+// NCCL on Open MPI: the part that the workshop uses, with the names, values and semantics of the real header. As in the
+// real library, every nccl* function is a weak symbol with a strong twin pnccl*, so a program can wrap a call: it
+// defines ncclAllReduce and calls pncclAllReduce.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -57,7 +57,7 @@ typedef enum {
   ncclBfloat16 = 9,
 } ncclDataType_t;
 
-// Communicators are always blocking here: other values of `blocking` than 1 are refused.
+// Communicators are always blocking here: a `blocking` other than 1 is refused.
 typedef struct {
   size_t size;
   unsigned int magic;
@@ -85,8 +85,8 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 
-// In place where sendbuff == recvbuff; for all-gather, sendbuff == recvbuff + rank * sendcount; for reduce-scatter,
-// recvbuff == sendbuff + rank * recvcount; for gather and scatter the same on the root. Counts are elements.
+// In place if sendbuff == recvbuff; for all-gather, if sendbuff == recvbuff + rank * sendcount; for reduce-scatter, if
+// recvbuff == sendbuff + rank * recvcount; for gather and scatter, the same on the root. Counts are in elements.
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
@@ -110,7 +110,7 @@ ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatyp
 ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 
-// The functions above, those of communicators and the others, each with its twin.
+// The functions above, each with its twin: those of communicators, and the others.
 // clang-format off
 #define WORKSHOP_NCCL_COMMUNICATORS(F)                                                                          \
   F(GetUniqueId) F(CommInitRank) F(CommInitRankConfig) F(CommSplit) F(CommFinalize) F(CommDestroy) F(CommAbort) \

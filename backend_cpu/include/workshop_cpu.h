@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the cpu backend tells about itself, beyond the APIs that it implements.
+// The cpu backend's own functions, beyond the APIs that it implements.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,50 +12,49 @@
 
 namespace workshop::cpu {
 
-// How often this process has allocated device or pinned memory, and how often its host has waited for the device. Both
-// stand still during a training step that is written well. And how often the program itself has recorded an event.
+// Counts of this process. In a well-written training step, `allocations` and `synchronizations` do not change.
 struct Counters {
   std::uint64_t allocations;       // cudaMalloc, cudaMallocHost, cudaFree, cudaFreeHost
   std::uint64_t synchronizations;  // synchronization of device, stream or event; cudaMemcpy; BLAS results on the host
-  std::ptrdiff_t devices;          // on which it has created memory, a stream or an event: should be one
-  int handles;                     // of cuBLAS, the most alive at a time on one stream: each has a workspace of its own
-  std::uint64_t events;            // cudaEventRecord on the main thread, but for what looks after the program
+  std::ptrdiff_t devices;          // devices on which it has created memory, a stream or an event: should be one
+  int handles;                     // most cuBLAS handles at a time on one stream: each has its own workspace
+  std::uint64_t events;            // cudaEventRecord by the program itself, on the main thread
 };
 Counters counters();
 
-// CUDA_DEVICE_MAX_CONNECTIONS as it was at the first call, which is when CUDA reads it; 8 where it was not set.
+// Returns CUDA_DEVICE_MAX_CONNECTIONS as it was at the first call, when CUDA reads it; 8 if it was not set.
 int hardware_queues();
 
-// False once ncclCommAbort has abandoned an operation under way: then a thread may be inside MPI forever, MPI_Finalize
-// would wait for it, and the process should end without.
+// Returns false once ncclCommAbort has abandoned a running operation. A thread may then be inside MPI forever, and
+// MPI_Finalize would wait for it, so the process should end without calling it.
 bool mpi_usable();
 
-// Cores that this rank has to itself, on which large kernels and products run: those that the process may use, divided
-// among the ranks that the launcher started on the node, or SLURM_CPUS_PER_TASK of them.
+// Returns the number of cores that this rank has to itself, on which large kernels and products run: those that the
+// process may use, divided by the number of ranks on the node, or SLURM_CPUS_PER_TASK.
 int cores_of_rank();
 
-// A call in the source of the program.
+// A call in the program's source.
 struct SourceCall {
   const char* text = nullptr;  // "ncclGroupEnd()"; null for none
   const char* file = "";
-  int line = 0;  // 0: not known
+  int line = 0;  // 0: unknown
 };
 
-// Has messages about mistakes say what `find` returns, the call that the program is in. By default they name the
-// function alone.
+// Sets the function that finds the call that the program is in, for messages about mistakes. By default, they name only
+// the function.
 void find_source_calls(SourceCall (*find)());
 
-// Calls in files whose path contains `path` look after the program and are not counted as its own.
+// Declares that calls in files whose path contains `path` only watch the program, and are not counted as its own.
 void looks_after_program(const char* path);
 
-// Has `end`, which does not return, end the program where the backend finds a mistake in it that no status of a call
-// can tell: `message` is one line. By default the process alone ends, with status 1.
+// Sets the function that ends the program when the backend finds a mistake that no call's status can report. It must
+// not return; `message` is one line. By default, only this process ends, with status 1.
 void on_mistake(void (*end)(const char* message));
 
-// Where messages say that memory was allocated, for who allocates it on behalf of others.
+// Sets the place that messages give for an allocation. For code that allocates on behalf of its callers.
 void allocated_at(const void* pointer, const char* file, int line);
 
-// What messages call the stream.
+// Sets the stream's name in messages.
 void name_stream(cudaStream_t stream, const char* name);
 
 // ---- launching kernels ----------------------------------------------------------------------------------------------
@@ -67,8 +66,8 @@ inline bool checks_order() {
   return instance;
 }
 
-// What a kernel does with an argument. Of an array it is certain to use the first element, so this raises no false
-// alarm; what is not const counts as written. Other arguments have no bytes.
+// How a kernel uses an argument. It certainly uses the first element of an array, so there are no false alarms;
+// an array that is not const counts as written. Other arguments have no bytes.
 struct KernelArgument {
   const void* begin = nullptr;
   std::size_t bytes = 0;
@@ -79,7 +78,7 @@ KernelArgument kernel_argument(const Argument& argument) {
   if constexpr (std::is_pointer_v<Parameter>) {
     using Element = std::remove_pointer_t<Parameter>;
     return {static_cast<Parameter>(argument), sizeof(Element), !std::is_const_v<Element>};
-  } else if constexpr (requires { typename Parameter::Element; }) {  // an array of a type of the program's own
+  } else if constexpr (requires { typename Parameter::Element; }) {  // an array type of the program
     using Element = typename Parameter::Element;
     return {Parameter(argument).data(), sizeof(Element), !std::is_const_v<Element>};
   } else {
@@ -87,11 +86,11 @@ KernelArgument kernel_argument(const Argument& argument) {
   }
 }
 
-// Checks the order of a launch, and that the kernel uses memory of its own device only.
+// Checks the order of a launch, and that the kernel uses only memory of its own device.
 void order_kernel(cudaStream_t stream, const SourceCall& site, std::span<const KernelArgument> arguments);
 
-// Enqueues `call`, a function object that calls `kernel` with its arguments, on `stream`; the kernel has so many
-// independent iterations. cudaGetLastError() says whether that failed.
+// Enqueues `call`, a function object that calls `kernel` with its arguments, on `stream`. The kernel has `iterations`
+// independent iterations. cudaGetLastError() reports a failure.
 template <typename Call>
 void launch_kernel(cudaStream_t stream, const SourceCall& site, const void* kernel, int iterations,
                    std::initializer_list<KernelArgument> arguments, const Call& call) {
@@ -112,7 +111,7 @@ void launch_kernel(cudaStream_t stream, const SourceCall& site, const void* kern
 // The processor that OpenBLAS's kernels in use are made for, such as "SkylakeX".
 const char* blas_kernels();
 
-// True where large products are oneDNN's.
+// Whether oneDNN computes large products.
 bool uses_onednn();
 
 }  // namespace workshop::cpu

@@ -172,7 +172,7 @@ class ParameterServer {
   const std::vector<Update>& updates() const { return updates_; }  // so far
 
  private:
-  // What the server has for one worker.
+  // The server's communicator, stream and buffers for one worker.
   struct Channel {
     Channel(Group pair, int length)
         : pair(std::move(pair)), parameters(length, Memory::buckets), gradient(length, Memory::buckets) {}
