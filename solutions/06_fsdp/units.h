@@ -60,7 +60,7 @@ struct UnitSize {
   int layers = 1, parameters = 0;
 };
 
-// Cuts the network into units for rank `rank` of `ranks`, each of which owns one shard of every unit.
+// Cuts the network into units for rank `rank` of `ranks`. Every rank owns one shard of every unit.
 inline std::deque<Unit> make_units(const Network& network, UnitSize size, int batch_size, int ranks, int rank,
                                    cudaStream_t stream) {
   std::deque<Unit> units;
