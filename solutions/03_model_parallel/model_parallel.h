@@ -18,7 +18,7 @@ namespace workshop {
 
 // ---- the partition -------------------------------------------------------------------------------------------------
 
-// The quantity of which all parts get equal shares.
+// What the partition balances.
 enum class Partition {
   uniform,     // layers: the parts differ by at most one
   parameters,  // parameters: the largest part is as small as possible

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The option --partition: the quantity of which all ranks get equal shares.
+// The option --partition: what the partition of the layers balances.
 #pragma once
 
 #include <string>
