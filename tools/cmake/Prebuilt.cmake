@@ -12,6 +12,7 @@ endif()
 function(_workshop_version result folder)
   file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/backend_cpu/* ${folder}/checker/* ${folder}/common/* ${folder}/model/*
        ${folder}/solutions/* ${folder}/tools/*.cpp ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*)
+  list(FILTER files EXCLUDE REGEX "(^|/)([.#]|__pycache__/)|(~|[.]swp|[.]orig|[.]rej|[.]bak|[.]mine)$")  # of editors and tools
   list(SORT files)
   set(version "")
   foreach(file ${files})

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs main() of a module of the package beside this file: main.py MODULE [ARGUMENT]..."""
+import sys
+
+if sys.version_info < (3, 9):
+    sys.exit("%s: %s is Python %d.%d; install 3.9 or newer, or name one in WORKSHOP_PYTHON"
+             % ((sys.argv[1], sys.executable) + sys.version_info[:2]))
+
+import importlib
+import os
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.exit(importlib.import_module("workshop." + sys.argv[1]).main(sys.argv[2:]))
