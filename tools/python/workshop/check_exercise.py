@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges a participant's program by the solution's: runs both and compares their records.
+
+  check_exercise -n RANKS [-t SECONDS] [--todos SOURCE]... [--sources FOLDER] [--fingerprints FILE]
+                 --compare COMPARE_RUNS --solution PROGRAM --mine PROGRAM [-- OPTION...]
+
+Writes verdict.txt in the working directory, and todos.txt: what is known of each TODO (compare_runs --summary).
+Status: 0 right, 1 wrong, 77 a TODO is not filled in, 2 not comparable.
+"""
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+import zlib
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+LAUNCH = os.path.join(ROOT, "tools", "launch")
+
+WRONG, NOT_COMPARABLE, OPEN = 1, 2, 77
+
+# Like launch.py, this starts a thousand times in the tests and imports only what it needs.
+
+
+class Refused(Exception):
+    """A wrong command line."""
+
+
+class Check:
+    def __init__(self, words: list[str]):
+        self.ranks = self.compare = self.solution = self.mine = ""
+        self.seconds = 60
+        self.of_todos: list[str] = []  # options for compare_runs
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                break
+            if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--compare", "--solution", "--mine"):
+                raise Refused(f"unknown option '{word}'")
+            if not rest:
+                raise SystemExit(f"check_exercise: {word} lacks its value")
+            value = rest.pop(0)
+            if word == "-n":
+                self.ranks = value
+            elif word == "-t":
+                self.seconds = int(value)
+            elif word in ("--todos", "--sources", "--fingerprints"):
+                self.of_todos += [word, value]
+            else:
+                setattr(self, word[2:], value)
+        self.options = rest
+        if "--precision bf16" in " ".join(rest):  # a program is built once for each precision
+            self.solution += "_bf16"
+            self.mine += "_bf16"
+
+    def patience(self) -> int:
+        """How long a rank may wait for another. The watchdog should speak before the time is over, because it knows who
+        waits for whom; and soon, if there is time."""
+        patience = self.seconds // 3
+        return patience if patience <= 10 else max(self.seconds // 6, 10)
+
+    def key(self) -> str:
+        """What the solution's record depends on, as the name of its folder."""
+        about = os.stat(self.solution)
+        text = "\n".join([os.path.abspath(self.solution), str(about.st_mtime_ns), str(about.st_size),
+                          str(os.stat(__file__).st_mtime_ns), self.ranks, *self.options,
+                          os.environ.get("WORKSHOP_BACKEND", "")])
+        return f"{os.path.basename(self.solution)}.{zlib.crc32(text.encode('utf-8', 'surrogateescape')):08x}-{len(text)}"
+
+
+class Bounded:
+    """What a program prints: the first part, in which it says what went wrong first, and the end, even of megabytes."""
+
+    FIRST, LAST = 200000, 100000
+
+    def __init__(self) -> None:
+        self.first = self.last = b""
+
+    def add(self, data: bytes) -> None:
+        space = self.FIRST - len(self.first)
+        self.first += data[:max(space, 0)]
+        self.last += data[max(space, 0):]
+        if len(self.last) > 2 * self.LAST:
+            self.last = self.last[-self.LAST:]
+
+    def all(self) -> bytes:
+        return self.first + self.last[-self.LAST:]
+
+
+class Locked:
+    """Holds a lock file as long as the with block lasts; says `message` if another process has it."""
+
+    def __init__(self, path: str, message: str = ""):
+        self._path, self._message = path, message
+
+    def __enter__(self) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if self._message:
+                print(self._message, file=sys.stderr, flush=True)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+class Runner:
+    """Runs programs and commands, and ends them when a signal ends this process."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._end)
+
+    def _end(self, _number: int, _frame: object) -> None:
+        if self._pid:
+            try:
+                os.kill(self._pid, signal.SIGTERM)
+                os.waitpid(self._pid, 0)
+            except OSError:
+                pass
+        os._exit(143)
+
+    def run(self, command: list[str], settings: dict[str, str]) -> tuple[int, bytes]:
+        """The status of a command, and what it printed."""
+        reader, writer = os.pipe()
+        self._pid = os.posix_spawn(command[0], command, dict(os.environ, **settings),
+                                   file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)])
+        os.close(writer)
+        printed = Bounded()
+        while data := os.read(reader, 1 << 16):
+            printed.add(data)
+        os.close(reader)
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        return (code if code >= 0 else 128 - code), printed.all()
+
+
+def of_ranks(record: str) -> list[str]:
+    """The journals that ranks have written beside a record."""
+    name = os.path.basename(record) + ".rank"
+    return sorted(file for file in os.listdir(os.path.dirname(record) or ".") if file.startswith(name))
+
+
+def remove(files: list[str]) -> None:
+    for file in files:
+        try:
+            os.unlink(file)
+        except FileNotFoundError:
+            pass
+
+
+def last_lines(output: bytes) -> str:
+    lines = output.decode("utf-8", "replace").splitlines()[-20:]
+    return "\n".join(["The last lines of output:", *lines])
+
+
+def run_program(check: Check, runner: Runner, record: str, seconds: int, program: str,
+                settings: dict[str, str]) -> tuple[int, bytes]:
+    """Runs a program with a record and journals; its output goes to RECORD.out, too."""
+    remove([record, *of_ranks(record)])
+    status, output = runner.run(
+        [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
+        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", **settings})
+    with open(record + ".out", "wb") as file:
+        file.write(output)
+    return status, output
+
+
+def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
+    """Makes sure that `kept` has the solution's record. It lies beside the folders of the checks, for all of them that run
+    the solution on as many ranks with the same options. Returns what is wrong, or None."""
+    records = os.path.dirname(kept)
+    os.makedirs(records, exist_ok=True)
+    with Locked(kept + ".lock"):
+        if os.path.exists(os.path.join(kept, "seconds")):
+            return None
+        remove_old(records, check.solution)
+        begin = time.monotonic()
+        status, output = run_program(check, runner, "expected.jsonl", check.seconds, check.solution, {})
+        if status:
+            return f"The solution itself failed.\n{last_lines(output)}"
+        os.makedirs(kept, exist_ok=True)
+        os.replace("expected.jsonl", os.path.join(kept, "record.jsonl"))
+        with open(os.path.join(kept, "seconds"), "w", encoding="ascii") as file:
+            file.write(f"{int(time.monotonic() - begin)}\n")
+    return None
+
+
+def remove_old(records: str, solution: str) -> None:
+    """Removes what earlier builds of a solution have recorded."""
+    name, built = os.path.basename(solution) + ".", os.stat(solution).st_mtime_ns
+    for entry in os.scandir(records):
+        if entry.name.startswith(name) and entry.is_dir() and entry.stat().st_mtime_ns <= built:
+            for file in os.listdir(entry.path):
+                os.unlink(os.path.join(entry.path, file))
+            os.rmdir(entry.path)
+
+
+def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
+    """One run of the participant's program: status and verdict."""
+    remove(["todos.txt"])
+    with open(os.path.join(kept, "seconds"), encoding="ascii") as file:
+        # A program that runs twelve seconds longer than ten times the solution's does not end.
+        limit = min(12 + 10 * int(file.read()), check.seconds)
+    # Work whose order nothing defines ends it (cpu backend).
+    status, output = run_program(check, runner, "mine.jsonl", limit, check.mine, {"WORKSHOP_ORDER": "1"})
+    judged, how = "mine.jsonl", []
+    if not os.path.exists("mine.jsonl") or status == OPEN:
+        # The program did not get to its end: there is what each rank wrote until then.
+        journals = b""
+        for name in of_ranks("mine.jsonl"):
+            with open(name, "rb") as file:
+                journals += file.read()
+        if not journals and status not in (0, OPEN) and not says_what_is_wrong(output):
+            return NOT_COMPARABLE, f"The program did not start, so nothing can be said of it.\n{last_lines(output)}"
+        judged, how = "mine.journals", ["--journals"]
+        with open(judged, "wb") as file:
+            file.write(journals)
+    verdict = ""
+    if status == OPEN:
+        text = output.decode("utf-8", "replace")
+        at = text.find("Not filled in yet:")
+        verdict = text[at:].rstrip("\n") + "\n" if at >= 0 and (at == 0 or text[at - 1] == "\n") else ""
+    status, said = runner.run(
+        [check.compare, os.path.join(kept, "record.jsonl"), judged, *check.of_todos, "--summary", "todos.txt", "--status",
+         str(status), "--output", "mine.jsonl.out", *how], {})
+    return status, verdict + said.decode("utf-8", "replace").rstrip("\n")
+
+
+def says_what_is_wrong(output: bytes) -> bool:
+    """Whether a program that wrote no journal says itself what is wrong, for example that an option is bad."""
+    return any(line.startswith((b"rank ", b"error: ", b"order: ", b"bounds: ", b"verdict: ", b"Not filled in yet"))
+               for line in output.splitlines())
+
+
+def main(words: list[str]) -> int:
+    try:
+        check, runner = Check(words), Runner()
+    except Refused as refused:
+        print(f"check_exercise: {refused}", file=sys.stderr)
+        return NOT_COMPARABLE
+    with Locked("lock", f"check_exercise: waiting for another check in {os.getcwd()}"):
+        kept = os.path.join(os.path.dirname(os.getcwd()), "records", check.key())
+        wrong = None
+        if not os.path.exists(os.path.join(kept, "seconds")):
+            wrong = keep_solution(check, runner, kept)
+        if wrong:
+            status, verdict = NOT_COMPARABLE, wrong
+        elif not os.access(check.mine, os.X_OK):
+            status, verdict = WRONG, (
+                "The program does not compile for --precision bf16: the compiler's messages say where. Weights, activations\n"
+                "and their gradients have the type Real, in kernels Reals and ConstReals, not float: model/precision.h")
+        else:
+            status, verdict = judge(check, runner, kept)
+        with open("verdict.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(verdict + "\n")
+    print(verdict)
+    return status
