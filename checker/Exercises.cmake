@@ -107,9 +107,8 @@ function(workshop_filling chapter program mistake)
     set(status 0)
   endif()
   set(expect -e "${arg_EXPECT}")
-  if(arg_SAYS AND NOT arg_EXPECT MATCHES "did not finish|see TODO|same memory")
-    string(REGEX REPLACE "([][+.*()^?{}|])" "\\\\\\1" says "${arg_SAYS}")
-    list(APPEND expect -e "${says}")
+  if(arg_SAYS)
+    list(APPEND expect -e "${arg_SAYS}")
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
@@ -126,113 +125,25 @@ function(workshop_filling chapter program mistake)
   endforeach()
 endfunction()
 
-# workshop_exercises(02_ddp): all of that, as checker/mistakes/02_ddp.txt says. In it,
-#
-#   program ddp                             is what the lines below are about;
-#   check 2 4 -- OPTION...                  workshop_check() on 2 and on 4 ranks;
-#   run 2 within 15 -- OPTION…              how the wrong fillings below are run, each within 15 s instead of 60: only as
-#                                           some `check` runs too, or else nothing would show that ./workshop check
-#                                           finds them;
-#   cpu_only REASON                         why just the cpu backend can run them;
-#   02.1-sum: REGEX                         a wrong filling: its TODO, its name, and what the verdict must match, which is
-#                                           "TODO 02.1" unless it is said. Its code is below, indented; one that stands
-#                                           in the file twice has it but once;
-#   says SENTENCE                           right below that line: what ./workshop check tells a participant who has
-#                                           made this mistake: what they did and why it is wrong, but not what is right.
-#                                           Mistakes that no run tells apart have the same sentence.
-#   right 02.1-by-hand: REGEX               a filling that is not the solution's and right as well: so it must be judged.
-#
-# checker/make_fingerprints keeps in fingerprints/02_ddp.txt what the mistakes look like. Run it after every change here.
-# A sample of mutants in checker/mutants/02_ddp.txt is read in the same way.
-# All wrong fillings of a chapter are compiled together (checker/filling.h): `wrong_02_ddp_ddp` is ddp with them.
+# _workshop_needs_bf16(02_ddp ddp): the participant's program is built for --precision bf16 too.
+function(_workshop_needs_bf16 chapter program)
+  set_target_properties(${chapter}_${program}_bf16 PROPERTIES EXCLUDE_FROM_ALL FALSE)
+endfunction()
+
+# workshop_exercises(02_ddp): all of that, as checker/mistakes/02_ddp.txt and a sample of mutants in
+# checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists and says which
+# of the functions above to call. All wrong fillings of a chapter are compiled together (checker/filling.h):
+# `wrong_02_ddp_ddp` is ddp with them.
 function(workshop_exercises chapter)
-  set(text)
-  set(lines)
-  foreach(path ${CMAKE_SOURCE_DIR}/checker/mistakes/${chapter}.txt ${CMAKE_SOURCE_DIR}/checker/mutants/${chapter}.txt)
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
-    file(READ ${path} of_file)
-    string(APPEND text "${of_file}")
-    file(STRINGS ${path} of_file REGEX "^[^# ]")
-    string(APPEND lines "${of_file};")
-  endforeach()
-  set(prints ${CMAKE_SOURCE_DIR}/checker/mistakes/fingerprints/${chapter}.txt)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${prints})
-  file(READ ${prints} prints)
-  set(snippets)
-  set(wrong)       # programs that have wrong fillings
-  set(wrong_bf16)  # that have some to be run with --precision bf16
-  set(checks)
-  list(REMOVE_ITEM lines "")
-  foreach(line IN LISTS lines)
-    set(given "")
-    if(line MATCHES " -- (.*)$")
-      set(given "${CMAKE_MATCH_1}")
-    endif()
-    separate_arguments(options UNIX_COMMAND "${given}")
-    string(REGEX REPLACE " -- .*" "" words "${line}")
-    separate_arguments(words)
-    list(GET words 0 what)
-    cmake_parse_arguments(arg "" "program;within" "check;run" ${words})
-    if(what STREQUAL "program")
-      set(program ${arg_program})
-    elseif(what STREQUAL "check")
-      workshop_check(${chapter} ${program} RANKS ${arg_check} OPTIONS ${options})
-      foreach(ranks ${arg_check})
-        list(APPEND checks "${program} ${ranks} ${given}")
-      endforeach()
-      if(given MATCHES "--precision bf16")
-        set_target_properties(${chapter}_${program}_bf16 PROPERTIES EXCLUDE_FROM_ALL FALSE)
-      endif()
-    elseif(what STREQUAL "run")
-      set(run RANKS ${arg_run} TIMEOUT ${arg_within} OPTIONS ${options})
-      foreach(ranks ${arg_run})
-        if(NOT "${program} ${ranks} ${given}" IN_LIST checks)
-          message(FATAL_ERROR "${chapter}.txt: no check is like '${line}' on ${ranks} ranks")
-        endif()
-      endforeach()
-    elseif(line MATCHES "^cpu_only (.*)")
-      list(APPEND run CPU_ONLY "${CMAKE_MATCH_1}")
-    elseif(line MATCHES "^(right )?(([0-9.]+)-[^:]+)(: (.+))?$")
-      if(WORKSHOP_PREBUILT)
-        continue()  # what tests the judge is built where that is
-      endif()
-      set(mistake ${CMAKE_MATCH_2})
-      set(how ${run})
-      set(expect "TODO ${CMAKE_MATCH_3}")
-      if(CMAKE_MATCH_1)
-        list(PREPEND how RIGHT)
-        set(expect "right")
-      endif()
-      if(CMAKE_MATCH_4)
-        set(expect "${CMAKE_MATCH_5}")
-      endif()
-      set(says "")
-      if(text MATCHES "\n${mistake}(: [^\n]*)?\nsays ([^\n]*)\n")
-        set(says "${CMAKE_MATCH_2}")
-      endif()
-      if(text MATCHES "\n(right )?${mistake}(: [^\n]*)?\n(says [^\n]*\n)?(( [^\n]*)?\n)+")
-        string(REGEX REPLACE "^\n[^\n]*\n(says [^\n]*\n)?" "" code "${CMAKE_MATCH_0}")
-        string(REGEX REPLACE "\n+$" "\n" code "${code}")
-        file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt CONTENT "${code}" @ONLY)
-        list(APPEND snippets ${CMAKE_BINARY_DIR}/fillings/${mistake}.txt)
-      endif()
-      # What nothing but these checkers has found is found nowhere else.
-      string(REGEX MATCHALL "\n${mistake} [|] " found "${prints}")
-      string(REGEX MATCHALL "\n${mistake} [|] status 1, (order|bounds):" by_checkers "${prints}")
-      list(LENGTH found found)
-      list(LENGTH by_checkers by_checkers)
-      if(found GREATER 0 AND found EQUAL by_checkers AND NOT CPU_ONLY IN_LIST run)
-        list(APPEND how CPU_ONLY "the order and bounds checkers, of the cpu backend, find it")
-      endif()
-      list(APPEND wrong ${program})
-      if("bf16" IN_LIST run)
-        list(APPEND wrong_bf16 ${program})
-      endif()
-      workshop_filling(${chapter} ${program} ${mistake} EXPECT "${expect}" SAYS "${says}" ${how})
-    elseif(NOT what STREQUAL "says")
-      message(FATAL_ERROR "${chapter}.txt: what is '${line}'?")
-    endif()
-  endforeach()
+  set(lists ${CMAKE_SOURCE_DIR}/checker/mistakes)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${lists}/${chapter}.txt ${lists}/fingerprints/${chapter}.txt
+               ${CMAKE_SOURCE_DIR}/checker/mutants/${chapter}.txt ${CMAKE_SOURCE_DIR}/tools/python/workshop/mistakes.py)
+  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/python/start mistakes cmake ${CMAKE_BINARY_DIR} ${chapter}
+                  OUTPUT_VARIABLE calls ERROR_VARIABLE wrong RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${wrong}")
+  endif()
+  cmake_language(EVAL CODE "${calls}")
 
   get_property(checks GLOBAL PROPERTY WORKSHOP_CHECKS_${chapter})
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/checks/${chapter} CONTENT "${checks}")
@@ -240,12 +151,10 @@ function(workshop_exercises chapter)
     return()
   endif()
 
-  list(REMOVE_DUPLICATES snippets)
-  list(REMOVE_DUPLICATES wrong)
+  list(TRANSFORM _fillings REPLACE "(.+)" "${CMAKE_BINARY_DIR}/fillings/\\1.txt" OUTPUT_VARIABLE snippets)
   _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings wrong_${chapter}_sources FILLINGS ${snippets})
-  _workshop_generated(wrong ${chapter} ${CMAKE_BINARY_DIR}/fillings ${wrong})
-  list(REMOVE_DUPLICATES wrong_bf16)
-  foreach(program ${wrong_bf16})
+  _workshop_generated(wrong ${chapter} ${CMAKE_BINARY_DIR}/fillings ${_programs})
+  foreach(program ${_programs_in_bf16})
     workshop_twin(wrong_${chapter}_${program})
   endforeach()
 endfunction()

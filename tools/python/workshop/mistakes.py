@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads checker/mistakes/NN_name.txt: how a chapter's programs are checked, and wrong fillings of its TODOs.
+
+  mistakes cmake BUILD CHAPTER    prints what CMake has to do for a chapter; writes the fillings to BUILD/fillings/
+
+checker/mistakes/README.md describes the format. checker/mutants/NN_name.txt has the same.
+"""
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field, replace
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+MISTAKES = os.path.join(ROOT, "checker", "mistakes")
+MUTANTS = os.path.join(ROOT, "checker", "mutants")
+
+
+class Wrong(Exception):
+    """A list that does not have the format: "FILE:LINE: what is wrong"."""
+
+
+@dataclass
+class Run:
+    """How a program is started: a `check`, or the `run` of wrong fillings."""
+
+    program: str
+    ranks: list[int]
+    options: list[str] = field(default_factory=list)
+    seconds: int | None = None  # within which a wrong filling ends; None: the usual limit
+    cpu_only: str = ""  # why only the cpu backend can run it
+
+    def on(self, ranks: int) -> tuple[str, int, str]:
+        return self.program, ranks, shlex.join(self.options)
+
+    @property
+    def is_bf16(self) -> bool:
+        return "--precision bf16" in " ".join(self.options)
+
+
+@dataclass
+class Use:
+    """A filling as one test runs it."""
+
+    name: str
+    run: Run
+    expects: str  # a regular expression that the verdict must match
+    is_right: bool  # unusual, but not wrong
+
+    @property
+    def todo(self) -> str:
+        return self.name.partition("-")[0]
+
+
+@dataclass
+class Chapter:
+    name: str
+    checks: list[Run] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    says: dict[str, str] = field(default_factory=dict)  # by filling: the sentence for a participant who made the mistake
+    code: dict[str, str] = field(default_factory=dict)  # by filling
+
+    def sentences(self) -> dict[str, list[str]]:
+        """What the checker says, by TODO, in their order."""
+        found: dict[str, list[str]] = {}
+        for name, sentence in self.says.items():
+            of_todo = found.setdefault(name.partition("-")[0], [])
+            if sentence not in of_todo:
+                of_todo.append(sentence)
+        return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+
+
+class Parser:
+    """Reads the lines of a list into a chapter."""
+
+    def __init__(self, chapter: Chapter, path: str):
+        self._chapter = chapter
+        self._path = path
+        self._number = 0
+        self._program = ""
+        self._run: Run | None = None
+        self._filling = ""  # whose lines come now
+        self._code: list[str] = []
+
+    def parse(self, text: str) -> None:
+        for self._number, line in enumerate(text.split("\n"), 1):
+            if line.startswith(" ") or not line.strip():
+                if self._filling:
+                    self._code.append(line)
+                elif line.strip():
+                    raise self._wrong("code without a filling above it")
+            elif line.startswith("says "):
+                if not self._filling or self._code:
+                    raise self._wrong("'says' must follow the name of the filling that it is about")
+                self._chapter.says[self._filling] = line[5:]
+            else:
+                self._finish_filling()
+                if not line.startswith("#"):
+                    self._statement(line)
+        self._finish_filling()
+
+    def _wrong(self, message: str) -> Wrong:
+        return Wrong(f"{self._path}:{self._number}: {message}")
+
+    def _finish_filling(self) -> None:
+        code = "\n".join(self._code).strip("\n")
+        if code:
+            if self._filling in self._chapter.code:
+                raise self._wrong(f"{self._filling} has its code already")
+            self._chapter.code[self._filling] = code + "\n"
+        self._filling, self._code = "", []
+
+    def _statement(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "program":
+            self._program, self._run = rest.strip(), None
+        elif word == "check":
+            self._chapter.checks.append(self._start(rest))
+        elif word == "run":
+            self._run = self._start(rest)
+            known = {check.on(ranks) for check in self._chapter.checks for ranks in check.ranks}
+            for ranks in self._run.ranks:
+                if self._run.on(ranks) not in known:
+                    raise self._wrong(f"no check is like this run on {ranks} ranks")
+        elif word == "cpu_only":
+            if not self._run:
+                raise self._wrong("'cpu_only' must follow a run")
+            self._run = replace(self._run, cpu_only=rest)
+        else:
+            self._use(line)
+
+    def _start(self, words: str) -> Run:
+        before, _, options = words.partition("-- ")
+        parts, seconds = before.split(), None
+        if len(parts) > 2 and parts[-2] == "within" and parts[-1].isdigit():
+            seconds, parts = int(parts[-1]), parts[:-2]
+        if not self._program:
+            raise self._wrong("a line 'program NAME' must come first")
+        if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise self._wrong(f"expected numbers of ranks, and perhaps 'within SECONDS', not '{before.strip()}'")
+        return Run(self._program, [int(part) for part in parts], shlex.split(options), seconds)
+
+    def _use(self, line: str) -> None:
+        found = re.fullmatch(r"(right )?(\d\d\.\d+-[^:\s]+)(?:: (.+))?", line)
+        if not found:
+            raise self._wrong(f"what is '{line}'?")
+        if not self._run:
+            raise self._wrong(f"no run is above {found[2]}")
+        self._filling = found[2]
+        expects = found[3] or ("right" if found[1] else "TODO " + found[2].partition("-")[0])
+        self._chapter.uses.append(Use(found[2], self._run, expects, bool(found[1])))
+
+
+def read_text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def read_chapter(name: str, with_mutants: bool = False) -> Chapter:
+    """The list of a chapter, and that of its mutants. Raises Wrong."""
+    chapter = Chapter(name)
+    for folder in [MISTAKES] + [MUTANTS] * with_mutants:
+        path = os.path.join(folder, name + ".txt")
+        Parser(chapter, os.path.relpath(path, ROOT)).parse(read_text(path))
+    for use in chapter.uses:
+        if use.name not in chapter.code:
+            raise Wrong(f"checker/mistakes/{name}.txt: {use.name} has no code")
+    return chapter
+
+
+# ---- what CMake has to do ------------------------------------------------------------------------------------------
+
+# Verdicts that the first rank to speak decides: the sentence may be another rank's.
+_SPOKEN_BY_ANY_RANK = ("did not finish", "see TODO", "same memory")
+
+
+def only_by_checkers(fingerprints: str) -> set[str]:
+    """The mistakes that nothing but the order and bounds checkers, of the cpu backend, has found."""
+    others: set[str] = set()
+    found: set[str] = set()
+    for line in fingerprints.split("\n"):
+        name, bar, sighting = line.partition(" | ")
+        if bar:
+            (found if re.match("status 1, (order|bounds):", sighting) else others).add(name)
+    return found - others
+
+
+def quoted(words: list[str]) -> str:
+    """Arguments of a CMake command. A bracket argument takes every character as it is."""
+    return " ".join(word if re.fullmatch(r"[\w./,+-]+", word) else f"[==[{word}]==]" for word in words)
+
+
+def escaped(text: str) -> str:
+    """A regular expression of bash that matches the text. CMake takes a semicolon for the end of an argument."""
+    return re.sub(r"([][+.*()^?{}|])", r"\\\1", text).replace(";", ".")
+
+
+def for_cmake(chapter: Chapter, fingerprints: str) -> str:
+    """Calls of the functions in checker/Exercises.cmake: a check per line, and a test per wrong filling."""
+    by_checkers = only_by_checkers(fingerprints)
+    lines = []
+    for check in chapter.checks:
+        lines.append(quoted(["workshop_check", chapter.name, check.program, "RANKS", *map(str, check.ranks), "OPTIONS",
+                             *check.options]).replace(" ", "(", 1) + ")")
+        if check.is_bf16:
+            lines.append(f"_workshop_needs_bf16({chapter.name} {check.program})")
+    for use in chapter.uses:
+        words = [chapter.name, use.run.program, use.name, "RANKS", *map(str, use.run.ranks), "EXPECT", use.expects]
+        if use.is_right:
+            words.append("RIGHT")
+        sentence = chapter.says.get(use.name, "")
+        if sentence and not any(text in use.expects for text in _SPOKEN_BY_ANY_RANK):
+            words += ["SAYS", escaped(sentence)]
+        if use.run.seconds:
+            words += ["TIMEOUT", str(use.run.seconds)]
+        reason = use.run.cpu_only or ("the order and bounds checkers, of the cpu backend, find it"
+                                      if use.name in by_checkers else "")
+        if reason:
+            words += ["CPU_ONLY", reason]
+        lines.append(f"workshop_filling({quoted(words + ['OPTIONS', *use.run.options])})")
+    programs = list(dict.fromkeys(use.run.program for use in chapter.uses))
+    bf16 = list(dict.fromkeys(use.run.program for use in chapter.uses if use.run.is_bf16))
+    names = list(dict.fromkeys(use.name for use in chapter.uses))
+    lines.append(f"set(_fillings {quoted(names)})")
+    lines.append(f"set(_programs {quoted(programs)})")
+    lines.append(f"set(_programs_in_bf16 {quoted(bf16)})")
+    return "\n".join(lines) + "\n"
+
+
+def write_fillings(chapter: Chapter, folder: str) -> None:
+    """Writes the code of each filling to FOLDER/NAME.txt, but leaves files that are up to date."""
+    os.makedirs(folder, exist_ok=True)
+    for use in chapter.uses:
+        path = os.path.join(folder, use.name + ".txt")
+        code = chapter.code[use.name]
+        if not os.path.exists(path) or read_text(path) != code:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(code)
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 3 or words[0] != "cmake":
+        print(__doc__, file=sys.stderr)
+        return 2
+    _, build, name = words
+    try:
+        chapter = read_chapter(name, with_mutants=True)
+    except (Wrong, OSError) as error:
+        print(f"mistakes: {error}", file=sys.stderr)
+        return 1
+    write_fillings(chapter, os.path.join(build, "fillings"))
+    path = os.path.join(MISTAKES, "fingerprints", name + ".txt")
+    sys.stdout.write(for_cmake(chapter, read_text(path) if os.path.exists(path) else ""))
+    return 0
