@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from typing import Callable
 
 RIGHT, WRONG, NOT_COMPARABLE, OPEN = 0, 1, 2, 77
 WORDS = ["unreached", "unchecked", "right", "open", "wrong"]  # what is known of a TODO; later ones count more
@@ -332,8 +333,9 @@ def chosen(arguments: Arguments, lines: list[str]) -> list[Check]:
     return sorted(checks, key=lambda check: check.group.endswith("_bf16"))
 
 
-def run_groups(arguments: Arguments, checks: list[Check]) -> bool:
-    """Builds and runs, program by program. Returns whether what is asked for could be built."""
+def run_groups(arguments: Arguments, checks: list[Check], build: Callable[[str], bool] | None) -> bool:
+    """Runs the checks, program by program. `build`, if any, builds what a program's checks take and returns whether that went
+    well. Returns whether what is asked for could be built."""
     stopping, progress = Stopping(arguments.todo, arguments.verbose), Progress(len(checks))
     is_wrong = False  # a program before has found the TODO wrong: others say more only if they know its mistakes
     for group in dict.fromkeys(check.group for check in checks):
@@ -342,12 +344,10 @@ def run_groups(arguments: Arguments, checks: list[Check]) -> bool:
                     if check.group == group and (not is_wrong or check.knows(todo))]
         if not of_group:
             continue
-        if arguments.build_command:
-            command = [*shlex.split(arguments.build_command), arguments.chapter, group]
-            if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
-                if is_wrong:
-                    break
-                return False
+        if build and not build(group):
+            if is_wrong:
+                break
+            return False
         run_all(of_group, arguments.jobs, stopping, progress)
         if todo and not arguments.verbose:
             found = [words for _, check in of_group for words in check.todos()]
@@ -384,27 +384,37 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     return text
 
 
-def main(words: list[str]) -> int:
-    try:
-        arguments = Arguments(words)
-    except ValueError as error:
-        print(f"check_chapter: {error}", file=sys.stderr)
-        return NOT_COMPARABLE
+def check(arguments: Arguments, build: Callable[[str], bool] | None) -> int:
+    """Runs the checks that are asked for, prints the verdict, and returns the status."""
     lines = read(os.path.join(arguments.build, "checks", arguments.chapter)).splitlines()
     checks = chosen(arguments, lines)
     if not checks:
         asked = ((f" with TODO {arguments.todo}" if arguments.todo else "")
                  + (f" of {arguments.program}" if arguments.program else "")
                  + (f" on {arguments.ranks} ranks" if arguments.ranks else ""))
-        there = sorted({f"  {check.program} on {check.ranks} ranks" for check in (Check(line, "") for line in lines)})
+        there = sorted({f"  {one.program} on {one.ranks} ranks" for one in (Check(line, "") for line in lines)})
         print("\n".join([f"{arguments.chapter} has no such check{asked}; there are:", *there]))
         return NOT_COMPARABLE
-    for check in checks:
-        check.forget()
-    if not run_groups(arguments, checks):
+    for one in checks:
+        one.forget()
+    if not run_groups(arguments, checks, build):
         return WRONG
     verdict = Verdict(arguments.chapter, checks, arguments.narrowed)
     with open(arguments.state, "w", encoding="utf-8") as file:
         file.write(verdict.state())
-    print(report(arguments, checks, verdict), end="")
+    print(report(arguments, checks, verdict), end="", flush=True)
     return verdict.status
+
+
+def main(words: list[str]) -> int:
+    try:
+        arguments = Arguments(words)
+    except ValueError as error:
+        print(f"check_chapter: {error}", file=sys.stderr)
+        return NOT_COMPARABLE
+    command = shlex.split(arguments.build_command)
+
+    def build(group: str) -> bool:
+        return subprocess.run([*command, arguments.chapter, group], stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+    return check(arguments, build if command else None)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ./workshop answers without building anything, and the parts that it is made of."""
+import fcntl
+import io
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT
+from workshop import building, chapters, command, context, errors, machine, verbs_learn, verbs_measure, verbs_setup
+
+WORKSHOP = os.path.join(ROOT, "workshop")
+
+
+def workshop(*words, **environment):
+    return subprocess.run([WORKSHOP, *words], env=dict(os.environ, WORKSHOP_BACKEND="cpu", **environment),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+# ---- one line for whatever it does not know ----
+
+
+@pytest.mark.parametrize("words,text", [
+    ("fly", "unknown verb 'fly'"),
+    ("run 99", "no chapter '99'"),
+    ("check 9", "no chapter '09'"),
+    ("check 02.77", "no TODO 02.77 in 02_ddp"),
+    ("check 2 --ranks two", "--ranks expects a number of ranks, not 'two'"),
+    ("check 02 --epochs 3", "check knows --ranks and --verbose, not '--epochs'"),
+    ("check 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+    ("watch 99", "no chapter '99'"),
+    ("reset", "which chapter"),
+    ("reset 02 ddp", "reset takes one chapter and -y, not 'ddp'"),
+    ("run 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+    ("run 02 -n many", "-n expects a number of ranks, not 'many'"),
+    ("run 02 -n", "-n expects a number of ranks, not 'nothing'"),
+    ("run 02 --launcher ssh", "--launcher is mpirun or env, not 'ssh'"),
+    ("run 02 --epochs 3", "not '--epochs'"),
+    ("submit 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+    ("submit 02 --nodes two", "--nodes expects a number of nodes, not 'two'"),
+    ("submit 02 --gpus", "--gpus expects a number of GPUs per node, not 'nothing'"),
+    ("submit 02 --epochs 3", "submit knows --nodes, --gpus, --solution, --check, --report, --wait and --"),
+    ("submit 02 --check --solution", "submit --check takes --gpus, --wait and --"),
+    ("submit 02.1", "no chapter '02.1'"),
+    ("doctor --cluster --all", "doctor --cluster knows --nodes and --gpus, not '--all'"),
+    ("doctor now", "doctor takes no arguments but --cluster, not 'now'"),
+    ("scaling 02 --ranks all", "--ranks expects numbers such as 1,2,4,8, not 'all'"),
+    ("scaling 02 --epochs 3", "scaling knows --ranks, --weak, --solution, --json and --"),
+    ("report", "report expects a chapter"),
+    ("report 99", "no chapter '99'"),
+    ("report 02 -n two", "expects numbers of ranks such as 2 or 1,2,4, not 'two'"),
+    ("report run.jsonl -n 2", "takes --terminal and -o alone"),
+    ("bench --json", "bench: --json lacks its value"),
+    ("bench --torch /no/such", "bench: '/no/such' is no Python with torch"),
+    ("list --backend tpu", "cpu or cuda, not 'tpu'"),
+    ("list all", "list takes no arguments, not 'all'"),
+    ("demo fast", "demo takes no arguments, not 'fast'"),
+    ("setup --what", "setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '--what'"),
+    ("hint", "expects the number of a TODO, such as 02.4, not ''"),
+    ("hint 02", "expects the number of a TODO, such as 02.4, not '02'"),
+    ("hint 02.4a", "expects the number of a TODO, such as 02.4, not '02.4a'"),
+    ("hint 02.77", "there is no TODO 02.77; 02_ddp/README.md"),
+    ("hint 99.1", "no chapter '99'"),
+    ("hint 02.4 -n", "hint knows --all, not '-n'"),
+    ("hint 02.4 02.5", "hint takes one TODO, not '02.5' too")])
+def test_refusals(words, text):
+    done = workshop(*words.split())
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and text in done.stderr
+
+
+@pytest.mark.parametrize("words", ["help", "-h", "--help", ""])
+def test_help(words):
+    done = workshop(*words.split())
+    assert done.returncode == 0 and done.stdout.count("\n  reset CHAPTER") == 1
+
+
+def test_help_of_a_verb():
+    done = workshop("check", "--help")
+    assert done.stdout.startswith("  check CHAPTER") and "  watch" not in done.stdout
+    assert command.help_of("list").count("\n") == 1
+    assert set(command.VERBS) | {"progress"} == {verb for verb in
+                                                 [line.split()[0] for line in command.USAGE.split("\n")
+                                                  if line.startswith("  ") and line[2:3].isalpha()]} - {"help"}
+
+
+def test_list():
+    done = workshop("list")
+    assert done.returncode == 0 and "Next: " in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("02_ddp  ") and " of 9 filled in" in line]
+
+
+def test_it_works_from_anywhere_and_through_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(WORKSHOP)
+    done = subprocess.run([str(tmp_path / "link"), "list"], cwd=tmp_path, capture_output=True, text=True, check=False,
+                          env=dict(os.environ, WORKSHOP_BACKEND="cpu", CDPATH=".", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere",
+                                   GREP_OPTIONS="-x", POSIXLY_CORRECT="1", BASH_ENV="/nowhere"))
+    assert done.returncode == 0 and done.stdout.startswith("chapter ") and done.stderr == ""
+
+
+def test_without_python_one_line_says_so(tmp_path):
+    for name in ("sh", "dirname", "readlink", "id"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    start = (tmp_path / "start")
+    start.write_text(open(os.path.join(ROOT, "tools/python/start")).read().replace("/usr/bin/python3", "/no/python3"))
+    start.chmod(0o755)
+    done = subprocess.run(["/bin/sh", str(start), "command", "list"], env={"PATH": str(tmp_path)}, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "install python3" in done.stderr
+
+
+# ---- the command line ----
+
+
+def test_backend_stands_anywhere_before_the_options_of_a_program(monkeypatch):
+    monkeypatch.delenv("WORKSHOP_BACKEND", raising=False)
+    assert command.read_backend(["--backend", "cuda", "run", "02"]) == ("cuda", ["run", "02"])
+    assert command.read_backend(["run", "02", "--backend", "cpu", "--", "--backend", "x"]) == (
+        "cpu", ["run", "02", "--", "--backend", "x"])
+
+
+def test_sets_of_options():
+    assert verbs_measure.sets_of([]) == [[]]
+    assert verbs_measure.sets_of(["--", "--a", "1"]) == [["--a", "1"]]
+    assert verbs_measure.sets_of(["--", "--a", "--", "--b", "--", "--c"]) == [["--a"], ["--a", "--b"], ["--a", "--c"]]
+
+
+@pytest.mark.parametrize("text,ranks", [("1,2,4", [1, 2, 4]), ("8", [8]), ("", None), ("0", None), ("1,", None), ("a", None)])
+def test_ranks(text, ranks):
+    assert context.parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("program,ranks", [("01_single_gpu/gpt", 1), ("02_ddp/ddp", 2), ("03_model_parallel/one_process", 1),
+                                           ("03_model_parallel/model_parallel", 2), ("07_3d/plan", 1), ("07_3d/train_3d", 2)])
+def test_default_ranks(program, ranks, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    chapter, name = program.split("/")
+    assert context.default_ranks(chapters.choose(chapter), name) == ranks
+
+
+def test_a_program_is_built_for_the_precision_of_its_options(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    chapter = chapters.choose("02")
+    assert context.targets_of(chapter, "ddp", True, ["--epochs", "3"]) == ["solution_02_ddp_ddp"]
+    assert context.targets_of(chapter, "ddp", False, ["--precision", "bf16"]) == ["02_ddp_ddp", "02_ddp_ddp_bf16"]
+    assert context.targets_of(chapters.choose("00"), "hello", False, ["--precision", "bf16"]) == ["00_collectives_hello"]
+
+
+def test_slots_of_gpus():
+    def slots(*free):
+        return [gpu["slots"] for gpu in verbs_setup.gpu_slots(list(free))["local"][0]["gpus"]]
+    assert slots("81000", "7000", "[N/A]") == [8, 4, 3] and slots("4000") == [8]
+
+
+# ---- chapters and TODOs ----
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "CMakeLists.txt").write_text("workshop_chapter(02_ddp ddp ddp_overlap)\nworkshop_chapter(10_less local)\n")
+    for folder, code in (("solutions/02_ddp", "  all();\n"), ("02_ddp", '  todo("02.10");\n')):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "ddp.h").write_text(f"  // TODO 02.10: Ten.\n{code}  // END TODO 02.10\n")
+        (tmp_path / folder / "ddp.cu").write_text("// TODO 02.9: Nine.\n" + code.replace("10", "9"))
+    return tmp_path
+
+
+def test_chapters(clone):
+    assert [chapter.name for chapter in chapters.all_chapters()] == ["02_ddp", "10_less"]
+    assert chapters.choose("2").programs == ["ddp", "ddp_overlap"] and chapters.choose("02_ddp/").number == "02"
+    with pytest.raises(errors.Refused, match="no chapter '03'; there are 02_ddp 10_less"):
+        chapters.choose("3")
+
+
+def test_todos_are_in_order(clone):
+    chapter = chapters.choose("02")
+    assert chapters.todos(chapter) == ["02.9", "02.10"]
+    assert [(found.todo, found.place) for found in chapters.open_todos(chapter)] == [
+        ("02.9", "02_ddp/ddp.cu:2"), ("02.10", "02_ddp/ddp.h:2")]
+
+
+@pytest.mark.parametrize("name", [".ddp.h.swp", "#ddp.h#", "ddp.h~", "ddp.h.mine", "ddp.h.orig"])
+def test_files_of_editors_have_no_todos(clone, name):
+    (clone / "02_ddp" / name).write_text('  todo("02.1");\n')
+    (clone / "02_ddp" / ".ipynb_checkpoints").mkdir()
+    assert len(chapters.open_todos(chapters.choose("02"))) == 2
+
+
+def test_what_the_last_check_found(clone, capsys):
+    chapter = chapters.choose("02")
+    assert verbs_learn.last_check("build", chapter) == ""
+    state = clone / "build" / "checks" / "02_ddp.state"
+    state.parent.mkdir(parents=True)
+    state.write_text("right 02.9\nunreached 02.10\n")
+    assert verbs_learn.last_check("build", chapter) == "; last check: 1 right, 1 not reached"
+    later = time.time() + 5
+    os.utime(clone / "02_ddp" / "ddp.h", (later, later))
+    assert verbs_learn.last_check("build", chapter).endswith("; changed since")
+    state.write_text("wrong 02.9\n")
+    os.utime(state, (later + 5, later + 5))
+    assert verbs_learn.list_(context.Context("cpu", "build", ""), []) == 0
+    assert "Next: TODO 02.9 is wrong: ./workshop check 02.9" in capsys.readouterr().out
+
+
+def test_hints():
+    text = "# head\nTODO 02.1\n1. one\n   more\n2. two\n\nTODO 02.10\n1. ten\n"
+    assert chapters.hints(text, "02.1") == [["one", "more"], ["two"]]
+    assert chapters.hints(text, "02.10") == [["ten"]] and chapters.hints(text, "02.2") == []
+
+
+def test_copies_of_what_was_written_are_kept(tmp_path):
+    file = str(tmp_path / "a.h")
+    for text in ("first", "second", "third"):
+        open(verbs_learn.numbered_copy(file), "w").write(text)
+    assert [open(file + end).read() for end in (".mine.~1~", ".mine.~2~", ".mine")] == ["first", "second", "third"]
+
+
+# ---- building ----
+
+
+def progress(lines, terminal=False):
+    output = io.StringIO()
+    shown = building.Progress(output, terminal)
+    for line in lines:
+        shown.line(line)
+    shown.end()
+    return output.getvalue()
+
+
+def test_nothing_is_said_of_what_is_built():
+    assert progress(["ninja: no work to do."]) == ""
+
+
+def test_progress_now_and_then():
+    lines = [f"[{i}/20] Building CXX object a/b{i}.o" for i in range(1, 21)]
+    assert progress(lines).split() == ["Building"] + [f"[{i}/20]" for i in range(2, 21, 2)]
+    assert "\r\x1b[K[3/20] b3.o" in progress(lines, terminal=True)
+
+
+def test_what_a_compiler_says_is_shown_if_it_fails():
+    said = progress(["[1/2] Building CXX object a.o", "a.cpp:1: warning: unused", "[2/2] Building CXX object b.o",
+                     "FAILED: b.o", "/usr/bin/c++ -c b.cpp", "b.cpp:3: error: what", "ninja: build stopped: subcommand failed."])
+    assert "warning" not in said and "/usr/bin/c++" not in said
+    assert said.endswith("FAILED: b.o\nb.cpp:3: error: what\nninja: build stopped: subcommand failed.\n")
+
+
+def test_an_error_of_ninja_is_shown_with_what_came_before():
+    assert progress(["CMake Error at CMakeLists.txt:3", "ninja: error: rebuilding 'build.ninja'"]).startswith("CMake Error")
+
+
+def test_a_build_folder_of_another_clone_is_built_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").mkdir()
+    cache = tmp_path / "build" / "CMakeCache.txt"
+    builder = building.Builder("cpu", "build")
+    cache.write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={tmp_path}\n")
+    builder._forget_other_source()
+    assert cache.exists()
+    cache.write_text("CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else\n")
+    builder._forget_other_source()
+    assert not cache.exists() and "build was built from /somewhere/else: building it anew" in capsys.readouterr().err
+
+
+def test_dates_in_the_future_are_set_to_now(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "CMakeLists.txt").write_text("")
+    os.utime("CMakeLists.txt", (time.time() + 1800,) * 2)
+    building.Builder._settle_clocks()
+    assert os.stat("CMakeLists.txt").st_mtime <= time.time() + 1
+    assert "CMakeLists.txt is dated in the future" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.Refused, match="WORKSHOP_BUILD"):
+        building.Lock(str(tmp_path / "file" / "build"), "build.lock", "").__enter__()
+
+
+def test_one_build_at_a_time(tmp_path, capsys):
+    with open(tmp_path / "build.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.5)
+            os._exit(0)  # its copy of the lock goes with it
+        file.close()
+        with building.Lock(str(tmp_path), "build.lock", "Waiting for another build to end"):
+            os.waitpid(child, 0)
+    assert "Waiting for another build to end" in capsys.readouterr().err
+
+
+def test_prebuilt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    builder = building.Builder("cpu", "build/cpu")
+    monkeypatch.delenv("WORKSHOP_PREBUILT", raising=False)
+    assert builder.prebuilt() == ""
+    monkeypatch.setenv("WORKSHOP_PREBUILT", "/teacher")
+    assert builder.prebuilt() == "/teacher/build/cpu"
+    monkeypatch.setenv("WORKSHOP_PREBUILT", str(tmp_path))
+    assert builder.prebuilt() == ""  # the clone that others take from
+
+
+def test_cores_are_not_those_of_openmp(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    assert machine.cores() == len(os.sched_getaffinity(0))
+
+
+def test_scratch_folders_differ(tmp_path):
+    with verbs_measure.Scratch(str(tmp_path), "report") as first, verbs_measure.Scratch(str(tmp_path), "report") as second:
+        assert first != second and os.path.isdir(second)
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of participants: list, run, check, watch, hint, reset."""
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from . import chapters, check_chapter, machine, mistakes
+from .building import Lock
+from .chapters import Chapter
+from .context import LAUNCH, Context, Words, default_ranks, is_number, require, targets_of
+from .errors import Failed, Refused
+
+# ---- list ----------------------------------------------------------------------------------------------------------
+
+
+def last_check(folder: str, chapter: Chapter) -> str:
+    """"; last check: 2 right, 1 wrong", or ""."""
+    state = chapters.state_file(folder, chapter)
+    known = chapters.read_state(state)
+    counts = [(word, sum(found == word for found, _ in known)) for word in ("right", "wrong", "open", "unreached", "unchecked")]
+    text = ", ".join(f"{count} {word.replace('un', 'not ', 1)}" for word, count in counts if count)
+    if not text:
+        return ""
+    return f"; last check: {text}{'; changed since' if chapters.changed_since(chapter, state) else ''}"
+
+
+def list_(context: Context, words: list[str]) -> int:
+    require(not words, f"list takes no arguments, not '{(words or [''])[0]}'")
+    print(f"{'chapter':<20} {'programs':<42} TODOs")
+    wrong, following, begun = "", "", False
+    for chapter in chapters.all_chapters():
+        todos, left = chapters.todos(chapter), chapters.open_todos(chapter)
+        last = last_check(context.folder, chapter)
+        print(f"{chapter.name:<20} {' '.join(chapter.programs):<42} {len(todos) - len(left)} of {len(todos)} filled in{last}")
+        # What was wrong before the last change may be right now.
+        if not wrong and not last.endswith("changed since"):
+            known = chapters.read_state(chapters.state_file(context.folder, chapter))
+            wrong = next((todo for word, todo in known if word == "wrong"), "")
+        # A chapter that was begun goes before one that was not.
+        begins = 0 < len(left) < len(todos)
+        if left and not begun and (begins or not following):
+            todo = left[0].todo
+            following = (f"TODO {todo}, at {left[0].place}: ./workshop hint {todo}, ./workshop check {chapter.number}")
+            begun = begins
+    if wrong:
+        print(f"Next: TODO {wrong} is wrong: ./workshop check {wrong} says how")
+    elif following:
+        print(f"Next: {following}")
+    return 0
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+
+def run(context: Context, words: list[str]) -> int:
+    rest = Words(words)
+    chapter = chapters.choose(rest.next())
+    program, ranks, solution, launcher, options = chapter.programs[0], "", False, "mpirun", []
+    while rest:
+        word = rest.next()
+        if word == "-n":
+            ranks = rest.next() or "nothing"
+        elif word == "--solution":
+            solution = True
+        elif word == "--launcher":
+            launcher = rest.next()
+        elif word == "--":
+            options = rest.rest()
+        elif word.startswith("-"):
+            raise Refused(f"run knows -n, --solution, --launcher and -- before the program's own options, not '{word}'")
+        else:
+            program = word
+    chapter.program(program)
+    ranks = ranks or str(default_ranks(chapter, program))
+    require(is_number(ranks), f"-n expects a number of ranks, not '{ranks}'")
+    require(launcher in ("mpirun", "env"), f"--launcher is mpirun or env, not '{launcher}'")
+    context.build(*targets_of(chapter, program, solution, options))
+    sys.stdout.flush()
+    os.execv(LAUNCH, [LAUNCH, *(["--env"] if launcher == "env" else []), "-n", ranks, "--",
+                      context.program(chapter, program, solution), *options])
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+class Wanted:
+    """What is to be checked: a chapter, one of its programs, what has one TODO, runs on so many ranks."""
+
+    def __init__(self, words: list[str]):
+        rest = Words(words)
+        asked = rest.next()
+        self.todo = self.program = self.ranks = ""
+        self.verbose = False
+        todo = re.fullmatch(r"([0-9]{1,2})\.([0-9]+)", asked)
+        if todo:
+            self.todo = f"{int(todo[1]):02}.{todo[2]}"
+            self.chapter = chapters.choose(self.todo.partition(".")[0])
+            require(self.todo in chapters.todos(self.chapter), f"no TODO {self.todo} in {self.chapter.name}")
+        else:
+            self.chapter = chapters.choose(asked)
+        while rest:
+            word = rest.next()
+            if word in ("--ranks", "-n"):
+                self.ranks = rest.next("nothing")
+            elif word == "--verbose":
+                self.verbose = True
+            elif word.startswith("-"):
+                raise Refused(f"check knows --ranks and --verbose, not '{word}'")
+            else:
+                self.program = self.chapter.program(word)
+        require(not self.ranks or is_number(self.ranks), f"--ranks expects a number of ranks, not '{self.ranks}'")
+
+    def words(self) -> list[str]:
+        return ([self.todo or self.chapter.name] + [self.program] * bool(self.program)
+                + (["--ranks", self.ranks] if self.ranks else []) + ["--verbose"] * self.verbose)
+
+
+def build_checks(context: Context, wanted: Wanted) -> None:
+    """Builds what the checks of a chapter, or of one program, take."""
+    checks = mistakes.read_chapter(wanted.chapter.name).checks
+    targets, twins = ["compare_runs"], []
+    for program in [wanted.program] if wanted.program else wanted.chapter.programs:
+        of_program = [option for check in checks if check.program == program for option in ["", *check.options]]
+        own = targets_of(wanted.chapter, program, False, of_program)
+        targets += own[:1] + targets_of(wanted.chapter, program, True, of_program)
+        twins += own[1:]
+    context.build(*targets)
+    for twin in twins:
+        build_twin(context, wanted.chapter, twin)
+
+
+def build_twin(context: Context, chapter: Chapter, target: str) -> None:
+    """Builds a participant's program for another precision. What does not compile for that is judged for this one all the
+    same."""
+    try:
+        context.build(target)
+    except Failed:
+        program = context.path(chapter.name, target[len(chapter.name) + 1:])
+        if os.path.exists(program):
+            os.unlink(program)
+
+
+def build_for_group(context: Context, chapter: Chapter, group: str) -> bool:
+    """Builds what the checks of a program take; "ddp_bf16" is its twin for another precision. Returns whether that went
+    well."""
+    try:
+        solution = f"solution_{chapter.name}_{group}"
+        if group.endswith("_bf16"):
+            context.build(solution)
+            build_twin(context, chapter, f"{chapter.name}_{group}")
+        else:
+            context.build(f"{chapter.name}_{group}", solution)
+    except Failed:
+        return False
+    return True
+
+
+def first_program(wanted: Wanted) -> str:
+    """The program that is checked first for a TODO: its solution is built while all else is."""
+    if wanted.program:
+        return wanted.program
+    for program in wanted.chapter.programs:
+        if f"// TODO {wanted.todo}:" in chapters.read(f"solutions/{wanted.chapter.name}/{program}.cu"):
+            return program
+    return wanted.chapter.programs[0]
+
+
+def check(context: Context, words: list[str]) -> int:
+    wanted = Wanted(words)
+    arguments = check_chapter.Arguments(
+        (["--todo", wanted.todo] if wanted.todo else []) + (["--program", wanted.program] if wanted.program else [])
+        + (["--ranks", wanted.ranks] if wanted.ranks else []) + ["--verbose"] * wanted.verbose
+        + ["--jobs", "1" if context.backend == "cuda" else str(context.builder.jobs), context.folder, wanted.chapter.name])
+    if not arguments.narrowed:
+        arguments.state = chapters.state_file(context.folder, wanted.chapter)
+    with Lock(context.folder, "check.lock", "Waiting for another check to end"):
+        if wanted.todo:
+            context.build("compare_runs", "workshop_common", f"solution_{wanted.chapter.name}_{first_program(wanted)}")
+            status = check_chapter.check(arguments, lambda group: build_for_group(context, wanted.chapter, group))
+        else:
+            build_checks(context, wanted)
+            status = check_chapter.check(arguments, None)
+    if context.backend == "cuda":
+        on_cpu = check_on_cpu(wanted)
+        if status != 1 and on_cpu:
+            status = on_cpu
+    return status
+
+
+def check_on_cpu(wanted: Wanted) -> int:
+    """A GPU does not show what the cpu backend does: an event or a write that is missing, and often goes well."""
+    sys.stdout.flush()
+    if machine.missing("cpu"):
+        print("Not checked, because a GPU rarely shows it: missing events, and memory that is read before it is written. "
+              "'./workshop setup --backend cpu' installs what that takes.")
+        return 0
+    print("And on the cpu backend, which shows missing events, and memory that is read before it is written:", flush=True)
+    environment = dict(os.environ, WORKSHOP_BACKEND="cpu")
+    environment.pop("WORKSHOP_BUILD", None)
+    return subprocess.run(["./workshop", "check", *wanted.words()], env=environment, check=False).returncode
+
+
+def watch(context: Context, words: list[str]) -> int:
+    asked = words[0] if words else ""
+    chapter = chapters.choose(asked.partition(".")[0])
+
+    def saved() -> list[tuple[str, int, int]]:
+        return [(file, about.st_mtime_ns, about.st_size) for file in chapter.sources(".") for about in [os.stat(file)]]
+
+    before: list[tuple[str, int, int]] = []
+    while True:
+        try:
+            now = saved()
+        except OSError:
+            now = before  # a file is being replaced
+        if now == before:
+            time.sleep(0.3)
+            continue
+        before = now
+        try:
+            check(context, words)
+        except Refused:
+            raise
+        except Failed:
+            pass
+        sys.stdout.flush()
+        print(f"\n{time.strftime('%H:%M:%S')}  Waiting for a change in {chapter.name}; Ctrl-C ends", file=sys.stderr, flush=True)
+
+
+# ---- hint ----------------------------------------------------------------------------------------------------------
+
+
+def hint(context: Context, words: list[str]) -> int:
+    show_all, asked = False, ""
+    for word in words:
+        if word == "--all":
+            show_all = True
+        elif word.startswith("-"):
+            raise Refused(f"hint knows --all, not '{word}'")
+        else:
+            require(not asked, f"hint takes one TODO, not '{word}' too")
+            asked = word
+    number = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})", asked)
+    require(number, f"hint expects the number of a TODO, such as 02.4, not '{asked}'")
+    todo = f"{int(number[1]):02}.{int(number[2])}"
+    chapter = chapters.choose(todo.partition(".")[0])
+    place, title = title_of(chapter, todo)
+    require(place, f"there is no TODO {todo}; {chapter.name}/README.md lists those of the chapter")
+
+    # How many hints were shown is kept in the build folder.
+    kept = context.path("hints", todo)
+    shown = chapters.read(kept).strip()
+    first = last = (int(shown) if shown.isdigit() else 0) + 1
+    if show_all or first > 3:
+        first, last = 1, 3
+    of_todo = chapters.hints(chapters.read(f"solutions/{chapter.name}/hints.txt"), todo)
+    print(f"TODO {todo} in {place}: {title}")
+    for step in range(first, last + 1):
+        print(f"\nHint {step} of 3")
+        for line in of_todo[step - 1] if step <= len(of_todo) else []:
+            print(f"  {line}")
+    if last < 3:
+        print(f"\nThe next hint: ./workshop hint {todo}")
+    else:
+        print(f"\nThere are no more: docs/calls.md has the calls, solutions/{place} the code")
+    try:
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        with open(kept, "w", encoding="ascii") as file:
+            file.write(f"{last}\n")
+    except OSError:
+        if not show_all:
+            print("(The build folder cannot be written, so the next call shows the same hint; --all shows all of them.)")
+    return 0
+
+
+def title_of(chapter: Chapter, todo: str) -> tuple[str, str]:
+    """The file of a TODO and its first line; empty if there is none."""
+    for file in chapter.sources():
+        found = re.search(rf"^ *// TODO {re.escape(todo)}: (.*)$", chapters.read(file), re.M)
+        if found:
+            return os.path.relpath(file, "solutions"), found[1]
+    return "", ""
+
+
+# ---- reset ---------------------------------------------------------------------------------------------------------
+
+
+def numbered_copy(file: str) -> str:
+    """Where a copy of a file is kept: FILE.mine; an earlier one becomes FILE.mine.~1~ and so on."""
+    mine = file + ".mine"
+    if os.path.exists(mine):
+        number = 1
+        while os.path.exists(f"{mine}.~{number}~"):
+            number += 1
+        os.rename(mine, f"{mine}.~{number}~")
+    return mine
+
+
+def reset(context: Context, words: list[str]) -> int:
+    rest = Words(words)
+    chapter = chapters.choose(rest.next())
+    yes = rest.peek() == "-y" and bool(rest.next())
+    require(not rest, f"reset takes one chapter and -y, not '{rest.peek()}'")
+    context.build("make_exercises")
+    with tempfile.TemporaryDirectory() as fresh:
+        if subprocess.run([context.path("tools", "make_exercises"), "solutions", fresh, chapter.name], check=False).returncode:
+            raise Failed(1)
+        files = sorted(os.path.relpath(os.path.join(folder, name), fresh)
+                       for folder, _, names in os.walk(fresh) for name in names)
+        changed = [file for file in files
+                   if os.path.exists(file) and not filecmp.cmp(file, os.path.join(fresh, file), shallow=False)]
+        if changed and not yes:
+            require(sys.stdin.isatty(), f"{' '.join(changed)} would be overwritten; -y does it and keeps a copy")
+            if not machine.confirm(f"Overwrite {' '.join(changed)}? Copies are kept as *.mine."):
+                return 1
+        for file in changed:
+            mine = numbered_copy(file)
+            shutil.copy2(file, mine)
+            print(f"Kept your {file} as {mine}")
+        for file in files:
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            shutil.copyfile(os.path.join(fresh, file), file)
+    hints_shown = context.path("hints")
+    for name in os.listdir(hints_shown) if os.path.isdir(hints_shown) else []:
+        if name.startswith(chapter.number + "."):
+            os.unlink(os.path.join(hints_shown, name))
+    print(f"The exercises of {chapter.name} are as handed out")
+    return 0
