@@ -125,6 +125,7 @@ class CopyToTensorParallel {
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
+    probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
     // TODO 05.7: f, backward: sum the ranks' shares of dx.
     //   All ranks used the same x, each with its own features, so the gradient of x is the sum of the ranks' shares.
     //   Without sequence parallelism every rank needs the whole sum: one NCCL call over `comm` on `stream`, from
@@ -149,6 +150,7 @@ class ReduceFromTensorParallel {
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
+    probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     // TODO 05.4: g, forward: sum the ranks' shares of y.
     //   One NCCL call from `share` to y in each mode. g's forward pass is f's backward pass (TODO 05.7).
     todo("05.4");
@@ -182,6 +184,7 @@ class ReduceFromTensorParallel {
 inline void column_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                     Real* y, int rows) {
   const CopyToTensorParallel f(tp);
+  probe("05.2", {"given to column_parallel_forward: ", l.name}, x, {tp.local_rows(rows), l.in}, blas.stream());
   linear_forward(blas, l, f.forward(x, rows, l.in, blas.stream()), y, rows);
 }
 
@@ -190,6 +193,7 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
                                      const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
   const CopyToTensorParallel f(tp);
   const cudaStream_t compute = blas.stream();
+  probe("05.6", {"given to column_parallel_backward: ", l.name}, dy, {rows, l.out}, compute);
   // Gathers the rows of all ranks again: keeping them since the forward pass would cost what sequence parallelism
   // saves.
   const Real* all = f.forward(x, rows, l.in, compute);
@@ -212,6 +216,7 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
                                  Real* y, int rows) {
   const ReduceFromTensorParallel g(tp);
   const cudaStream_t stream = blas.stream();
+  probe("05.3", {"given to row_parallel_forward: ", l.name}, x, {rows, l.in}, stream);
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
   //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
@@ -228,6 +233,7 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
 inline void row_parallel_backward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                   const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
   const ReduceFromTensorParallel g(tp);
+  probe("05.5", {"given to row_parallel_backward: ", l.name}, dy, {tp.local_rows(rows), l.out}, blas.stream());
   linear_backward(blas, l, x, g.backward(dy, rows, l.out, blas.stream()), dx, ones, rows, accumulate);
 }
 

@@ -129,6 +129,9 @@ class Comparison {
   // Each prints what differs first and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
+  bool given_agrees(std::size_t position);  // of what a function was given
+  // The TODO that makes the call: the first of those that make such calls whose own probe follows. "" if there is none.
+  std::string caller(std::size_t position) const;
   void print_drift(const ProbeKey& key, const std::string& difference);
   void print_other_way(const ProbeKey& key, const std::string& difference);
   bool losses_agree();
@@ -400,8 +403,47 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
 }
 
+// "f.backward" of a probe named "given to f.backward: share", which records what a function was called with; "" of others.
+std::string given_to(const ProbeKey& key) {
+  constexpr std::string_view kBegin = "given to ";
+  return key.name.starts_with(kBegin) ? key.name.substr(kBegin.size(), key.name.find(':') - kBegin.size()) : "";
+}
+
+std::string Comparison::caller(std::size_t position) const {
+  const ProbeKey& given = expected_order_[position];
+  const TodoIds callers = todos_.that_call(given_to(given));
+  for (std::size_t i = position + 1; i < expected_order_.size() && expected_order_[i].step == given.step; ++i) {
+    if (expected_order_[i].rank == given.rank && callers.contains(expected_order_[i].id)) return expected_order_[i].id;
+  }
+  return "";
+}
+
+bool Comparison::given_agrees(std::size_t position) {
+  const ProbeKey& key = expected_order_[position];
+  const std::string id = caller(position);
+  const auto mine = mine_probes_.find(key);
+  if (id.empty() || (mine == mine_probes_.end() && !mine_.complete)) return true;
+  const Tensor& expected = expected_probes_.at(key)->tensor;
+  std::string what = " does not call " + given_to(key) + "() as often as expected.\n";
+  std::string details = "  " + tensor_of(key) + ": not there\n";
+  if (mine != mine_probes_.end()) {
+    const std::string difference = differing(mine->second->tensor, expected, scale(key));
+    if (difference.empty() || one_rounding_apart(mine->second->tensor, expected)) return true;
+    what = " calls " + given_to(key) + "() with something other than expected.\n";
+    details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference;
+  }
+  std::string sentence = known(key, id);
+  if (sentence.empty() && mine != mine_probes_.end()) sentence = diagnosis(key);
+  if (!sentence.empty()) details += "  " + sentence + "\n";
+  blame(id, true);
+  std::printf("%s%s%s%s", todos_.heading(id).c_str(), what.c_str(), todos_.place_line(id).c_str(), details.c_str());
+  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  return false;
+}
+
 bool Comparison::probe_agrees(std::size_t position) {
   const ProbeKey& key = expected_order_[position];
+  if (!given_to(key).empty()) return given_agrees(position);
   const auto mine = mine_probes_.find(key);
   const Tensor& expected = expected_probes_.at(key)->tensor;
   std::string what, details;
@@ -467,6 +509,7 @@ bool Comparison::probes_agree() {
   }
   for (const auto& [key, probe] : mine_probes_) {
     if (expected_probes_.contains(key)) continue;
+    if (!given_to(key).empty()) continue;  // what comes of it is found elsewhere
     blame(key.id, true);
     std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
@@ -638,10 +681,11 @@ Comparison::End Comparison::where_it_ended() const {
         before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
         continue;
       }
-      if (!todos_.contains(key.id)) continue;
+      const std::string id = given_to(key).empty() ? key.id : caller(i);
+      if (!todos_.contains(id)) continue;
       if (i < earliest) {
         earliest = i;
-        end = {key.id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), behind};
+        end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), behind};
       }
       break;
     }

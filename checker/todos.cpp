@@ -64,7 +64,7 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       const std::size_t colon = rest.find(": ");
       if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) continue;
       open = rest.substr(0, colon);
-      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", number, number};
+      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", "", number, number};
       in_comment = true;
     } else if (const std::string id = after(line, "// END TODO "); !id.empty()) {
       if (found.contains(id)) found[id].last = number;
@@ -115,10 +115,10 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     todo.first = found == mine.end() ? 0 : found->second.first;
     todo.last = found == mine.end() ? 0 : found->second.last;
     todo.function = found == mine.end() ? "" : found->second.function;
-    const std::string in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
+    todo.code_in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
     const auto has = [](const std::string& code, const char* word) { return code.find(word) != std::string::npos; };
-    todo.says_float = has(in_solution, "kReal") && !has(in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
-    todo.says_real = has(in_solution, "ncclFloat") && !has(in_solution, "kReal") && has(todo.code, "kReal");
+    todo.says_float = has(todo.code_in_solution, "kReal") && !has(todo.code_in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
+    todo.says_real = has(todo.code_in_solution, "ncclFloat") && !has(todo.code_in_solution, "kReal") && has(todo.code, "kReal");
   }
 }
 
@@ -152,6 +152,15 @@ bool Todos::calls(const std::string& caller, const std::string& callee) const {
   const auto from = all_.find(caller), to = all_.find(callee);
   if (from == all_.end() || to == all_.end() || to->second.function.empty()) return false;
   return std::regex_search(from->second.code, std::regex("\\b" + to->second.function + "\\("));
+}
+
+TodoIds Todos::that_call(const std::string& function) const {
+  const std::regex call("\\b" + std::regex_replace(function, std::regex("[.]"), "[.]") + "\\(");
+  TodoIds ids;
+  for (const auto& [id, todo] : all_) {
+    if (std::regex_search(todo.code_in_solution, call)) ids.insert(id);
+  }
+  return ids;
 }
 
 std::string Todos::nearest(const Place& place) const {

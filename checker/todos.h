@@ -22,6 +22,7 @@ struct Todo {
   std::string file;         // "02_ddp/ddp.h"
   std::string function;     // in which it stands in the participant's file; empty where that is not seen
   std::string code;         // between its comments, there
+  std::string code_in_solution;
   int first = 0, last = 0;  // its lines in the participant's file; 0 where its comment is gone
   int first_in_solution = 0, last_in_solution = 0;
   bool says_float = false, says_real = false;  // in a call of NCCL's, where the solution has kReal, or ncclFloat
@@ -58,6 +59,8 @@ class Todos {
   std::string at_in_solution(const Place& place) const;
   // Does the code of one TODO call the function in which another stands?
   bool calls(const std::string& caller, const std::string& callee) const;
+  // The TODOs whose solution makes a call such as "f.backward".
+  TodoIds that_call(const std::string& function) const;
   // The TODO whose lines a place is in or, of the file's, the nearest.
   std::string nearest(const Place& place) const;
 
