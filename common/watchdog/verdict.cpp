@@ -61,7 +61,7 @@ std::string whereabouts(const Note& note) {
   if (const CallNote* pending = first_pending(note)) return "it waits in " + describe(*pending);
   if (note.in_call.empty()) return "it is in no call";
   const std::string& call = note.in_call;  // the last two are ~Job's
-  const bool ended = call == "exit()" || call.starts_with("MPI_Barrier") || call.starts_with("ncclCommDestroy(comm_");
+  const bool ended = call == "exit()" || call.starts_with("MPI_Barrier") || call == "ncclCommDestroy(comm())";
   return (ended ? "its program has come to its end, " : "it is in ") + host_call(note);
 }
 
