@@ -88,7 +88,7 @@ TEST_F(ReadImages, RefusesAnEmptyFile) {
 TEST_F(ReadImages, RefusesAFolderAndAPipeForAFile) {
   fs::remove(folder_ / batch(1));
   fs::create_directory(folder_ / batch(1));
-  expect_error("@/data_batch_1.bin: it is no regular file of at most 100 MB");
+  expect_error("@/data_batch_1.bin: it is not a regular file of at most 100 MB");
 }
 
 TEST_F(ReadImages, RefusesATruncatedFileAtAnyByte) {

@@ -182,7 +182,7 @@ TEST(Ranks, WhatIsNoNumberIsNamed) {
   for (const char* wrong : {"", "2(x3", "2(x3),", "2(x3),0", "many", "2(x2)", "2;1"}) {
     EXPECT_EQ(refusal(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", wrong}})),
               "SLURM_STEP_TASKS_PER_NODE is '" + std::string(wrong) +
-                  "'; expected tasks a node such as '2(x3),1', for this node too");
+                  "'; expected tasks per node such as '2(x3),1', for this node too");
   }
 }
 

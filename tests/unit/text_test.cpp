@@ -135,7 +135,7 @@ TEST_F(ReadText, NamesTheFileThatIsMissingOrEmpty) {
   expect_error("@/valid.txt: it is empty");
   write("valid.txt", "\n\n");
   fs::create_directory(folder_ / "test.txt");
-  expect_error("@/test.txt: it is no regular file");
+  expect_error("@/test.txt: it is not a regular file");
   fs::remove_all(folder_);
   expect_error("@: there is no such folder");
   write("", "");
