@@ -59,8 +59,9 @@ __device__ inline GridStride grid_stride(int n) { return GridStride(n); }
 inline GridStride grid_stride(int n) { return GridStride(n); }
 #endif
 
-// Calls f(i, column) for each element i of a row-major matrix. On a GPU, each thread computes the column with a division.
-// On a CPU, a division by a number unknown to the compiler would cost more than most kernels, so it loops row by row.
+// Calls f(i, column) for each element i of a row-major matrix. On a GPU, each thread computes the column with a
+// division. On a CPU, a division by a number unknown to the compiler would cost more than most kernels do, so the loop
+// goes row by row.
 template <typename F>
 __device__ inline void for_each_element(int rows, int columns, F f) {
 #ifdef __CUDACC__

@@ -7,8 +7,8 @@
 //   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
 //
 // With CUDA, the loop is a grid-stride loop over all threads. On a CPU, one call runs the whole range; a large range is
-// split among the rank's cores. The compiler vectorizes the loop. Write kernels whose iterations are independent of each
-// other; then all of this gives the same result.
+// split among the rank's cores. The compiler vectorizes the loop. Write kernels whose iterations are independent of
+// each other; then all of this gives the same result.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -252,7 +252,7 @@ TESTS(bad) {
     heads     | --heads 2                         | --heads is '2'; expected a multiple of the 4 ranks
     context   | --context 18 --sequence-parallel  | --context is '18'; --sequence-parallel expects a multiple of the 4 ranks
     words     | --vocabulary 1                    | the vocabulary has . words?; expected one a rank, 4
-    layers.#  | --layers 8,8,8                    | --layers is for --model mlp alone
+    layers.#  | --layers 8,8,8                    | --layers is for --model mlp only
   )");
   refusals("solution.05.bad.tensor_parallel_gather.", on(4, gather), R"(
     unknown.# | --tp 4                            | --tp

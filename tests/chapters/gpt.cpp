@@ -311,15 +311,15 @@ TESTS(gpt_cube) {
 TESTS(gpt_bad) {
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp"), "--model gpt"), R"(
     model.#      | --model resnet       | --model is 'resnet'; expected mlp, gpt, alexnet
-    layers.#     | --layers 6,4,2       | --layers is for --model mlp alone
-    samples.#    | --samples 8          | --samples is for --model mlp or alexnet alone
-    validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet alone
+    layers.#     | --layers 6,4,2       | --layers is for --model mlp only
+    samples.#    | --samples 8          | --samples is for --model mlp or alexnet only
+    validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet only
     heads.#      | --heads 3            | --width is '64'; expected a multiple of the 3 of --heads
     dropout.#    | --dropout 1          | --dropout is '1'; expected
   )");
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp")), R"(
-    width.#      | --width 8            | --width is for --model gpt alone
-    text.#       | --text somewhere     | --text is for --model gpt alone
+    width.#      | --width 8            | --width is for --model gpt only
+    text.#       | --text somewhere     | --text is for --model gpt only
     recompute.#  | --recompute blocks   | --recompute is 'blocks'; expected
   )");
   refusals("solution.gpt.bad.", on(5, solution("03_model_parallel/model_parallel"), "--model gpt"), R"(

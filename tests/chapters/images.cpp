@@ -124,19 +124,19 @@ TESTS(images_bad) {
         file.seekp(3 * kRecord).put(static_cast<char>(200));
       });
   refusals("solution.images.bad.", on(2, solution("02_ddp/ddp"), model), R"(
-    samples.#    | --images somewhere --samples 8 | --samples is for images of the workshop's own alone
+    samples.#    | --images somewhere --samples 8 | --samples is for the workshop's own images only
     validation.# | --validation-samples 5000      | --validation-samples is '5000'; expected fewer than the 4096 of --samples
     most.#       | --samples 1000000              | --samples times the bytes of an image is more than 2147483647; expected less
     size.#       | --image-size 31                | --image-size is '31'; expected a whole number from 32 to 1024
     classes.#    | --classes 1                    | --classes is '1'; expected a whole number from 2 to 256
     workers.#    | --workers 65                   | --workers is '65'; expected a whole number from 0 to 64
-    layers.#     | --layers 6,4,2                 | --layers is for --model mlp alone
-    recompute.#  | --recompute blocks             | --recompute is 'blocks'; expected another: AlexNet has none
+    layers.#     | --layers 6,4,2                 | --layers is for --model mlp only
+    recompute.#  | --recompute blocks             | --recompute is 'blocks', but AlexNet has no blocks
   )");
   refusals("solution.images.bad.of_others.", on(2, solution("02_ddp/ddp")), R"(
-    images.#     | --images somewhere             | --images is for --model alexnet alone
-    workers.#    | --workers 3                    | --workers is for --model alexnet alone
-    dropout.#    | --dropout 0.5                  | --dropout is for --model gpt or alexnet alone
+    images.#     | --images somewhere             | --images is for --model alexnet only
+    workers.#    | --workers 3                    | --workers is for --model alexnet only
+    dropout.#    | --dropout 0.5                  | --dropout is for --model gpt or alexnet only
   )");
 }
 

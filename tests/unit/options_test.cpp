@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{{"--optimizer"}, "^error: --optimizer lacks its value; expected sgd, adamw\n$"},
         BadOption{{"--record"}, "^error: --record lacks its value; expected a file to write\n$"},
         BadOption{{"--learning-rate", "1"},
-                  "^error: there is no option '--learning-rate'; --help lists those there are\n$"},
-        BadOption{{"stray"}, "^error: there is no option 'stray'; --help lists those there are\n$"}));
+                  "^error: there is no option '--learning-rate'; --help lists all options\n$"},
+        BadOption{{"stray"}, "^error: there is no option 'stray'; --help lists all options\n$"}));
 
 TEST(Options, AChaptersOwn) {
   Options options("04_pipeline/pipeline", "test");
@@ -169,14 +169,14 @@ TEST(Options, OfAModelAreForItAlone) {
   const auto expect_refusal = [](const std::vector<std::string>& words, const char* message) {
     EXPECT_EXIT(static_cast<void>(ParsedWithModels{words}), testing::ExitedWithCode(2), message);
   };
-  expect_refusal({"--model", "alexnet", "--layers", "6,2"}, "^error: --layers is for --model mlp alone\n$");
-  expect_refusal({"--model", "gpt", "--samples", "6"}, "^error: --samples is for --model mlp or alexnet alone\n$");
-  expect_refusal({"--dropout", "0.1"}, "^error: --dropout is for --model gpt or alexnet alone\n$");
-  expect_refusal({"--images", "here"}, "^error: --images is for --model alexnet alone\n$");
+  expect_refusal({"--model", "alexnet", "--layers", "6,2"}, "^error: --layers is for --model mlp only\n$");
+  expect_refusal({"--model", "gpt", "--samples", "6"}, "^error: --samples is for --model mlp or alexnet only\n$");
+  expect_refusal({"--dropout", "0.1"}, "^error: --dropout is for --model gpt or alexnet only\n$");
+  expect_refusal({"--images", "here"}, "^error: --images is for --model alexnet only\n$");
   expect_refusal({"--model", "alexnet", "--image-size", "1024", "--batch-size", "700"},
                  "^error: --batch-size times 3 times --image-size times --image-size is more than 2147483647");
   expect_refusal({"--model", "alexnet", "--images", "here", "--samples", "9"},
-                 "^error: --samples is for images of the workshop's own alone");
+                 "^error: --samples is for the workshop's own images only");
 }
 
 TEST(Options, AProductMustBeAnInt) {
