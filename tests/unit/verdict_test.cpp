@@ -66,7 +66,7 @@ TEST(Verdict, ACallThatOneRankLeavesOutAmongOthersAlike) {
   const Note a = note(0, 5, {sum(1, "a.cu:9"), sum(2, "a.cu:10"), sum(3, "a.cu:20"), sum(4, "a.cu:30"), large(5)});
   const Note b = note(1, 4, {sum(1, "a.cu:9"), sum(2, "a.cu:20"), sum(3, "a.cu:30"), large(4)});
   const std::string expected =
-      "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8 float32 (collective 2 of 'world', "
+      "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8 float32 (collective 2 of 'world', "
       "a.cu:10), and goes on to ncclAllReduce of 8 float32 (collective 2 of 'world', a.cu:20)";
   EXPECT_EQ(find_verdict({a, b}, 2), expected);
   EXPECT_EQ(find_verdict({b, a}, 2), expected);
@@ -76,9 +76,9 @@ TEST(Verdict, ACallThatOneRankLeavesOut) {
   const Note a = note(0, 3, {collective(2, "ncclAllReduce", 8), collective(3, "ncclBroadcast", 1)});
   const Note b = note(1, 2, {collective(2, "ncclBroadcast", 1)});
   EXPECT_PRED2(starts_with, find_verdict({a, b}, 2),
-               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+               "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8");
   EXPECT_PRED2(starts_with, find_verdict({b, a}, 2),
-               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+               "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8");
 }
 
 TEST(Verdict, ARankThatDoesNotAnswer) {
@@ -141,7 +141,7 @@ TEST(Verdict, LineOfARank) {
       "rank 1 waits in ncclRecv of 4 float32 from rank 0 of 'pair' (number 1, a.cu:2) for 1.5 s; the program is in "
       "cudaFree (a.cu:3); last completed: ncclAllReduce of 8 float32 (collective 1 of 'world', a.cu:1)");
   EXPECT_EQ(describe(note(0, 0, {})),
-            "rank 0 waits in no NCCL call and in no other: its own code runs; last completed: none");
+            "rank 0 waits in no NCCL call or other call: its own code runs; last completed: none");
 }
 
 }  // namespace
