@@ -178,7 +178,7 @@ TESTS(launch_blocking) {
   test("solution.04.launch_blocking.gpipe", {.ranks = 4}, [=] { succeed(blocking("--schedule gpipe --max-steps 4")); });
   for (const char* schedule : {"1f1b", "interleaved"}) {
     refused(text("solution.04.launch_blocking.", schedule),
-            text("^error: CUDA_LAUNCH_BLOCKING is '1'; expected 0 or none, because --schedule ", schedule, " "),
+            text("^error: CUDA_LAUNCH_BLOCKING is '1'; unset it or set it to 0, because --schedule ", schedule, " "),
             blocking(text("--micro-batches 8 --schedule ", schedule)));
   }
 }

@@ -125,25 +125,25 @@ TEST(Rendezvous, AnAddressMayBeAName) {
 
 TEST(Rendezvous, WhoIsMissingIsCounted) {
   const MeetingPoint point = free_point(3);
-  expect_all(come_all(point, {0, 2}, 4), "error: 2 of 4 ranks came to " + at(point) +
+  expect_all(come_all(point, {0, 2}, 4), "error: 2 of 4 ranks reached " + at(point) +
                                              " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 2, ranks 1, 3");
   expect_all(come_all(point, {0, 2, 1}, 4),
-             "error: 3 of 4 ranks came to " + at(point) + " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 3");
-  expect_all(come_all(point, {0}, 16), "error: 1 of 16 ranks came to " + at(point) +
+             "error: 3 of 4 ranks reached " + at(point) + " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 3");
+  expect_all(come_all(point, {0}, 16), "error: 1 of 16 ranks reached " + at(point) +
                                            " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 15, ranks 1, 2, 3, 4, 5, 6, "
                                            "7, 8, …");
 }
 
 TEST(Rendezvous, RankZeroIsMissing) {
   const MeetingPoint point = free_point(3);
-  expect_all(come_all(point, {1, 2}, 3), "error: rank 0 is not to be found at MASTER_ADDR:MASTER_PORT, " + at(point) +
+  expect_all(come_all(point, {1, 2}, 3), "error: rank 0 cannot be reached at MASTER_ADDR:MASTER_PORT, " + at(point) +
                                              ", within 3 s (WORKSHOP_JOIN_TIMEOUT): Connection refused");
 }
 
 TEST(Rendezvous, ARankTwice) {
   for (int world : {3, 4, 8}) {
     expect_all(come_all(free_point(30), {0, 2, 2}, world),
-               "error: two processes say that they are rank 2 of " + std::to_string(world));
+               "error: two processes claim to be rank 2 of " + std::to_string(world));
   }
 }
 
@@ -152,7 +152,7 @@ TEST(Rendezvous, RankZeroTwice) {
   const std::vector<std::string> texts = come_all(point, {0, 0}, 2);
   const auto late = [&](const std::string& text) {
     return text == "error: rank 0 cannot listen on port " + std::to_string(point.port) +
-                       ": Address already in use; another job uses it, or another process has rank 0 too";
+                       ": Address already in use; another job uses it, or another process is rank 0 too";
   };
   EXPECT_EQ(std::count_if(texts.begin(), texts.end(), late), 1) << texts[0] << "\n" << texts[1];
 }
@@ -160,14 +160,14 @@ TEST(Rendezvous, RankZeroTwice) {
 TEST(Rendezvous, OtherNumbersOfRanks) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 4), guest = come(point, 1, 8);
-  const std::string expected = "error: rank 1 says that WORLD_SIZE is 8, rank 0 that it is 4";
+  const std::string expected = "error: rank 1 has WORLD_SIZE 8, but rank 0 has 4";
   EXPECT_EQ(host.get(), expected);
   EXPECT_EQ(guest.get(), expected);
 }
 
 std::string not_rank_0(int port) {
-  return "error: what listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(port) +
-         ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+  return "error: the process that listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(port) +
+         ", is not this job's rank 0; each job needs its own MASTER_PORT, and all its ranks need the same "
          "WORKSHOP_JOB_TOKEN";
 }
 
@@ -187,8 +187,8 @@ TEST(Rendezvous, WhoWasTurnedAwayIsCounted) {
   const MeetingPoint point = free_point(2);
   Outcome host = come(point, 0, 2);
   come(point, 1, 2, "another key").get();
-  EXPECT_EQ(host.get(), "error: 1 of 2 ranks came to " + at(point) +
-                            " within 2 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 1; turned out without this job's "
+  EXPECT_EQ(host.get(), "error: 1 of 2 ranks reached " + at(point) +
+                            " within 2 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 1; disconnected without this job's "
                             "WORKSHOP_JOB_TOKEN: 1");
 }
 
@@ -307,7 +307,7 @@ TEST(Rendezvous, ARankThatEndsEarly) {
     const auto challenge = read_challenge(second.hear(kChallengeSize));
     second.say(make_hello("key", challenge.value(), {2, 3, make_nonce()}));
   }
-  EXPECT_EQ(host.get(), "error: rank 2 ended before all had come");
+  EXPECT_EQ(host.get(), "error: rank 2 ended before all ranks arrived");
 }
 
 TEST(Rendezvous, WrongAddresses) {
@@ -325,7 +325,7 @@ TEST(Rendezvous, RankZeroIsStopped) {
   PlainSocket silent(0);
   const MeetingPoint point{"127.0.0.1", silent.port(), 1};
   EXPECT_EQ(come(point, 1, 2).get(), "error: rank 0 at MASTER_ADDR:MASTER_PORT, " + at(point) +
-                                         ", does not answer within 1 s (WORKSHOP_JOIN_TIMEOUT)");
+                                         ", did not answer within 1 s (WORKSHOP_JOIN_TIMEOUT)");
 }
 
 }  // namespace
