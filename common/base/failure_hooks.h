@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that the watchdog registers at its start, to be called when the job ends or an NCCL call fails.
+// Functions that the watchdog registers at its start. They are called when the job ends or an NCCL call fails.
 #pragma once
 
 #include <string>

@@ -59,7 +59,7 @@ class PartialFile {
     if (!complete_) error_ = std::strerror(errno);
   }
 
-  const std::string& error() const { return error_; }  // empty if there is none
+  const std::string& error() const { return error_; }  // empty: no error
 
  private:
   fs::path final_, partial_;

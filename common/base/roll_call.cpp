@@ -53,8 +53,8 @@ bool take_name(const std::string& text) {
   return false;
 }
 
-// Returns the process of this user that has taken the name; -1 if there is none, 0 if the process is in a pid namespace
-// that is not visible from here.
+// Returns the process of this user that has taken the name; -1 if no process has, 0 if it is in a pid namespace that
+// is not visible from here.
 pid_t owner_of(const std::string& text) {
   const Name name(text);
   const int question = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -20,8 +20,8 @@ inline std::string shown(std::string_view text) {
 
 inline std::string quote(std::string_view text) { return "'" + shown(text) + "'"; }
 
-// Parses a text. Throws if it is nested deeper than any of our files, before the parser goes deeper: writing or comparing
-// such a value would overflow the stack. `on_key` receives each object's keys and their depth.
+// Parses a text. Throws if it is nested deeper than any of our files, before the parser goes deeper: writing or
+// comparing such a value would overflow the stack. `on_key` receives each object's keys and their depth.
 inline nlohmann::json parse_json(
     std::string_view text,
     const std::function<void(int, const std::string&)>& on_key = [](int, const std::string&) {}) {

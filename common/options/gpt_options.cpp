@@ -43,8 +43,7 @@ void Options::with_gpt() {
 void Options::add_gpt_options(const std::vector<std::string>& recompute) {
   const std::string folder = "folder with train.txt, valid.txt and test.txt";
   impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
-  add("--words", gpt.words, "words of the generated stories to train on if there is no --text", 1,
-      2'000'000);
+  add("--words", gpt.words, "words of the generated stories to train on if there is no --text", 1, 2'000'000);
   add("--vocabulary", gpt.vocabulary, "number of words to tell apart, all others are <unk>; 0: all", 0);
   add("--context", gpt.context, "tokens per sample", 1);
   add("--width", gpt.width, "width of the model: numbers per token", 1);

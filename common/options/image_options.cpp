@@ -23,8 +23,7 @@ void Options::add_image_options() {
                   "FOLDER", "a folder to read");
   add("--classes", images.classes, "number of classes of images", 2, 256);
   add("--image-size", images.size, "side of the images that the model sees, in pixels", 32, 1024);
-  add("--shrink", images.shrink, "divides the channels and widths of AlexNet's layers: 1, 2, 4, … 64", 1,
-      64);
+  add("--shrink", images.shrink, "divides the channels and widths of AlexNet's layers: 1, 2, 4, … 64", 1, 64);
   add("--workers", images.workers, "threads that prepare batches; 0: the main thread does it", 0, 64);
   impl_->only_for("alexnet", {"--images", "--classes", "--image-size", "--shrink", "--workers"});
 

@@ -98,7 +98,7 @@ Options::Options(std::string program, std::string description, Sampling sampling
   i.training.push_back(
       i.add("--layers", "widths of the layers: input,hidden…,output", "N,N,…", read_layers)->default_str("6,4,2"));
   i.write("--layers", layers);
-  i.train("--activation", activation, "between the layers", {"none", "relu", "gelu"});
+  i.train("--activation", activation, "activation between the layers", {"none", "relu", "gelu"});
   i.train("--optimizer", optimizer, "update rule", {"sgd", "adamw"});
   i.train("--lr", lr, "learning rate", 0.0);
   i.train("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0.0);
@@ -161,7 +161,7 @@ void Options::use_model() {
     impl_->left_out.push_back(option->get_name().substr(2));
   }
   if (model != ModelKind::gpt && gpt.recompute == "blocks") {
-    usage_error("--recompute is 'blocks', but %s has no blocks; expected another value",
+    usage_error("--recompute is 'blocks'; expected another value: %s has no blocks",
                 model == ModelKind::mlp ? "an MLP" : "AlexNet");
   }
   if (model == ModelKind::gpt) use_gpt();

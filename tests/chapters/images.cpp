@@ -116,7 +116,7 @@ TESTS(images_bad) {
   bad("folder", "^error: files: there is no such folder$", [] { std::filesystem::remove_all("files"); });
   bad("empty", "^error: files/test_batch.bin: it is empty$",
       [] { std::filesystem::resize_file("files/test_batch.bin", 0); });
-  bad("truncated", "^error: files/data_batch_2.bin: 30000 bytes are no whole number of images, which have 3073 each$",
+  bad("truncated", "^error: files/data_batch_2.bin: 30000 bytes are not a whole number of images of 3073 bytes each$",
       [] { std::filesystem::resize_file("files/data_batch_2.bin", 30000); });
   bad("label", "^error: files/data_batch_1.bin: image 3 has the label 200; expected less than the 10 of --classes$",
       [] {
@@ -131,7 +131,7 @@ TESTS(images_bad) {
     classes.#    | --classes 1                    | --classes is '1'; expected a whole number from 2 to 256
     workers.#    | --workers 65                   | --workers is '65'; expected a whole number from 0 to 64
     layers.#     | --layers 6,4,2                 | --layers is for --model mlp only
-    recompute.#  | --recompute blocks             | --recompute is 'blocks', but AlexNet has no blocks
+    recompute.#  | --recompute blocks             | --recompute is 'blocks'; expected another value: AlexNet has no blocks
   )");
   refusals("solution.images.bad.of_others.", on(2, solution("02_ddp/ddp")), R"(
     images.#     | --images somewhere             | --images is for --model alexnet only

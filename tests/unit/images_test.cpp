@@ -97,7 +97,7 @@ TEST_F(ReadImages, RefusesATruncatedFileAtAnyByte) {
     records.resize(bytes);
     write(batch(2), records);
     expect_error("@/data_batch_2.bin: " + std::to_string(bytes) +
-                 " bytes are no whole number of images, which have 3073 each");
+                 " bytes are not a whole number of images of 3073 bytes each");
   }
 }
 

@@ -158,7 +158,7 @@ TEST_F(ReadText, RefusesWhatIsNoUtf8) {
         std::string("\xf0\x8f\xbf\xbf"), std::string("\xed\xa0\x80"), std::string("\xf4\x90\x80\x80"),
         std::string("\xf8"), std::string("\xff"), std::string("\xe2\x80"), std::string("\xe2\x80 ")}) {
     write("a\nb " + binary, "a", "a");
-    expect_error("@/train.txt: line 2 is no text in UTF-8");
+    expect_error("@/train.txt: line 2 is not UTF-8 text");
   }
 }
 
