@@ -73,7 +73,7 @@ class Options {
   bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
 
   // with_gpt() is for programs that train the language model and generate text with it; with_models() adds --model.
-  // Both add the options of the models and of the step size. A model's own defaults apply only if that model is
+  // Each adds the options of its models and of the step size. A model's own defaults apply only if that model is
   // trained. `recompute`: the values that --recompute accepts. Call before parse().
   void with_gpt();
   void with_models(const std::vector<std::string>& recompute = {"none", "blocks"});
