@@ -164,7 +164,7 @@ class Host {
     if (static_cast<std::size_t>(silent) > kStrangers + static_cast<std::size_t>(world_)) turn_out_oldest();
   }
 
-  // Disconnects the oldest guest that has not identified itself; returns false if there is none.
+  // Disconnects the oldest guest that has not identified itself; returns false if all have.
   bool turn_out_oldest() {
     const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
     if (oldest == guests_.end()) return false;
@@ -188,7 +188,7 @@ class Host {
     const auto hello = read_hello(key_, guest.challenge, guest.received);
     if (!hello) {
       ++refused_;
-      // A rank of another job cannot verify this answer. That tells it that this is not its rank 0.
+      // A rank of another job cannot verify this answer, and so learns that this is not its rank 0.
       answer(guest, {false, ""});
       return false;
     }

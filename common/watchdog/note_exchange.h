@@ -36,7 +36,7 @@ class NoteExchange {
     std::uint64_t job;              // a random number; rank 0's identifies the notes of this job
   };
 
-  // Opens this rank's sockets and returns their address. Ends the job if there are none.
+  // Opens this rank's sockets and returns their address. Ends the job if no socket can be opened.
   Address open(const Ranks& ranks);
 
   // Starts the exchange of notes with all ranks of the job. `addresses` is indexed by rank. Call once.

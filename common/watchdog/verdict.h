@@ -16,7 +16,7 @@ struct CallNote {
   std::int64_t number;            // among the collectives of a communicator, or the messages of a pair of ranks
   std::uint64_t count;
   std::string type;
-  int peer;           // the other rank of a message, or the root, within the communicator; -1 if there is none
+  int peer;           // the other rank of a message, or the root, within the communicator; else -1
   std::string place;  // file:line
   bool completed;
 };

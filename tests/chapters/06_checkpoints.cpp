@@ -99,7 +99,7 @@ TESTS(resume) {
     };
     const auto refuses = [](const Command& command, const std::string& tensor) {
       expect_one_line(run(command), 2,
-                      "^error: '" + tensor + "' has another shape in the checkpoint saved/step-00000002");
+                      "^error: '" + tensor + "' has a different shape in the checkpoint saved/step-00000002");
     };
     succeed(training(4, decentralized, ""));
     refuses(training(3, decentralized, "--resume saved"), "0.bias");
@@ -315,7 +315,7 @@ TESTS(damaged) {
 
 TESTS(bad) {
   refusals("solution.06.bad.checkpoints.", on(4, fsdp), R"(
-    #.resume     | --resume nowhere          | --resume is 'nowhere'; there is no checkpoint
+    #.resume     | --resume nowhere          | --resume is 'nowhere', but there is no checkpoint there
     #.folder     | --checkpoints /proc/saved | /proc/saved: No such file or directory
     #.save_every | --save-every 5            | --save-every needs a folder to save to: --checkpoints
     #.too_large  | --layers 65537,65536      | --layers has 2.31 parameters or more
@@ -340,10 +340,10 @@ TESTS(bad) {
         {"--optimizer is \"adamw\"; the checkpoint", "--resume saved --optimizer adamw"},
         {"--seed is 7; the checkpoint", "--resume saved --seed 7"},
         {"--samples is 90; the checkpoint", "--resume saved --samples 90"},
-        {"48 samples into an epoch, which is no multiple of the", "--resume saved --batch-size 7"},
+        {"48 samples into an epoch, which is not a multiple of the", "--resume saved --batch-size 7"},
         {"--shuffle is true; the checkpoint", "--resume saved --shuffle"},
-        {"saved holds a checkpoint of step 3 already: --resume saved", "--checkpoints saved"},
-        {"saved holds a checkpoint of step 3 already", "--checkpoints saved --resume other"},
+        {"saved already has a checkpoint of step 3: continue from there with --resume saved", "--checkpoints saved"},
+        {"saved already has a checkpoint of step 3", "--checkpoints saved --resume other"},
         {"long/step-00000018 is 0 samples into epoch 3; --epochs is 2, --samples 96", "--resume long --epochs 2"}};
     for (const auto& [line, options] : refusals) {
       for (int ranks : {1, 3}) {
