@@ -26,7 +26,7 @@ class MakeExercises : public testing::Test {
     return run_tool("make_exercises " + options + " " + (folder_ / "solutions") + " " + (folder_ / "out") + " 02_ddp");
   }
   void solution(const std::string& source) { folder_.write("solutions/02_ddp/ddp.cu", source); }
-  // The one line that a solution is refused with, without the path of the folder.
+  // Returns the error message for a solution, without the folder's path.
   std::string refusal(const std::string& source) {
     solution(source);
     const ToolResult result = make();
