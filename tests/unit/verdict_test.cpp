@@ -132,7 +132,7 @@ TEST(Verdict, ACircleOfCallsThatFitTogether) {
 
 TEST(Verdict, CallsThatFitTogether) {
   const CallNote call = collective(1, "ncclAllReduce", 8);
-  EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks fit");
+  EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks match");
 }
 
 TEST(Verdict, LineOfARank) {
