@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images from their files to the accuracy: the same training from CIFAR-10's files as from memory, however many threads
-// load it, and an accuracy that counts, the same one with every strategy.
+// Images, from their files to the accuracy: training from CIFAR-10's files equals training from memory with any number
+// of workers, and the accuracy is correct and the same with every strategy.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +21,7 @@ double value(const Run& run, const std::string& name) {
   return found->second;
 }
 
-// Test images that are the first `count` of the training, with the next class for the label of every `wrong`-th.
+// Makes the first `count` training images the test images. Every `wrong`-th of them gets the next class as its label.
 void test_on_training_images(const std::string& folder, int count, int wrong) {
   std::string records(static_cast<std::size_t>(count) * kRecord, '\0');
   std::ifstream(folder + "/data_batch_1.bin", std::ios::binary)
@@ -58,7 +58,7 @@ TESTS(images_loading) {
   });
 }
 
-// 20 images that the model knows by heart: of 4 of them one has another label in the test.
+// The model memorizes 20 images. One of the 4 test images has a different label.
 TESTS(images_accuracy) {
   test("solution.images.accuracy.counts", {}, [] {
     script(draw_images, {"files", "20"});
@@ -67,7 +67,7 @@ TESTS(images_accuracy) {
     EXPECT_LE(run.record.losses.back().loss, 0.01) << run.command;
     EXPECT_EQ(value(run, "test accuracy"), 0.75) << run.command;
   });
-  // One process has trained the model. Each strategy goes on from there, and has nothing left to do but the test.
+  // One process trains the model. Each strategy resumes from its checkpoint and only runs the test.
   test("solution.images.accuracy.strategies", {.ranks = 4, .timeout = 600}, [] {
     const struct {
       std::string program;
@@ -92,7 +92,7 @@ TESTS(images_accuracy) {
   });
 }
 
-// As README 01 says.
+// The accuracy in chapter 01's README.
 TESTS(images_learned) {
   test("soak.images.learned", {.timeout = 600, .processors = 2}, [] {
     const Run run = record(on(1, mlp, "--model alexnet --image-size 32 --shrink 4 --epochs 3 --log-every 0"));
@@ -100,7 +100,7 @@ TESTS(images_learned) {
   });
 }
 
-// What is wrong is said in one line, whichever rank finds it first.
+// Bad files: one line, on any number of ranks, whichever rank finds the error first.
 TESTS(images_bad) {
   const auto bad = [](const std::string& name, const std::string& regex, auto damage) {
     test("solution.images.bad." + name, {.ranks = 4}, [=] {
