@@ -21,8 +21,8 @@ namespace {
 
 // ---- parts ---------------------------------------------------------------------------------------------------------
 
-// The elements of the whole tensor that the parts hold, in the order in which they hold them; and where in the local
-// array they are must be that same order.
+// Returns the elements of the whole tensor that the parts hold, in the parts' order. Checks that they have the same
+// order in the local array.
 std::vector<std::int64_t> elements_of(const std::vector<TensorPart>& parts, const float* values) {
   std::vector<std::int64_t> all;
   for (const TensorPart& p : parts) {
@@ -60,7 +60,7 @@ std::string write_file(const std::string& header, const std::string& data) {
   return path;
 }
 
-// What the reader says of a file, without the path in front.
+// Returns the reader's error message for a file, without the path at its start.
 std::string complaint(const std::string& header, const std::string& data) {
   const std::string path = write_file(header, data);
   try {
@@ -149,7 +149,7 @@ TEST(Safetensors, NamesWhatIsWrong) {
   std::filesystem::create_symlink(write_file(one("[2]", "[0,8]"), eight), link);
   EXPECT_THROW(SafetensorsFile{link}, std::runtime_error);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THROW(SafetensorsFile{pipe}, std::runtime_error);  // and does not wait for one who writes
+  EXPECT_THROW(SafetensorsFile{pipe}, std::runtime_error);  // and does not wait for a writer
   std::ofstream(path, std::ios::binary) << std::string(8, '\xff');
   EXPECT_THROW(SafetensorsFile{path}, std::runtime_error);
 }
@@ -205,7 +205,7 @@ TEST(CheckpointIndex, PartsMustMakeUpTheTensors) {
   refused([](CheckpointIndex& i) { i.parts.push_back(i.parts[0]); });
 }
 
-// The text of an index whose checksum is right, whatever `change` does to it.
+// Returns the text of an index that `change` has modified but whose checksum is correct.
 template <typename Change>
 std::string forged(Change change) {
   nlohmann::json json = nlohmann::json::parse(to_text(small_index()));
@@ -278,7 +278,7 @@ TEST(CheckpointIndex, ARightChecksumDoesNotMakeItTrue) {
     EXPECT_NE(found.find(expected), std::string::npos) << found << "; expected " << expected;
     EXPECT_LT(found.size(), 200u);
   }
-  // Before anything else of it is looked at.
+  // The reader must reject it before it looks at anything else.
   const std::string deep = R"({"format":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
   EXPECT_THROW(parse_index(deep), std::runtime_error);
 }
@@ -312,7 +312,7 @@ TEST(CheckpointFolder, AnIndexIsARegularFileOfSensibleLength) {
   fs::create_directory(path);
   refused();
   std::ofstream(path) << "{";
-  fs::resize_file(path, std::uintmax_t{1} << 40);  // a terabyte that takes no place
+  fs::resize_file(path, std::uintmax_t{1} << 40);  // a sparse terabyte, which takes no space
   refused();
 }
 
@@ -344,7 +344,7 @@ TEST(CheckpointFolder, TheOneBefore) {
 TEST(Generator, GoesOnFromItsState) {
   Generator generator(7);
   float value[3];
-  generator.randn(value, 3);  // leaves a normal for the next call
+  generator.randn(value, 3);  // leaves a second normal number for the next call
   Generator other(1);
   other.set_state(generator.state());
   for (int i = 0; i < 2000; ++i) {
@@ -355,7 +355,7 @@ TEST(Generator, GoesOnFromItsState) {
   }
   for (const char* text : {"", "1 2 3", "no numbers"}) EXPECT_THROW(other.set_state(text), std::runtime_error);
   EXPECT_THROW(other.set_state(generator.state() + " 1"), std::runtime_error);
-  // The place in the engine's state, the last but one or two, would be beyond it.
+  // A position of 625 would lie beyond the 624 words of the engine's state.
   const std::string before = other.state();
   std::string words;
   for (int i = 0; i < 624; ++i) words += "1 ";
@@ -369,9 +369,9 @@ TEST(RandomSampler, GoesOnInAnyEpoch) {
   const std::string first = sampler.state(0);
   std::vector<std::vector<int>> epochs;
   for (int epoch = 0; epoch < 4; ++epoch) epochs.push_back(sampler.next_epoch());
-  restored.go_to(3, sampler.state(3));  // the one under way
+  restored.go_to(3, sampler.state(3));  // the current epoch
   EXPECT_EQ(restored.next_epoch(), epochs[3]);
-  restored.go_to(4, sampler.state(4));  // the coming one
+  restored.go_to(4, sampler.state(4));  // the next epoch
   EXPECT_EQ(restored.next_epoch(), sampler.next_epoch());
   again.go_to(3, "");  // without a state
   EXPECT_EQ(again.next_epoch(), epochs[3]);

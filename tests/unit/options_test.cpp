@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared options: defaults, every form of a value, and the one line that a bad one gets.
+// The shared options: defaults, every form of a value, and the one-line error for a bad value.
 #include "common/options/options.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{{"--seed", "-1"}, "^error: --seed is '-1'; expected a whole number of at least 0\n$"},
         BadOption{{"--model-seed", "x"}, "^error: --model-seed is 'x'; expected a whole number of at least 0\n$"},
         BadOption{{"--log-every", "often"}, "^error: --log-every is 'often'; expected a whole number of at least 0"},
-        // Sums and products of what is accepted are ints.
+        // Sums and products of accepted values fit into an int.
         BadOption{{"--samples", "2147483647"}, "^error: --samples is '2147483647'; expected at most 1073741824\n$"},
         BadOption{{"--epochs", "2147483647"}, "^error: --epochs is '2147483647'; expected at most 1073741824\n$"},
         BadOption{{"--layers", "46341,46341"}, "^error: --layers has 2\\^31 parameters or more; expected fewer\n$"},
@@ -158,7 +158,7 @@ TEST(Options, AlexnetMakesTheCoursesStepsUnlessEpochsAreGiven) {
     const ParsedWithModels options(words);
     return std::pair(options.max_steps, options.epochs);
   };
-  EXPECT_EQ(parsed({}), std::pair(100, 100));  // an epoch has a step at least
+  EXPECT_EQ(parsed({}), std::pair(100, 100));  // an epoch has at least one step
   EXPECT_EQ(parsed({"--max-steps", "7"}), std::pair(7, 7));
   EXPECT_EQ(parsed({"--epochs", "3"}), std::pair(0, 3));
   EXPECT_EQ(parsed({"--epochs", "3", "--max-steps", "7"}), std::pair(7, 3));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks meet without MPI: threads stand for the processes.
+// How ranks meet without MPI. Threads stand in for the processes.
 #include "common/job/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -24,7 +24,7 @@
 namespace workshop {
 namespace {
 
-// A connection of a process that may be anything but a rank, or, for port 0, a socket that listens on a free port.
+// A connection from a process that need not be a rank or, for port 0, a socket that listens on a free port.
 class PlainSocket {
  public:
   explicit PlainSocket(int port) {
@@ -56,7 +56,7 @@ class PlainSocket {
     }
   }
   PlainSocket let_in() const { return PlainSocket(Guest{accept(fd_, nullptr, nullptr)}); }
-  // Answers the first who comes.
+  // Answers the first connection.
   void answer(const std::string& text) const {
     PlainSocket guest = let_in();
     guest.say(text);
@@ -75,7 +75,7 @@ class PlainSocket {
 
 MeetingPoint free_point(int seconds) { return {"127.0.0.1", PlainSocket(0).port(), seconds}; }
 
-// What came of a rank: rank 0's message, or the error.
+// The outcome of a rank: rank 0's message, or the error.
 using Outcome = std::future<std::string>;
 Outcome come(const MeetingPoint& point, int rank, int world, const std::string& key = "key") {
   return std::async(std::launch::async, [=]() -> std::string {
@@ -104,7 +104,7 @@ std::string at(const MeetingPoint& point) { return "127.0.0.1:" + std::to_string
 TEST(Rendezvous, AllCome) {
   for (int world : {1, 2, 3, 8, 16}) {
     std::vector<int> ranks(world);
-    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 last: the others wait for it
+    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 comes last, so the others must wait for it
     expect_all(come_all(free_point(30), ranks, world), "the id");
   }
 }
@@ -171,7 +171,7 @@ std::string not_rank_0(int port) {
          "WORKSHOP_JOB_TOKEN";
 }
 
-// Whatever they say that they are: a rank that is there, or not, of a world of any size.
+// A connection without the key is rejected, whatever rank and world size it claims.
 TEST(Rendezvous, WhoDoesNotKnowTheKeyIsTurnedAway) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 3), first = come(point, 1, 3);
@@ -192,7 +192,7 @@ TEST(Rendezvous, WhoWasTurnedAwayIsCounted) {
                             "WORKSHOP_JOB_TOKEN: 1");
 }
 
-// Who overhears one meeting can say the same again in another, or claim to be rank 0, and gets nowhere.
+// An overheard meeting cannot be replayed in another meeting, neither as a rank nor as rank 0.
 TEST(Rendezvous, AProofHoldsOnce) {
   const Nonce challenge = make_nonce(), nonce = make_nonce();
   const std::string hello = make_hello("key", challenge, {1, 2, nonce});
@@ -236,7 +236,7 @@ TEST(Hmac, KnownValues) {
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-// More silent connections than rank 0 may have files open.
+// More silent connections than rank 0 may have open files.
 TEST(Rendezvous, SilentCrowd) {
   const MeetingPoint point = free_point(30);
   const pid_t host = fork();
@@ -257,7 +257,8 @@ TEST(Rendezvous, SilentCrowd) {
   EXPECT_EQ(status, 0);
 }
 
-// A rank that has not spoken yet when rank 0 has no more room for strangers is turned out with them, and comes again.
+// A rank that has not yet spoken when rank 0 runs out of room for unknown connections is disconnected with them, and
+// connects again.
 TEST(Rendezvous, OneOfTheCrowd) {
   const PlainSocket rank_0(0);
   Outcome rank = come({"127.0.0.1", rank_0.port(), 30}, 1, 2);
@@ -270,7 +271,7 @@ TEST(Rendezvous, OneOfTheCrowd) {
   EXPECT_EQ(rank.get(), "the id");
 }
 
-// Who connects and says nothing, or not all of it, finds the connection closed soon.
+// A connection that sends nothing, or an incomplete message, is soon closed.
 TEST(Rendezvous, TheSilentAreTurnedOut) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 2);
@@ -290,7 +291,7 @@ TEST(Rendezvous, StrangersDoNotDisturb) {
   { PlainSocket gone(point.port); }
   PlainSocket silent(point.port), browser(point.port), slow(point.port), longwinded(point.port);
   browser.say("GET / HTTP/1.0\r\n\r\n");
-  slow.say("ws-");  // as a rank begins
+  slow.say("ws-");  // how a rank begins
   longwinded.say(std::string(100'000, 'x'));
   Outcome first = come(point, 1, 3);
   slow.say("and then something else");
@@ -311,11 +312,11 @@ TEST(Rendezvous, ARankThatEndsEarly) {
 }
 
 TEST(Rendezvous, WrongAddresses) {
-  // Without a name server this may take until the time is over.
+  // Without a name server this may take until the timeout.
   const std::string unknown = come({"no.such.host.invalid", 29500, 1}, 1, 2).get();
   EXPECT_NE(unknown.find("MASTER_ADDR"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("no.such.host.invalid"), std::string::npos) << unknown;
-  PlainSocket other(0);  // something else listens there
+  PlainSocket other(0);  // another process listens there
   Outcome rank = come({"127.0.0.1", other.port(), 5}, 1, 2);
   other.answer("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n");
   EXPECT_EQ(rank.get(), not_rank_0(other.port()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the watchdog says, from the notes of stuck ranks.
+// The watchdog's verdict on the notes of stuck ranks.
 #include "common/watchdog/verdict.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ CallNote message(const std::string& operation, int peer, std::uint64_t count = 4
   return {operation, "pair", kPair, 1, count, "float32", peer, "a.cu:2", false};
 }
 
-// A rank that has made `collectives` calls on the world and is, on a communicator of ranks 2 and 3, rank `rank` - 2.
+// Returns the note of a rank that has made `collectives` calls on the world communicator and is rank `rank` - 2 of a
+// communicator of ranks 2 and 3.
 Note note(int rank, std::int64_t collectives, std::vector<CallNote> calls, const std::string& in_call = "") {
   return {rank,
           1.5,
@@ -57,7 +58,7 @@ CallNote at(CallNote call, const std::string& place) {
   return call;
 }
 
-// What rank 1 leaves out looks like its next calls, so that only a later one does not fit.
+// Rank 1 leaves out a call that looks like its next ones, so only a later call does not match.
 TEST(Verdict, ACallThatOneRankLeavesOutAmongOthersAlike) {
   const auto sum = [](std::int64_t number, const std::string& place) {
     return at(collective(number, "ncclAllReduce", 8, true), place);
@@ -116,7 +117,7 @@ TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
 }
 
 TEST(Verdict, ACircleOfCallsThatFitTogether) {
-  // Rank 0 reduces, then sends; rank 1 receives that first.
+  // Rank 0 reduces, then sends. Rank 1 receives this message first, then reduces.
   const auto of_world = [](CallNote call) {
     call.communicator = "world", call.communicator_id = kWorld;
     return call;
