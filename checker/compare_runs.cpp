@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells a participant whether a run did what the solution's run did and, where not, which TODO is the first to differ.
+// Tells a participant whether a run did what the solution's run did and, if not, which TODO is the first to differ.
 //
 //   compare_runs EXPECTED MINE [--tolerance X] [--todos FILE]... [--sources FOLDER] [--summary FILE]
 //                [--journals] [--status N] [--output FILE] [--fingerprints FILE] [--sightings]
 //
-// --todos are the solution's sources with the TODOs' texts; FOLDER has the participant's, FOLDER/02_ddp/ddp.cu.
-// --journals: MINE has the journals of a run that ended otherwise than it should, with status N, and printed FILE.
-// --summary: what is known of each TODO, a line "right 02.1" each, and "blame certain 02.2" or "blame likely 02.2",
-// with "known" behind it where the mistake is a known one.
-// --fingerprints: what known mistakes look like; --sightings: say what the first difference looks like, for such a
-// file. Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 no
-// comparison.
+// --todos         sources of the solution, which hold the TODOs' texts
+// --sources       folder with the participant's sources: FOLDER/02_ddp/ddp.cu
+// --journals      MINE holds the ranks' journals, because the run failed; --status is its exit status and --output the
+//                 file with what it printed
+// --summary       writes one line per TODO, such as "right 02.1", and "blame certain 02.2" or "blame likely 02.2",
+//                 followed by "known" if the mistake is a known one
+// --fingerprints  what known mistakes look like
+// --sightings     prints what the first difference looks like, for a file of fingerprints
+//
+// Exit status: 0 the runs agree; 1 they differ; 77 they agree up to a TODO that is not filled in; 2 they cannot be
+// compared.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -51,7 +55,7 @@ std::string joined(const TodoIds& ids) {
   return list;
 }
 
-// The n-th tensor of a name after a TODO, in one step on one rank.
+// A TODO may record several tensors of the same name in one step on one rank; `occurrence` counts them.
 struct ProbeKey {
   int rank, step;
   std::string id, name;
@@ -60,8 +64,8 @@ struct ProbeKey {
 };
 using Probes = std::map<ProbeKey, const Probe*>;
 
-constexpr double kRounding = 0.1;  // of the tolerance: more than rounding comes to within one TODO
-constexpr double kGrowth = 5;      // times the largest error before: more than that does not grow within one TODO
+constexpr double kRounding = 0.1;  // fraction of the tolerance: rounding within one TODO stays below it
+constexpr double kGrowth = 5;      // within one TODO, an error grows by at most this factor
 
 class Comparison {
  public:
@@ -82,51 +86,54 @@ class Comparison {
 
   // Prints the verdict and returns the exit status.
   int run();
-  // What is known of each TODO after that.
+  // Writes the state of each TODO. Call it after run().
   void write_summary(std::ostream& file) const;
 
  private:
   static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
-  // From here on this TODO is the one to look at.
+  // Makes this TODO the one to look at.
   void blame(const std::string& id, bool certain);
-  // "tensor 'grad' on rank 1, step 0", and the latter part of it.
+  // "tensor 'grad' on rank 1, step 0", and only the part after the name.
   std::string tensor_of(const ProbeKey& key) const { return "tensor '" + key.name + "'" + rank_and_step(key); }
   std::string rank_and_step(const ProbeKey& key) const;
-  // A plan is made by one process, without steps.
+  // False for a plan, which one process makes without any step.
   bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
-  // The TODO of this program that can have spoiled what one of another chapter works on.
+  // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
+  // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
-  // The root mean square that errors of the solution's tensor are judged by: its own, or that over all ranks, where a
-  // rank may have zeros and one small value of a tensor whose other values are the other ranks'. What is "left out of"
-  // other values, of the same TODO, is their difference to something near, and is rounded as they are.
+  // The root mean square that errors in this tensor are relative to: the larger of its own and that over all ranks,
+  // because one rank may hold only zeros and a small value of a tensor whose other values are on other ranks. A tensor
+  // named "left out of …" is a small difference of large values of the same TODO. Its rounding errors are as large as
+  // theirs, so their scale counts too.
   double scale(const ProbeKey& key) const;
   double rms_over_ranks(const ProbeKey& key) const;
-  // What is wrong with a tensor, as indented lines; empty if nothing is. Keeps its error, and the largest of all.
+  // Describes what is wrong with a tensor, in indented lines; returns "" if nothing is. Sets error_ and updates
+  // largest_.
   std::string differing(const Tensor& mine, const Tensor& expected, double scale);
-  // With --precision bf16: are the two apart by a rounding at most?
+  // True with --precision bf16 if every value is at most one rounding off.
   bool one_rounding_apart(const Tensor& mine, const Tensor& expected) const;
   std::string diagnosis(const ProbeKey& key) const;
-  // The sentence of the known mistake that looks like this, where `todo` is to blame; empty where there is none.
+  // The sentence of the known mistake that looks like this if `todo` is to blame; empty if no known mistake does.
   std::string known(const ProbeKey& key, const std::string& todo) const;
   std::string known(const Sighting& seen, const std::string& todo) const;
   Sighting sighting_of(const ProbeKey& key) const;
-  // Prints such a sentence, if there is one, without `of_others` of the TODO that is blamed.
+  // Prints that sentence, if there is one. Without `of_others`, only a mistake of the blamed TODO counts.
   void explain(const Sighting& seen, bool of_others = true) const;
   Symptom symptom(const ProbeKey& key) const;
   std::vector<Known> others(const ProbeKey& key) const;
-  // The TODOs whose calls the solution's run has made.
+  // The TODOs with NCCL calls in the solution's run.
   TodoIds calling() const;
-  // TODOs of this program after which nothing is recorded: only the losses can show that they are wrong.
+  // TODOs of this program that record no tensor: only the losses can show that they are wrong.
   TodoIds unobserved() const;
-  // Where the run ended: the TODO that a rank was at, those whose probes it had passed, and the last of these, in
-  // words.
+  // Where the run ended, on the rank that was the farthest behind: the TODO that it was at, the last probe that it
+  // passed, in words, and all TODOs whose probes it passed.
   struct End {
     std::string next, last;
     TodoIds passed;
   };
   End where_it_ended() const;
 
-  // Each prints what differs first and returns false, or returns true.
+  // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
   bool given_agrees(std::size_t position);  // of what a function was given
@@ -139,7 +146,7 @@ class Comparison {
   bool traffic_agrees();
   int print_ending();
   void print_notes() const;
-  // Notes the first rank whose host does something more often than the solution's.
+  // Prints a note on the first rank whose host does something more often than the solution's.
   void note_more(const std::string& what, const char* does, const char* why) const;
   int print_unfinished() const;
   void print_success() const;
@@ -147,20 +154,20 @@ class Comparison {
   const RunRecord &expected_, &mine_;
   double tolerance_;
   Todos todos_;
-  const Ending* ending_;  // of a run that ended otherwise than it should; or null
+  const Ending* ending_;  // null unless the run failed
   const KnownMistakes& known_;
   Probes expected_probes_, mine_probes_;
   std::vector<ProbeKey> expected_order_;
-  TodoIds right_;  // of this program's TODOs, those whose tensors agree until one does not
+  TodoIds right_;  // TODOs of this program whose tensors agree, up to the first difference
   std::string blamed_;
   bool certain_ = false;
-  mutable bool explained_ = false;  // as a known mistake
+  mutable bool explained_ = false;  // a known mistake was named
   std::string traffic_note_;
-  double largest_ = 0;               // relative difference seen
-  double error_ = 0;                 // of the tensor compared last
-  std::optional<ProbeKey> rounded_;  // a tensor that is rounded otherwise, behind which nothing can be compared
-  std::optional<ProbeKey> drift_;    // the first tensor of this program that agrees, but not to rounding
-  std::optional<ProbeKey> other_;    // the first one that says that something was done in another way
+  double largest_ = 0;               // largest relative difference so far
+  double error_ = 0;                 // relative difference of the last tensor compared
+  std::optional<ProbeKey> rounded_;  // a tensor that is one rounding off; nothing after it can be compared
+  std::optional<ProbeKey> drift_;    // the first tensor of this program within the tolerance but beyond rounding
+  std::optional<ProbeKey> other_;    // the first "(one way)" tensor that differs: see is_one_way()
 };
 
 void Comparison::index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order) {
@@ -220,7 +227,7 @@ double Comparison::rms_over_ranks(const ProbeKey& key) const {
 
 std::string shape_of(const Tensor& tensor) { return tensor.size() > 0 ? bracketed(tensor.shape) : "nothing"; }
 
-// A short list of integers says more as a whole than at one place.
+// A short list of integers is printed whole, because that says more than one entry.
 std::string whole_lists(const Tensor& mine, const Tensor& expected) {
   const std::size_t longer = std::max(mine.values.size(), expected.values.size());
   if (!expected.integers || expected.shape.size() != 1 || longer < 2 || longer > 24) return "";
@@ -243,7 +250,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
     if (!(error > worst)) continue;
     worst = error;
     at = i;
-    if (expected.integers) break;  // they differ or do not
+    if (expected.integers) break;  // integers are equal or wrong: report the first
   }
   error_ = worst;
   largest_ = std::max(largest_, worst);
@@ -253,7 +260,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
            bracketed(workshop::tools::place_of(at, expected.shape)) + (name.empty() ? "" : ", " + name) + ": yours " +
            text(mine.values[at]) + ", expected " + text(expected.values[at]) + "\n" + whole_lists(mine, expected);
   }
-  // Of a large tensor the record holds the first values; the sums speak for the rest.
+  // The record holds only the first values of a large tensor; its norm and sum cover the rest.
   const double l2 = relative_error(mine.l2, expected.l2, scale * std::sqrt(expected.size()));
   const double sum = relative_error(mine.sum, expected.sum, scale * expected.size());
   error_ = std::max({worst, l2, sum});
@@ -266,7 +273,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
 bool Comparison::one_rounding_apart(const Tensor& mine, const Tensor& expected) const {
   const auto precision = expected_.settings.find("precision");
   if (precision == expected_.settings.end() || precision->second != "bf16" || expected.integers) return false;
-  constexpr double kStep = 1.0 / 128;  // from one bfloat16 to the next, at most
+  constexpr double kStep = 1.0 / 128;  // largest relative distance between neighboring bfloat16 numbers
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) return false;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     if (!(relative_error(mine.values[i], expected.values[i], std::abs(mine.values[i])) <= kStep)) return false;
@@ -274,10 +281,11 @@ bool Comparison::one_rounding_apart(const Tensor& mine, const Tensor& expected) 
   return relative_error(mine.l2, expected.l2) <= kStep;
 }
 
-// Further tensors of the solution's run that this one may be instead: of the same TODO, then those of this rank's step.
+// Lists tensors of the solution's run that this one may have been mistaken for: first those of the same TODO, then the
+// others of the same rank and step.
 std::vector<Known> Comparison::others(const ProbeKey& key) const {
   std::vector<Known> same_todo, others;
-  bool before = true;  // the one that differs
+  bool before = true;  // before the tensor that differs
   for (const ProbeKey& other : expected_order_) {
     if (other == key) {
       before = false;
@@ -293,7 +301,7 @@ std::vector<Known> Comparison::others(const ProbeKey& key) const {
     } else if (other.rank == key.rank && other.step == key.step) {
       name += " of TODO " + other.id;
       others.push_back(
-          {before ? name + ", which come before: is the call missing on this rank, or its output another one?" : name,
+          {before ? name + ", which come earlier: is the call missing on this rank, or does it write elsewhere?" : name,
            tensor});
     }
   }
@@ -363,36 +371,39 @@ TodoIds Comparison::unobserved() const {
   TodoIds ids;
   for (const auto& [id, todo] : todos_.all()) ids.insert(id);
   for (const Probe& probe : expected_.probes) ids.erase(probe.id);
-  // Of these, the ones that the solution's run has come to, as far as its calls tell.
+  // Prefer those that the solution's run reached, as far as its NCCL calls show.
   TodoIds came_to = calling();
   std::erase_if(came_to, [&](const std::string& id) { return !ids.contains(id); });
   return came_to.empty() ? ids : came_to;
 }
 
-// A small error that has grown from TODO to TODO until it was too large is the mistake of the first of them.
+// A small error that grows from TODO to TODO until it is too large is the mistake of the first of these TODOs.
 void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
   blame(drift_->id, true);
   std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
               todos_.place_line(drift_->id).c_str(), tensor_of(*drift_).c_str());
-  std::printf("  From there on it grows, until %s, of TODO %s, is too far off:\n%s", tensor_of(key).c_str(),
+  std::printf("  The error grows from there until %s, of TODO %s, is too far off:\n%s", tensor_of(key).c_str(),
               key.id.c_str(), difference.c_str());
   const std::string sentence = known(key, drift_->id);
-  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // it is not another TODO's
-  std::printf("  %s\n", fits ? sentence.c_str() : "Is a small number, such as an epsilon, another one or elsewhere?");
+  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // of this TODO
+  std::printf("  %s\n",
+              fits ? sentence.c_str() : "Is a small constant, such as an epsilon, wrong or in the wrong place?");
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
 }
 
-// A flag, say, that is "one way" to do something is no mistake where it differs, but the cause of what comes of it.
+// A tensor named "… (one way)", such as a flag, records a choice that may be made in several ways. A difference in it
+// is no mistake, but it is the cause of any difference that follows.
 bool is_one_way(const ProbeKey& key) { return key.name.ends_with(" (one way)"); }
 
 void Comparison::print_other_way(const ProbeKey& key, const std::string& difference) {
   const auto &mine = mine_probes_.at(*other_)->tensor, &expected = expected_probes_.at(*other_)->tensor;
   blame(other_->id, true);
-  std::printf("%s is done in another way than in the solution, and something else comes of it.\n%s  %s, shape %s\n%s",
+  std::printf("%s is done in a different way than in the solution, with a different result.\n%s  %s, shape %s\n%s",
               todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), tensor_of(*other_).c_str(),
               bracketed(expected.shape).c_str(), differing(mine, expected, scale(*other_)).c_str());
-  std::printf("  What comes of it: %s, of TODO %s:\n%s", tensor_of(key).c_str(), key.id.c_str(), difference.c_str());
-  // Its looks are those of both. The first numbers, which decide whether it is certain, are not to be zero.
+  std::printf("  The result: %s, of TODO %s:\n%s", tensor_of(key).c_str(), key.id.c_str(), difference.c_str());
+  // The sighting combines both tensors. Its first numbers decide whether a known mistake is certain, so they must not
+  // be zero.
   Sighting seen = sighting_of(*other_), then = sighting_of(key);
   seen.where += ", then " + then.where;
   if (seen.numbers.front().l2 == 0) std::swap(seen.numbers, then.numbers);
@@ -448,10 +459,10 @@ bool Comparison::probe_agrees(std::size_t position) {
   const Tensor& expected = expected_probes_.at(key)->tensor;
   std::string what, details;
   if (mine == mine_probes_.end()) {
-    if (!mine_.complete) return true;  // then only what was done before the end is there
+    if (!mine_.complete) return true;  // the run ended before it recorded this tensor
     what = " was not reached as often as expected.\n";
-    details = "  " + tensor_of(key) + ": not there " + (key.occurrence > 0 ? "a further time" : "at all") +
-              "\n  Does a condition, a loop or an early return leave it out on this rank?\n";
+    details = "  " + tensor_of(key) + ": " + (key.occurrence > 0 ? "recorded too few times" : "never recorded") +
+              "\n  Does a condition, a loop or an early return skip it on this rank?\n";
     if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
     const double largest_before = largest_;
@@ -492,11 +503,10 @@ bool Comparison::probe_agrees(std::size_t position) {
   } else {
     const std::string own = own_before(position);
     blame(own, false);
-    std::printf("%s is the TODO to look at: what it hands on, or overwrites, is wrong.\n%s",
+    std::printf("%s is the TODO to look at: it passes on wrong values, or overwrites right ones.\n%s",
                 todos_.heading(own).c_str(), todos_.place_line(own).c_str());
-    std::printf(
-        "%s  This is the result of TODO %s, which is the solution's here: it works on what your TODOs have left.\n",
-        details.c_str(), key.id.c_str());
+    std::printf("%s  This is the result of TODO %s, which is the solution's here: its input comes from your TODOs.\n",
+                details.c_str(), key.id.c_str());
   }
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
   return false;
@@ -511,7 +521,7 @@ bool Comparison::probes_agree() {
     if (expected_probes_.contains(key)) continue;
     if (!given_to(key).empty()) continue;  // what comes of it is found elsewhere
     blame(key.id, true);
-    std::printf("%s is reached more often than expected.\n%s  %s: seen %d times or more\n",
+    std::printf("%s is reached more often than expected.\n%s  %s: recorded %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
                 key.occurrence + 1);
     explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
@@ -542,9 +552,10 @@ bool Comparison::losses_agree() {
       explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
                {summary({mine.*loss}), summary({expected.*loss})}});
       if (!unseen.empty()) {
-        std::printf("All recorded tensors agree; none stands for TODO %s: look there first.\n", joined(unseen).c_str());
+        std::printf("All recorded tensors agree, but none belongs to TODO %s: look there first.\n",
+                    joined(unseen).c_str());
       } else if (!right_.empty()) {
-        std::printf("All tensors of the first steps agree: look at what happens after them, or to the loss itself.\n");
+        std::printf("All tensors of the first steps agree: look at the later steps, or at the loss itself.\n");
       }
       return false;
     }
@@ -591,20 +602,20 @@ bool Comparison::traffic_agrees() {
 void Comparison::print_notes() const {
   std::printf("%s", traffic_note_.c_str());
   if (other_ && todos_.contains(other_->id)) {
-    std::printf("Note: TODO %s does it in another way than the solution, and the same comes of it.\n",
+    std::printf("Note: TODO %s does it in a different way than the solution, with the same result.\n",
                 other_->id.c_str());
   }
   for (const auto& [id, todo] : todos_.all()) {
     if (todo.says_float) {
       std::printf(
-          "Note: TODO %s says ncclFloat, which is right as long as the numbers are floats. kReal is their type with "
-          "--precision bf16 too.\n",
+          "Note: TODO %s says ncclFloat, which is right only as long as the numbers are floats. kReal is their type "
+          "with --precision bf16 too.\n",
           id.c_str());
     }
     if (todo.says_real) {
       std::printf(
-          "Note: TODO %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, and of "
-          "bfloat16 as many would be half of them.\n",
+          "Note: TODO %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the "
+          "call would handle only half of their bytes.\n",
           id.c_str());
     }
   }
@@ -615,11 +626,11 @@ void Comparison::print_notes() const {
                 text(mine->second).c_str(), text(peak).c_str());
     break;
   }
-  note_more("synchronizations", "waits for its device", "; the device has nothing to do meanwhile.");
+  note_more("synchronizations", "waits for its device", "; the device is idle meanwhile.");
   note_more(
       "events", "records events",
-      ". An event that is recorded again stands for all that its stream has been given by then: what waits for it "
-      "may wait for more than it needs, and less runs at the same time.");
+      ". An event that is recorded again stands for all work enqueued on its stream by then: a stream that waits for "
+      "it may wait for more than it needs, and less runs at the same time.");
 }
 
 void Comparison::note_more(const std::string& what, const char* does, const char* why) const {
@@ -670,8 +681,8 @@ Comparison::End Comparison::where_it_ended() const {
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
       const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
-      // A rank that waits is at the first probe whose copy has not come; one that ended, at the first it did not come
-      // to.
+      // A rank that waits is at the first probe whose copy never arrived; a rank that ended, at the first probe that it
+      // did not reach.
       const auto passed = mine_.passed.find(rank);
       const bool done = ending_->waits() ? mine_probes_.contains(key)
                                          : passed != mine_.passed.end() &&
@@ -696,15 +707,15 @@ Comparison::End Comparison::where_it_ended() const {
 int Comparison::print_ending() {
   const auto [next, last, passed] = where_it_ended();
   std::string named = ending_->todo(todos_, next);
-  // What has worked before was called with something wrong.
+  // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
   if (passed.contains(named) && todos_.calls(next, named)) named = next;
-  // Behind all probes, what is known of the mistake says where it is.
+  // After the last probe, only a known mistake tells which TODO it is.
   if (named.empty() && next.empty() && ending_->sighting()) named = known_.todo(expected_, mine_, *ending_->sighting());
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
               ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
-  if (!last.empty()) std::printf("  Last probe that was passed: %s\n", last.c_str());
+  if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote().c_str());
   if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice());
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
@@ -714,7 +725,7 @@ int Comparison::print_ending() {
 int Comparison::run() {
   if (!probes_agree()) {
     if (ending_ != nullptr) {
-      std::printf("Your program %s It may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
+      std::printf("Your program %s This may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
                   ending_->quote().c_str());
       if (ending_->sighting() && !explained_) explain(*ending_->sighting());
     }
@@ -725,8 +736,8 @@ int Comparison::run() {
   if (rounded_) {
     std::printf("%s\n", right_.empty() ? "Nothing is wrong" : ("right: TODO " + joined(right_)).c_str());
     std::printf(
-        "Note: with --precision bf16, %s (TODO %s) is a rounding away from the solution's, as the same arithmetic "
-        "in another order may be. What comes behind it was not compared in this run.\n",
+        "Note: with --precision bf16, %s (TODO %s) is one rounding away from the solution's, as the same arithmetic "
+        "in a different order may be. Nothing after it was compared in this run.\n",
         tensor_of(*rounded_).c_str(), rounded_->id.c_str());
     return 0;
   }
@@ -737,7 +748,8 @@ int Comparison::run() {
 }
 
 void Comparison::write_summary(std::ostream& file) const {
-  // Not checked is what the solution's run comes to behind the first mistake, or where this one ended.
+  // Unchecked: the solution's run reaches it, but only after the first mistake, or after this run ended. Unreached: the
+  // solution's run does not reach it either.
   const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty() || !blamed_.empty();
   TodoIds reached = calling();
   for (const Probe& probe : expected_.probes) reached.insert(probe.id);
@@ -771,14 +783,14 @@ std::string content(const std::string& path) {
 int compare(const Settings& settings) {
   const RunRecord expected = read_run_record(settings.expected);
   RunRecord mine = settings.journals ? read_journals(settings.mine) : read_run_record(settings.mine);
-  const bool known = !settings.journals || !mine.program.empty();  // a rank may end before it has a journal
+  const bool known = !settings.journals || !mine.program.empty();  // a rank may end before it writes a journal
   if (known && (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world)) {
     throw std::runtime_error("the records are of different programs or numbers of ranks");
   }
   if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
   const Ending ending(settings.status, content(settings.output));
   const Todos todos(settings.todos, settings.sources);
-  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a TODO in a kernel on a GPU
+  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // from a kernel on a GPU
   const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
   const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
   Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
@@ -798,15 +810,15 @@ int main(int argc, char** argv) {
   Arguments arguments("compare_runs", "Compares a run with the solution's and says which TODO is the first to differ.");
   arguments.require("EXPECTED", settings.expected, "the record of the solution's run");
   arguments.require("MINE", settings.mine, "the record to judge");
-  arguments.add("--tolerance", settings.tolerance, "the largest relative difference that is none");
+  arguments.add("--tolerance", settings.tolerance, "the largest relative difference that counts as equal");
   arguments.add("--todos", settings.todos, "a source of the solution, with the TODOs' texts");
   arguments.add("--sources", settings.sources, "the folder with the participant's sources, FOLDER/02_ddp/ddp.cu");
-  arguments.add("--summary", settings.summary, "file to write what is known of each TODO to");
-  arguments.add("--journals", settings.journals, "MINE has the journals of a run that ended otherwise than it should");
-  arguments.add("--status", settings.status, "the status that this run ended with");
-  arguments.add("--output", settings.output, "file with what it printed");
-  arguments.add("--fingerprints", settings.fingerprints, "what known mistakes look like");
+  arguments.add("--summary", settings.summary, "file to write the state of each TODO to");
+  arguments.add("--journals", settings.journals, "MINE holds the journals of a run that failed");
+  arguments.add("--status", settings.status, "exit status of the run that failed");
+  arguments.add("--output", settings.output, "file with what the failed run printed");
+  arguments.add("--fingerprints", settings.fingerprints, "file with what known mistakes look like");
   arguments.add("--sightings", settings.sightings,
-                "say what the first difference looks like, for a file of fingerprints");
+                "print what the first difference looks like, for a file of fingerprints");
   return arguments.run(argc, argv, [&] { return compare(settings); });
 }

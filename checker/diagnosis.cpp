@@ -15,7 +15,7 @@ namespace workshop::tools {
 namespace {
 
 using Values = std::vector<double>;
-constexpr double kTolerance = 1e-4;  // generous: the question is which mistake was made, not whether
+constexpr double kTolerance = 1e-4;  // generous: that there is a mistake is known, the question is which
 
 bool same(const Values& a, const Values& b) {
   if (a.size() != b.size() || a.empty()) return false;
@@ -50,28 +50,28 @@ std::string not_a_number(const Symptom& s) {
                                       " values are NaN or infinite, the first at " +
                                       bracketed(place_of(first, s.mine.shape));
   if (s.mine.unwritten == 0) {
-    return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, the root or " +
-           "logarithm of a negative one.";
+    return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, or the root " +
+           "or logarithm of a negative one.";
   }
-  return where + ": that is memory which nothing wrote (on the cpu backend cudaMalloc fills with NaN), or computed " +
-         "from it. Is the operation missing, or its count or its place another one?";
+  return where + ": that is memory that was never written (on the cpu backend, cudaMalloc fills it with NaN), or was " +
+         "computed from it. Is the operation missing, or is its count or its place wrong?";
 }
 
 std::string zeros(const Symptom& s) {
   if (!all_zero(s.mine.values) || s.mine.values.empty() || all_zero(s.expected.values)) return "";
-  return "Every value is zero: is the result written to another buffer, multiplied by zero, or cleared afterwards?";
+  return "Every value is zero: is the result written to a different buffer, multiplied by zero, or cleared afterwards?";
 }
 
-// Too far off for rounding, and too near for any other mistake.
+// Too far off for rounding, and too close for any other mistake.
 std::string nearly(const Symptom& s) {
   if (!same(s.mine.values, s.expected.values) || s.expected.values.size() < 3) return "";
   if (static_cast<double>(s.expected.values.size()) != s.expected.size()) return "";  // the rest may be far off
-  if (s.expected_before != nullptr && same(s.mine.values, s.expected_before->values)) return "";  // stale, then
-  return "All values are nearly right, but off by more than rounding: is a small number, such as an epsilon, another "
-         "one or in another place, here or before?";
+  if (s.expected_before != nullptr && same(s.mine.values, s.expected_before->values)) return "";  // see stale()
+  return "All values are nearly right, but off by more than rounding: is a small constant, such as an epsilon, wrong "
+         "or in the wrong place, here or earlier?";
 }
 
-// Each rank still has its own part of what should have been combined.
+// Each rank still has its own part, and the parts should have been combined.
 std::string not_combined(const Symptom& s) {
   if (s.world < 2 || static_cast<int>(s.mine_by_rank.size()) != s.world) return "";
   Values sum(s.expected.values.size());
@@ -86,10 +86,10 @@ std::string not_combined(const Symptom& s) {
   if (!mean && !same(sum, s.expected.values)) return "";
   return std::string("The ") + (mean ? "mean" : "sum") +
          " over your ranks would be right, but each rank still has its own values: they were not combined. Is the "
-         "collective missing, on another tensor, or not done yet when the values are used?";
+         "collective missing, on a different tensor, or not finished when the values are used?";
 }
 
-// What a factor is made of, " 4 is --micro-batches here.": the run's options, and the tensor's shape.
+// Explains a factor by the run's options and the tensor's shape: " 4 is --micro-batches here."
 std::string quantities(const Symptom& s, double factor) {
   std::vector<std::pair<std::string, double>> known;
   if (s.options != nullptr) {
@@ -137,14 +137,14 @@ std::string constant_factor(const Symptom& s) {
   }
   if (is(1)) return "";
   if (is(-1)) return "Every value has the wrong sign.";
-  if (is(2)) return "Every value is twice what is expected: added twice, or a factor 2 too many." + known;
-  if (is(0.5)) return "Every value is half of what is expected: a factor 2 is missing." + known;
+  if (is(2)) return "Every value is twice what is expected: added twice, or multiplied by 2 once too often." + known;
+  if (is(0.5)) return "Every value is half of what is expected: a factor of 2 is missing." + known;
   const bool fraction = std::abs(factor) < 1;
   const double times = fraction ? 1 / factor : factor;
-  // Some factor fits any two numbers, but a whole one by chance only rarely.
+  // Any two numbers have some quotient, but it is a whole number only rarely by chance.
   if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
   return "Every value is " + rounded(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
-         (known.empty() ? ": is it a mean where a sum belongs, or divided by another count?" : "." + known);
+         (known.empty() ? ": is it a mean where a sum belongs, or divided by the wrong count?" : "." + known);
 }
 
 std::string another_rank(const Symptom& s) {
@@ -152,32 +152,33 @@ std::string another_rank(const Symptom& s) {
     const Tensor* other = s.expected_by_rank[rank];
     if (other == &s.expected || !same(s.mine.values, other->values)) continue;
     return "These are the values that rank " + std::to_string(rank) +
-           " should have: is the rank, the root, the peer or the offset another one?";
+           " should have: is the rank, the root, the peer or the offset wrong?";
   }
   return "";
 }
 
 std::string stale(const Symptom& s) {
   if (s.expected_before == nullptr || !same(s.mine.values, s.expected_before->values)) return "";
-  return "These are the right values of the step before: not updated, or read before the update was done.";
+  return "These are the right values of the step before: not updated, or read before the update finished.";
 }
 
-bool telling(const Values& values) {  // few different values fit elsewhere by chance
+// A few equal values may match an unrelated tensor by chance.
+bool telling(const Values& values) {
   return values.size() > 2 && std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end();
 }
 
-// The right values of something else: another ring step, micro-batch, unit, or the input of what was to be done.
+// The right values of something else: a different ring step, micro-batch or unit, or the input of the operation.
 std::string elsewhere(const Symptom& s) {
   if (!telling(s.mine.values)) return "";
   for (const Known& other : s.others) {
-    // Of a large tensor the sum of squares speaks for what was not recorded.
+    // The record holds only the first values of a large tensor; its norm covers the rest.
     if (same(s.mine.values, other.tensor->values) && relative_error(s.mine.l2, other.tensor->l2) <= kTolerance / 10)
       return "These are " + other.name + (other.name.ends_with('?') ? "" : ".");
   }
   return "";
 }
 
-// A row of values that every row has too much or too little: a bias.
+// Every row is off by the same row of values, such as a bias.
 std::string same_in_every_row(const Symptom& s) {
   if (s.expected.shape.size() != 2 || s.mine.values.size() != s.expected.values.size()) return "";
   const auto cols = static_cast<std::size_t>(s.expected.shape[1]);
@@ -186,24 +187,24 @@ std::string same_in_every_row(const Symptom& s) {
   std::ranges::transform(off, s.expected.values, off.begin(), std::minus<>());
   for (std::size_t i = 0; i < off.size(); ++i) rows.push_back(off[i % cols]);
   const double size = s.expected.rms();
-  if (same(s.mine.values, s.expected.values)) return "";  // what is recorded; the rest is another one
+  if (same(s.mine.values, s.expected.values)) return "";  // then only values that are not recorded differ
   for (std::size_t i = 0; i < off.size(); ++i) {
     if (!(std::abs(off[i] - rows[i]) <= kTolerance * size)) return "";
   }
   return "Every row is off by the same values: is a bias added too often (on every rank?), or not at all?";
 }
 
-// What was there before was added to, or not.
+// The result was added to the old contents of the buffer, or overwrote them.
 std::string kept_or_lost(const Symptom& s) {
   for (const Tensor* before : s.mine_before) {
     if (before->values.size() != s.mine.values.size() || all_zero(before->values)) continue;
-    if (before->values.size() < 3) continue;  // a sum of some two numbers too often
+    if (before->values.size() < 3) continue;  // one or two values match too often by chance
     Values sum = s.expected.values, rest = s.expected.values;
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += before->values[i], rest[i] -= before->values[i];
     if (same(s.mine.values, sum))
       return "This is the right result added to what was there before: overwrite it, or clear it first.";
     if (same(s.mine.values, rest))
-      return "What was there before is lost: this is the right result without it. Add to it, do not overwrite.";
+      return "This is the right result without what was there before: add to it instead of overwriting it.";
   }
   return "";
 }
@@ -218,7 +219,7 @@ std::string moved(std::size_t by, const Symptom& s, bool forward) {
          (forward ? " too far back" : " too far ahead") + ": an offset is wrong.";
 }
 
-// Values that stand some places beside their own.
+// The right values, a few places off.
 std::string shifted(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   if (m.size() != e.size() || m.size() < 4 || m.size() > 4096) return "";
@@ -232,7 +233,7 @@ std::string shifted(const Symptom& s) {
   return "";
 }
 
-// The matrix, or each of several one behind the other.
+// The transpose of the matrix, or of each matrix of a batch.
 std::string transposed(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   const std::size_t axes = s.expected.shape.size();
@@ -262,7 +263,7 @@ std::string name_of_axis(const Symptom& s, std::size_t axis) {
   return from_behind == 1 ? "column" : from_behind == 2 ? "row" : "index " + std::to_string(axis);
 }
 
-// Of the columns of queries, keys and values beside each other, whose these are.
+// For a tensor with the columns of queries, keys and values side by side: which of the three these columns belong to.
 std::string third(const Symptom& s, std::size_t axis, long first, long last) {
   const long extent = s.expected.shape[axis], part = extent / 3;
   if (axis + 1 != s.expected.shape.size() || extent % 3 != 0 || s.expected.name.find("quer") == std::string::npos)
@@ -272,7 +273,7 @@ std::string third(const Symptom& s, std::size_t axis, long first, long last) {
   return std::string(", of the ") + kNames[first / part];
 }
 
-// What is wrong with the entries `first` to `last` of an axis, looked at by themselves: " There: …", or nothing.
+// Diagnoses only the entries `first` to `last` of an axis: " There: …", or "".
 std::string within(const Symptom& s, std::size_t axis, long first, long last) {
   const auto part = [&](const Tensor& whole) {
     Tensor t{whole.name, whole.shape, {}};
@@ -302,7 +303,7 @@ std::string within(const Symptom& s, std::size_t axis, long first, long last) {
   return "";
 }
 
-// The part of the tensor that is wrong, where the rest is right.
+// One contiguous part of the tensor is wrong, and the rest is right.
 std::string wrong_part(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   if (m.size() != e.size() || static_cast<double>(e.size()) != s.expected.size()) return "";
@@ -327,7 +328,7 @@ std::string wrong_part(const Symptom& s) {
   return "";
 }
 
-// Better than nothing, where no known mistake fits.
+// Counts the wrong values, for when no mistake fits.
 std::string how_many(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   if (m.size() != e.size() || m.size() < 2) return "";
@@ -359,16 +360,16 @@ std::string only_a_part(const Symptom& s) {
   if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
     return "";
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
-         " values are right and all others wrong: is a count or an offset another one? Counts are elements, not bytes.";
+         " values are right and all others wrong: is a count or an offset wrong? Counts are elements, not bytes.";
 }
 
 std::string reordered(const Symptom& s) {
   Values m = s.mine.values, e = s.expected.values;
-  if (same(m, e)) return "";  // the rest is another one
+  if (same(m, e)) return "";  // then only values that are not recorded differ
   std::ranges::sort(m);
   std::ranges::sort(e);
   if (m.size() < 2 || !same(m, e)) return "";
-  return std::string("These are the right values in another order: an offset, ") +
+  return std::string("These are the right values in a different order: an offset, ") +
          (s.world > 1 ? "a chunk or the order of the ranks" : "a stride or an index") + " is wrong.";
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What usually goes wrong when a tensor comes out like this.
+// Guesses the mistake behind a wrong tensor.
 #pragma once
 
 #include <map>
@@ -10,33 +10,33 @@
 
 namespace workshop::tools {
 
-// A tensor of the solution's run, and what a sentence calls it: "the values of 'partial sum' on rank 1, step 0".
+// A tensor of the solution's run, and its name in a sentence: "the values of 'partial sum' on rank 1, step 0".
 struct Known {
   std::string name;
   const Tensor* tensor;
 };
 
-// A tensor of the participant's run that differs from the solution's, and what it may be compared with.
+// A tensor of the participant's run that differs from the solution's, and tensors to compare it with.
 struct Symptom {
   const Tensor& mine;
   const Tensor& expected;
   int world = 1;                                           // ranks of the run
-  std::vector<const Tensor*> mine_by_rank = {};            // the same tensor on every rank, if all ranks recorded it
-  std::vector<const Tensor*> expected_by_rank = {};        // the same, of the solution's run
+  std::vector<const Tensor*> mine_by_rank = {};            // the same tensor on each rank that recorded it
+  std::vector<const Tensor*> expected_by_rank = {};        // the same, in the solution's run
   const Tensor* expected_before = nullptr;                 // the solution's tensor one step earlier
-  std::vector<const Tensor*> mine_before = {};             // what this rank recorded there earlier, the latest first
-  std::vector<Known> others = {};                          // further tensors of the solution's run, of this TODO first
-  const std::map<std::string, double>* options = nullptr;  // of the run: 4 of "micro-batches"
+  std::vector<const Tensor*> mine_before = {};             // the same tensor, recorded earlier; the latest first
+  std::vector<Known> others = {};                          // other tensors of the solution's run, this TODO's first
+  const std::map<std::string, double>* options = nullptr;  // numeric options of the run: "micro-batches" -> 4
 };
 
-// One sentence for the first known mistake that fits; where none does, how much differs, or nothing.
+// Returns one sentence about the first mistake that fits. If none does, says how many values differ, or returns "".
 std::string diagnose(const Symptom& symptom);
 
-// The same for what the host has worked out: ranks, counts, flags.
+// The same for integers that the host computed: ranks, counts, flags.
 std::string diagnose_integers(const Symptom& symptom);
 
-// What an entry of a list is, as far as the list's name tells: of "unit, backward and gather of each pass" number 14 is
-// "gather of pass 4". Empty where it does not.
+// Names an entry of a list after the list's own name: entry 14 of "unit, backward and gather of each pass" is "gather
+// of pass 4". Returns "" if that name does not tell.
 std::string name_of_entry(const Tensor& list, std::size_t position);
 
 // The place of a value in its tensor: [row, column] for position row * columns + column.

@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kStuck = 86, kTimedOut = 124;  // exit statuses of common/base/check.h and tools/launch
 constexpr std::size_t kQuotedLines = 20;     // at most
-constexpr std::size_t kQuotedLength = 600;   // of a line
+constexpr std::size_t kQuotedLength = 600;   // bytes of a line
 
-// "[host:1234] …", and the lines of dashes around a note.
+// Recognizes Open MPI's lines: "[host:1234] …", and the rules of dashes around a note.
 bool of_open_mpi(const std::string& line) {
   if (line.size() > 20 && line.find_first_not_of('-') == std::string::npos) return true;
   const std::size_t end = line.find(']');
@@ -31,7 +31,7 @@ bool of_open_mpi(const std::string& line) {
 std::string shortened(const std::string& line) {
   if (line.size() <= kQuotedLength) return line;
   std::size_t end = kQuotedLength;
-  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // not within a character
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // do not split a UTF-8 character
   return line.substr(0, end) + " …";
 }
 
@@ -42,7 +42,7 @@ std::string listed(const std::vector<std::string>& lines, std::size_t most) {
   return text;
 }
 
-// The TODOs in whose lines the places stand that these lines name.
+// The TODOs that contain the places that these lines name.
 std::vector<std::string> todos_at(const std::vector<std::string>& lines, const Todos& todos) {
   std::vector<std::string> found;
   for (const std::string& line : lines) {
@@ -54,7 +54,7 @@ std::vector<std::string> todos_at(const std::vector<std::string>& lines, const T
   return found;
 }
 
-// "see TODO 02.6", as programs say that check what a TODO has worked out.
+// Finds "see TODO 02.6", which a program prints when it finds a TODO's result wrong.
 std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   for (const std::string& line : lines) {
     for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {
@@ -65,8 +65,8 @@ std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   return "";
 }
 
-// The order checker names two accesses, the later one second: by the probe that made it, or by its place. What comes
-// then is advice.
+// The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
+// probe's TODO. The rest of the line is advice.
 std::string of_order(const std::string& line, const Todos& todos) {
   constexpr std::string_view kProbe = "(the probe of TODO ";
   const std::size_t middle = std::min(line.find(") and "), line.size());
@@ -95,35 +95,36 @@ std::string one_of(const std::vector<std::string>& ids, const std::string& prefe
   return ids[0];
 }
 
-// Of "order: … (rank 1)"; -1 where there is none.
+// Returns 1 for "order: … (rank 1)", and -1 for a line without a rank.
 int rank_at_the_end(const std::string& line) {
   int rank = -1;
   const std::size_t at = line.rfind(" (rank ");
   return at != std::string::npos && std::sscanf(line.c_str() + at, " (rank %d)", &rank) == 1 ? rank : -1;
 }
 
-// What to ask oneself of a collective whose count, or place, is beyond a buffer.
+// Advice on a collective that is out of bounds, by its count or its place.
 std::string advice_on_count(const std::string& bounds) {
   const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
   if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
   if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)
-    return "  The count is that of one rank's part: is it that of all of them here?\n";
+    return "  The count must be that of one rank's part: is it the total here?\n";
   return std::string(gather ? "  An all-gather writes" : "  A reduce-scatter reads") +
-         " the parts of all ranks one behind the other: is the count that of one part, and " +
-         (gather ? "recvbuff where rank 0's belongs?\n" : "sendbuff where rank 0's begins?\n");
+         " the parts of all ranks one after another: is the count that of one part, and does " +
+         (gather ? "recvbuff point to where rank 0's part belongs?\n"
+                 : "sendbuff point to the start of rank 0's part?\n");
 }
 
-// What to ask oneself of a call that names a rank that does not exist, or this rank itself alone, or no memory.
+// Advice on a call whose peer or root does not exist or is the rank itself, or whose buffer is null.
 std::string advice_on_call(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
     if (line.find("buff is NULL)") != std::string::npos)
-      return "  The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make "
-             "the call?\n";
+      return "  The buffer of this call has no memory on this rank: is it the wrong buffer, or should this rank not "
+             "make the call?\n";
     if (line.find("a group sends to this rank itself what it does not receive") != std::string::npos)
-      return "  Does every rank send, or receive, where one alone is to? A message to oneself needs both in the "
+      return "  Does every rank send, or receive, where only one should? A message to oneself needs both in the "
              "group.\n";
     if (line.find("to or from this rank itself outside a group") != std::string::npos)
-      return "  The peer of this call is the rank itself: is another one meant? A message to oneself needs a group.\n";
+      return "  The peer of this call is the rank itself: is the peer wrong? A message to oneself needs a group.\n";
     int rank = -1, peer = 0, last = 0;
     const std::size_t at = line.find("root or peer is ");
     if (at == std::string::npos) continue;
@@ -136,7 +137,7 @@ std::string advice_on_call(const std::vector<std::string>& lines) {
       }
     }
     return "  There is no rank " + std::to_string(peer) + ": the ranks are 0 to " + std::to_string(last) +
-           ". Is it the neighbor on the other side that is meant, or is " + of_rank + " not to make this call?\n";
+           ". Should it be the neighbor on the other side, or should " + of_rank + " not make this call?\n";
   }
   return "";
 }
@@ -196,10 +197,10 @@ std::string Ending::headline(int world, bool behind_todo) const {
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
   if (status_ == kTimedOut)
     return where + "did not finish" + on +
-           ", and no rank waits for another: does a loop never end, or has the machine too much to do?";
+           ", and no rank waits for another: does a loop never end, or is the machine overloaded?";
   if (!signal_.empty()) {
     return where + "crashed" + on + ": signal " + signal_ + of_rank +
-           (signal_ == "SEGV" || signal_ == "BUS" ? ", an access outside of its memory." : ".");
+           (signal_ == "SEGV" || signal_ == "BUS" ? ", an invalid memory access." : ".");
   }
   if (status_ == 0) return where + "ended too early" + on + ", with status 0: does it call exit()?";
   return where + "ended with status " + std::to_string(status_) + on + ".";
@@ -210,7 +211,7 @@ std::string Ending::quote() const {
   if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
   if (!verdict_.empty()) {
     return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
-           "  Does every rank make the same calls in the same order? Has each send its receive?\n";
+           "  Does every rank make the same calls in the same order? Does each send have its receive?\n";
   }
   if (lines_.empty()) return "";
   return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_call(lines_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a run ended that did not come to its end: what its exit status and its output say.
+// How a run failed, from its exit status and its output.
 #pragma once
 
 #include <optional>
@@ -16,23 +16,24 @@ class Ending {
   // The exit status of the launcher, and what the ranks printed.
   Ending(int status, const std::string& output);
 
-  // Did the order checker find an access that nothing orders? That is the verdict, whatever else went wrong.
+  // True if the order checker found two accesses that nothing orders. That is the verdict, even if more went wrong.
   bool has_verdict() const { return !order_.empty(); }
-  // Within one call, or one group of calls? That is a mistake of where these stand, and of no TODO before.
+  // True if both accesses are in one call, or in one group of calls. The mistake is then in that call or group, and not
+  // in an earlier TODO.
   bool uses_memory_twice() const;
-  // Did ranks wait, or run on, until they were ended?
+  // True if ranks waited, or kept running, until they were stopped.
   bool waits() const;
-  // The rank that ended first, where that is known; -1.
+  // The rank that ended first; -1 if unknown.
   int rank() const { return rank_; }
 
-  // The TODO that the output names, or in whose lines a call stands that it names; of several the one that is `next`.
-  // Empty where it names none.
+  // The TODO that the output names, or whose lines contain a call that it names. Prefers `next` if the output names
+  // several; returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
-  // "did not finish on 3 ranks: …", behind "TODO 03.3 (…)" or "Your program".
+  // "did not finish on 3 ranks: …", to follow "TODO 03.3 (…)" or "Your program".
   std::string headline(int world, bool behind_todo) const;
-  // What a known mistake of this kind is known by.
+  // Identifies a known mistake that fails like this; empty if the output gives no reason.
   const std::optional<Sighting>& sighting() const { return sighting_; }
-  // The lines of the output that tell more, with one that says where they are from.
+  // The lines of the output that tell more, under a line that says where they come from.
   std::string quote() const;
 
  private:
@@ -40,9 +41,9 @@ class Ending {
   int rank_ = -1;
   std::string signal_;
   std::optional<Sighting> sighting_;
-  std::string order_, bounds_;                     // what the cpu backend's checkers say first
-  std::vector<std::string> lines_;                 // without what Open MPI says
-  std::vector<std::string> verdict_, rank_lines_;  // of the watchdog
+  std::string order_, bounds_;                     // first message of the cpu backend's order and bounds checkers
+  std::vector<std::string> lines_;                 // the output without Open MPI's lines
+  std::vector<std::string> verdict_, rank_lines_;  // from the watchdog
 };
 
 }  // namespace workshop::tools

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets one program stand for many mistakes: each TODO's region holds the solution and, beside it, its wrong fillings.
+// Lets one program make any of many mistakes: each TODO's region holds the solution and its wrong fillings.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,14 +9,14 @@
 
 namespace workshop {
 
-// Is this the wrong filling that WORKSHOP_FILLING asks for, "02.1-sum" say? On a GPU it never is: a kernel knows
-// nothing of the environment.
+// True if WORKSHOP_FILLING asks for this wrong filling, such as "02.1-sum". Always false in a kernel on a GPU, which
+// cannot read the environment.
 __host__ __device__ inline bool filling([[maybe_unused]] const char* mistake) {
 #ifdef __CUDA_ARCH__
   return false;
 #else
-  static const char* const wanted = std::getenv("WORKSHOP_FILLING");
-  return wanted != nullptr && std::strcmp(mistake, wanted) == 0;  // kernels ask for each element
+  static const char* const wanted = std::getenv("WORKSHOP_FILLING");  // once: kernels ask for each element
+  return wanted != nullptr && std::strcmp(mistake, wanted) == 0;
 #endif
 }
 

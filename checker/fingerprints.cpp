@@ -17,9 +17,9 @@
 namespace workshop::tools {
 namespace {
 
-// Runs of the same program on different processors differ by rounding; one mistake from another by far more.
+// Runs of the same program on different processors differ by rounding. Two mistakes differ by far more.
 constexpr double kTolerance = 1e-3;
-constexpr double kOfIntegers = 3e-4;  // which are not rounded, but five digits of their sums are written
+constexpr double kOfIntegers = 3e-4;  // integers are exact, but the file holds only five digits of their sums
 
 // The reverse of text().
 Sighting parse(const std::string& line) {
@@ -45,7 +45,7 @@ Sighting parse(const std::string& line) {
   return sighting;
 }
 
-// The values of a tensor, each time that it is recorded in a step on a rank.
+// The values of all recordings of a tensor in one step on one rank.
 std::vector<double> in_step(const RunRecord& run, const Probe& of, int rank) {
   std::vector<double> values;
   for (const Probe& p : run.probes) {
@@ -63,7 +63,7 @@ const Probe* find_probe(const RunRecord& run, const Probe& of, int occurrence) {
   return nullptr;
 }
 
-// Of a large tensor the record holds the first values: are these right?
+// True if only values that are not recorded differ: the record holds only the first values of a large tensor.
 bool differs_behind(const Tensor& mine, const Tensor& expected) {
   const auto agree = [&](double a, double b) { return relative_error(a, b, expected.rms()) <= kTolerance; };
   return expected.size() > static_cast<double>(expected.values.size()) &&
@@ -123,7 +123,7 @@ Sighting sighting(const RunRecord& expected, const RunRecord& mine, const std::s
     seen.where += " shape " + text(ours->tensor.shape) + " for " + text(theirs->tensor.shape);
   }
   seen.integers = theirs != nullptr && theirs->tensor.integers;
-  // What comes later in the step and on other ranks tells more: the average may be on one rank alone.
+  // Later recordings of the step and other ranks tell more: for example, only one rank may have the average.
   seen.numbers = {summary(in_step(mine, probe, rank)), summary(in_step(expected, probe, rank))};
   for (int other = 0; other < expected.world; ++other) {
     if (other != rank) seen.numbers.push_back(summary(in_step(mine, probe, other)));
@@ -168,12 +168,12 @@ std::optional<Sighting> failure(int status, const std::string& output) {
     std::ranges::replace(reason, '|', ':');
     reasons.push_back(std::regex_replace(reason, kLineEnd, " / "));
   }
-  // Of a call without a buffer the rank and the reason alone: its arguments may be written in many ways.
+  // For a call with a null buffer, keep only the rank and the reason: its arguments may be written in many ways.
   static const std::regex kNull(R"((?:^|\n)(rank \d+: )[^\n]*\((nccl\w+: (send|recv)buff is NULL)\))");
   const bool said = !reasons.empty();
   for (std::sregex_iterator match(output.begin(), output.end(), kNull), end; !said && match != end; ++match)
     reasons.push_back((*match)[1].str() + (*match)[2].str());
-  // The ranks say it in no certain order, and perhaps not all of them.
+  // The ranks print in any order, and perhaps not all of them print: take the smallest line.
   const auto first = std::ranges::min_element(reasons);
   if (first == reasons.end()) return std::nullopt;
   return Sighting{"status " + std::to_string(status) + ", " + *first, {}};
@@ -221,7 +221,7 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     const auto looks_alike = [&](const Summary& a, const Summary& b) { return alike(a, b, sighting.integers); };
     if (std::ranges::equal(sighting.numbers, f.sighting.numbers, looks_alike)) found.push_back(&f);
   }
-  // How a run failed is said of the TODO in which it did.
+  // If the run failed, prefer mistakes of the TODO in which it failed.
   const auto of_todo = [&](const Fingerprint* f) { return f->mistake.starts_with(todo + "-"); };
   if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
   std::optional<Mistake> mistake = common(found, todo);

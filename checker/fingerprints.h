@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mistakes that are known by their looks: the tests run every wrong filling, and keep what its first difference from
-// the solution's run looked like. A participant's run that looks the same has the same mistake.
+// Recognizes known mistakes: the tests run every wrong filling and record what its first difference from the solution's
+// run looks like. A participant's run that looks the same has the same mistake.
 #pragma once
 
 #include <map>
@@ -12,53 +12,55 @@
 
 namespace workshop::tools {
 
-// A list of values in four numbers, which tell two of them apart and are the same on every machine, but for rounding.
+// A list of values, reduced to four numbers that distinguish it from other lists. They are the same on every machine,
+// up to rounding.
 struct Summary {
-  double l2 = 0, sum = 0, mix = 0;  // of the finite values; in `mix` each has a weight that depends on its place
+  double l2 = 0, sum = 0, mix = 0;  // over the finite values; `mix` is a sum with weights that depend on the place
   long not_finite = 0;
 };
 Summary summary(const std::vector<double>& values);
 bool alike(const Summary& a, const Summary& b, bool integers = false);
 
-// What of a run is the first that is not as in the solution's.
+// The first difference of a run from the solution's.
 struct Sighting {
-  std::string where;             // in words, which must be the same
-  std::vector<Summary> numbers;  // which must be alike
-  double calls = 0, bytes = 0;   // of NCCL, of all ranks: these tell those apart that are alike in the rest
-  bool integers = false;         // the numbers are of integers, which are the same on every machine
+  std::string where;             // must be equal for two sightings to match
+  std::vector<Summary> numbers;  // must be alike
+  double calls = 0, bytes = 0;   // NCCL calls and bytes of all ranks; decide if several mistakes match otherwise
+  bool integers = false;         // the numbers summarize integers, which are the same on every machine
 };
 // "where | l2 sum mix not_finite | … | calls bytes"
 std::string text(const Sighting& sighting);
 
-// A tensor that differs, or is not there: the one that is recorded for the `occurrence`-th time in a step on a rank.
+// The sighting of a tensor that differs or is missing. `occurrence` counts, from 0, its recordings in one step on one
+// rank.
 Sighting sighting(const RunRecord& expected, const RunRecord& mine, const std::string& todo, const std::string& name,
                   int rank, int step, int occurrence);
 
-// NCCL calls, or their bytes, that are other ones than expected.
+// The sighting of NCCL calls whose number or bytes differ.
 Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine);
 
-// What a program that failed, or did not finish, has printed about it: the line that says why, without places in files.
-// None where it has not said why.
+// The sighting of a program that failed or did not finish: the line of its output that says why, without the places in
+// files. Empty if no line says why.
 std::optional<Sighting> failure(int status, const std::string& output);
 
 struct Mistake {
   std::string name, todo;  // "02.1-sum", "02.1"
-  std::string sentence;    // what was done, and why it is wrong
-  bool certain;            // not so where the numbers are all zero or none is finite: that has many causes
+  std::string sentence;    // what the participant did, and why it is wrong
+  bool certain;            // false if all values are zero or not finite, which has many causes
 };
 
-// A file checker/mistakes/fingerprints/NN_name.txt, which checker/make_fingerprints writes:
+// Reads checker/mistakes/fingerprints/NN_name.txt, which checker/make_fingerprints writes:
 //
-//   says 02.1-sum SENTENCE     of a mistake
-//   run PROGRAM RANKS …        what the lines below are about
-//   02.1-sum | SIGHTING        what that mistake looks like there
+//   says 02.1-sum SENTENCE     the sentence about a mistake
+//   run PROGRAM RANKS …        the run that the following lines are from
+//   02.1-sum | SIGHTING        what the mistake looks like in that run
 class Fingerprints {
  public:
-  // Throws std::runtime_error where the file cannot be read.
+  // Throws std::runtime_error if the file cannot be read.
   explicit Fingerprints(const std::string& path);
 
-  // The mistake that looks like this. None where several do, after the same calls, that have not the same sentence; of
-  // those that have it, one of `todo` if there is one.
+  // Returns the mistake that looks like this. Returns nothing if several do, with the same calls and bytes, whose
+  // sentences differ. If several with the same sentence do, prefers one of `todo`.
   std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
 
  private:
@@ -68,25 +70,25 @@ class Fingerprints {
     std::string mistake;
     Sighting sighting;
   };
-  // The mistake of those that have one and the same sentence; none otherwise.
+  // Returns a mistake of these, preferably of `todo`, if all have the same sentence.
   std::optional<Mistake> common(const std::vector<const Fingerprint*>& found, const std::string& todo) const;
 
   std::vector<Fingerprint> fingerprints_;
   std::map<std::string, std::string> sentences_;  // by the mistake's name
 };
 
-// Says which known mistake a run has; or, for those who collect them, what the run looks like.
+// Names the known mistake in a run and, to collect fingerprints, prints its sightings.
 class KnownMistakes {
  public:
-  // No mistake is known without a file. With `shows` every sighting is printed.
+  // An empty file name means that no mistake is known. `shows` prints every sighting.
   KnownMistakes(const std::string& fingerprints, bool shows);
 
-  // The sentence of the mistake that looks like this; empty where none does. It begins with the mistake's TODO, unless
-  // that is `todo`, which the reader has been told; without `of_others` it is that TODO's or none.
+  // Returns the sentence of the mistake that looks like this, or "". It begins with the mistake's TODO unless that is
+  // `todo`, which the reader already knows. Without `of_others`, only mistakes of `todo` count.
   std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
                        bool of_others = true) const;
 
-  // The TODO of the mistake that certainly looks like this; empty where none does.
+  // The TODO of the mistake that looks like this; empty if no mistake does, or if it is not certain.
   std::string todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const;
 
  private:

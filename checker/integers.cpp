@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Diagnosis of what the host has worked out: ranks, counts, offsets, flags.
+// Diagnoses integers that the host computed: ranks, counts, offsets, flags.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// "a, b and c" in its parts.
+// Splits "a, b and c".
 std::vector<std::string> parts_of(std::string list) {
   std::vector<std::string> parts;
   for (std::size_t end; !list.empty(); list.erase(0, end)) {
@@ -32,12 +32,12 @@ std::vector<std::string> parts_of(std::string list) {
 
 std::string exact(double value) { return formatted("%.10g", value); }
 
-// What a list's name says of its entries: of "unit, backward and gather of each pass" the parts and "pass"; of "first
-// layer of each rank, and the number of layers" the end as well.
+// The names of a list's entries, taken from its own name: "unit, backward and gather of each pass" gives the parts and
+// "pass"; "first layer of each rank, and the number of layers" also gives the name of the last entry.
 struct Entries {
   std::vector<std::string> parts;
-  std::string each;  // empty where the parts come once
-  std::string last;  // of the last entry, where it is none of these
+  std::string each;  // empty if the parts are not repeated
+  std::string last;  // name of an extra last entry, if there is one
 };
 
 Entries entries_of(const Tensor& list) {
@@ -66,7 +66,7 @@ std::string other_length(const Symptom& s) {
          (m > e ? " too many." : " too few.");
 }
 
-// The same number is to be added to every entry.
+// Every entry is off by the same number.
 std::string all_off_by(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   const double off = m[0] - e[0];
@@ -80,15 +80,16 @@ std::string all_off_by(const Symptom& s) {
 }
 
 std::string inverted(const Symptom& s) {
-  if (s.mine.values.size() < 2) return "";  // one flag of a condition says nothing of the others
+  if (s.mine.values.size() < 2) return "";  // a single wrong flag does not show that all would be inverted
   for (std::size_t i = 0; i < s.mine.values.size(); ++i) {
     const double m = s.mine.values[i], e = s.expected.values[i];
     if ((e != 0 && e != 1) || m != 1 - e) return "";
   }
-  return "Every flag is the opposite of what is expected: the condition is the wrong way round.";
+  return "Every flag is the opposite of what is expected: the condition is inverted.";
 }
 
-// Every entry that is not zero is as many times too large, or too small; one of several would be chance.
+// Every entry that is not zero is off by the same factor. A list of several entries needs two that are not zero,
+// because one could match by chance.
 std::string all_times(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   if (m.size() > 1 && std::ranges::count_if(e, [](double x) { return x != 0; }) < 2) return "";
@@ -100,16 +101,16 @@ std::string all_times(const Symptom& s) {
   }
   if (factor <= 0 || factor == 1) return "";
   const double times = std::max(factor, 1 / factor);
-  if (m.size() == 1 && times != std::round(times)) return "";  // some quotient any two numbers have
+  if (m.size() == 1 && times != std::round(times)) return "";  // any two numbers have some quotient
   std::string why;
-  if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way round?";
-  if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way round?";
+  if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way around?";
+  if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way around?";
   return "Every entry is " + exact(times) + (factor > 1 ? " times too large" : " times too small") +
          (why.empty() ? "." : why);
 }
 
 std::string of_another_rank(const Symptom& s) {
-  if (std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";  // "none" is what many have
+  if (std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";  // -1, "none", fits many ranks
   for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
     const Tensor* other = s.expected_by_rank[rank];
     if (other == &s.expected || other->values != s.mine.values) continue;
@@ -122,7 +123,7 @@ std::string other_order(const Symptom& s) {
   Values m = s.mine.values, e = s.expected.values;
   std::ranges::sort(m);
   std::ranges::sort(e);
-  return m.size() > 1 && m == e ? "These are the right numbers in another order." : "";
+  return m.size() > 1 && m == e ? "These are the right numbers in a different order." : "";
 }
 
 std::string wrong_entries(const Symptom& s) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the exercises from the solutions, which are .cu and .h files: the code of every region
+// Makes the exercises from the solutions' .cu and .h files. The code of every region
 //
 //     // TODO 02.1: What to do.
 //     //   More about it, indented by two spaces more.
 //     code of the solution
 //     // END TODO 02.1
 //
-// becomes `todo("02.1");`. A source without such a region makes no exercise. With --filling FILE, which is named
-// 02.1-mistake.txt, the regions keep the solution's code, and this one gets that of FILE beside it, for when
-// WORKSHOP_FILLING is "02.1-mistake" (checker/filling.h): that is how the tests make programs with known mistakes.
+// becomes `todo("02.1");`. A source without such a region makes no exercise. With --filling 02.1-mistake.txt, the
+// regions keep the solution's code, and that of TODO 02.1 also gets the code in this file, which runs if
+// WORKSHOP_FILLING is "02.1-mistake" (checker/filling.h). The tests use this to make programs with known mistakes.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -43,7 +43,7 @@ void write_file(const fs::path& path, const std::string& content) {
 
 const std::string kInclude = "#include \"checker/filling.h\"\n";
 
-// Is there more than comments?
+// True if the code has more than comments.
 bool has_statement(const std::string& code) {
   static const std::regex kStatement(R"((^|\n)\s*[^\s/])");
   return std::regex_search(code, kStatement);
@@ -51,16 +51,16 @@ bool has_statement(const std::string& code) {
 
 bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
 
-// Other code for the regions: by the TODO's number, "02.1", and the mistake's name, "02.1-sum".
+// Wrong code for the regions, by the TODO's number, "02.1", and the mistake's name, "02.1-sum".
 using Fillings = std::map<std::string, std::map<std::string, std::string>>;
 
 // Rewrites the source files of one chapter and checks its regions.
 class Chapter {
  public:
-  // `number` is the chapter's, "02".
+  // `number` is the chapter's number, "02".
   Chapter(std::string number, const Fillings& fillings) : number_(std::move(number)), fillings_(fillings) {}
 
-  // The exercise that a source file of the solution becomes. Throws std::runtime_error "file:line: what is wrong".
+  // Returns the exercise for a source file of the solution. Throws std::runtime_error "file:line: what is wrong".
   std::string rewrite(const fs::path& path);
 
   const std::set<std::string>& ids() const { return ids_; }
@@ -74,13 +74,13 @@ class Chapter {
 
   std::string number_;
   const Fillings& fillings_;
-  std::set<std::string> ids_;  // of the chapter so far
+  std::set<std::string> ids_;  // TODOs found so far
 
   fs::path path_;
   int line_ = 0;
-  // The region that is being read, if any.
+  // The region being read, if any:
   std::string id_, indentation_, code_;
-  int opened_ = 0;  // line of its first comment; 0 outside regions
+  int opened_ = 0;  // line of its first comment; 0 outside a region
 };
 
 void Chapter::open(const std::string& line) {
@@ -134,9 +134,9 @@ std::string Chapter::rewrite(const fs::path& path) {
         fail(line_, "expected '// END TODO " + number_ + ".1'");
       }
     } else if (opened_ > 0 && !(code_.empty() && std::regex_match(line, kMoreText))) {
-      // A comment that was broken into two lines would take the rest of the text out of the exercise.
+      // If a line break splits a comment of the TODO's text, everything after it would be missing in the exercise.
       if (std::regex_match(line, kMoreText) && !has_statement(code_))
-        fail(line_, "text of TODO " + id_ + " behind other text");
+        fail(line_, "text of TODO " + id_ + " after other text");
       code_ += line + "\n";
       continue;
     }
@@ -146,12 +146,12 @@ std::string Chapter::rewrite(const fs::path& path) {
   return out;
 }
 
-// Rewrites those sources of one chapter that have a TODO: all others are found among the solutions. Returns the numbers
-// of its TODOs.
+// Writes the exercises of one chapter: its sources that have a TODO. Programs include all others from the solutions.
+// Returns the numbers of the chapter's TODOs.
 std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, const Fillings& fillings) {
   if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
   Chapter chapter(to.filename().string().substr(0, 2), fillings);
-  std::set<fs::path> files;  // in order of name, so that messages do not depend on the file system
+  std::set<fs::path> files;  // sorted, so that messages do not depend on the file system
   for (const auto& entry : fs::recursive_directory_iterator(from)) {
     const bool source = entry.path().extension() == ".cu" || entry.path().extension() == ".h";
     if (source && entry.is_regular_file()) files.insert(entry.path());
@@ -179,7 +179,7 @@ void make_exercises(const fs::path& solutions, const fs::path& out, const std::v
   for (const std::string& chapter : chapters) ids.merge(make_chapter(solutions / chapter, out / chapter, fillings));
   for (const auto& [id, mistakes] : fillings) {
     if (!ids.contains(id)) {
-      throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no TODO of this number");
+      throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no TODO with this number");
     }
   }
 }
@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
   arguments.require("SOLUTIONS", solutions, "the folder of the solutions");
   arguments.require("OUT", out, "the folder to write the chapters to");
   arguments.require("CHAPTER", chapters, "such as 02_ddp");
-  arguments.add("--filling", fillings, "a file 02.1-mistake.txt, other code for the regions of that TODO");
+  arguments.add("--filling", fillings, "a file 02.1-mistake.txt with wrong code for that TODO");
   return arguments.run(argc, argv, [&] {
     make_exercises(solutions, out, chapters, read_fillings(fillings));
     return 0;

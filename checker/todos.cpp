@@ -19,14 +19,14 @@ std::pair<int, int> key(const std::string& id) {
   return {chapter, number};
 }
 
-// The last two parts of a path: a chapter's folder and the name of a file.
+// The last two parts of a path: a chapter's folder and a file name.
 std::string last_two(std::string_view path) {
   std::size_t slash = path.rfind('/');
   if (slash != std::string_view::npos && slash > 0) slash = path.rfind('/', slash - 1);
   return std::string(path.substr(slash == std::string_view::npos ? 0 : slash + 1));
 }
 
-// What follows `marker` at the beginning of a line; empty where it is not there.
+// Returns the rest of a line that begins with `marker`, after any indentation; "" for any other line.
 std::string after(const std::string& line, std::string_view marker) {
   const std::size_t start = line.find_first_not_of(" \t");
   if (start == std::string::npos || line.compare(start, marker.size(), marker) != 0) return "";
@@ -35,11 +35,11 @@ std::string after(const std::string& line, std::string_view marker) {
 
 using Found = std::map<std::string, Todo, TodoOrder>;
 
-// The functions that a line of a source is in, where it is laid out as clang-format does it.
+// Tracks which functions contain the current line of a source that clang-format has formatted.
 class Functions {
  public:
   void read(const std::string& line) {
-    // "void copy(Part& to, …": words of a type, and a name.
+    // "void copy(Part& to, …": the words of a type, then a name.
     static const std::regex kBegin(R"(^( *)(?!return|else)[A-Za-z_][\w:<>,*& ]* [*&]?(\w+)\(.*[,({]$)");
     std::smatch match;
     const std::size_t indent = line.find_first_not_of(' ');
@@ -52,7 +52,7 @@ class Functions {
   std::string innermost() const { return names_.empty() ? "" : names_.rbegin()->second; }
 
  private:
-  std::map<std::size_t, std::string> names_;  // by their indentation
+  std::map<std::size_t, std::string> names_;  // by indentation
 };
 
 void read_source(std::ifstream& file, const std::string& name, Found& found) {

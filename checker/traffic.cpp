@@ -14,7 +14,7 @@ struct Traffic {
   double calls = 0, bytes = 0;
   bool operator==(const Traffic&) const = default;
 };
-using Operation = std::pair<std::string, std::string>;  // and the name of the communicator
+using Operation = std::pair<std::string, std::string>;  // NCCL function, communicator
 struct Both {
   Traffic expected, mine;
 };
@@ -26,7 +26,7 @@ void add(Traffic& traffic, double calls, double bytes) {
   traffic.bytes += bytes;
 }
 
-// What differs, one line for all ranks: they say the same most of the time.
+// Lists the operations that differ, each for the first such rank only, because most of the time all ranks differ alike.
 std::string differences(const RunRecord& expected, const RunRecord& mine) {
   std::map<Operation, std::map<int, Both>> ledger;
   for (const Collective& c : expected.collectives)
@@ -46,7 +46,7 @@ std::string differences(const RunRecord& expected, const RunRecord& mine) {
   return lines;
 }
 
-// The first TODO that does not make its calls.
+// The first TODO whose calls differ.
 std::string differing_todo(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
   std::map<std::string, std::map<Operation, Both>, TodoOrder> by_todo;
   for (const bool is_mine : {false, true}) {
@@ -92,16 +92,15 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
   const std::string subject = verdict.todo.empty() ? "" : todos.heading(verdict.todo) + ": ";
   if (!verdict.wrong) {
     verdict.text =
-        "Note: " + subject + "other calls than the solution's, with the same numbers and no more bytes sent:\n" + lines;
+        "Note: " + subject + "different calls, which give the same numbers and send no more bytes:\n" + lines;
     return verdict;
   }
-  verdict.text =
-      subject + "The numbers are right, but not what is sent for them:\n" + todos.place_line(verdict.todo) + lines;
+  verdict.text = subject + "The numbers are right, but the traffic is not:\n" + todos.place_line(verdict.todo) + lines;
   if (more) {
     verdict.text +=
-        "  In all your ranks send " + number(yours.bytes) + " bytes, expected " + number(theirs.bytes) + ".\n";
+        "  In all, your ranks send " + number(yours.bytes) + " bytes, expected " + number(theirs.bytes) + ".\n";
   } else {
-    verdict.text += std::string("  As many bytes are sent, but the TODO asks for ") +
+    verdict.text += std::string("  Your ranks send no more bytes, but the TODO asks for ") +
                     (one_call ? "one NCCL call" : "two NCCL calls") + ".\n";
   }
   return verdict;

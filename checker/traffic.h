@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares what two runs with the same numbers send.
+// Compares the NCCL calls of two runs that compute the same numbers.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 namespace workshop::tools {
 
 struct TrafficVerdict {
-  std::string text;  // empty where the calls are the same
-  std::string todo;  // that makes other calls; empty where that is not known
+  std::string text;  // empty if the calls are the same
+  std::string todo;  // the TODO whose calls differ; empty if unknown
   bool wrong = false;
 };
 
-// Other calls are wrong where they send more, or where there are more of them and the TODO asks for one; else they are
-// just another way, which deserves a note.
+// Different calls are wrong if they send more bytes, or if their number is not the one that the TODO asks for ("one
+// NCCL call", "two NCCL calls"). Otherwise they are just a different way, which is worth a note.
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
 
 }  // namespace workshop::tools

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes mutants of the TODOs of a chapter: the code of each region with one small mistake in it.
+// Makes mutants of the TODOs of a chapter: the code of a region with one small mistake in it.
 //
 //   make_mutants SOLUTIONS CHAPTER [FOLDER]
 //
-// Prints a line for each: its name and the lines in question, before and after, with tabs between. With FOLDER each is
-// written to FOLDER/02.6-m1a2b3c.txt too, a wrong filling for make_exercises. Its name is made of its code, so that it
-// stays the same as long as the code does. Not all mutants compile: this knows words and brackets, but no types.
+// Prints one line per mutant: its name, then the changed lines before and after, separated by tabs. With FOLDER, also
+// writes each mutant to FOLDER/02.6-m1a2b3c.txt, a wrong filling for make_exercises. The name is a hash of the code, so
+// it changes only if the code does. Some mutants do not compile, because this program knows words and brackets, but no
+// types.
 //
-// The code is formatted by clang-format: an operator with spaces around it has two operands.
+// The solutions are formatted by clang-format, so an operator with spaces around it has two operands.
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -29,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Each of these may stand where another of its line should: the wrong bound, operation, stream, peer, buffer and so on.
+// Each word may replace any other of its line, which gives a wrong bound, operation, stream, peer, buffer and so on.
 constexpr const char* kConfused[] = {
     "< <=",
     "> >=",
@@ -71,7 +72,7 @@ struct Token {
   std::size_t begin, end;  // in the code
 };
 
-// Without comments. A string is one token.
+// Splits code into tokens and drops comments. A string literal is one token.
 std::vector<Token> tokens_of(const std::string& code) {
   static const std::regex kToken(R"(//[^\n]*|([A-Za-z_]\w*)|((?:\d[\d']*\.?\d*)(?:e[+-]?\d+)?f?)|)"
                                  R"(("[^"]*"|->|::|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/]=|[^\s\w]))");
@@ -86,13 +87,13 @@ std::vector<Token> tokens_of(const std::string& code) {
   return tokens;
 }
 
-// The code between two places, and what stands there instead.
+// Replaces the code between two places.
 struct Edit {
   std::size_t begin, end;
   std::string text;
 };
 
-// Finds all edits of the code of one region.
+// Finds all edits of one region's code.
 class Mutator {
  public:
   explicit Mutator(std::string code) : code_(std::move(code)), tokens_(tokens_of(code_)), partner_(tokens_.size(), -1) {
@@ -133,7 +134,7 @@ class Mutator {
   bool is_operator(int i) const {
     return tokens_[i].kind == Token::other && is_space(tokens_[i].begin - 1) && is_space(tokens_[i].end);
   }
-  // A variable that is used: neither a member, nor a function, nor a type, nor declared here.
+  // True for the use of a variable: neither a member, a function, a type nor a declaration.
   bool is_variable(int i) const {
     if (!is_name(i) || is_one_of(i - 1, ". -> ::") || is_one_of(i + 1, ":: (") || is(i, "ncclFloat")) return false;
     if (i > 0 && tokens_[i - 1].kind == Token::word) return is(i - 1, "return");
@@ -141,7 +142,7 @@ class Mutator {
     return i + 1 == count() || tokens_[i + 1].kind == Token::other;
   }
   bool has_members(int i) const { return is_one_of(i + 1, ". ->"); }
-  // Nothing that numbers are added to: a stream, a communicator, or what the libraries call by a name of their own.
+  // True for names to which no number can be added: streams, communicators, constants of the libraries.
   bool is_handle(int i) const {
     return is_one_of(
         i,
@@ -155,13 +156,13 @@ class Mutator {
   void replace(int first, int last, const std::string& by) {
     edits_.push_back({tokens_[first].begin, tokens_[last].end, by});
   }
-  // One more or one less of what ends before token i.
+  // Adds 1 to, or subtracts 1 from, the expression that ends before token i.
   void by_one(int i) {
     for (const char* more : {" + 1", " - 1"}) edits_.push_back({tokens_[i].begin, tokens_[i].begin, more});
   }
 
   void statements() {
-    int before = 0, before_end = -2;  // the statement in front of this one
+    int before = 0, before_end = -2;  // the previous statement
     for (int i = 0; i < count();) {
       if (is_one_of(i, "{ } else")) {
         ++i;
@@ -181,13 +182,13 @@ class Mutator {
     }
   }
 
-  // Not if both set a variable that the other does not mention.
+  // False if both statements set a variable that the other one does not mention.
   bool order_matters(int first, int first_end, int second_end) const {
     const int a = target(first, first_end), b = target(first_end + 1, second_end);
     return a < 0 || b < 0 || mentions(first, first_end, tokens_[b].text) ||
            mentions(first_end + 1, second_end, tokens_[a].text);
   }
-  // The name that an assignment sets; -1 where there is none.
+  // The token of the variable that an assignment sets; -1 for any other statement.
   int target(int first, int end) const {
     for (int i = first + 1; i < end; ++i) {
       if (is(i, "=") && is_operator(i)) return is(i - 1, "]") ? partner_[i - 1] - 1 : i - 1;
@@ -201,7 +202,7 @@ class Mutator {
     return false;
   }
 
-  // Forgotten, made twice (where that can show), or with a result that is one off.
+  // Removes a statement, repeats it if that can show, or makes its result off by one.
   void statement(int first, int end) {
     replace(first, end, ";");
     if (is_one_of(first, "NCCL_CHECK launch") || mentions(first, end, "push_back"))
@@ -211,7 +212,7 @@ class Mutator {
     }
   }
 
-  // The condition of an `if`, or the second part of a `for`: forgotten, the other way round, or half of it.
+  // Removes the condition of an `if`, inverts it, or drops half of it. In the second part of a `for`, only drops half.
   void condition(int keyword) {
     int first = keyword + 2, last = partner_[keyword + 1] - 1;
     if (is(keyword, "for")) {
@@ -230,7 +231,7 @@ class Mutator {
     }
   }
 
-  // Another word or operator of the same kind, or another variable of the region.
+  // Replaces a token by a different word or operator of its kind, or by a different variable of the region.
   void confused(int i) {
     if (tokens_[i].kind == Token::number || (tokens_[i].kind == Token::other && !is_operator(i))) return;
     std::set<std::string> others;
@@ -258,7 +259,7 @@ class Mutator {
     }
   }
 
-  // a * b becomes a, or b.
+  // Turns a * b into a, and into b.
   void without_operand(int i) {
     int last = i + 1;
     if (partner_[last] > last) last = partner_[last];
@@ -274,7 +275,7 @@ class Mutator {
     edits_.push_back({tokens_[first].begin, tokens_[i + 1].begin, ""});
   }
 
-  // Two of them exchanged, or one that is one off.
+  // Swaps two arguments, or makes one off by one.
   void arguments(int open) {
     std::vector<std::pair<int, int>> each;
     int first = open + 1;
@@ -298,7 +299,7 @@ class Mutator {
 
   std::string code_;
   std::vector<Token> tokens_;
-  std::vector<int> partner_;  // of a bracket, the other one; else -1
+  std::vector<int> partner_;  // the matching bracket's token; -1 if this token is no bracket
   std::vector<Edit> edits_;
 };
 
@@ -309,7 +310,7 @@ std::string one_line(const std::string& code) {
   return first == std::string::npos ? "" : line.substr(first, line.find_last_not_of(' ') + 1 - first);
 }
 
-// "m1a2b3c": of 24 bits of FNV-1a.
+// "m1a2b3c", from 24 bits of FNV-1a.
 std::string name_of(const std::string& code) {
   std::uint32_t hash = 2166136261;
   for (const char c : code) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
@@ -326,7 +327,7 @@ void mutate(const std::string& todo, const std::string& code, const std::string&
     if (!seen.insert(one_line(mutant)).second) continue;
     const std::string name = todo + "-" + name_of(todo + one_line(mutant));
     const std::size_t first = edit.begin == 0 ? 0 : code.rfind('\n', edit.begin - 1) + 1;
-    const std::size_t behind = code.size() - code.find('\n', edit.end);  // counted from the end, the same in both
+    const std::size_t behind = code.size() - code.find('\n', edit.end);  // from the end, where both agree
     std::printf("%s\t%s\t%s\n", name.c_str(), one_line(code.substr(first, code.size() - behind - first)).c_str(),
                 one_line(mutant.substr(first, mutant.size() - behind - first)).c_str());
     if (folder.empty()) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every verdict of compare_runs, on records made by hand.
+// Every verdict of compare_runs, on handmade records.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -205,12 +205,12 @@ TEST_F(CompareRuns, TheFirstInTheOrderOfTheProgramCounts) {
 TEST_F(CompareRuns, ASmallErrorThatGrowsBeganEarlier) {
   mine.set_values("probe", 1, {0.5, 0.25, 2 + 8e-6});  // of an rms of 1.2
   Values off = kGradient;
-  off[5] += 1e-4;  // of 6, four times as much
+  off[5] += 1e-4;  // of 6: four times the relative error of the bias
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.1 is the first that is off by more than rounding.\n  tensor 'bias' on rank 1, step 0\n",
-              "until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
-              "such as an epsilon, another one or elsewhere?"});
-  off[5] = kGradient[5] + 5e-4;  // more than grows from one to the next
+              "The error grows from there until tensor 'grad' on rank 0, step 0, of TODO 02.2, is too far off",
+              "such as an epsilon, wrong or in the wrong place?"});
+  off[5] = kGradient[5] + 5e-4;  // more than an error grows within one TODO
   mine.set_values("probe", 2, off);
   verdict(1, {"TODO 02.2 is the first that differs"});
   mine.line("probe", 2)["shape"] = {3, 2};
@@ -228,7 +228,7 @@ TEST_F(CompareRuns, NotANumber) {
   mine.set_values("probe", 2, {1, -2, NAN, 4, NAN, 6});
   verdict(1, {"TODO 02.2", "yours not a number", "2 of 6 values are NaN or infinite, the first at [0, 2]"});
   mine.line("probe", 2)["values"][2] = "unwritten";
-  verdict(1, {"2 of 6 values are NaN", "memory which nothing wrote"});
+  verdict(1, {"2 of 6 values are NaN", "memory that was never written"});
 }
 
 TEST_F(CompareRuns, NotANumberNeverAgrees) {
@@ -301,7 +301,7 @@ TEST_F(CompareRuns, OnlyThePartThatTheCountCovers) {
 
 TEST_F(CompareRuns, AnotherOrder) {
   mine.set_values("probe", 2, {4, 5, 6, 1, -2, 3});
-  verdict(1, {"right values in another order"});
+  verdict(1, {"right values in a different order"});
 }
 
 TEST_F(CompareRuns, AnOffset) {
@@ -312,13 +312,13 @@ TEST_F(CompareRuns, AnOffset) {
   verdict(1, {"right but 1 element too far ahead"});
 }
 
-// bfloat16 has eight bits: the same arithmetic in another order may come to the number beside.
+// bfloat16 has eight bits: the same arithmetic in a different order may give the next number.
 TEST_F(CompareRuns, ARoundingOfBfloat16) {
   const Values rounded = {1, -2, 3, 4.03125, 5, 6}, wrong = {1, -2, 3, 4.125, 5, 6};
   mine.set_values("probe", 2, rounded);
   verdict(1, {"TODO 02.2 is the first that differs"});
   for (Record* run : {&expected, &mine}) run->options["precision"] = "bf16";
-  verdict(0, {"right: TODO 02.1, 02.2\nNote: with --precision bf16, tensor 'grad' on rank 0, step 0 (TODO 02.2) is a "
+  verdict(0, {"right: TODO 02.1, 02.2\nNote: with --precision bf16, tensor 'grad' on rank 0, step 0 (TODO 02.2) is one "
               "rounding away from the solution's"});
   mine.set_values("probe", 2, wrong);
   verdict(1, {"TODO 02.2 is the first that differs"});
@@ -330,7 +330,7 @@ TEST_F(CompareRuns, PartsOfATensor) {
   verdict(1, {"Only column 2 of 0 to 2 is wrong."});
   for (Record* run : {&expected, &mine}) run->line("probe", 2)["name"] = "queries, keys and values";
   verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values.\n"});
-  // What is wrong is looked at by itself.
+  // The wrong part is diagnosed on its own.
   mine.set_values("probe", 2, {1, -2, 0, 4, 5, 0});
   verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is zero: "});
   mine.set_values("probe", 2, {1, -2, 1.5, 4, 5, 3});
@@ -398,7 +398,7 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   both("gather", {0, 1, 1});
   mine.set_values("probe", 2, {1, 0, 0});
   verdict(1, {"Every flag is the opposite"});
-  // Of a single one nothing of the kind can be said, and -1, "none", is nothing that another rank's value explains.
+  // A single wrong flag does not show that all would be inverted.
   both("accumulate", {0});
   mine.set_values("probe", 2, {1});
   verdict(1, {"yours 1, expected 0"});
@@ -417,7 +417,7 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   EXPECT_EQ(compare("").output.find("times"), std::string::npos);
 }
 
-// What is one way to do something is judged by what comes of it.
+// A choice that may be made in several ways is judged by its result.
 TEST_F(CompareRuns, AnotherWay) {
   expected.lines.clear();
   mine.lines.clear();
@@ -430,12 +430,12 @@ TEST_F(CompareRuns, AnotherWay) {
   const std::string own = folder_.write("own.h", "// TODO 02.1: Clear or add.\n");
   verdict(0, {"the TODO is right"}, "--todos " + own);
   mine.set_values("probe", 0, {1});
-  verdict(0, {"the TODO is right", "Note: TODO 02.1 does it in another way than the solution"}, "--todos " + own);
+  verdict(0, {"the TODO is right", "Note: TODO 02.1 does it in a different way than the solution"}, "--todos " + own);
   mine.set_values("probe", 1, kOther);
   verdict(1,
-          {"TODO 02.1 (Clear or add.) is done in another way than in the solution, and something else comes of it.\n",
+          {"TODO 02.1 (Clear or add.) is done in a different way than in the solution, with a different result.\n",
            "tensor 'adds (one way)' on rank 0, step 0, shape [1]", "yours 1, expected 0",
-           "What comes of it: tensor 'grad' on rank 0, step 0, of TODO 01.3:", "5 of 6 values differ."},
+           "The result: tensor 'grad' on rank 0, step 0, of TODO 01.3:", "5 of 6 values differ."},
           "--todos " + own);
 }
 
@@ -460,10 +460,10 @@ TEST_F(CompareRuns, ValuesBeyondThoseWrittenOut) {
 
 TEST_F(CompareRuns, MissingAndExtraTensors) {
   mine.lines.erase(mine.lines.begin() + 3);  // 02.2 on rank 1 in step 0
-  verdict(1, {"TODO 02.2 was not reached as often as expected", "tensor 'grad' on rank 1, step 0: not there at all"});
+  verdict(1, {"TODO 02.2 was not reached as often as expected", "tensor 'grad' on rank 1, step 0: never recorded"});
   mine = Record();
   mine.probe(1, "02.2", "grad", 1, {2, 3}, kOther);
-  verdict(1, {"TODO 02.2 is reached more often than expected", "on rank 1, step 1: seen 2 times"});
+  verdict(1, {"TODO 02.2 is reached more often than expected", "on rank 1, step 1: recorded 2 times"});
 }
 
 TEST_F(CompareRuns, Losses) {
@@ -479,11 +479,11 @@ TEST_F(CompareRuns, Losses) {
 
 TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
   mine.line("step", 0)["global_loss"] = 2;
-  verdict(1, {"The global loss of step 0", "none stands for TODO 02.3: look there first"},
+  verdict(1, {"The global loss of step 0", "none belongs to TODO 02.3: look there first"},
           todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
-  // Of two, the one whose calls the solution's run has made.
+  // Prefers the TODO with NCCL calls in the solution's run.
   expected.line("collective", 0)["places"] = {{"02_ddp/other.cu:2", {8, 192}}};
-  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none stands for TODO 02.4: look there first"},
+  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none belongs to TODO 02.4: look there first"},
           todos() + " --todos " +
               folder_.write("02_ddp/other.cu", "// TODO 02.4: Mean.\n\n// END TODO 02.4\n// TODO 02.5: Never.\n"));
 }
@@ -543,7 +543,7 @@ TEST_F(CompareRuns, UnfinishedAndWrong) {
   verdict(1, {"TODO 02.1 is the first that differs"});
 }
 
-// What else a run leaves behind that does not come to its end: the journals of its ranks, and what it has printed.
+// Runs that failed, which leave the journals of their ranks and their output.
 class EndedRuns : public CompareRuns {
  protected:
   EndedRuns() {
@@ -576,15 +576,15 @@ TEST_F(EndedRuns, ARankThatDoesNotExist) {
       "rank 1: ncclSend(x, 4, ncclFloat, rank + 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid "
       "argument (ncclSend: root or peer is 2; expected 0 to 1)\n";
   ended(1, line,
-        {"There is no rank 2: the ranks are 0 to 1. Is it the neighbor on the other side that is meant, or is rank "
-         "1 not to make this call?\n"});
+        {"There is no rank 2: the ranks are 0 to 1. Should it be the neighbor on the other side, or should rank 1 not "
+         "make this call?\n"});
 }
 
 TEST_F(EndedRuns, ABufferWithoutMemory) {
   ended(1,
         "rank 0: ncclSend(x, 4, ncclFloat, 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid argument (ncclSend: "
         "sendbuff is NULL)\n",
-        {"The buffer of this call has no memory on this rank: is another one meant, or is the rank not to make the "
+        {"The buffer of this call has no memory on this rank: is it the wrong buffer, or should this rank not make the "
          "call?\n"});
 }
 
@@ -595,10 +595,10 @@ TEST_F(EndedRuns, ACountThatIsThatOfAllRanks) {
               " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 4 floats (rank 1)\n",
           {text});
   };
-  beyond("sendbuff of ncclAllGather", "The count is that of one rank's part: is it that of all of them here?\n");
-  beyond("recvbuff of ncclReduceScatter", "The count is that of one rank's part: is it that of all of them here?\n");
-  beyond("recvbuff of ncclAllGather", "An all-gather writes the parts of all ranks one behind the other");
-  beyond("sendbuff of ncclReduceScatter", "A reduce-scatter reads the parts of all ranks one behind the other");
+  beyond("sendbuff of ncclAllGather", "The count must be that of one rank's part: is it the total here?\n");
+  beyond("recvbuff of ncclReduceScatter", "The count must be that of one rank's part: is it the total here?\n");
+  beyond("recvbuff of ncclAllGather", "An all-gather writes the parts of all ranks one after another");
+  beyond("sendbuff of ncclReduceScatter", "A reduce-scatter reads the parts of all ranks one after another");
 }
 
 TEST_F(EndedRuns, AMessageToOneself) {
@@ -606,7 +606,7 @@ TEST_F(EndedRuns, AMessageToOneself) {
       1,
       "rank 1: ncclGroupEnd() failed at 02_ddp/ddp.cu:6: invalid usage (a group sends to this rank itself what it does "
       "not receive, or the reverse)\n",
-      {"Does every rank send, or receive, where one alone is to?"});
+      {"Does every rank send, or receive, where only one should?"});
 }
 
 TEST_F(EndedRuns, BuffersThatOverlap) {
@@ -617,7 +617,7 @@ TEST_F(EndedRuns, BuffersThatOverlap) {
 TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
   ended(139, "launch: rank 1 was ended by signal SEGV\n",
         {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
-         "\n  at 02_ddp/ddp.cu:5\n", "Last probe that was passed: 02.1 ('bias', step 0) on rank 1",
+         "\n  at 02_ddp/ddp.cu:5\n", "Last probe passed: 02.1 ('bias', step 0) on rank 1",
          "Right until there: TODO 02.1"});
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
 }
@@ -654,18 +654,18 @@ TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
         {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
 }
 
-// It has worked before: what it was called with is wrong.
+// If a TODO worked before, its caller passed wrong arguments.
 TEST_F(EndedRuns, AFailedCallInAFunctionOfAnotherTodoIsTheCallers) {
   const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n}\n";
   const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n}\n";
   const std::string failed = "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n";
   folder_.write("chapters/02_ddp/ddp.cu", copy + "void average(int i,\n             int j) {\n" + average);
   ended(1, failed, {"TODO 02.2 (Average the gradient.) is where", "at 02_ddp/ddp.cu:8"});
-  mine.lines.clear();  // it has not
+  mine.lines.clear();  // it did not work before
   ended(1, failed, {"TODO 02.1 (Broadcast.) is where"});
 }
 
-// The other one was ended before it had come to anything.
+// The other rank was stopped before it recorded anything.
 TEST_F(EndedRuns, TheRankThatGoesTooFarIsWhereToLook) {
   std::erase_if(mine.lines, [](const Json& line) { return line["rank"] == 0; });
   ended(1, "bounds: C of cublasSgemm at model/blas.h:30 has 48 floats, 16 too many (rank 1)\n",
@@ -681,11 +681,11 @@ TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
         "order: 02_ddp/ddp.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:8 (the probe of TODO 02.2 on "
         "stream 'b', which reads) use the same memory, and nothing says that the first is done: x (rank 1)\n",
         {"TODO 02.2 (Average the gradient.) is where your program does not wait"});
-  // What was recorded before did not race: the program ends before it does what nothing orders.
+  // A wrong tensor that was recorded before cannot come from the race: the program stops before the unordered access.
   mine.set_values("probe", 1, {7, 8, 9});
   ended(1,
         "order: x.cu:3 (kernel on stream 'a', which writes) and x.cu:8 (kernel on stream 'b', which reads) (rank 1)\n",
-        {"is the first that differs", "Your program does not wait for work that it needs. It may be a consequence."});
+        {"is the first that differs", "Your program does not wait for work that it needs. This may be a consequence."});
 }
 
 TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
@@ -714,10 +714,11 @@ TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
     mine.lines.push_back(half);
   }
   const std::string summary = " --summary " + (folder_ / "summary");
-  verdict(0, {"all 2 TODOs right", "Note: TODO 02.2 (Average the gradient.): other calls than the solution's"},
-          sources_ + summary);
+  verdict(
+      0, {"all 2 TODOs right", "Note: TODO 02.2 (Average the gradient.): different calls, which give the same numbers"},
+      sources_ + summary);
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nright 02.2\n");
-  // The text asks for one.
+  // Here the TODO's text asks for one call.
   folder_.write("solutions/02_ddp/ddp.cu",
                 "// TODO 02.1: x\n// END TODO 02.1\n\n// TODO 02.2: Average.\n//   One NCCL call.\n// END TODO 02.2\n");
   verdict(1, {"TODO 02.2 (Average.): The numbers are right", "asks for one NCCL call"}, sources_ + summary);

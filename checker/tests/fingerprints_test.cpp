@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which mistakes are told by their looks, and which are not.
+// Which mistakes are recognized by their fingerprints, and which are not.
 #include "checker/fingerprints.h"
 
 #include <gtest/gtest.h>
@@ -27,13 +27,13 @@ Values scaled(Values values, double factor) {
 TEST(Summary, IsAlikeWhereRoundingDiffers) {
   EXPECT_TRUE(alike(summary(kSum), summary(scaled(kSum, 1 + 1e-5))));
   EXPECT_TRUE(alike(summary({0, 0}), summary({0, 0})));
-  EXPECT_TRUE(alike(summary({1, -1}), summary({1 + 1e-6, -1})));  // whose sum is all rounding
+  EXPECT_TRUE(alike(summary({1, -1}), summary({1 + 1e-6, -1})));  // their sums are nothing but rounding
 }
 
 TEST(Summary, TellsOtherValuesApart) {
   EXPECT_FALSE(alike(summary(kSum), summary(kAverage)));
   EXPECT_FALSE(alike(summary(kSum), summary(scaled(kSum, -1))));
-  EXPECT_FALSE(alike(summary(kSum), summary({8, 6, -4, 2})));  // in another order
+  EXPECT_FALSE(alike(summary(kSum), summary({8, 6, -4, 2})));  // same values, different order
   EXPECT_FALSE(alike(summary({0, 0}), summary({0, 1e-6})));
 }
 
@@ -86,7 +86,7 @@ TEST_F(FingerprintsTest, TellNothingOfWhatLooksDifferent) {
   elsewhere.where = "02.2 'grad' rank 1";
   EXPECT_FALSE(known.find(run("ddp", 2), elsewhere));
   Sighting other_options = seen(kSum);
-  other_options.numbers[1] = summary(kSum);  // of the solution
+  other_options.numbers[1] = summary(kSum);  // the solution's tensor
   EXPECT_FALSE(known.find(run("ddp", 2), other_options));
 }
 

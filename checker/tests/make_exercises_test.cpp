@@ -26,7 +26,7 @@ class MakeExercises : public testing::Test {
     return run_tool("make_exercises " + options + " " + (folder_ / "solutions") + " " + (folder_ / "out") + " 02_ddp");
   }
   void solution(const std::string& source) { folder_.write("solutions/02_ddp/ddp.cu", source); }
-  // The one line that a solution is refused with, without the path of the folder.
+  // Returns the error message for a solution, without the folder's path.
   std::string refusal(const std::string& source) {
     solution(source);
     const ToolResult result = make();
@@ -103,7 +103,7 @@ if (workshop::filling("02.1-none")) {
 }
 )");
   EXPECT_EQ(make("--filling " + folder_.write("02.2-sum.txt", "  sum();\n")).output,
-            "make_exercises: --filling 02.2-sum: there is no TODO of this number\n");
+            "make_exercises: --filling 02.2-sum: there is no TODO with this number\n");
   EXPECT_EQ(make("--filling /no/such/02.1-file.txt").status, 2);
 }
 
@@ -115,7 +115,7 @@ TEST_F(MakeExercises, NamesWhatIsWrongWithARegion) {
   EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// END TODO 02.2\n"), "ddp.cu:3: END TODO 02.2 closes TODO 02.1\n");
   EXPECT_EQ(refusal("// TODO 02.1: a\n//   more\n\n// END TODO 02.1\n"), "ddp.cu:1: TODO 02.1 has no code\n");
   EXPECT_EQ(refusal("// TODO 02.1: a\n// b\n//   more\nf();\n// END TODO 02.1\n"),
-            "ddp.cu:3: text of TODO 02.1 behind other text\n");
+            "ddp.cu:3: text of TODO 02.1 after other text\n");
   EXPECT_EQ(refusal("// TODO 03.1: a\nf();\n// END TODO 03.1\n"), "ddp.cu:1: TODO 03.1 in chapter 02\n");
   EXPECT_EQ(refusal("// END TODO 02.1\n"), "ddp.cu:1: END TODO 02.1 without its TODO\n");
   EXPECT_EQ(refusal("// TODO 02.1\n"), "ddp.cu:1: expected '// TODO 02.1: text'\n");

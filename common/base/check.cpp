@@ -24,7 +24,8 @@ namespace {
 
 }  // namespace
 
-// MPI's launcher ends the other ranks when one aborts; other launchers do when one fails, srun with --kill-on-bad-exit.
+// Under MPI, MPI_Abort() makes the launcher end the other ranks. Other launchers end them when one process fails (srun
+// only with --kill-on-bad-exit).
 void end_job(int status) {
   if (failure_hooks.job_ends != nullptr) failure_hooks.job_ends();
   std::fflush(stdout);
@@ -34,7 +35,7 @@ void end_job(int status) {
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (initialized && !finalized && process_ranks().world > 1) {
-    // Open MPI may drop what it has not passed on yet, as its own note about an abort says.
+    // After an abort, Open MPI may drop output that it has not forwarded yet.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     MPI_Abort(MPI_COMM_WORLD, status);
   }
@@ -56,7 +57,8 @@ void fail(int status, const char* format, ...) {
 constexpr unsigned kPatienceWithRank0 = 10;  // seconds
 
 void fail_alike(int status, const std::string& message) {
-  // Whoever ends first takes the others along, so all leave it to rank 0. Should it not come, another one speaks.
+  // The first rank to exit ends the whole job, so the others wait for rank 0 to print the message. If rank 0 never gets
+  // here, they print it themselves.
   if (process_ranks().rank != 0) sleep(kPatienceWithRank0);
   std::fprintf(stderr, "error: %s\n", message.c_str());
   end_job(status);
@@ -72,7 +74,7 @@ void usage_error(const char* format, ...) {
 
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
 #ifdef WORKSHOP_BACKEND_CUDA
-  if (status == cudaErrorAssert) end_job(kTodo);  // a TODO in a kernel, which has said so itself
+  if (status == cudaErrorAssert) end_job(kTodo);  // an open TODO in a kernel, which has printed its own message
 #endif
   call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));
 }
@@ -85,7 +87,7 @@ void nccl_failed(ncclResult_t status, const char* call, const char* file, int li
   const char* detail = ncclGetLastError(nullptr);
   std::string reason = ncclGetErrorString(status);
   if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";
-  // Where another rank is the cause, the ranks find out which.
+  // If another rank is the cause, the hook names it and ends the job.
   if (failure_hooks.nccl_call_failed != nullptr) {
     failure_hooks.nccl_call_failed(formatted("%s failed at %s:%d: %s", call, file, line, reason.c_str()));
   }

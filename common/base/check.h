@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error checks. Each macro evaluates a call once; if it failed, one line with the expression, file:line, rank and the
-// library's own message is printed and the whole job ends with status 1: a rank that carried on alone would leave the
-// others waiting in their next collective forever.
+// Error checks. Each macro evaluates a call once. If the call fails, the macro prints one line with the expression,
+// file:line, rank and the library's message, and ends the whole job with status 1: if only this rank ended, the others
+// would wait in their next collective forever.
 #pragma once
 
 #include <cublas_v2.h>
@@ -22,25 +22,24 @@ enum ExitStatus : int {
   kStuck = 86,  // the ranks wait for each other in vain
 };
 
-// Ends every rank of the job with `status`, at once and without clean-up: work in flight may never finish.
+// Ends every rank of the job with `status`, immediately and without clean-up, because work in flight may never finish.
 [[noreturn]] void end_job(int status);
 
-// Prints "rank R: message" on stderr and ends every rank of the job with `status`. These take a text, or what printf
-// takes.
+// Prints "rank R: message" on stderr and ends every rank of the job with `status`. Takes a text or printf's arguments.
 [[noreturn]] void fail(int status, const std::string& message);
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(int status, const char* format, ...);
 
-// What every rank finds alike: rank 0 prints "error: message", all ranks end with `status`.
+// For errors that every rank finds: rank 0 prints "error: message", and all ranks end with `status`.
 [[noreturn]] void fail_alike(int status, const std::string& message);
 
-// Bad input that every rank sees alike: fail_alike with status 2.
+// For bad input that every rank sees: fail_alike() with status 2.
 [[noreturn]] void usage_error(const std::string& message);
 [[noreturn, gnu::format(printf, 1, 2)]] void usage_error(const char* format, ...);
 
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 [[noreturn]] void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line);
 [[noreturn]] void nccl_failed(ncclResult_t status, const char* call, const char* file, int line);
-[[noreturn]] void mpi_failed(int status, const char* call, const char* file, int line);  // where there is MPI
+[[noreturn]] void mpi_failed(int status, const char* call, const char* file, int line);  // only if built with MPI
 
 }  // namespace workshop
 

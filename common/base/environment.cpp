@@ -15,16 +15,16 @@
 namespace workshop {
 namespace {
 
-constexpr int kMost = 1 << 24;  // of ranks, and of whatever else is counted here
+constexpr int kMost = 1 << 24;  // upper bound on ranks and all other counts
 
-// What is wrong with the variables.
+// Throws std::invalid_argument with a message that says what is wrong with the variables.
 [[noreturn, gnu::format(printf, 1, 2)]] void refuse(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   throw std::invalid_argument(vformatted(format, arguments));
 }
 
-// The value of a variable as a number from `least` to `most`; nullopt where it is not set.
+// Returns the value of a variable as a number from `least` to `most`; nullopt if it is not set.
 std::optional<int> number(const Environment& env, const char* name, int least, int most = kMost) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<int> number(const Environment& env, const char* name, int least, i
   return value;
 }
 
-// ---- what each launcher says ---------------------------------------------------------------------------------------
+// ---- variables of each launcher ------------------------------------------------------------------------------------
 
 struct Names {
   const char *launcher, *rank, *world, *local_rank, *local_world;
@@ -68,7 +68,7 @@ Found read_with_local_world(const Environment& env, const Names& names) {
   return found;
 }
 
-// A list of Slurm's is "2(x3),1": two tasks on each of three nodes, then one.
+// Parses Slurm's notation: "2(x3),1" means two tasks on each of three nodes, then one task on a fourth.
 std::optional<int> tasks_on_node(const Environment& env, const char* name, int node) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
@@ -85,22 +85,22 @@ std::optional<int> tasks_on_node(const Environment& env, const char* name, int n
     node -= static_cast<int>(nodes);
     at = *end == ',' ? end + 1 : end;
   }
-  refuse("%s is '%s'; expected tasks a node such as '2(x3),1', for this node too", name, text);
+  refuse("%s is '%s'; expected tasks per node such as '2(x3),1', for this node too", name, text);
 }
 
 Found read_slurm(const Environment& env) {
-  // A batch script has SLURM_PROCID too, but only srun starts ranks, and gives them a step. SLURM_NTASKS may be the
-  // whole job's, as in the shell that salloc starts.
+  // SLURM_PROCID is also set in a batch script, but only srun starts ranks, and it sets SLURM_STEP_ID. SLURM_NTASKS
+  // does not serve here: it may be the number of tasks of the whole job, for example in the shell that salloc starts.
   if (env("SLURM_STEP_ID") == nullptr) return {kSlurm, {}, {}, {}, {}};
   Found slurm = read(env, kSlurm);
   slurm.local_world = tasks_on_node(env, kSlurm.local_world, number(env, "SLURM_NODEID", 0).value_or(0));
   return slurm;
 }
 
-// ---- which of them counts ------------------------------------------------------------------------------------------
+// ---- which launcher counts -----------------------------------------------------------------------------------------
 
-// RANK and WORLD_SIZE may be of torchrun's making or be left over from elsewhere. What started this process knows best
-// what it started: variables set by hand must say the same.
+// RANK and WORLD_SIZE may come from torchrun, or may be set by hand or left over. In the latter case they must agree
+// with the launcher that started this process.
 void require_agreement(const Found& by_hand, const Found& started_by) {
   const char* launcher = started_by.names.launcher;
   if (by_hand.complete()) {
@@ -123,7 +123,8 @@ void require_complete(const Found& by_hand) {
   }
 }
 
-// MPI's own processes have variables of their launcher's; below torchrun they are those of its ancestor.
+// MPI started these ranks if its launcher's variables describe the same ranks. Under torchrun, those variables may be
+// inherited: they then describe the process that started torchrun.
 bool started_by_mpi(const Environment& env, const Found& ranks, const Found& open_mpi, const Found& slurm) {
   if (open_mpi.complete()) return ranks.same_ranks(open_mpi);
   if (env("PMIX_RANK") == nullptr && env("PMI_RANK") == nullptr) return false;
@@ -159,8 +160,8 @@ Ranks discover_ranks(const Environment& env) {
   const Found slurm = read_slurm(env);
 
   const Found& started_by = open_mpi.complete() ? open_mpi : slurm;
-  // Legitimate ranks below ranks: torchrun under mpirun or srun, and a launcher used in an interactive step of Slurm's,
-  // which has one task.
+  // Two nested launchers are legitimate: torchrun under mpirun or srun, and any launcher within an interactive Slurm
+  // step, which has one task.
   const bool real_torchrun = torchrun.complete() && env("TORCHELASTIC_RUN_ID") != nullptr;
   const bool in_a_shell = &started_by == &slurm && slurm.world == 1 && torchrun.complete();
   if (!started_by.complete()) {
@@ -200,7 +201,7 @@ MeetingPoint meeting_point(const Environment& env, int world) {
   point.address = require("MASTER_ADDR", "the address of rank 0's node");
   require("MASTER_PORT", "a free port on rank 0's node");
   point.port = *number(env, "MASTER_PORT", 1, 65534);
-  // Then torchrun's own store listens on MASTER_PORT already.
+  // In this case, torchrun's own store already listens on MASTER_PORT.
   const char* store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (store != nullptr && std::string_view(store) == "True") ++point.port;
   point.seconds = join_timeout(env);
@@ -236,7 +237,7 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
   const bool sharing = number(env, "WORKSHOP_SHARE_GPU", 0, 1).value_or(1) == 1;
   if (ranks.local_world <= visible) return {ranks.local_rank, false};
   if (visible == 1) {
-    // Slurm may show each rank its own GPU only, and a rank that must not share is believed to have one.
+    // Slurm may show each rank only its own GPU. If sharing is forbidden, assume that the GPU is the rank's own.
     const bool own = number(env, "SLURM_GPUS_ON_NODE", 0).value_or(0) >= ranks.local_world;
     return {0, sharing && !own};
   }
@@ -256,7 +257,7 @@ int devices_of_process(const Environment& env, int wanted, int visible) {
 }
 
 int devices_of_node(const Environment& env, const Ranks& ranks, int visible) {
-  // A rank on its own is shown all of them. Of several, Slurm may show each its own only, as with --gpus-per-task.
+  // A single rank sees all devices. With several ranks, Slurm may show each only its own, as with --gpus-per-task.
   const bool own = ranks.launcher == kSlurm.launcher && ranks.local_world > 1;
   return own ? std::max(visible, number(env, "SLURM_GPUS_ON_NODE", 0).value_or(0)) : visible;
 }
@@ -288,9 +289,9 @@ std::string idle_devices(const Environment& env, const Ranks& ranks, int devices
       fewer.c_str());
 }
 
-// NCCL refuses two ranks on one GPU of one host. Given a host id each, the ranks talk through sockets instead: correct,
-// not fast. NCCL_MULTI_RANK_GPU_ENABLE, which 2.30 and later have, is experimental and made for two ranks a GPU: more
-// may hang.
+// NCCL refuses two ranks on one GPU of one host. With a host id per rank, the ranks communicate through sockets, which
+// is correct but not fast. NCCL_MULTI_RANK_GPU_ENABLE (NCCL 2.30 and later) is experimental and made for two ranks per
+// GPU; more may hang.
 std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks) {
   std::vector<std::pair<std::string, std::string>> variables = {
       {"NCCL_HOSTID", "workshop-" + std::to_string(ranks.rank)},
@@ -298,7 +299,7 @@ std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ran
       {"NCCL_NVLS_ENABLE", "0"},
       {"NCCL_MNNVL_ENABLE", "0"},
       {"NCCL_MAX_CTAS", "4"}};
-  // Loopback reaches the ranks of this node only.
+  // Loopback reaches only the ranks of this node.
   if (ranks.local_world == ranks.world) variables.emplace_back("NCCL_SOCKET_IFNAME", "lo");
   return variables;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with the environment of one rank may be right on the others.
+// Errors in the environment. They may concern only one rank of the job.
 #pragma once
 
 #include <stdexcept>
@@ -9,11 +9,10 @@
 
 namespace workshop {
 
-// Ends the job with `status`. The first rank of the job to get here prints "error: message", and the others keep quiet
-// until it has.
+// Ends the job with `status`. The first rank of the job to call this prints "error: message"; the others stay silent.
 [[noreturn]] void environment_error(int status, const std::string& message);
 
-// The result of a function that reads the environment and throws where it is wrong: then the job ends with status 2.
+// Calls a function that reads the environment. If it throws, the job ends with status 2.
 template <typename Read>
 auto from_environment(Read read) {
   try {

@@ -20,11 +20,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the file is written as at first.
+// The temporary file that is renamed at the end.
 class PartialFile {
  public:
   explicit PartialFile(const std::string& path) : final_(path) {
-    // Where the path is a link, it stays one.
+    // If the path is a symbolic link, the rename must replace its target, not the link.
     std::error_code missing;
     const fs::path target = fs::canonical(final_, missing);
     if (!missing) final_ = target;
@@ -32,7 +32,7 @@ class PartialFile {
     partial_ = final_.has_parent_path() ? final_.parent_path() / name : fs::path(name);
     const fs::file_status there = fs::status(final_, missing);
     if (fs::exists(there) && !fs::is_regular_file(there)) {
-      error_ = "it is no regular file";
+      error_ = "it is not a regular file";
     } else if (!final_.has_filename() || (fs::exists(there) && access(final_.c_str(), W_OK) != 0)) {
       error_ = std::strerror(final_.has_filename() ? errno : EISDIR);
     } else {
@@ -47,7 +47,7 @@ class PartialFile {
   PartialFile(const PartialFile&) = delete;
   PartialFile& operator=(const PartialFile&) = delete;
 
-  // Puts it in place, with this text.
+  // Writes the text and renames the file to its final name. Sets error() on failure.
   void complete(const std::string& text) {
     for (std::size_t done = 0; error_.empty() && done < text.size();) {
       const ssize_t written = write(file_, text.data() + done, text.size() - done);
@@ -59,7 +59,7 @@ class PartialFile {
     if (!complete_) error_ = std::strerror(errno);
   }
 
-  const std::string& error() const { return error_; }  // empty as long as there is none
+  const std::string& error() const { return error_; }  // empty: no error
 
  private:
   fs::path final_, partial_;
@@ -72,13 +72,13 @@ class PartialFile {
 
 std::string read_file(const std::string& path, bool links) {
   constexpr off_t most = 100'000'000;
-  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
+  // Without O_NONBLOCK, opening a pipe would block until its other end is opened.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links ? 0 : O_NOFOLLOW));
   if (file < 0) throw std::runtime_error(path + ": cannot be read: " + std::strerror(errno));
   struct stat status {};
   std::string text, error;
   if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > most) {
-    error = "it is no regular file of at most 100 MB";
+    error = "it is not a regular file of at most 100 MB";
   } else {
     text.resize(static_cast<std::size_t>(status.st_size));
     if (::read(file, text.data(), text.size()) != status.st_size) error = "cannot be read to its end";
@@ -98,11 +98,11 @@ void check_writable(const std::string& option, const std::string& path) {
   if (!error.empty()) {
     usage_error("%s is '%s', which cannot be written: %s", option.c_str(), path.c_str(), error.c_str());
   }
-  static std::map<fs::path, std::string> options;  // that have been here, by file
+  static std::map<fs::path, std::string> options;  // options checked so far, by file
   std::error_code unusable;
   const auto [other, first] = options.emplace(fs::weakly_canonical(fs::absolute(path), unusable), option);
   if (!first && other->second != option) {
-    usage_error("%s is '%s', the file of %s; expected one of its own", option.c_str(), path.c_str(),
+    usage_error("%s is '%s', the file of %s; expected a different file", option.c_str(), path.c_str(),
                 other->second.c_str());
   }
 }

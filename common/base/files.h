@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that a program reads, and those with its results. The latter are written beside and renamed at the end: what
-// was there before stays until the new one is complete, also where the options turn out to be wrong, the disk is full,
-// or the run is killed.
+// Reads input files and writes result files. A result is written to a temporary file and renamed at the end, so the
+// previous file stays until the new one is complete, even if the options are wrong, the disk is full, or the run is
+// killed.
 #pragma once
 
 #include <string>
 
 namespace workshop {
 
-// All of a regular file of at most 100 MB. A link is followed only with `links`; a pipe or a device is no such file.
+// Reads a regular file (no pipe or device) of at most 100 MB. Follows a symbolic link only if `links`.
 // Throws std::runtime_error "FILE: what is wrong".
 std::string read_file(const std::string& path, bool links);
 
-// Ends the program with status 2 where the file that `option` names cannot be written, is none (a pipe, a folder), or
-// is another option's. Changes nothing. An empty path is no file to write.
+// Ends the program with status 2 if the file given by `option` cannot be written, is not a regular file, or is also
+// the file of another option. Changes nothing. Ignores an empty path.
 void check_writable(const std::string& option, const std::string& path);
 
-// Ends the program with status 1 where that fails.
+// Writes a file. Ends the program with status 1 if that fails.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace workshop

@@ -16,7 +16,7 @@ void InCall::wait_for_the_end() {
 #ifdef WORKSHOP_BACKEND_CPU
 namespace {
 
-// The backend names the call in its messages from the start of the program on.
+// Registered before main(), so that the backend can name the current call in all its messages.
 const bool backend_can_ask = [] {
   cpu::find_source_calls([] {
     const CallSite* site = InCall::current();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of its calls the program is in: the checks of common/base/check.h say so, the watchdog and the cpu backend ask.
+// The call that the program is in. The macros of common/base/check.h set it; the watchdog and the cpu backend read it.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@ struct CallSite {
   int line;
 };
 
-// Notes for the watchdog (common/watchdog/watchdog.h) that the program is in a call, as long as this object lives. A
-// program makes its calls from one thread; calls from others at the same time are noted one over the other.
+// Tells the watchdog (common/watchdog/watchdog.h) that the program is in a call, as long as this object lives. Programs
+// make their calls from one thread; concurrent calls from several threads overwrite each other's notes.
 class InCall {
  public:
   explicit InCall(const CallSite& site) : outer_(current_.load(std::memory_order_relaxed)) { enter(&site); }
@@ -23,17 +23,17 @@ class InCall {
   InCall(const InCall&) = delete;
   InCall& operator=(const InCall&) = delete;
 
-  // Where the program is; null where it is in no call. The number changes whenever that does.
+  // The current call, or null. The number changes whenever the call changes.
   static const CallSite* current() { return current_.load(std::memory_order_acquire); }
   static std::uint64_t number() { return number_.load(std::memory_order_relaxed); }
 
-  // Lets the program run into no further call and out of none: the job ends.
+  // From now on, no call begins or returns, because the job is ending.
   static void hold() { held_.store(true, std::memory_order_relaxed); }
 
  private:
   static void enter(const CallSite* site) {
     if (held_.load(std::memory_order_relaxed)) wait_for_the_end();
-    current_.store(site, std::memory_order_release);  // with what it says
+    current_.store(site, std::memory_order_release);  // publishes *site
     number_.store(number() + 1, std::memory_order_relaxed);
   }
   [[noreturn]] static void wait_for_the_end();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in the program a call stands.
+// The place of a call in the source.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace workshop {
 
-// "02_ddp/ddp.cu:41": the folder and the name of the file are enough. Empty where the place is not known.
+// "02_ddp/ddp.cu:41": folder, file and line. Empty if the place is unknown.
 inline std::string place(const CallSite* site) {
   if (site == nullptr || site->line == 0) return "";
   const std::string_view path = site->file;

@@ -17,7 +17,7 @@ void print0(const char* format, ...) {
   va_start(arguments, format);
   std::vprintf(format, arguments);
   va_end(arguments);
-  // A full disk, say. To go on in silence, and to end with status 0, would hide it.
+  // The disk may be full, for example. Ignoring that would hide the lost output behind exit status 0.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     const int error = errno;
     std::clearerr(stdout);

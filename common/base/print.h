@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program prints, once for all ranks.
+// Output that appears once, not once per rank.
 #pragma once
 
 namespace workshop {

@@ -12,14 +12,14 @@
 namespace workshop {
 namespace {
 
-constexpr std::size_t kBlock = 16;  // torch.randn works in blocks of 16 values from 16 values on
+constexpr std::size_t kBlock = 16;  // torch.randn draws 16 or more values in blocks of 16
 
-// Box-Muller over one block, in place: uniform values [0, 8) give the radii, [8, 16) the angles.
+// Applies Box-Muller to one block, in place: uniform values 0 to 7 give the radii, 8 to 15 the angles.
 void normal_block(float* block) {
   constexpr std::size_t kHalf = kBlock / 2;
   constexpr float kTwoPi = static_cast<float>(2 * std::numbers::pi);
   for (std::size_t i = 0; i < kHalf; ++i) {
-    const float u1 = 1 - block[i];  // (0, 1], for the logarithm
+    const float u1 = 1 - block[i];  // in (0, 1], so the logarithm is finite
     const float radius = std::sqrt(-2 * std::log(u1));
     const float angle = kTwoPi * block[i + kHalf];
     block[i] = radius * std::cos(angle);
@@ -43,7 +43,8 @@ std::string Generator::state() const {
 
 namespace {
 
-// The engine's state is so many words, and how many of them are used up: it would take any number for that.
+// The engine's state is state_size words and the number of words used so far. operator>> accepts any value for the
+// latter, so its range is checked here.
 bool within_state(const std::string& text) {
   std::istringstream stream(text);
   std::uint64_t word = 0;
@@ -61,7 +62,7 @@ void Generator::set_state(const std::string& text) {
   stream >> engine >> has_normal;
   if (has_normal) stream >> normal;
   if (!within_state(text) || !stream || stream.peek() != std::istringstream::traits_type::eof()) {
-    throw std::runtime_error("the random state is no state of this generator");
+    throw std::runtime_error("the random state is not a state of this generator");
   }
   engine_ = engine;
   next_normal_.reset();
@@ -106,7 +107,7 @@ void Generator::randn(float* out, std::size_t count) {
   uniform(out, count, 0, 1);
   for (std::size_t i = 0; i + kBlock <= count; i += kBlock) normal_block(out + i);
   if (count % kBlock != 0) {
-    // The last block overlaps the one before it, so PyTorch draws all of it anew.
+    // The last block overlaps the one before it; PyTorch redraws all 16 values.
     float* last = out + count - kBlock;
     uniform(last, kBlock, 0, 1);
     normal_block(last);
@@ -123,7 +124,7 @@ std::vector<int> Generator::randperm(int count) {
 }
 
 void init_linear(Generator& generator, int in, int out, float* weight, float* bias) {
-  // init.kaiming_uniform_(weight, a=sqrt(5)), in PyTorch's order of operations; mathematically it is 1 / sqrt(in).
+  // init.kaiming_uniform_(weight, a=sqrt(5)), in PyTorch's order of operations. Mathematically, it is 1 / sqrt(in).
   const double slope = std::sqrt(5.0);
   const double gain = std::sqrt(2 / (1 + slope * slope));
   const double bound = std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(in)));

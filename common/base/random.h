@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's random numbers on the CPU, so that a chapter starts from the weights and the data of the PyTorch program
-// it stands for. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
+// PyTorch's random numbers on the CPU, so that a chapter starts from the same weights and data as its PyTorch
+// counterpart. Follows torch/include/ATen/core/MT19937RNGEngine.h, CPUGeneratorImpl.cpp and the distribution kernels.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Generator {
   explicit Generator(std::uint64_t seed) { manual_seed(seed); }
   void manual_seed(std::uint64_t seed);  // also forgets the cached normal
 
-  // All that the next draws depend on, as text, and back. set_state() throws std::runtime_error on any other text.
+  // Everything that future draws depend on, as text. set_state() throws std::runtime_error on any other text.
   std::string state() const;
   void set_state(const std::string& text);
 
@@ -40,8 +40,8 @@ class Generator {
   std::optional<double> next_normal_;
 };
 
-// SplitMix64 (Steele et al., 2014): 64 random bits from any 64, in kernels too. It has no state: its generator hashes a
-// counter that goes up by kSplitMix64Step.
+// SplitMix64 (Steele et al., 2014): 64 random bits from any 64, in kernels, too. It has no state: to use it as a
+// generator, hash a counter that increases by kSplitMix64Step.
 inline constexpr std::uint64_t kSplitMix64Step = 0x9e3779b97f4a7c15u;
 // clang-format off
 #ifdef __CUDACC__

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a process stands in its job.
+// The place of a process in its job.
 #pragma once
 
 #include <string>
@@ -12,13 +12,13 @@ struct Ranks {
   int local_rank = 0;             // rank among those of the same node: chooses the device
   int local_world = 1;            // processes on this node
   std::string launcher = "none";  // "torchrun", "mpirun", "slurm" or "none"
-  bool by_mpi = false;            // the same ranks are MPI's: MPI_Init() finds the others
+  bool by_mpi = false;            // MPI started these ranks: MPI_Init() finds the others
 };
 
-// The ranks of this process, found once. A contradiction in the environment ends the program with status 2.
+// The place of this process, read from the environment once. A contradiction there ends the program with status 2.
 const Ranks& process_ranks();
 
-// What the node of this process is called: Slurm's name for it or, without Slurm, the host's.
+// The name of this process's node: Slurm's or, without Slurm, the host name.
 std::string node_name();
 
 }  // namespace workshop

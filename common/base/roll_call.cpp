@@ -27,13 +27,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// ---- names in the abstract socket space ----------------------------------------------------------------------------
+// ---- names in the abstract socket namespace ------------------------------------------------------------------------
 
 struct Name {
   sockaddr_un address{};
   socklen_t size;
 
-  // The end of a long name tells more than its beginning.
+  // Keeps the end of a name that is too long, because the end tells the ranks apart.
   explicit Name(const std::string& name) {
     address.sun_family = AF_UNIX;
     const std::size_t length = std::min(name.size(), sizeof address.sun_path - 1);
@@ -43,7 +43,8 @@ struct Name {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-// A name belongs to one process, vanishes with it, and leaves no file behind. False where another process has it.
+// Takes a name for this process. Returns false if another process has it. The name vanishes with the process and leaves
+// no file behind.
 bool take_name(const std::string& text) {
   const Name name(text);
   const int owner = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -52,7 +53,8 @@ bool take_name(const std::string& text) {
   return false;
 }
 
-// The user's process that has taken the name; -1 if there is none, 0 if it is not visible from here.
+// Returns the process of this user that has taken the name; -1 if no process has, 0 if it is in a pid namespace that
+// is not visible from here.
 pid_t owner_of(const std::string& text) {
   const Name name(text);
   const int question = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -64,7 +66,8 @@ pid_t owner_of(const std::string& text) {
   return taken ? owner.pid : -1;
 }
 
-// The same for all ranks of the job on this node, and for no other job; empty where nothing started this process.
+// Returns a text that all ranks of the job on this node share, and no other job; empty if no launcher started this
+// process.
 std::string job_on_this_node() {
   std::string job = job_name(process_environment);
   for (const char* name : {"PMIX_SERVER_TMPDIR", "PMIX_NAMESPACE", "SLURM_STEP_ID", "MASTER_PORT"}) {
@@ -81,12 +84,12 @@ std::string name_of(int rank) { return of_this_job("rank-" + std::to_string(rank
 
 bool name_taken = false;  // by this process
 
-// ---- the roll ------------------------------------------------------------------------------------------------------
+// ---- roll call -----------------------------------------------------------------------------------------------------
 
 bool is_stopped(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   const std::string stat((std::istreambuf_iterator<char>(file)), {});
-  const std::size_t state = stat.rfind(") ");  // the name before it may hold anything
+  const std::size_t state = stat.rfind(") ");  // the last one: the program's name before it may contain ") "
   return state != std::string::npos && state + 2 < stat.size() && (stat[state + 2] == 'T' || stat[state + 2] == 't');
 }
 
@@ -121,7 +124,7 @@ std::string started(const Roll& roll, const Ranks& ranks) {
                  call_roll(ranks).c_str());
     std::fflush(stderr);
   }
-  // Whoever ends first takes the others along: each node should have said its line by then.
+  // The first process to exit ends the whole job, so give every node time to print its line.
   std::this_thread::sleep_for(ranks.local_world == ranks.world ? 500ms : 3s);
   _exit(kFailed);
 }
@@ -129,7 +132,7 @@ std::string started(const Roll& roll, const Ranks& ranks) {
 }  // namespace
 
 bool first_of_job() {
-  // mpirun's folder of the job is best: it outlives the rank that was first, so that a late one sees it.
+  // Prefer a file in mpirun's folder for the job: it outlives the first rank, so a late rank sees it, too.
   const char* folder = std::getenv("PMIX_SERVER_TMPDIR");
   const char* name_space = std::getenv("PMIX_NAMESPACE");
   if (folder != nullptr && name_space != nullptr) {
@@ -137,7 +140,7 @@ bool first_of_job() {
     const int file = open(path.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file >= 0 || errno == EEXIST) return file >= 0;
   }
-  if (job_on_this_node().empty()) return true;  // nothing started this process: it is alone
+  if (job_on_this_node().empty()) return true;  // no launcher: this is the only process
   name_taken = take_name(of_this_job("first"));
   return name_taken;
 }
@@ -160,7 +163,7 @@ JoinDeadline::JoinDeadline(const Ranks& ranks, int seconds)
         std::mutex mutex;
         std::condition_variable_any changed;
         std::unique_lock lock(mutex);
-        // Counted second by second: the time in which this process was suspended itself does not count.
+        // Counts single seconds, so that time in which this process itself was suspended does not count.
         for (int second = 0; second < seconds; ++second) {
           changed.wait_for(lock, joined, 1s, [] { return false; });
           if (joined.stop_requested()) return;

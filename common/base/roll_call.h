@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one node know of each other before anything connects them: each takes a name in the abstract socket
-// space, which vanishes with its process.
+// Shows which ranks of this node have started, before anything connects them: each takes a name in the abstract socket
+// namespace, which vanishes with its process.
 #pragma once
 
 #include <string>
@@ -10,21 +10,21 @@
 
 namespace workshop {
 
-// True for one process of the job on this node: the first that asks.
+// True for the first process of the job on this node that asks, false for all others.
 bool first_of_job();
 
-// Call as the first, before ending: without MPI it stays until the others who get here have asked too, or the launcher,
-// which ends them when one has ended, ends it.
+// The first process calls this before it ends. Without MPI, it waits until the others that fail in the same way have
+// asked, too; the launcher may end it sooner. (If it ended at once, the launcher would end the others.)
 void let_others_pass();
 
-// From here on this rank has started, as far as the others of its node can see.
+// Makes this rank visible to the others of its node.
 void answer_roll_call(const Ranks& ranks);
 
-// Which ranks have not started, or are stopped, as far as this node knows: "rank 3 has not started".
+// Names the ranks that have not started or are stopped, as far as this node knows: "rank 3 has not started".
 std::string call_roll(const Ranks& ranks);
 
-// Ends the job with status 1 and a line that says which ranks are missing, unless it is destroyed before `seconds` are
-// over. MPI_Init waits for all ranks, with no deadline of its own, and the watchdog needs what MPI_Init brings.
+// Ends the job with status 1 and a line that names the missing ranks, unless it is destroyed within `seconds`. MPI_Init
+// waits for all ranks without a deadline, and the watchdog starts only after MPI_Init.
 class JoinDeadline {
  public:
   JoinDeadline(const Ranks& ranks, int seconds);

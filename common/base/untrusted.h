@@ -10,7 +10,7 @@
 
 namespace workshop {
 
-// A text from a file, for an error line: at most 80 characters of it, and '?' for what is not plain ASCII.
+// A text from a file, made safe for an error line: at most 80 characters, '?' for everything but printable ASCII.
 inline std::string shown(std::string_view text) {
   constexpr std::size_t kMost = 80;
   std::string plain;
@@ -20,8 +20,8 @@ inline std::string shown(std::string_view text) {
 
 inline std::string quote(std::string_view text) { return "'" + shown(text) + "'"; }
 
-// Parses a text. What is nested deeper than any file of ours throws before the parser has gone any deeper: writing or
-// comparing such a value would overflow the stack. `on_key` is told each object's keys and how deep they are.
+// Parses a text. Throws if it is nested deeper than any of our files, before the parser goes deeper: writing or
+// comparing such a value would overflow the stack. `on_key` receives each object's keys and their depth.
 inline nlohmann::json parse_json(
     std::string_view text,
     const std::function<void(int, const std::string&)>& on_key = [](int, const std::string&) {}) {

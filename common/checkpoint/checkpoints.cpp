@@ -48,9 +48,9 @@ void CheckpointState::agree(const std::string& error, int status) const {
 
 namespace {
 
-// The checkpoint to go on from; empty if there is none. Makes the folder to write to.
+// Returns the checkpoint to resume from, or "" to start from the beginning. Creates the folder of --checkpoints.
 std::string find(const CheckpointState& state) {
-  // Rank 0 looks, so that all ranks choose the same one.
+  // Only rank 0 searches, so that all ranks use the same checkpoint.
   std::string found;
   state.attempt(kUsage, [&] {
     if (state.rank > 0) return;
@@ -58,7 +58,7 @@ std::string find(const CheckpointState& state) {
     try {
       if (!source.empty()) found = find_checkpoint(source);
       if (found.empty() && !source.empty() && source != target)
-        throw std::runtime_error("--resume is '" + source + "'; there is no checkpoint");
+        throw std::runtime_error("--resume is '" + source + "', but there is no checkpoint there");
       if (!target.empty()) fs::create_directories(target);
     } catch (const fs::filesystem_error& failed) {
       throw std::runtime_error(failed.path1().string() + ": " + failed.code().message());
@@ -67,7 +67,7 @@ std::string find(const CheckpointState& state) {
   return gather_text(found, state.comm, state.stream)[0];
 }
 
-// The training, without what it holds.
+// Describes the run, without its tensors.
 CheckpointIndex describe(const CheckpointState& state) {
   CheckpointIndex index;
   index.program = state.options.program();
@@ -81,7 +81,7 @@ CheckpointIndex describe(const CheckpointState& state) {
   return index;
 }
 
-// Reads the files of a checkpoint; where they are damaged, says which one there is before it.
+// Calls `read`. If a file of the checkpoint is damaged, adds to the error which checkpoint comes before it.
 template <typename Read>
 void read_files(const std::string& checkpoint, Read read) {
   try {
@@ -91,7 +91,7 @@ void read_files(const std::string& checkpoint, Read read) {
     const bool of_file =
         message.find("index.json: ") != std::string::npos || message.find(".safetensors") != std::string::npos;
     if (!of_file || before.empty()) throw;
-    throw std::runtime_error(message + "; remove " + checkpoint + " to go on from the one before it, " + before);
+    throw std::runtime_error(message + "; remove " + checkpoint + " to resume from the previous one, " + before);
   }
 }
 
@@ -132,7 +132,7 @@ Progress Checkpoints::resume(LossLog& losses) {
   const SlowFiles slow_files;
   const std::string found = find(state);
   CheckpointIndex index;
-  bool own = false;  // the checkpoint is in the folder that this run writes to
+  bool own = false;  // whether the checkpoint is in the folder that this run writes to
   state.attempt(kUsage, [&] {
     if (!found.empty()) read_files(found, [&] { index = read_index(found); });
     if (state.rank > 0 || state.options.checkpoints.empty()) return;
@@ -148,7 +148,7 @@ Progress Checkpoints::resume(LossLog& losses) {
     print0("Resumed from %s: step %d, saved by %s on %d rank(s)\n", found.c_str(), progress.step,
            shown(index.program).c_str(), index.ranks);
   } else if (!state.options.resume.empty()) {
-    print0("No checkpoint in %s yet: starting at the beginning\n", state.options.resume.c_str());
+    print0("No checkpoint in %s yet: starting from the beginning\n", state.options.resume.c_str());
   }
   state.epoch = progress.epoch;
   state.batches = progress.batch;
@@ -176,12 +176,12 @@ void Checkpoints::save(const std::string& prefix) {
   const fs::path unfinished = unfinished_name(folder);
   CheckpointIndex index = describe(state);
   const SlowFiles slow_files;
-  bool there = false;  // of a run that came as far as here before
+  bool there = false;  // whether an earlier run has saved this step
   state.attempt(kFailed, [&] {
     if (state.rank > 0) return;
     there = is_checkpoint(folder);
     if (there) return;
-    remove_unfinished(state.options.checkpoints);  // of saves that were killed
+    remove_unfinished(state.options.checkpoints);  // from saves that were killed
     fs::create_directory(unfinished);
   });
   if (gather_values<char>(there, state.comm, state.stream)[0]) return;

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The step of the checkpoint that has this name; -1 if none with this prefix has it.
+// Returns the step in a checkpoint's name, or -1 if it is not the name of a checkpoint with this prefix.
 int step_of(const std::string& name, const std::string& prefix) {
   const std::string number = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
   int step = 0;
@@ -28,7 +28,7 @@ int step_of(const std::string& name, const std::string& prefix) {
   return error == std::errc() && checkpoint_name(prefix, step) == name ? step : -1;
 }
 
-// The steps whose checkpoints with this prefix `folder` holds, ascending.
+// Returns the steps of all checkpoints with this prefix in `folder`, ascending.
 std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
   std::vector<int> steps;
   if (!fs::is_directory(folder)) return steps;
@@ -40,7 +40,7 @@ std::vector<int> steps_in(const fs::path& folder, const std::string& prefix) {
   return steps;
 }
 
-// Returns when all that `path`, a file or a folder, consists of is on the disk.
+// Flushes a file or a folder to disk.
 void flush_to_disk(const fs::path& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool failed = file < 0 || fsync(file) != 0;
@@ -100,9 +100,9 @@ void require_room(const std::string& folder, int step) {
   std::vector<int> steps = steps_in(folder, "step-");
   if (step < 0 && steps.empty()) steps = steps_in(folder, "best-");
   if (steps.empty() || steps.back() <= step) return;
-  throw std::runtime_error(folder + " holds a checkpoint of step " + std::to_string(steps.back()) +
-                           " already: --resume " + folder +
-                           " goes on from there, --checkpoints may name another folder");
+  throw std::runtime_error(folder + " already has a checkpoint of step " + std::to_string(steps.back()) +
+                           ": continue from there with --resume " + folder +
+                           ", or choose another folder for --checkpoints");
 }
 
 CheckpointIndex read_index(const fs::path& checkpoint) {

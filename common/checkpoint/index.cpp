@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "workshop checkpoint 1";
 constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMostChecksum = std::numeric_limits<std::uint32_t>::max();
-constexpr std::int64_t kMostRuns = 1 << 24;  // that the parts of all tensors consist of
+constexpr std::int64_t kMostRuns = 1 << 24;  // runs of elements, over the parts of all tensors
 
 std::uint32_t checksum(const std::string& text) {
   return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(text.data()), text.size()));
@@ -48,11 +48,12 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-// A whole number up to `most`: the library's conversions would also take 1.5, true, and of 2^32 + 5 the low half.
+// Returns a whole number from 0 to `most`. The JSON library's conversions would also accept 1.5 and true, and truncate
+// 2^32 + 5 to 5.
 std::int64_t whole(const Json& object, const char* key, std::int64_t most = kMostInt) {
   const Json& number = object.at(key);
   const bool in_range = number.is_number_unsigned() && number.get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
-  require(in_range, "its '" + std::string(key) + "' is no whole number from 0 to " + std::to_string(most));
+  require(in_range, "its '" + std::string(key) + "' is not a whole number from 0 to " + std::to_string(most));
   return number.get<std::int64_t>();
 }
 
@@ -60,7 +61,7 @@ std::vector<int> read_shape(const std::string& tensor, const Json& json) {
   std::vector<int> shape;
   for (const Json& extent : json) {
     const bool in_range = extent.is_number_unsigned() && extent.get<std::uint64_t>() <= kMostInt;
-    require(in_range, "the shape of " + quote(tensor) + " is no list of whole numbers below 2^31");
+    require(in_range, "the shape of " + quote(tensor) + " is not a list of whole numbers below 2^31");
     shape.push_back(extent);
   }
   return shape;
@@ -79,7 +80,7 @@ CheckpointIndex from_json(const Json& json) {
   json.at("random").get_to(index.random);
   json.at("settings").get_to(index.settings);
   for (const auto& [name, number] : json.at("numbers").items()) {
-    require(number.is_number(), "its " + quote(name) + " is no number");
+    require(number.is_number(), "its " + quote(name) + " is not a number");
     index.numbers[name] = number;
   }
   for (const auto& [name, shape] : json.at("tensors").items()) index.tensors[name] = read_shape(name, shape);
@@ -94,7 +95,7 @@ CheckpointIndex from_json(const Json& json) {
   return index;
 }
 
-// A file of the checkpoint's own folder.
+// Returns whether `name` can only be a file in the checkpoint's own folder.
 bool is_plain_name(const std::string& name) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
@@ -103,13 +104,13 @@ bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= 100 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain);
 }
 
-// The elements of each tensor. Positions in a tensor are ints everywhere.
+// Returns the number of elements of each tensor. It must fit an int, because positions in a tensor are ints everywhere.
 std::map<std::string, std::int64_t> count_elements(const CheckpointIndex& index) {
   std::map<std::string, std::int64_t> counts;
   for (const auto& [name, shape] : index.tensors) {
     std::int64_t count = 1;
     for (int extent : shape) {
-      require(extent > 0 && count <= kMostInt / extent, quote(name) + " has no elements, or 2^31 and more");
+      require(extent > 0 && count <= kMostInt / extent, quote(name) + " has no elements, or 2^31 or more");
       count *= extent;
     }
     counts[name] = count;
@@ -117,12 +118,12 @@ std::map<std::string, std::int64_t> count_elements(const CheckpointIndex& index)
   return counts;
 }
 
-// Beginning and end of what a part holds without a gap.
+// Beginning and end of elements that a part holds without a gap.
 using Range = std::pair<std::int64_t, std::int64_t>;
 
 void check_parts(const CheckpointIndex& index) {
   const std::map<std::string, std::int64_t> counts = count_elements(index);
-  std::map<std::string, std::vector<Range>> found;  // in each tensor
+  std::map<std::string, std::vector<Range>> found;  // per tensor
   std::int64_t runs = 0;
   for (const CheckpointIndex::StoredPart& p : index.parts) {
     const auto tensor = counts.find(p.tensor);
@@ -155,17 +156,17 @@ void check_parts(const CheckpointIndex& index) {
       end = range.second;
     }
     require(end == all,
-            "of the " + std::to_string(all) + " elements of " + quote(name) + " it has " + std::to_string(end));
+            "of the " + std::to_string(all) + " elements of " + quote(name) + ", it has only " + std::to_string(end));
   }
 }
 
 void check_files(const CheckpointIndex& index) {
-  std::map<std::string, std::uint64_t> values;  // bytes of them in each file
+  std::map<std::string, std::uint64_t> values;  // bytes of values per file
   for (const CheckpointIndex::StoredPart& p : index.parts) values[p.file] += p.rows * p.columns * sizeof(float);
   for (const auto& [name, file] : index.files) {
-    require(is_plain_name(name), "its file " + quote(name) + " is no plain name");
+    require(is_plain_name(name), "its file " + quote(name) + " is not a plain name");
     require(file.bytes >= values[name] && file.bytes - values[name] <= 8 + kLongestHeader,
-            "its file " + quote(name) + " is of another size than what it has of it");
+            "its file " + quote(name) + " has a size that does not match the parts in it");
   }
 }
 
@@ -197,7 +198,7 @@ CheckpointIndex parse_index(const std::string& text) {
     require(as_written && checksum(json.dump()) == expected, "its checksum is wrong: it was damaged or edited");
     index = from_json(json);
   } catch (const Json::exception&) {
-    throw std::runtime_error("it is not the index of a checkpoint, or not all of it");
+    throw std::runtime_error("it is not the index of a checkpoint, or is incomplete");
   }
   check(index);
   return index;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// index.json: what a checkpoint holds and how far the training was. parts.h describes the folder.
+// index.json: the contents of a checkpoint and the progress of the training. checkpoints.h describes the folder.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 namespace workshop {
 
 struct CheckpointIndex {
-  // Where the elements of a part are: a tensor of a safetensors file.
+  // Where the elements of a part are stored: in the tensor `key` of a safetensors file.
   struct StoredPart {
     std::string tensor;
-    std::int64_t first, rows, columns, stride;  // as TensorPart's
+    std::int64_t first, rows, columns, stride;  // as in TensorPart
     std::string file, key;
   };
   struct File {
@@ -21,24 +21,24 @@ struct CheckpointIndex {
     std::uint32_t checksum = 0;  // CRC-32
   };
 
-  std::string program;                          // that wrote it
-  int ranks = 0;                                // of it
+  std::string program;                          // the program that saved the checkpoint
+  int ranks = 0;                                // number of its ranks
   int step = 0;                                 // optimizer steps made
-  int epoch = 0;                                // that is under way
-  int samples = 0;                              // of this epoch that all replicas together have seen
+  int epoch = 0;                                // the current epoch
+  int samples = 0;                              // samples of this epoch that all replicas together have processed
   std::string random;                           // state of the generator before this epoch; empty if none is used
-  std::map<std::string, std::string> settings;  // options that a run that goes on must share
-  std::map<std::string, double> numbers;        // of the program's own
+  std::map<std::string, std::string> settings;  // options that must be the same in a run that resumes
+  std::map<std::string, double> numbers;        // numbers of the program
   std::map<std::string, std::vector<int>> tensors;
   std::vector<StoredPart> parts;
   std::map<std::string, File> files;
 };
 
-// The text of index.json. It ends with a checksum of its own.
+// Returns the text of index.json, which contains a checksum of itself.
 std::string to_text(const CheckpointIndex& index);
 
-// The other way round. Throws std::runtime_error with what is wrong, and lets nothing pass that would have a reader go
-// beyond a tensor's elements or find some of them missing.
+// Converts the text of index.json back. Throws std::runtime_error with what is wrong. Rejects every index that would
+// make a reader exceed a tensor or miss some of its elements.
 CheckpointIndex parse_index(const std::string& text);
 
 }  // namespace workshop

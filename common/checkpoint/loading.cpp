@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files of a checkpoint, opened and checked when something of them is needed for the first time.
+// Reads tensors of a checkpoint. Opens and checks each file when it is first needed.
 class Reader {
  public:
   Reader(const CheckpointIndex& index, fs::path folder) : index_(index), folder_(std::move(folder)) {
@@ -65,7 +65,7 @@ void load_parts(const CheckpointState& state, const CheckpointIndex& index, cons
     const auto saved = index.tensors.find(tensor);
     if (saved == index.tensors.end()) throw_error("the checkpoint %s has no '%s'", folder.c_str(), tensor.c_str());
     if (saved->second != parts[0]->shape) {
-      throw_error("'%s' has another shape in the checkpoint %s", tensor.c_str(), folder.c_str());
+      throw_error("'%s' has a different shape in the checkpoint %s", tensor.c_str(), folder.c_str());
     }
     const std::vector<float> whole = reader.whole(tensor);
     for (const TensorPart* part : parts) {
@@ -99,14 +99,14 @@ Progress load(const CheckpointState& state, const CheckpointIndex& index, const 
   }
   const std::int64_t at_once = std::int64_t{options.batch_size} * state.replicas;
   if (index.samples % at_once != 0) {
-    throw_error("the checkpoint %s is %d samples into an epoch, which is no multiple of the %" PRId64
-                " samples that --batch-size %d and %d replica(s) go through at once",
+    throw_error("the checkpoint %s is %d samples into an epoch, which is not a multiple of the %" PRId64
+                " samples that --batch-size %d and %d replica(s) process at once",
                 folder.c_str(), index.samples, at_once, options.batch_size, state.replicas);
   }
   if (index.samples > 0 && options.shuffle && index.random.empty() != (state.sampler == nullptr)) {
     throw_error(
-        "the checkpoint %s is %d samples into an epoch whose order %s shuffled, and %s shuffles in another way; "
-        "the end of an epoch fits both",
+        "the checkpoint %s is %d samples into an epoch shuffled by %s, and %s shuffles differently; "
+        "use a checkpoint from the end of an epoch",
         folder.c_str(), index.samples, shown(index.program).c_str(), options.program().c_str());
   }
   for (const auto& [name, value] : state.numbers) {

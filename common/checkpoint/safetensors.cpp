@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kPrefix = 8;  // bytes of the header's length
+constexpr std::uint64_t kPrefix = 8;  // bytes that hold the header's length
 
 [[noreturn]] void system_failed(const std::string& path, const char* what) {
   throw std::runtime_error(path + ": " + what + ": " + std::strerror(errno));
@@ -62,7 +62,7 @@ void SafetensorsWriter::append(const void* data, std::size_t size) {
 }
 
 void SafetensorsWriter::finish() {
-  if (bytes_ != expected_) throw std::logic_error(path_ + ": its header promises other values than were written");
+  if (bytes_ != expected_) throw std::logic_error(path_ + ": its header does not match the values written");
   if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) system_failed(path_, "cannot be written");
   const int status = std::fclose(file_);
   file_ = nullptr;
@@ -73,31 +73,32 @@ void SafetensorsWriter::finish() {
 
 namespace {
 
-// Of a tensor that begins at `values` in a part of the file that has room for `available` bytes.
+// Reads and checks the entry of a tensor. `values` points to the part of the file that holds values, `available` bytes.
+// Sets `range` to the tensor's bytes in it.
 SafetensorsTensor read_tensor(const std::string& tensor, const Json& entry, const char* values, std::uint64_t available,
                               std::pair<std::uint64_t, std::uint64_t>& range) {
   SafetensorsTensor read{};
   std::vector<std::uint64_t> offsets;
   try {
     if (entry.at("dtype") != "F32") {
-      throw std::runtime_error(tensor + " is of the type " + shown(entry.at("dtype").dump()) + ", not F32");
+      throw std::runtime_error(tensor + " has type " + shown(entry.at("dtype").dump()) + ", not F32");
     }
     // A negative or fractional extent must not pass as a large or a rounded one.
     for (const char* key : {"shape", "data_offsets"}) {
       for (const Json& number : entry.at(key)) {
         if (number.is_number_unsigned()) continue;
-        throw std::runtime_error(tensor + " has a shape or place that is no list of whole numbers");
+        throw std::runtime_error(tensor + " has a shape or offsets that are not a list of whole numbers");
       }
     }
     read.shape = entry.at("shape").get<std::vector<std::int64_t>>();
     offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
   } catch (const Json::exception&) {
-    throw std::runtime_error(tensor + " lacks its type, shape or place");
+    throw std::runtime_error(tensor + " lacks its type, shape or offsets");
   }
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > available || offsets[0] % sizeof(float) != 0) {
     throw std::runtime_error(tensor + " would lie outside the file");
   }
-  // Stepwise, because the product of huge extents would overflow.
+  // Checks after each factor, because the product of huge extents would overflow.
   std::uint64_t count = 1;
   const std::uint64_t most = available / sizeof(float);
   for (std::int64_t extent : read.shape) {
@@ -107,7 +108,7 @@ SafetensorsTensor read_tensor(const std::string& tensor, const Json& entry, cons
     count *= static_cast<std::uint64_t>(extent);
   }
   if (offsets[1] - offsets[0] != count * sizeof(float)) {
-    throw std::runtime_error(tensor + " has a shape that does not fit its place");
+    throw std::runtime_error(tensor + " has a shape that does not match its offsets");
   }
   read.values = reinterpret_cast<const float*>(values + offsets[0]);
   read.count = static_cast<std::int64_t>(count);
@@ -115,7 +116,7 @@ SafetensorsTensor read_tensor(const std::string& tensor, const Json& entry, cons
   return read;
 }
 
-// The header as JSON. Names must not come twice, which the parser would let pass.
+// Parses the header. Rejects duplicate names, which the parser would accept.
 Json read_header(std::string_view text) {
   std::vector<std::string> names;
   const auto note_name = [&](int depth, const std::string& name) {
@@ -126,7 +127,7 @@ Json read_header(std::string_view text) {
     header = parse_json(text, note_name);
   } catch (const Json::exception&) {
   } catch (const std::runtime_error& error) {
-    throw std::runtime_error(std::string("of its header, ") + error.what());
+    throw std::runtime_error(std::string("in its header, ") + error.what());
   }
   if (!header.is_object()) throw std::runtime_error("its header is not a JSON object");
   std::sort(names.begin(), names.end());
@@ -146,7 +147,7 @@ std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view cont
   const std::uint64_t available = content.size() - kPrefix - length;  // for values
 
   std::map<std::string, SafetensorsTensor> tensors;
-  std::map<std::uint64_t, std::uint64_t> ranges;  // where a tensor begins: where it ends
+  std::map<std::uint64_t, std::uint64_t> ranges;  // begin of a tensor -> its end
   const Json header = read_header(content.substr(kPrefix, length));
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
@@ -156,7 +157,7 @@ std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view cont
     const SafetensorsTensor& read = tensors[name] = read_tensor(tensor, entry, values, available, range);
     if (length % sizeof(float) != 0) throw std::runtime_error("its values are not aligned");
     if (read.count > 0 && !ranges.insert(range).second)
-      throw std::runtime_error(tensor + " lies where another one does");
+      throw std::runtime_error(tensor + " starts where another one does");
   }
   std::uint64_t end = 0;
   for (const auto& [first, last] : ranges) {
@@ -164,14 +165,14 @@ std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view cont
     end = last;
   }
   if (end != available) {
-    throw std::runtime_error("its tensors end after " + std::to_string(kPrefix + length + end) + " bytes, it has " +
+    throw std::runtime_error("its tensors end after " + std::to_string(kPrefix + length + end) + " bytes, but it has " +
                              std::to_string(content.size()));
   }
   return tensors;
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  // Without O_NONBLOCK a pipe would have to be opened at its other end first.
+  // Without O_NONBLOCK, opening a pipe would block until a writer opens it.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) system_failed(path, "cannot be read");
   struct stat status {};
@@ -182,11 +183,11 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   }
   close(file);
   try {
-    if (data_ == nullptr) throw std::runtime_error("it is empty or no regular file");
+    if (data_ == nullptr) throw std::runtime_error("it is empty or not a regular file");
     tensors_ = parse_safetensors({data_, bytes_});
   } catch (const std::runtime_error& error) {
     if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
-    throw std::runtime_error(path_ + " is no intact safetensors file: " + error.what());
+    throw std::runtime_error(path_ + " is not an intact safetensors file: " + error.what());
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of float32 tensors in the safetensors format (https://github.com/huggingface/safetensors): eight bytes with the
-// length of a header, the header in JSON, which gives each tensor's type, shape and place, and then the values.
-// PyTorch, JAX and others read them.
+// Files of float32 tensors in the safetensors format (https://github.com/huggingface/safetensors), which PyTorch, JAX
+// and others read. A file consists of eight bytes with the length of the header, the header in JSON, which gives each
+// tensor's type, shape and offsets, and the values.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace workshop {
 
-inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // of a safetensors file, in bytes
+inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // in bytes
 
-// Of a tensor of this shape.
+// Returns the number of elements of a tensor of this shape.
 template <typename Extent>
 std::int64_t elements(const std::vector<Extent>& shape) {
   std::int64_t count = 1;
@@ -27,19 +27,19 @@ std::int64_t elements(const std::vector<Extent>& shape) {
 // A tensor's name and its shape.
 using NamedShape = std::pair<std::string, std::vector<std::int64_t>>;
 
-// Writes a file from its beginning to its end, so that no tensor has to be in memory with another. All members throw
+// Writes a file from beginning to end, so that tensors need not be in memory at the same time. All members throw
 // std::runtime_error "FILE: what went wrong".
 class SafetensorsWriter {
  public:
-  // `tensors` in the order in which their values will come. An existing file is replaced.
+  // `tensors`: in the order in which their values will be written. Replaces an existing file.
   SafetensorsWriter(const std::string& path, const std::vector<NamedShape>& tensors);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // The next values, of one tensor or of several.
+  // Writes the next `count` values, of one or several tensors.
   void write(const float* values, std::size_t count) { append(values, count * sizeof(float)); }
-  // Call when all values are written: returns when the file is on the disk.
+  // Call this after writing all values. Returns when the file is on disk.
   void finish();
 
   std::uint64_t bytes() const { return bytes_; }        // written so far
@@ -60,12 +60,12 @@ struct SafetensorsTensor {
   std::int64_t count;
 };
 
-// The tensors of a file with this content, whose values it does not touch. Checks all of the structure, whatever the
-// content may be, and throws std::runtime_error with what is wrong.
+// Returns the tensors of a file with this content. Checks the whole structure, for any content, and throws
+// std::runtime_error with what is wrong. Does not access the values.
 std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view content);
 
-// A file to read, mapped into memory. The constructor throws std::runtime_error "FILE: what is wrong". A link, a pipe
-// or a device is no such file.
+// A file for reading, mapped into memory. The constructor throws std::runtime_error "FILE: what is wrong". It does not
+// accept links, pipes and devices.
 class SafetensorsFile {
  public:
   using Tensor = SafetensorsTensor;
@@ -75,11 +75,11 @@ class SafetensorsFile {
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  // The tensor of this name; throws if there is none.
+  // Returns the tensor with this name; throws if the file does not contain it.
   const Tensor& operator[](const std::string& name) const;
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   std::uint64_t bytes() const { return bytes_; }
-  std::uint32_t checksum() const;  // CRC-32 of the whole file, which is read for it
+  std::uint32_t checksum() const;  // CRC-32 of the whole file; reads all of it
 
  private:
   std::string path_;

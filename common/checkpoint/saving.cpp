@@ -26,7 +26,7 @@ void download(const CheckpointState& state, const TensorPart& part, float* host)
   CUDA_CHECK(cudaStreamSynchronize(state.stream));
 }
 
-// The part may be in the host's memory, from which NCCL does not send.
+// Sends a part to rank 0, through device memory: the part may be in host memory, from which NCCL cannot send.
 void send(const CheckpointState& state, const TensorPart& part) {
   const OffTheRecord off_the_record;
   DeviceBuffer<float> staged(part.count(), Memory::data);
@@ -43,7 +43,8 @@ void receive(const CheckpointState& state, const TensorPart& part, int owner, fl
   CUDA_CHECK(cudaStreamSynchronize(state.stream));
 }
 
-// Decides who writes which parts, the first rank that holds them, and to which file; the same on every rank.
+// Decides which rank writes each part (the first one that holds it), and to which file. The result is the same on every
+// rank.
 void place_parts(CheckpointState& state, CheckpointIndex& index) {
   if (state.owned.empty()) {
     Json mine = Json::array();
@@ -61,7 +62,7 @@ void place_parts(CheckpointState& state, CheckpointIndex& index) {
         state.owned.push_back({part, owner});
       }
     }
-    // A full file is written tensor by tensor.
+    // A full file is written tensor by tensor, so parts of the same tensor must be adjacent.
     std::stable_sort(state.owned.begin(), state.owned.end(),
                      [](const CheckpointState::OwnedPart& a, const CheckpointState::OwnedPart& b) {
                        return a.part.tensor < b.part.tensor;
@@ -83,7 +84,7 @@ void place_parts(CheckpointState& state, CheckpointIndex& index) {
   index.files["model.safetensors"];
 }
 
-// Each rank writes what it owns to a file of its own.
+// Each rank writes the parts that it owns to its own file.
 void write_sharded(CheckpointState& state, CheckpointIndex& index, const std::string& folder) {
   std::vector<NamedShape> tensors;
   std::string name;
@@ -105,7 +106,7 @@ void write_sharded(CheckpointState& state, CheckpointIndex& index, const std::st
   index.files[name] = {writer.bytes(), writer.checksum()};
 }
 
-// Rank 0 gathers and writes tensor by tensor, so that it never holds more than one of them.
+// Rank 0 gathers and writes one tensor after the other, so that it never holds more than one.
 void write_full(CheckpointState& state, CheckpointIndex& index, const std::string& folder) {
   std::optional<SafetensorsWriter> writer;
   std::string error;
@@ -137,7 +138,7 @@ void write_full(CheckpointState& state, CheckpointIndex& index, const std::strin
     try {
       writer->write(whole.data(), whole.size());
     } catch (const std::runtime_error& failed) {
-      error = failed.what();  // the others go on sending
+      error = failed.what();  // do not throw yet, because the other ranks keep sending
     }
   }
   if (!error.empty()) throw std::runtime_error(error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of Checkpoints share.
+// The state of Checkpoints, which its source files share.
 #pragma once
 
 #include <algorithm>
@@ -18,28 +18,29 @@ struct CheckpointState {
   int samples, replicas, rank, world;
   ncclComm_t comm;
   cudaStream_t stream;
-  int step = 0, epoch = 0, batches = 0, saved = -1;  // the last step saved or loaded
+  int step = 0, epoch = 0, batches = 0, saved = -1;  // `saved`: the last step saved or loaded
   std::vector<TensorPart> parts = {};
   RandomSampler* sampler = nullptr;
   std::map<std::string, double*> numbers = {};
-  // Of all ranks together, each element once, and who writes it: known from the first save on.
+  // The parts of all ranks, each element once, and the rank that writes each part. Filled by the first save.
   struct OwnedPart {
-    TensorPart part;  // its values only on the owner
+    TensorPart part;  // `values` is null except on the owner
     int owner;
   };
   std::vector<OwnedPart> owned = {};
 
-  // Works on every rank. What goes wrong on one must not leave the others waiting: it ends the job for all of them.
+  // Runs `work` on every rank. If it throws on a rank, ends the job for all ranks with `status`, because the others
+  // would otherwise wait for that rank.
   void attempt(int status, const std::function<void()>& work) const;
-  // Returns if no rank has an error; all ranks wait for each other here. Else ends the job with the first one.
+  // Returns if no rank has an error; otherwise ends the job with the first error. All ranks wait for each other here.
   void agree(const std::string& error, int status) const;
 };
 
-// The options without whose values the state means nothing; kOrder only within an epoch.
+// Returns the options that must have the same values when the state is loaded; kOrder only within an epoch.
 inline constexpr const char* kOrder = "shuffle";
 std::map<std::string, std::string> settings_of(const Options& options);
 
-// Where the elements of a part lie: f(first in the whole tensor, first in the part, count) for each of its runs.
+// Calls f(first element in the whole tensor, first element in the part, count) for each run of a part.
 template <typename Part, typename F>
 void for_each_run(const Part& part, F f) {
   for (std::int64_t row = 0; row < part.rows; ++row)
@@ -56,7 +57,7 @@ void copy_into_whole(std::vector<float>& whole, const Part& part, const float* v
 // Loads this rank's state. Throws std::runtime_error with what is wrong.
 Progress load(const CheckpointState& state, const CheckpointIndex& index, const std::string& folder);
 
-// Writes what the ranks hold to `folder` and enters it in the index.
+// Writes the tensors of all ranks to `folder` and adds them to the index.
 void write_parts(CheckpointState& state, CheckpointIndex& index, const std::string& folder);
 
 }  // namespace workshop

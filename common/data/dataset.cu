@@ -9,7 +9,7 @@
 namespace workshop {
 namespace {
 
-// out[i, :] = table[rows[i], :] for `count` rows of `width` words.
+// out[i, :] = table[rows[i], :] for `count` rows of `width` words each.
 __global__ void gather_rows(std::uint32_t* out, const std::uint32_t* table, const int* rows, int count, int width) {
   for (int i : grid_stride(count * width)) {
     const int row = i / width;
@@ -25,13 +25,13 @@ std::vector<int> in_order(int count) {
 
 std::size_t elements(int rows, int width) { return static_cast<std::size_t>(rows) * width; }
 
-// A DataLoader keeps the data set on the device. What does not fit there is not drawn first: it might fill the memory
-// of the host, and then the system ends the process without a word.
+// A DataLoader keeps the data set on the device. Check that it fits before generating it: it might fill the host
+// memory, and then the system kills the process without a message.
 void require_room(std::size_t bytes) {
   std::size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   if (bytes <= free) return;
-  fail(kFailed, "the data set takes %zu bytes of device memory, and %zu are free: --samples or --layers is too large",
+  fail(kFailed, "the data set needs %zu bytes of device memory, but %zu are free: --samples or --layers is too large",
        bytes, free);
 }
 
@@ -67,9 +67,9 @@ std::vector<int> RandomSampler::draw_order() {
   before_ = generator_;
   if (!shuffle_) return in_order(samples_);
   if (draws_ == Draws::order) {
-    generator_.random64();  // the base seed of the iterator's workers, drawn even where it has none
+    generator_.random64();  // the base seed of the iterator's workers, drawn even without workers
     std::vector<int> order = generator_.randperm(samples_);
-    generator_.randperm(samples_);  // for the samples left over, of which there are none
+    generator_.randperm(samples_);  // PyTorch draws again for the remaining samples, even for 0
     return order;
   }
   std::uint64_t seed = 0;
@@ -132,7 +132,7 @@ DataLoader::DataLoader(const TokenDataset& dataset, int batch_size, cudaStream_t
 
 void DataLoader::start_epoch(const std::vector<int>& indices) {
   if (indices.size() > indices_.size()) {
-    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples of a data set of " +
+    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples from a data set of only " +
                                 std::to_string(indices_.size()));
   }
   count_ = static_cast<int>(indices.size());

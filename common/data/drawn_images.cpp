@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workshop's own images: ten classes, five shapes in two textures, each in other colors, at another place, with
-// noise.
+// The workshop's own images. The ten classes are five shapes in two textures. Each image has different colors, a
+// different place of the shape, and noise.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 namespace workshop {
 namespace {
 
-// Whole numbers alone, and no distribution of the library's, which differ from one to another.
+// Draws only whole numbers and uses no std:: distribution, because distributions differ between standard libraries.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : engine_(seed) {}
@@ -23,7 +23,7 @@ class Draw {
 
 enum Shape { disc, square, triangle, cross, ring };
 
-// Is the pixel, so far from the center, in a shape of this radius?
+// Returns whether a pixel at distance (dx, dy) from the center is inside a shape of this radius.
 bool inside(int shape, int dx, int dy, int radius) {
   const int from_center = dx * dx + dy * dy, farther = std::max(std::abs(dx), std::abs(dy));
   switch (shape) {
@@ -41,11 +41,11 @@ bool inside(int shape, int dx, int dy, int radius) {
 }
 
 struct Texture {
-  bool checked;   // or striped
+  bool checked;   // otherwise striped
   int direction;  // of the stripes: 0 to 3
   int width, shift;
 
-  // Which of the shape's two colors has the pixel?
+  // Returns which of the shape's two colors a pixel has.
   int color(int x, int y) const {
     const std::array<int, 4> across = {x, y, x + y, x - y + kImageSide};
     if (checked) return ((x + shift) / width + (y + shift) / width) % 2;

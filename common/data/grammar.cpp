@@ -38,15 +38,15 @@ std::string lower(std::string word) {
 
 }  // namespace
 
-// Numbers the places in the rules: nodes first, then each word of each rule. A state is a place and its memory, which
-// has four bits a slot: 0, or the number of the row plus one.
+// Numbers the places in the rules: nodes first, then each word of each rule. A state is a place and its memory. The
+// memory has four bits per slot: 0, or one plus the row's number.
 class Grammar::Builder {
  public:
   Builder(Grammar& grammar, const std::vector<Slot>& slots, const std::vector<Rule>& rules)
       : grammar_(grammar), slots_(slots) {
     const bool fits =
         slots.size() <= 16 && std::ranges::all_of(slots, [](auto& slot) { return slot.rows.size() < 16; });
-    if (!fits) throw std::logic_error("more than 16 slots, or than 15 rows of one");
+    if (!fits) throw std::logic_error("more than 16 slots, or more than 15 rows in a slot");
     for (const Rule& rule : rules) node(rule.from);
     for (const Rule& rule : rules) node(rule.to);
     for (const Rule& rule : rules) add(rule);
@@ -89,7 +89,7 @@ class Grammar::Builder {
     std::vector<Option> options;
   };
   struct Item {
-    int slot = -1, column = 0;  // no slot: says `word`
+    int slot = -1, column = 0;  // -1: the item is the word itself
     bool draws = false;
     std::string word;
     int next = 0;  // place
@@ -126,7 +126,7 @@ class Grammar::Builder {
     return item;
   }
 
-  // The bits of those slots whose rows may be said from this place on, before they are drawn again.
+  // Returns the bits of the slots whose rows may be said from this place on before they are drawn again.
   Memory live(int place) {
     if (live_[place]) return *live_[place];
     Memory bits = 0;
@@ -144,7 +144,7 @@ class Grammar::Builder {
   void require_nothing(Memory bits) const {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       if (bits & bits_of(static_cast<int>(s)))
-        throw std::logic_error("a rule may say a row of '" + slots_[s].name + "' that is not drawn");
+        throw std::logic_error("a rule may say a row of '" + slots_[s].name + "' that has not been drawn");
     }
   }
 
@@ -172,7 +172,7 @@ class Grammar::Builder {
   void add_arcs(int place, Memory memory) {
     std::vector<Arc>& arcs = grammar_.arcs_;
     const std::size_t first = arcs.size();
-    std::vector<std::uint64_t> shares;  // an arc's weight is to be divided by this
+    std::vector<std::uint64_t> shares;  // per arc: its weight must be divided by this
     const auto say = [&](const Item& item, int weight) {
       const auto say_one_of = [&](const std::string& cell, Memory then, std::size_t rows) {
         const std::vector<int>& words = this->words(cell);
@@ -211,7 +211,7 @@ class Grammar::Builder {
   std::vector<State> places_;                // by state
   std::unordered_map<State, int, Hash> states_;
   std::unordered_map<std::string, int> word_numbers_;
-  std::unordered_map<std::string, std::vector<int>> cells_;  // their words
+  std::unordered_map<std::string, std::vector<int>> cells_;  // the words of each cell
 };
 
 Grammar::Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules) {
@@ -220,7 +220,8 @@ Grammar::Grammar(const std::vector<Slot>& slots, const std::vector<Rule>& rules)
 }
 
 std::vector<double> Grammar::time_in_states() const {
-  // The expected visits to each state between two to state 0, a word at a time, over the expected number of words.
+  // Computes the expected visits to each state between two visits to state 0, one word at a time, and divides them by
+  // the expected number of words in between.
   std::vector<double> visits(states()), now(states()), then(states());
   now[0] = 1;
   for (bool any = true; any;) {
@@ -299,7 +300,7 @@ double Reader::read(std::int32_t token) {
   return probability;
 }
 
-// The belief after this token, and the probability that it comes.
+// Computes the belief after this token. Returns the token's probability.
 double Reader::follow(const Belief& belief, std::int32_t token, Belief& then) {
   then.clear();
   double sum = 0;

@@ -16,7 +16,7 @@ HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_siz
       sample_(needs_x ? 3 * images_->size * images_->size : 0),
       stream_(stream) {
   const std::size_t samples = batch_size_, floats = samples * sample_;
-  for (Slot& slot : slots_) {  // what does not fit on the device must not fill the host first
+  for (Slot& slot : slots_) {  // first on the device, so that a size that does not fit there cannot fill the host
     slot.device_x = DeviceBuffer<float>(floats, Memory::data);
     slot.device_y = DeviceBuffer<std::int32_t>(samples, Memory::data);
   }
@@ -41,7 +41,7 @@ HostLoader::~HostLoader() {
 
 void HostLoader::start_epoch(const std::vector<int>& indices) {
   if (indices.size() > static_cast<std::size_t>(images_->samples())) {
-    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples of a data set of " +
+    throw std::invalid_argument("an epoch of " + std::to_string(indices.size()) + " samples from a data set of only " +
                                 std::to_string(images_->samples()));
   }
   drain();
@@ -51,7 +51,7 @@ void HostLoader::start_epoch(const std::vector<int>& indices) {
   restart(0);
 }
 
-// Waits for the stream, and until no worker is busy and none goes on.
+// Waits for the stream and for the workers, and keeps the workers from starting anything.
 void HostLoader::drain() {
   CUDA_CHECK(cudaStreamSynchronize(stream_));
   std::unique_lock lock(mutex_);
@@ -59,7 +59,7 @@ void HostLoader::drain() {
   done_.wait(lock, [&] { return busy_ == 0; });
 }
 
-// Has the epoch's batches prepared from this step on. What was prepared and not copied is dropped.
+// Makes the workers prepare the epoch's batches from this step on. Drops batches that are prepared but not copied.
 void HostLoader::restart(int step) {
   const std::lock_guard lock(mutex_);
   for (Slot& slot : slots_) slot.prepared = 0;
@@ -72,7 +72,7 @@ void HostLoader::restart(int step) {
 Batch HostLoader::batch(int step) {
   const bool first = handed_out_ < 0;
   if (first || step != handed_out_ - base_) {
-    // All that uses the batch before is enqueued by now.
+    // By now, everything that uses the previous batch is enqueued.
     if (!first) CUDA_CHECK(cudaEventRecord(slot(handed_out_).used, stream_));
     if (step != (first ? 0 : handed_out_ - base_ + 1)) {
       drain();
@@ -92,8 +92,8 @@ Batch HostLoader::batch(int step) {
           sizeof(std::int32_t)};
 }
 
-// Enqueues the copies of the batch that is handed out, and of those after it that are prepared, as far as there are
-// slots on the device whose batch is used by nothing that is yet to be enqueued.
+// Enqueues the copies of the batch that is handed out and of the prepared batches after it, as long as there is a slot
+// whose previous batch will not be used by work that is still to be enqueued.
 void HostLoader::copy_prepared() {
   std::unique_lock lock(mutex_);
   while (copied_ < std::min(end_, handed_out_ + kSlots)) {
@@ -134,7 +134,7 @@ void HostLoader::wait_until_prepared(int batch, std::unique_lock<std::mutex>& lo
   }
 }
 
-// Prepares the next image, with the lock released meanwhile.
+// Prepares the next image. Releases the lock while it does.
 void HostLoader::prepare_one(std::unique_lock<std::mutex>& lock) {
   const auto [batch, image] = next_;
   next_ = image + 1 < batch_samples(batch) ? Place{batch, image + 1} : Place{batch + 1, 0};
@@ -164,7 +164,7 @@ double HostLoader::seconds_waited() {
   return milliseconds_waited_ / 1e3;
 }
 
-// The stream has come to the end of the stretch.
+// Adds a finished stretch to the total. The stream must have reached its end.
 void HostLoader::finish(Wait& wait) {
   if (!std::exchange(wait.under_way, false)) return;
   float milliseconds = 0;

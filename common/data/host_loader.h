@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A loader for data that does not fit on the device, or needs work on the host first: threads of the host prepare the
-// coming batches in pinned memory, and a stream of its own copies them to the device while it computes.
+// A loader for data that does not fit on the device, or that needs work on the host first. Host threads prepare the
+// next batches in pinned memory, and a separate stream copies them to the device while it computes.
 #pragma once
 
 #include <array>
@@ -18,22 +18,21 @@
 
 namespace workshop {
 
-// Batches of images: x is float [samples, 3, size, size], y int32 [samples]. Which images they are, and what they look
-// like, does not depend on the number of workers. Nothing is allocated after the constructor, but for the indices of an
-// epoch.
+// Batches of images: x is float [samples, 3, size, size], y is int32 [samples]. The batches do not depend on the number
+// of workers. Only the indices of an epoch are allocated after construction.
 //
-// A batch goes through one of a few slots, in turns. A slot has a buffer in pinned memory, which the workers may fill
-// again when it has been copied, and one on the device, which may be overwritten when the work that reads it is done:
+// Batch i uses slot i % kSlots. A slot has a buffer in pinned memory, which the workers may fill again after it has
+// been copied, and a buffer on the device, which may be overwritten after the work that reads it is done:
 //
 //   workers   prepare 0 | prepare 1 | prepare 2 | prepare 3 …
 //   copies              | copy 0    | copy 1    | copy 2    | copy 3: waits for the end of step 0 …
 //   compute                         | step 0    | step 1    | step 2 …
 //
-// Workers make no calls of CUDA's. In batch() the host waits where they have not prepared it yet, and for nothing else.
+// Workers make no CUDA calls. In batch(), the host waits only if the workers have not prepared that batch yet.
 class HostLoader : public Loader {
  public:
-  // `workers`: threads; 0: batch() prepares its images itself. `stream`: where the batches are used. Without `needs_x`
-  // a batch has y alone.
+  // `workers`: number of threads; 0: batch() prepares its images itself. `stream`: where the batches are used. Without
+  // `needs_x`, a batch has only y.
   HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream,
              bool needs_x = true);
   ~HostLoader() override;
@@ -42,11 +41,11 @@ class HostLoader : public Loader {
 
   // Waits for the stream.
   void start_epoch(const std::vector<int>& indices) override;
-  // In order: any other step than the one after the last has to be prepared first.
+  // Ask for steps in order. Any other step than the last one or the next one must be prepared first.
   Batch batch(int step) override;
 
-  // How long the stream has had nothing to do since the loader was made because a batch was asked for and not there,
-  // but for the first of each epoch. Waits for the stream.
+  // Returns how long the stream has been idle, since construction, because a requested batch was not there. The first
+  // batch of each epoch does not count. Waits for the stream.
   double seconds_waited() override;
 
  private:
@@ -59,7 +58,7 @@ class HostLoader : public Loader {
     Event copied, used;
     int prepared = 0;  // images
   };
-  // A stretch of the stream in which it may have had to wait for a batch.
+  // A stretch of the stream that may contain a wait for a batch.
   struct Wait {
     Event from{cudaEventDefault}, to{cudaEventDefault};
     bool under_way = false;
@@ -83,28 +82,28 @@ class HostLoader : public Loader {
 
   const std::shared_ptr<const ImageDataset> images_;
   const ImageTransform transform_;
-  const int sample_;  // floats of an image
+  const int sample_;  // floats per image
   cudaStream_t stream_;
   Stream copies_{"copies of the loader"};
   std::array<Slot, kSlots> slots_;
   std::vector<int> indices_;
 
-  // Batches are counted on from epoch to epoch: the epoch's step i is batch base_ + i.
+  // The count of batches continues from epoch to epoch: step i of the epoch is batch base_ + i.
   int base_ = 0;
   int copied_ = 0;       // batches whose copies are enqueued
-  int handed_out_ = -1;  // the batch that is in use, if any
+  int handed_out_ = -1;  // the batch in use; -1: none
 
-  // By batch. When one is used again, the stream is past it: no batch is prepared before that of two rounds of the
-  // slots earlier has been used.
+  // Indexed by batch. Before an entry is reused, the stream has passed it: a batch is prepared only after the batch two
+  // rounds of the slots earlier has been used.
   std::array<Wait, 3 * kSlots> waits_;
   double milliseconds_waited_ = 0;
 
-  std::mutex mutex_;  // of what follows, the slots' `prepared`, and with no worker busy of base_ and indices_
+  std::mutex mutex_;  // guards what follows and Slot::prepared; base_ and indices_ change only while no worker is busy
   std::condition_variable work_, done_;
-  Place next_{0, 0};  // what is to be prepared next
-  int end_ = 0;       // of the epoch's batches
+  Place next_{0, 0};  // the next image to prepare
+  int end_ = 0;       // end of the epoch's batches
   int freed_ = 0;     // batches whose copies are done
-  int busy_ = 0;      // workers
+  int busy_ = 0;      // workers that prepare an image
   bool stop_ = false;
   std::vector<std::thread> workers_;
 };

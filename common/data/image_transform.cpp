@@ -9,7 +9,7 @@
 namespace workshop {
 namespace {
 
-constexpr int kBits = 22;  // of a weight's fraction
+constexpr int kBits = 22;  // fraction bits of a weight
 constexpr int kLargest = 1024;
 
 int byte_of(int sum) { return std::clamp(sum >> kBits, 0, 255); }
@@ -18,13 +18,13 @@ int byte_of(int sum) { return std::clamp(sum >> kBits, 0, 255); }
 
 ImageTransform::ImageTransform(int size) : size_(size) {
   const int resized = static_cast<int>(std::lround(size * 256 / 224.0));
-  const int border = static_cast<int>(std::nearbyint((resized - size) / 2.0));  // Python rounds halves to even, too
+  const int border = static_cast<int>(std::nearbyint((resized - size) / 2.0));  // rounds halves to even, like Python
   for (int i = 0; i < size; ++i) taps_.push_back(taps(kImageSide, resized, border + i));
   for (int i = 0; i < 256; ++i) normalized_[i] = (static_cast<float>(i) / 255.0f - 0.5f) / 0.5f;
 }
 
-// Pillow's precompute_coeffs() and normalize_coeffs_8bpc(): a triangle around the place that the value has among those
-// that it is made from, as wide as a value of the coarser of the two on either side.
+// Pillow's precompute_coeffs() and normalize_coeffs_8bpc(): the weights form a triangle around the position of the
+// output value among the input values. On either side, it is as wide as one value of the coarser of the two.
 ImageTransform::Taps ImageTransform::taps(int from, int to, int place) {
   const double scale = static_cast<double>(from) / to, width = std::max(1.0, scale);
   const double center = (place + 0.5) * scale;

@@ -16,12 +16,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Appends the records of a file.
+// Appends the records of a file. Throws as read_training_images() does.
 void append(ImageRecords& records, const std::string& path, int classes) {
   const std::string bytes = read_file(path, /*links=*/true);
   if (bytes.empty()) throw std::runtime_error(path + ": it is empty");
   if (bytes.size() % kImageRecordBytes != 0) {
-    throw_error("%s: %zu bytes are no whole number of images, which have %zu each", path.c_str(), bytes.size(),
+    throw_error("%s: %zu bytes are not a whole number of images of %zu bytes each", path.c_str(), bytes.size(),
                 kImageRecordBytes);
   }
   for (std::size_t i = 0; i < bytes.size(); i += kImageRecordBytes) {

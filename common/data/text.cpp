@@ -30,27 +30,27 @@ constexpr std::array<std::array<const char*, 3>, 3> kNames = {{
     {"wiki.train.raw", "wiki.valid.raw", "wiki.test.raw"},
 }};
 
-// What str.isspace() is true for.
+// Returns whether Python's str.isspace() is true for c.
 bool is_space(char32_t c) {
   if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
   return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
          c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-// The words of a file, one after the other.
+// Reads a file word by word.
 class WordReader {
  public:
   explicit WordReader(std::string path) : path_(std::move(path)) {
     std::error_code unusable;
     if (fs::exists(path_, unusable) && !fs::is_regular_file(path_, unusable)) {
-      throw std::runtime_error(path_ + ": it is no regular file");
+      throw std::runtime_error(path_ + ": it is not a regular file");
     }
     if (!bytes_.open(path_, std::ios::in | std::ios::binary)) {
       throw std::runtime_error(path_ + ": cannot be read: " + std::strerror(errno));
     }
   }
 
-  // The next word, "<eos>" after those of a line; valid until the next call. Empty at the end of the file.
+  // Returns the next word, "<eos>" after the words of a line, and "" at the end of the file. Valid until the next call.
   std::string_view next() {
     if (end_of_line_) return end_line();
     word_.clear();
@@ -80,7 +80,8 @@ class WordReader {
     return "<eos>";
   }
 
-  // The next character, whose bytes are appended to word_. Accepts what Python's strict UTF-8 decoder does, but zero.
+  // Returns the next character and appends its bytes to word_. Accepts what Python's strict UTF-8 decoder accepts,
+  // except zero bytes.
   char32_t read_character() {
     const int first = read_byte();
     if (first == std::char_traits<char>::eof()) return kEnd;
@@ -94,7 +95,7 @@ class WordReader {
       word_ += static_cast<char>(byte);
       c = c << 6 | (byte & 0x3f);
     }
-    constexpr std::array<char32_t, 4> least = {0, 0x80, 0x800, 0x10000};  // a shorter sequence would do for less
+    constexpr std::array<char32_t, 4> least = {0, 0x80, 0x800, 0x10000};  // smaller ones have a shorter encoding
     if (more == 0 || c < least[more] || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff)) not_text();
     return c;
   }
@@ -103,7 +104,7 @@ class WordReader {
     throw std::runtime_error(path_ + ": cannot be read to its end");
   }
 
-  [[noreturn]] void not_text() const { throw_error("%s: line %zu is no text in UTF-8", path_.c_str(), line_); }
+  [[noreturn]] void not_text() const { throw_error("%s: line %zu is not UTF-8 text", path_.c_str(), line_); }
 
   std::string path_;
   std::filebuf bytes_;
@@ -112,7 +113,7 @@ class WordReader {
   bool in_line_ = false, end_of_line_ = false;
 };
 
-// Every word gets a number when it first appears.
+// Numbers the words in the order in which they first appear.
 class WordNumbers {
  public:
   std::int32_t operator[](std::string_view word) {
@@ -133,7 +134,8 @@ class WordNumbers {
 };
 
 std::vector<std::int32_t> read_stream(const std::string& path, int context, WordNumbers& numbers) {
-  // Read twice: a vector that grows would hold the tokens twice for a moment, and keep up to twice the memory.
+  // Reads the file twice, because a growing vector would temporarily hold the tokens twice and keep up to twice the
+  // memory.
   std::size_t count = 0;
   for (WordReader words(path); !words.next().empty();) ++count;
   if (count == 0) throw std::runtime_error(path + ": it is empty");

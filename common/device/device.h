@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RAII for what a program holds on its device: buffers whose memory is accounted by kind, streams, events.
+// RAII classes for what a program holds on its device: buffers (whose memory is counted by kind), streams, events.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ inline int current_device() {
   return device;
 }
 
-// Makes a device the current one as long as it lives.
+// Makes a device current for the lifetime of this object.
 class OnDevice {
  public:
   explicit OnDevice(int device) : before_(current_device()) { CUDA_CHECK(cudaSetDevice(device)); }
@@ -36,8 +36,8 @@ class OnDevice {
   int before_;
 };
 
-// An array of `count` elements, in the memory that its kind stands for: that of the device that is current, or the
-// host's.
+// An array of `count` elements in the memory of the current device, or in pinned host memory if the kind is
+// Memory::host.
 template <typename T>
 class Buffer {
  public:
@@ -89,13 +89,13 @@ class Buffer {
   int device_ = 0;
 };
 
-// An array on the device. Its content is undefined until written (NaN on the cpu backend).
+// An array on the device. Undefined until written (NaN on the cpu backend).
 template <typename T>
 class DeviceBuffer : public Buffer<T> {
  public:
   using Buffer<T>::Buffer;
 
-  // Copies from or to the host and waits until the copy is done. The host array must have size() elements.
+  // Copies from or to the host and waits for the copy. The host array must have size() elements.
   void upload(const T* host, cudaStream_t stream) {
     CUDA_CHECK(cudaMemcpyAsync(this->data(), host, this->bytes(), cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -110,8 +110,8 @@ class DeviceBuffer : public Buffer<T> {
   }
 };
 
-// An array in pinned host memory: copies between it and the device are asynchronous, and kernels can read and write it
-// too. Its content is undefined until written.
+// An array in pinned host memory. Copies between it and the device are asynchronous, and kernels can read and write it.
+// Undefined until written.
 template <typename T>
 class HostBuffer : public Buffer<T> {
  public:
@@ -120,10 +120,10 @@ class HostBuffer : public Buffer<T> {
       : Buffer<T>(count, Memory::host, file, line) {}
 };
 
-// A stream that does not synchronize with the legacy default stream, so that two of them overlap.
+// A stream that does not synchronize with the legacy default stream, so that work on several streams overlaps.
 class Stream {
  public:
-  // `name` is what messages call it.
+  // `name`: the stream's name in messages.
   explicit Stream([[maybe_unused]] const char* name = "compute") {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 #ifdef WORKSHOP_BACKEND_CPU
@@ -140,10 +140,10 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Do events tell the time of a machine that is simulated (backend_cpu/semantics.md)?
+// Returns whether events measure the time of a simulated machine (backend_cpu/semantics.md).
 inline bool time_is_simulated() { return std::getenv("WORKSHOP_SIMULATE") != nullptr; }
 
-// A point in a stream's work that another stream can wait for. Without timing, which makes it cheaper.
+// A point in a stream's work that another stream can wait for. By default without timing, which makes it cheaper.
 class Event {
  public:
   explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }

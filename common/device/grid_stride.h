@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The iterations of a kernel that a thread makes: common/device/launch.h.
+// The loop of a kernel over its elements; see common/device/launch.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)
 namespace workshop {
 
-// The indices of [0, n) that this thread works on: from `begin`, every `stride`-th.
+// The indices in [0, n) that this thread works on: on a GPU every stride-th, on a CPU a contiguous range.
 class GridStride {
  public:
   struct Sentinel {
@@ -59,8 +59,9 @@ __device__ inline GridStride grid_stride(int n) { return GridStride(n); }
 inline GridStride grid_stride(int n) { return GridStride(n); }
 #endif
 
-// f(i, column) for each element i of a row-major matrix: one at a time on a GPU, row by row on a CPU, where a division
-// by a number that the compiler does not know would cost more than most kernels do.
+// Calls f(i, column) for each element i of a row-major matrix. On a GPU, each thread computes the column with a
+// division. On a CPU, a division by a number unknown to the compiler would cost more than most kernels do, so the loop
+// goes row by row.
 template <typename F>
 __device__ inline void for_each_element(int rows, int columns, F f) {
 #ifdef __CUDACC__
@@ -72,8 +73,8 @@ __device__ inline void for_each_element(int rows, int columns, F f) {
 #endif
 }
 
-// How many columns of a row-major matrix an iteration should take that goes down all rows: one on a GPU, where threads
-// side by side read what lies side by side; on a CPU as many as fit a few vector registers.
+// Number of columns of a row-major matrix per iteration, for a kernel whose iterations run down all rows. One on a GPU,
+// where neighboring threads then read neighboring elements; on a CPU, as many as fit in a few vector registers.
 #ifdef __CUDACC__
 constexpr int kColumnsPerIteration = 1;
 #else

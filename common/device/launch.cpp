@@ -9,7 +9,7 @@
 namespace workshop {
 
 const CallSite& launch_site(const char* file, int line) {
-  thread_local std::array<const CallSite*, 256> known = {};  // a training step makes the launches of the one before
+  thread_local std::array<const CallSite*, 256> known = {};  // every training step repeats the same launches
   const CallSite*& site = known[static_cast<unsigned>(line) % known.size()];
   if (site != nullptr && site->file == file && site->line == line) return *site;
   static std::mutex& mutex = *new std::mutex;

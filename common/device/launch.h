@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One way to write and launch a kernel, for nvcc and for a C++ compiler alone.
+// One way to write and launch a kernel, for nvcc and for a plain C++ compiler.
 //
 //   __global__ void add_bias(float* y, const float* bias, int rows, int cols) {
 //     for (int i : grid_stride(rows * cols)) y[i] += bias[i % cols];
 //   }
 //   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
 //
-// With CUDA the loop is a grid-stride loop over all threads. On a CPU one call runs the whole range, or of a large one
-// a share on each core of the rank, and the compiler vectorizes it. Write kernels whose iterations are independent of
-// each other: then all this means the same.
+// With CUDA, the loop is a grid-stride loop over all threads. On a CPU, one call runs the whole range; a large range is
+// split among the rank's cores. The compiler vectorizes the loop. Write kernels whose iterations are independent of
+// each other; then all of this gives the same result.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@
 
 namespace workshop {
 
-// The stream of a launch, and the place in the source that asks for it.
+// The stream of a launch, and the place of the launch in the source.
 struct LaunchStream {
   template <typename S>
   requires std::is_convertible_v<const S&, cudaStream_t>
@@ -35,13 +35,13 @@ struct LaunchStream {
   int line;
 };
 
-// The same for the watchdog, which may look at it at any time.
+// Returns the place of a launch as a CallSite that is never destroyed: the watchdog may read it at any time.
 const CallSite& launch_site(const char* file, int line);
 
-#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc has kernels
+#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc compiles kernels
 
-// Enqueues `kernel(args...)` on `stream` with one thread an element, up to a full GPU. `elements` is the number of
-// independent iterations; nothing is launched for none.
+// Enqueues kernel(args...) on the stream. `elements` is the number of independent iterations. Each gets a thread of
+// its own, up to a full GPU. Does nothing for 0 elements.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... args) {
   if (elements <= 0) return;

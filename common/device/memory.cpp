@@ -8,7 +8,7 @@
 namespace workshop {
 namespace {
 
-// Never destroyed: the buffers of static objects are freed at the very end.
+// Never destroyed, because buffers in static objects are freed at the very end.
 std::map<int, MemoryUses>& uses() {
   static auto& uses = *new std::map<int, MemoryUses>;
   return uses;

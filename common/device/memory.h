@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory a rank holds, by what it is for.
+// Counts the memory that a rank holds, by purpose.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace workshop {
 
-// What a buffer is for. The peak of each kind goes to the run record and is compared with the README's formula. All are
-// device memory but `host`, which is pinned memory of the host, whatever it is for.
+// The purpose of a buffer. The run record contains the peak of each kind, which is compared with the formula in the
+// chapter's README. `host` is pinned host memory for any purpose; all other kinds are device memory.
 enum class Memory { parameters, gradients, optimizer, activations, buckets, data, host };
 inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations",
                                             "buckets",    "data",      "host"};
@@ -19,17 +19,17 @@ struct MemoryUse {
   std::size_t peak = 0;     // bytes
 };
 
-// Use of one kind by this rank on the current device. Peaks of several kinds may lie at different times.
+// Returns this rank's use of one kind on the current device. Different kinds may peak at different times.
 MemoryUse memory_use(Memory kind);
 
-// Called by the buffers; `bytes` is negative for a release.
+// For buffers: counts an allocation, or a release if `bytes` is negative.
 void account_memory(Memory kind, int device, std::ptrdiff_t bytes);
 
-// The use of each kind, by device, of all devices that this process has used.
+// The use of each kind, for every device that this process has used.
 using MemoryUses = std::array<MemoryUse, kMemoryKinds.size()>;
 const std::map<int, MemoryUses>& memory_uses();
 
-// Calls `changed` from here on whenever a device holds more or less of a kind: how many bytes there are now.
+// From now on, calls `changed` after every allocation and release; `bytes` is what the device then holds of that kind.
 void watch_memory(void (*changed)(Memory kind, int device, std::size_t bytes));
 
 }  // namespace workshop

@@ -32,14 +32,15 @@
 namespace workshop {
 namespace {
 
-// Variables that the user has set stay.
+// Sets the variables that let ranks share GPUs. Keeps those that the user has set.
 void let_ranks_share_gpus(const Ranks& ranks, int visible) {
   for (const auto& [name, value] : gpu_sharing_variables(ranks)) setenv(name.c_str(), value.c_str(), 0);
-  print0("note: %d ranks share %d GPU%s: the results are right, the times mean nothing%s\n", ranks.local_world, visible,
+  print0("note: %d ranks share %d GPU%s: results are correct, times are meaningless%s\n", ranks.local_world, visible,
          visible == 1 ? "" : "s", visible == 1 ? " (WORKSHOP_SHARE_GPU=0 if each has its own)" : "");
 }
 
-// Can this rank tell how many devices there are? The cpu backend has as many as anyone needs, unless it is told.
+// Returns whether the number of devices is known. The cpu backend has as many as needed, unless WORKSHOP_DEVICE_COUNT
+// is set.
 bool devices_are_counted() {
 #ifdef WORKSHOP_BACKEND_CPU
   return std::getenv("WORKSHOP_DEVICE_COUNT") != nullptr;
@@ -50,7 +51,7 @@ bool devices_are_counted() {
 
 }  // namespace
 
-// Chooses this rank's device, and says where others of the node stay idle.
+// Chooses this rank's device. Warns if devices of the node stay idle.
 void Job::set_device(const Options& options) {
   int visible = 0;
   const cudaError_t status = cudaGetDeviceCount(&visible);
@@ -64,7 +65,7 @@ void Job::set_device(const Options& options) {
     own_devices_ =
         from_environment([&](const Environment& env) { return devices_of_process(env, options.devices, visible); });
     if (own_devices_ < options.devices) {
-      print0("note: %d parts share %d GPU%s: the results are right, memory and times mean nothing\n", options.devices,
+      print0("note: %d parts share %d GPU%s: results are correct, memory and times are meaningless\n", options.devices,
              visible, visible == 1 ? "" : "s");
     }
   }
@@ -83,11 +84,12 @@ namespace {
 
 #ifdef WORKSHOP_MPI
 void start_mpi(const Ranks& ranks) {
-  // Waiting ranks leave the core to the others: without this an all-reduce of ranks that share cores takes 1,000 times
-  // as long. A process on its own needs no daemon, nor a folder for its session, which others may be tidying away.
+  // Makes waiting ranks yield their core to other ranks: without this, an all-reduce takes 1,000 times as long if ranks
+  // share cores.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-  setenv("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi", 0);  // looks for cores, not for displays and devices
+  setenv("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi", 0);  // detect cores, but not displays and devices
   if (!ranks.by_mpi) {
+    // A single process needs neither a daemon nor a session folder, which another process may be cleaning up.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
   }
@@ -106,7 +108,7 @@ void start_mpi(const Ranks& ranks) {
 }
 #endif
 
-// The NCCL id that rank 0 has, on every rank.
+// Copies the NCCL id of rank 0 to every rank.
 void share_id(const Ranks& ranks, [[maybe_unused]] bool with_mpi, ncclUniqueId& id) {
 #ifdef WORKSHOP_MPI
   if (with_mpi) {
@@ -115,7 +117,7 @@ void share_id(const Ranks& ranks, [[maybe_unused]] bool with_mpi, ncclUniqueId& 
   }
 #endif
   const std::string bytes = meet_without_mpi(ranks, {reinterpret_cast<const char*>(&id), sizeof id});
-  if (bytes.size() != sizeof id) fail(kFailed, "rank 0 uses another version of NCCL");
+  if (bytes.size() != sizeof id) fail(kFailed, "rank 0 uses a different version of NCCL");
   std::memcpy(&id, bytes.data(), sizeof id);
 }
 
@@ -141,7 +143,7 @@ std::string meet_without_mpi(const Ranks& ranks, const std::string& message) {
 
 namespace {
 
-// For CUDA, which reads them when it starts. Variables that the user has set stay.
+// Sets variables that CUDA reads when it starts. Keeps those that the user has set.
 void set_cuda_variables() {
   // With fewer hardware queues than streams, work on one stream may wait for a receive on another.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -153,8 +155,8 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
 #ifdef WORKSHOP_BACKEND_CPU
   cpu::on_mistake([](const char* message) {
     std::fprintf(stderr, "%s (rank %d)\n", message, process_ranks().rank);
-    // What was computed until then may show where the mistake is; of order the message says it. This thread may hold
-    // locks that reading it takes, so that another one does.
+    // The probes so far may show where the mistake is. (If it is one of order, the message says where.) Another thread
+    // reads them, because this one may hold locks that reading needs.
     std::future<void> read;
     if (std::string_view(message).starts_with("bounds: ")) {
       read = std::async(std::launch::async, finish_probes, std::chrono::milliseconds(500));
@@ -163,7 +165,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
     end_job(kFailed);
   });
 #endif
-  set_cuda_variables();  // before MPI, which may start CUDA too
+  set_cuda_variables();  // before MPI, which may start CUDA
   if (ranks_.world > 1) answer_roll_call(ranks_);
   start_recording(options, ranks_);
   bool with_mpi = false;
@@ -171,12 +173,12 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   with_mpi = ranks_.by_mpi;
 #ifdef WORKSHOP_BACKEND_CPU
   if (ranks_.world > 1 && !with_mpi) {
-    environment_error(kUsage,
-                      formatted("the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found %s's "
-                                "variables for %d ranks only",
-                                ranks_.launcher.c_str(), ranks_.world));
+    environment_error(
+        kUsage, formatted("the cpu backend needs mpirun or srun --mpi=pmix to start several ranks; found only %s's "
+                          "variables, for %d ranks",
+                          ranks_.launcher.c_str(), ranks_.world));
   }
-  with_mpi = true;  // its NCCL stands on MPI, for one rank too
+  with_mpi = true;  // this backend's NCCL is built on MPI, even for one rank
 #endif
   if (with_mpi) start_mpi(ranks_);
 #endif
@@ -199,7 +201,7 @@ Job::~Job() {
   report_failed_communicators("");
   write_record(comm());
 #ifdef WORKSHOP_MPI
-  // Where a rank ends too early, it waits here: mpirun does not survive it if a job is aborted in MPI_Finalize.
+  // A rank that ends too early waits here instead of in MPI_Finalize: mpirun does not survive an abort there.
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (initialized) MPI_CHECK(MPI_Barrier(MPI_COMM_WORLD));
@@ -208,7 +210,8 @@ Job::~Job() {
   std::fflush(stdout);
 #ifdef WORKSHOP_MPI
 #ifdef WORKSHOP_BACKEND_CPU
-  if (!cpu::mpi_usable()) MPI_Abort(MPI_COMM_WORLD, 0);  // MPI_Finalize would wait for what ncclCommAbort left behind
+  // MPI_Finalize would wait for the communication that ncclCommAbort left unfinished.
+  if (!cpu::mpi_usable()) MPI_Abort(MPI_COMM_WORLD, 0);
 #endif
   if (initialized) MPI_CHECK(MPI_Finalize());
 #endif
@@ -218,8 +221,8 @@ Job::~Job() {
 void refuse_launch_blocking(const std::string& schedule) {
   const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
   if (value == nullptr || std::atoi(value) == 0) return;
-  environment_error(kUsage, formatted("CUDA_LAUNCH_BLOCKING is '%s'; expected 0 or none, because %s enqueues receives "
-                                      "before what their senders wait for",
+  environment_error(kUsage, formatted("CUDA_LAUNCH_BLOCKING is '%s'; unset it or set it to 0, because %s enqueues "
+                                      "receives before the work that their senders wait for",
                                       value, schedule.c_str()));
 }
 

@@ -14,8 +14,8 @@
 
 namespace workshop {
 
-// One rank of a running job. The constructor finds the rank and its device, meets the other ranks, and makes the NCCL
-// communicator of all of them; the destructor writes the run record and takes everything down again.
+// One rank of a running job. The constructor finds the rank and its device, meets the other ranks, and creates the NCCL
+// communicator of all ranks. The destructor writes the run record and releases everything.
 class Job {
  public:
   explicit Job(const Options& options);
@@ -24,9 +24,11 @@ class Job {
   int rank() const { return ranks_.rank; }
   int world() const { return ranks_.world; }
   const Ranks& ranks() const { return ranks_; }
-  int devices() const { return devices_; }  // that this node has for the job: as many as ranks, or some stay idle
-  int own_devices() const { return own_devices_; }  // of them: Options::devices, or as many as there are; else one
-  const Group& group() const { return group_; }     // all ranks
+  // Number of devices that this node has for the job. If there are more than ranks, some stay idle.
+  int devices() const { return devices_; }
+  // Number of devices that this process uses: Options::devices, or fewer if fewer are visible; 1 without that option.
+  int own_devices() const { return own_devices_; }
+  const Group& group() const { return group_; }  // all ranks
   ncclComm_t comm() const { return group_.comm(); }
 
  private:
@@ -37,11 +39,11 @@ class Job {
   Group group_;
 };
 
-// Ends the job with status 2 where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call. For
-// programs that would then hang, because of `schedule`.
+// Ends the job with status 2 if CUDA_LAUNCH_BLOCKING makes the host wait for each kernel and each NCCL call. Call it in
+// programs that would hang then. `schedule`, the reason, appears in the message.
 void refuse_launch_blocking(const std::string& schedule);
 
-// Of the library that the programs are linked to: "Open MPI v4.1.4", or "no MPI".
+// Returns the version of the MPI library that the programs are linked to: "Open MPI v4.1.4", or "no MPI".
 std::string mpi_version();
 
 }  // namespace workshop

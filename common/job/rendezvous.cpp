@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Connections beyond the job's own ranks that may be silent, and for how long.
+// How many connections, in addition to the job's ranks, may be silent, and for how long.
 constexpr std::size_t kStrangers = 256;
 constexpr auto kHelloTimeout = std::chrono::seconds(5);
 
@@ -56,8 +56,8 @@ std::string in_time(const MeetingPoint& point) {
 
 MeetingFailed not_rank_0(const MeetingPoint& point) {
   return MeetingFailed(
-      "what listens at MASTER_ADDR:MASTER_PORT, " + place(point) +
-      ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+      "the process that listens at MASTER_ADDR:MASTER_PORT, " + place(point) +
+      ", is not this job's rank 0; each job needs its own MASTER_PORT, and all its ranks need the same "
       "WORKSHOP_JOB_TOKEN");
 }
 
@@ -73,7 +73,8 @@ bool send_all(int fd, std::string_view bytes) {
 
 // ---- rank 0 --------------------------------------------------------------------------------------------------------
 
-// Listens on all addresses of this node: MASTER_ADDR may be a name that means another one here than elsewhere.
+// Listens on all addresses of this node, because MASTER_ADDR may be a name that has a different address here than on
+// other nodes.
 Socket listen_on(const MeetingPoint& point) {
   const auto start = Clock::now();
   for (;;) {
@@ -81,7 +82,7 @@ Socket listen_on(const MeetingPoint& point) {
     const bool v6 = listener >= 0;
     if (!v6) listener = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1, off = 0;
-    // What is left of the connections of the job before on this port does not matter.
+    // Ignores the remains of an earlier job's connections on this port.
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (v6) setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     sockaddr_in6 any6{};
@@ -96,13 +97,13 @@ Socket listen_on(const MeetingPoint& point) {
     if (error != EADDRINUSE || Clock::now() - start > std::chrono::seconds(2)) {
       throw MeetingFailed(
           formatted("rank 0 cannot listen on port %d: %s%s", point.port, std::strerror(error),
-                    error == EADDRINUSE ? "; another job uses it, or another process has rank 0 too" : ""));
+                    error == EADDRINUSE ? "; another job uses it, or another process is rank 0 too" : ""));
     }
     std::this_thread::sleep_for(milliseconds(50));
   }
 }
 
-// A connection to rank 0. It is a rank's once its hello is complete; until then anyone may be at its other end.
+// A connection to rank 0. The peer is a rank once its hello is complete; until then it may be anyone.
 struct Guest {
   Socket socket;
   Nonce challenge;
@@ -117,7 +118,7 @@ class Host {
   Host(const MeetingPoint& point, const std::string& key, int world)
       : point_(point), key_(key), world_(world), listener_(listen_on(point)) {}
 
-  // Waits until all ranks are here; tells them `message`, or why not all are.
+  // Waits until all ranks have arrived and sends them `message`. If not all arrive, sends the reason and throws.
   void gather(const std::string& message) {
     try {
       const auto deadline = Clock::now() + std::chrono::seconds(point_.seconds);
@@ -150,9 +151,9 @@ class Host {
     Socket socket(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
     if (socket < 0) {
       const int error = errno;
-      if (error != EMFILE && error != ENFILE) return;  // it has gone again
+      if (error != EMFILE && error != ENFILE) return;  // the peer has disconnected
       if (turn_out_oldest()) return;
-      throw MeetingFailed("rank 0 can take no more connections: " + std::string(std::strerror(error)) + " (ulimit -n)");
+      throw MeetingFailed("rank 0 cannot accept connections: " + std::string(std::strerror(error)) + " (ulimit -n)");
     }
     const Nonce challenge = make_nonce();
     const std::string text = make_challenge(challenge);
@@ -163,7 +164,7 @@ class Host {
     if (static_cast<std::size_t>(silent) > kStrangers + static_cast<std::size_t>(world_)) turn_out_oldest();
   }
 
-  // Of those that have not said who they are; false if there are none.
+  // Disconnects the oldest guest that has not identified itself; returns false if all have.
   bool turn_out_oldest() {
     const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return guest->rank < 0; });
     if (oldest == guests_.end()) return false;
@@ -171,15 +172,15 @@ class Host {
     return true;
   }
 
-  // Reads what has come from a guest; false if it is to be turned out.
+  // Reads what a guest has sent; returns false if the guest must be disconnected.
   bool listen_to(Guest& guest) {
     char buffer[kHelloSize];
     const ssize_t count = recv(guest.socket, buffer, kHelloSize - guest.received.size(), MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-    if (guest.rank >= 0) throw MeetingFailed(formatted("rank %d ended before all had come", guest.rank));
+    if (guest.rank >= 0) throw MeetingFailed(formatted("rank %d ended before all ranks arrived", guest.rank));
     if (count <= 0) return false;
     guest.received.append(buffer, static_cast<std::size_t>(count));
-    if (!may_become_hello(guest.received)) return false;  // a stranger: a port scanner, a browser
+    if (!may_become_hello(guest.received)) return false;  // a stranger, such as a port scanner or a browser
     return guest.received.size() < kHelloSize || welcome(guest);
   }
 
@@ -187,20 +188,20 @@ class Host {
     const auto hello = read_hello(key_, guest.challenge, guest.received);
     if (!hello) {
       ++refused_;
-      answer(guest, {false, ""});  // which a rank of another job cannot believe: that is what it needs to know
+      // A rank of another job cannot verify this answer, and so learns that this is not its rank 0.
+      answer(guest, {false, ""});
       return false;
     }
     if (hello->rank < 1 || hello->rank >= hello->world) return false;
     const bool twice =
         std::any_of(guests_.begin(), guests_.end(), [&](auto& other) { return other && other->rank == hello->rank; });
-    guest.rank = hello->rank;  // so that it is told too
+    guest.rank = hello->rank;  // set before the checks, so that this guest gets an answer too
     guest.nonce = hello->nonce;
     if (hello->world != world_) {
-      throw MeetingFailed(
-          formatted("rank %d says that WORLD_SIZE is %d, rank 0 that it is %d", hello->rank, hello->world, world_));
+      throw MeetingFailed(formatted("rank %d has WORLD_SIZE %d, but rank 0 has %d", hello->rank, hello->world, world_));
     }
     if (twice) {
-      throw MeetingFailed(formatted("two processes say that they are rank %d of %d", hello->rank, hello->world));
+      throw MeetingFailed(formatted("two processes claim to be rank %d of %d", hello->rank, hello->world));
     }
     return true;
   }
@@ -217,14 +218,15 @@ class Host {
   [[noreturn]] void give_up() const {
     const std::vector<int> ranks = missing();
     const int absent = static_cast<int>(ranks.size());
-    std::string text = formatted("%d of %d ranks came to %s %s; missing: %d, %s", world_ - absent, world_,
+    std::string text = formatted("%d of %d ranks reached %s %s; missing: %d, %s", world_ - absent, world_,
                                  place(point_).c_str(), in_time(point_).c_str(), absent, list_of_ranks(ranks).c_str());
-    if (refused_ > 0) text += "; turned out without this job's WORKSHOP_JOB_TOKEN: " + std::to_string(refused_);
+    if (refused_ > 0) text += "; disconnected without this job's WORKSHOP_JOB_TOKEN: " + std::to_string(refused_);
     throw MeetingFailed(text);
   }
 
   void answer(const Guest& guest, const Answer& answer) const {
-    send_all(guest.socket, make_answer(key_, guest.nonce, answer));  // who has gone meanwhile needs no answer
+    // Ignores errors: a guest that has disconnected needs no answer.
+    send_all(guest.socket, make_answer(key_, guest.nonce, answer));
   }
 
   void answer_all(const Answer& text) const {
@@ -237,11 +239,11 @@ class Host {
   const std::string& key_;
   const int world_;
   Socket listener_;
-  std::vector<std::unique_ptr<Guest>> guests_;  // in the order of their coming
+  std::vector<std::unique_ptr<Guest>> guests_;  // in order of arrival
   int refused_ = 0;
 };
 
-// ---- the others ----------------------------------------------------------------------------------------------------
+// ---- the other ranks -----------------------------------------------------------------------------------------------
 
 struct AddressList {
   addrinfo* first = nullptr;
@@ -250,15 +252,16 @@ struct AddressList {
   }
 };
 
-// Lets no call on this socket wait for longer.
+// Limits how long each call on this socket may wait.
 void limit_waiting(int fd, Clock::duration left) {
   const long long us = std::max<long long>(1000, std::chrono::duration_cast<std::chrono::microseconds>(left).count());
   const timeval limit{static_cast<time_t>(us / 1'000'000), static_cast<suseconds_t>(us % 1'000'000)};
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // connect() too
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // applies to connect() too
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
-// A client whose own port happens to be the one that it asks for, while no rank listens there, is connected to itself.
+// A client is connected to itself if no rank listens on the port that it connects to, and the system happens to give it
+// the same port.
 bool connected_to_itself(int fd) {
   sockaddr_storage own{}, peer{};
   socklen_t own_size = sizeof own, peer_size = sizeof peer;
@@ -267,14 +270,14 @@ bool connected_to_itself(int fd) {
          std::memcmp(&own, &peer, own_size) == 0;
 }
 
-// Tries once every address that the name has; sets `reason` where none answers.
+// Tries each address of the name once. If none answers, sets `reason` and returns no socket.
 Socket try_to_connect(const MeetingPoint& point, Clock::time_point deadline, std::string& reason) {
   AddressList addresses;
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   if (const int error =
           getaddrinfo(point.address.c_str(), std::to_string(point.port).c_str(), &hints, &addresses.first)) {
-    reason = gai_strerror(error);  // the name may only be on its way, as those of new containers are
+    reason = gai_strerror(error);  // may be temporary: names of new containers can take a while to appear
     return Socket();
   }
   for (const addrinfo* to = addresses.first; to != nullptr; to = to->ai_next) {
@@ -296,32 +299,33 @@ Socket connect_to_host(const MeetingPoint& point) {
     Socket connection = try_to_connect(point, deadline, reason);
     if (connection >= 0) return connection;
     if (Clock::now() >= deadline) {
-      throw MeetingFailed("rank 0 is not to be found at MASTER_ADDR:MASTER_PORT, " + place(point) + ", " +
+      throw MeetingFailed("rank 0 cannot be reached at MASTER_ADDR:MASTER_PORT, " + place(point) + ", " +
                           in_time(point) + ": " + reason);
     }
-    std::this_thread::sleep_for(milliseconds(50));  // rank 0 may only be starting
+    std::this_thread::sleep_for(milliseconds(50));  // rank 0 may still be starting
   }
 }
 
 // Rank 0 has closed the connection.
 struct Closed : MeetingFailed {
-  Closed() : MeetingFailed("rank 0 ended before all had come") {}
+  Closed() : MeetingFailed("rank 0 ended before all ranks arrived") {}
 };
 
-// The next `size` bytes that rank 0 sends.
+// Receives the next `size` bytes from rank 0.
 std::string receive(int host, std::size_t size, const MeetingPoint& point) {
   std::string bytes(size, '\0');
   const ssize_t count = size == 0 ? 0 : recv(host, bytes.data(), size, MSG_WAITALL);
   if (count == static_cast<ssize_t>(size)) return bytes;
   if (count > 0) throw not_rank_0(point);
   if (count < 0 && errno == EAGAIN) {
-    throw MeetingFailed("rank 0 at MASTER_ADDR:MASTER_PORT, " + place(point) + ", does not answer " + in_time(point));
+    throw MeetingFailed("rank 0 at MASTER_ADDR:MASTER_PORT, " + place(point) + ", did not answer " + in_time(point));
   }
   throw Closed();
 }
 
 std::string ask(int host, const MeetingPoint& point, const std::string& key, int rank, int world) {
-  // Rank 0 waits as long as this for the others and then says so; it keeps silent for longer only if it is stopped.
+  // Rank 0 waits for `point.seconds` and then reports which ranks are missing. If it is silent for longer, it is
+  // stopped.
   limit_waiting(host, std::chrono::seconds(point.seconds + 5));
   const auto challenge = read_challenge(receive(host, kChallengeSize, point));
   if (!challenge) throw not_rank_0(point);
@@ -343,7 +347,7 @@ std::string ask(const MeetingPoint& point, const std::string& key, int rank, int
     try {
       return ask(host, point, key, rank, world);
     } catch (const Closed&) {
-      // It is still there if, in a crowd, it took this rank for a stranger that says nothing.
+      // Among many connections, rank 0 may have taken this rank for a silent stranger. Then it is still there.
       std::string reason;
       host = try_to_connect(point, Clock::now() + std::chrono::seconds(1), reason);
       if (host < 0) throw;

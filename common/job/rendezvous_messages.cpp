@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kMagic[8] = {'w', 's', '-', 'm', 'e', 'e', 't', '2'};
 
-// The ranks of a job run the same program on machines of one kind, so that memory is sent as it is.
+// Messages are sent as they are in memory, because the ranks of a job run the same program on machines of one kind.
 struct ChallengeBytes {
   char magic[8];
   Nonce nonce;
@@ -44,7 +44,7 @@ T with_magic() {
   return message;
 }
 
-// `bytes` as a message, of which they may be the beginning alone.
+// Returns the message at the beginning of `bytes`, or nothing if they are too short or have the wrong magic.
 template <typename T>
 std::optional<T> read(std::string_view bytes) {
   if (bytes.size() < sizeof(T) || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) return std::nullopt;
@@ -53,7 +53,7 @@ std::optional<T> read(std::string_view bytes) {
   return message;
 }
 
-// Who speaks is part of it, so that no process accepts an echo of its own message.
+// Computes the proof of a message. It covers the speaker, so that no process accepts an echo of its own message.
 template <typename T>
 Proof prove(const std::string& key, const char* speaker, const Nonce& nonce, T message, std::string_view text = "") {
   message.proof = {};

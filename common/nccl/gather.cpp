@@ -9,7 +9,7 @@
 namespace workshop {
 namespace {
 
-// On the device, and in no account: it is no memory of the program.
+// Device memory that is not counted, because it is not the program's own.
 struct Scratch {
   explicit Scratch(std::size_t bytes) { CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes)); }
   ~Scratch() { CUDA_CHECK(cudaFree(data)); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every rank of a communicator has, told to all of them. All its ranks make these calls, which wait for the stream
-// and enter neither ledger nor timeline.
+// Gathers what every rank of a communicator has. These calls are collective, wait for the stream, and enter neither the
+// ledger nor the timeline.
 #pragma once
 
 #include <nccl.h>
@@ -13,10 +13,10 @@
 
 namespace workshop {
 
-// All ranks' bytes, as many of each, one after the other.
+// Returns the bytes of all ranks, concatenated in the order of the ranks. All ranks must pass the same number of bytes.
 std::vector<char> gather_bytes(std::string_view mine, ncclComm_t comm, cudaStream_t stream);
 
-// All ranks' values, by rank.
+// Returns the values of all ranks, indexed by rank.
 template <typename T>
 std::vector<T> gather_values(const T& mine, ncclComm_t comm, cudaStream_t stream) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -26,7 +26,7 @@ std::vector<T> gather_values(const T& mine, ncclComm_t comm, cudaStream_t stream
   return values;
 }
 
-// All ranks' texts, by rank: on all ranks, or on rank 0 alone and none on the others.
+// Returns the texts of all ranks, indexed by rank. Without `on_all_ranks`, only rank 0 gets them.
 std::vector<std::string> gather_text(const std::string& text, ncclComm_t comm, cudaStream_t stream,
                                      bool on_all_ranks = true);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some ranks of the job with a communicator of their own: the world, or what split() makes of it.
+// A group of ranks with a communicator of its own: the world, or a part of it made by split().
 #pragma once
 
 #include <nccl.h>
@@ -15,16 +15,17 @@ namespace workshop {
 
 class Group {
  public:
-  Group() = default;  // this rank alone, without a communicator
-  // All ranks of a communicator that is held elsewhere.
+  Group() = default;  // only this rank, without a communicator
+  // All ranks of a communicator. The caller keeps ownership of it and must keep it alive.
   explicit Group(ncclComm_t comm);
 
-  // The ranks of this group that give the same color become one group, in the order of their keys. Collective: every
-  // rank of this group must call it, in the same order as other splits. `name` is what the ledger calls the group. A
-  // rank that gives NCCL_SPLIT_NOCOLOR is in none of the groups, and has one without a communicator.
+  // Makes one group of all ranks of this group that pass the same color, ordered by their keys. Collective: every rank
+  // of this group must call it, and in the same order as other splits. `name` names the group in the ledger. A rank
+  // that passes NCCL_SPLIT_NOCOLOR is in none of the new groups; it gets a Group() without a communicator.
   Group split(int color, int key, const std::string& name) const;
 
-  // Every rank's value, in the order of the ranks: preparation and no part of the training. Collective, and waits.
+  // Returns the values of all ranks, in the order of the ranks. Collective, and waits for the result: for preparation,
+  // never in a training step.
   template <typename T>
   std::vector<T> gather(const T& mine) const {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -35,14 +36,14 @@ class Group {
   }
 
   ncclComm_t comm() const { return comm_.get(); }
-  int rank() const { return rank_; }                            // of this process in the group
-  int size() const { return size_; }                            // ranks of the group
-  const std::vector<int>& members() const { return members_; }  // their ranks in the job, in their order in the group
+  int rank() const { return rank_; }                            // of this process, within the group
+  int size() const { return size_; }                            // number of ranks in the group
+  const std::vector<int>& members() const { return members_; }  // their ranks in the job, in the group's order
 
  private:
   std::vector<char> gather_bytes(std::string_view mine) const;
 
-  std::shared_ptr<ncclComm> comm_;  // of split(): destroyed with the last group that shares it
+  std::shared_ptr<ncclComm> comm_;  // from split(): destroyed with the last Group that shares it
   int rank_ = 0, size_ = 1;
   std::vector<int> members_ = {0};
 };

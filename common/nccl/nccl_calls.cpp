@@ -19,18 +19,19 @@ std::vector<CallObserver*>& observers() {
 }
 
 bool on_record = true;
-int unnamed = 0;  // communicators that have got a number for a name
+int unnamed = 0;  // communicators that have been named by a number so far
 
-// The calls of the group that this thread has opened.
+// The calls between this thread's outermost ncclGroupStart() and ncclGroupEnd().
 struct OpenGroup {
   int depth = 0;
-  const CallSite* site = nullptr;  // of its start
+  const CallSite* site = nullptr;  // of its ncclGroupStart()
   std::vector<NcclCall> calls;
   std::vector<std::function<void()>> then;
 };
 thread_local OpenGroup group;
 
-// The next two with the mutex of the communicators. Null where the handle is none.
+// The caller of the next two functions must hold the mutex of the communicators. They return null if the handle is not
+// a communicator.
 Communicator* open_communicator(ncclComm_t comm, std::uint64_t id) {
   int rank = 0, ranks = 0;
   if (pncclCommUserRank(comm, &rank) != ncclSuccess || pncclCommCount(comm, &ranks) != ncclSuccess) return nullptr;
@@ -40,10 +41,10 @@ Communicator* open_communicator(ncclComm_t comm, std::uint64_t id) {
 Communicator* find_communicator(ncclComm_t comm) {
   const auto found = communicators().open.find(comm);
   return found != communicators().open.end() ? found->second
-                                             : open_communicator(comm, 0);  // made by a function that is not seen here
+                                             : open_communicator(comm, 0);  // made by a function without a wrapper here
 }
 
-// A handle may be reused by the library after this; what is known of the communicator must not be.
+// The library may reuse the handle afterwards, so the entry under this handle must go.
 void close_communicator(ncclComm_t comm) {
   const std::lock_guard lock(communicators().mutex);
   communicators().open.erase(comm);
@@ -129,7 +130,7 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
                   [=] { return pncclBroadcast(send, receive, count, type, root, comm, stream); });
 }
 
-// In some libraries this calls ncclBroadcast, in others not: here always.
+// Some libraries implement this by calling ncclBroadcast and some do not. Here it always does.
 ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return ncclBroadcast(data, data, count, type, root, comm, stream);
 }
@@ -195,7 +196,7 @@ ncclResult_t ncclGroupStart() {
   return pncclGroupStart();
 }
 
-// Calls inside a group take effect together at its end.
+// Enqueues all calls of the group together when the outermost group ends.
 ncclResult_t ncclGroupEnd() {
   if (--group.depth > 0) return pncclGroupEnd();
   group.depth = 0;

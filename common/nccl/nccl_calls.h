@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every NCCL call of a program passes through here once, by NCCL's own profiling interface: the library's ncclX symbols
-// are weak and each has a strong twin pncclX, as MPI has PMPI. What nccl_calls.cpp defines wins over the library, tells
-// the observers of the call, and goes on to the twin. Chapters contain nothing for it.
+// Intercepts every NCCL call of a program once, through NCCL's own profiling interface: the library's ncclX symbols are
+// weak, and each has a strong twin pncclX, like MPI's PMPI. The definitions in nccl_calls.cpp override the weak
+// symbols, notify the observers, and call the twin. Chapters need no code for this.
 #pragma once
 
 #include <nccl.h>
@@ -21,20 +21,20 @@
 namespace workshop {
 
 struct Communicator {
-  std::uint64_t id = 0;  // the same on all of its ranks, and no other's; 0 where nothing tells
+  std::uint64_t id = 0;  // the same on all of its ranks, different for all others; 0: unknown
   int rank = 0, ranks = 0;
   std::string name = "unnamed";
-  std::int64_t collectives = 0;                                // called so far
-  std::map<std::pair<bool, int>, std::int64_t> messages = {};  // sent to (true) and received from each peer
+  std::int64_t collectives = 0;                                // number called so far
+  std::map<std::pair<bool, int>, std::int64_t> messages = {};  // number sent to (true) or received from (false) a peer
 };
 
-// What the ledger and the watchdog call a communicator.
+// Sets the name of a communicator in the ledger and in the watchdog's messages.
 void name_communicator(ncclComm_t comm, const std::string& name);
 
-// The communicators of this process. Whoever looks into it holds the mutex.
+// The communicators of this process. Hold the mutex to read or change them.
 struct Communicators {
   std::mutex mutex;
-  std::deque<Communicator> all;  // that ever were: calls refer to them
+  std::deque<Communicator> all;  // including closed ones, because NcclCall points into it
   std::map<ncclComm_t, Communicator*> open;
 };
 Communicators& communicators();
@@ -42,24 +42,24 @@ Communicators& communicators();
 struct NcclCall {
   const char* operation;  // "ncclAllReduce"
   std::size_t count;
-  int type;  // ncclDataType_t; -1 for calls without data, which are over when they return
-  int peer;  // the other rank of a message, or the root; -1 for neither
+  int type;  // ncclDataType_t; -1 for calls without data, which are complete when they return
+  int peer;  // the other rank of a message, or the root; -1 if there is neither
   cudaStream_t stream;
-  const CallSite* site = nullptr;        // where the program makes it; null outside of NCCL_CHECK()
-  Communicator* communicator = nullptr;  // null where the handle is none
-  std::int64_t number = 0;               // collectives of a communicator are numbered, and messages of a pair of ranks
-  bool on_record = false;                // with data, and the program's own
-  std::int64_t watched = -1;             // its place in the watchdog's log
+  const CallSite* site = nullptr;        // in the program's source; null outside of NCCL_CHECK()
+  Communicator* communicator = nullptr;  // null if the handle is not a communicator
+  std::int64_t number = 0;               // counts from 1: collectives per communicator, messages per pair of ranks
+  bool on_record = false;                // has data and is not within OffTheRecord
+  std::int64_t watched = -1;             // its index in the watchdog's log
 
-  std::size_t bytes() const;  // of `count` elements; of calls with data
+  std::size_t bytes() const;  // of `count` elements; only for calls with data
 };
 
-// Who is told of the calls.
+// Derive from this class to observe the calls.
 class CallObserver {
  public:
-  // The call is about to be made.
+  // A call is about to be made.
   virtual void call_begins(NcclCall&) {}
-  // Calls take effect together, one or those of a group: right before and right after they are enqueued.
+  // Called right before and right after calls are enqueued: a single call, or all calls of a group at its end.
   virtual void enqueue_begins(std::span<const NcclCall>) {}
   virtual void enqueued(std::span<const NcclCall>, ncclResult_t) {}
 
@@ -67,12 +67,14 @@ class CallObserver {
   ~CallObserver() = default;
 };
 
-// From here on this observer is told, behind those before it. Call before the first communicator is made.
+// Registers an observer. Observers are notified in the order of registration. Call this before the first communicator
+// is created.
 void observe_calls(CallObserver& observer);
 
-// Runs this at the end of the group that this thread has open, behind its calls; at once where there is none.
+// Runs `action` after the calls of this thread's open group have been enqueued; immediately if no group is open.
 void after_group(std::function<void()> action);
-// Where the program has opened a group that it did not close, file:line; empty where all are closed.
+// Returns file:line of the ncclGroupStart() of this thread's open group ("somewhere" if unknown); empty if no group is
+// open.
 std::string open_group();
 
 }  // namespace workshop

@@ -3,7 +3,8 @@
 
 namespace workshop {
 
-// As long as it lives, NCCL calls enter neither ledger nor timeline: they report on what the program does.
+// During its lifetime, NCCL calls enter neither the ledger nor the timeline. For calls that only report on what the
+// program does.
 class OffTheRecord {
  public:
   OffTheRecord();

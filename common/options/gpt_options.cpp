@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the language model, and its defaults.
+// The options of the language model and their defaults.
 #include "common/options/options.h"
 #include "common/options/options_parser.h"
 
 namespace workshop {
 namespace {
 
-// What the language model is trained with unless an option says otherwise. On the workshop's stories it is large
-// enough, and trained for long enough, to come within a few percent of the best possible perplexity.
+// Defaults for the language model: for a text of the user's, and for the workshop's stories. On the stories, the model
+// is large enough, and trained for long enough, to get within a few percent of the best possible perplexity.
 struct GptDefault {
   const char *option, *text, *on_stories;
 };
@@ -33,9 +33,9 @@ void Options::with_gpt() {
   without({"--layers", "--activation", "--samples"});
   add_gpt_options({"none", "blocks"});
   with_accumulation();
-  add("--generate", gpt.generate, "text to go on with after the training", {});
+  add("--generate", gpt.generate, "text to continue after the training", {});
   add("--tokens", gpt.tokens, "words to generate", 1);
-  impl_->add_number<double>("--temperature", gpt.temperature, "logits are divided by it; 0: the most likely word",
+  impl_->add_number<double>("--temperature", gpt.temperature, "divides the logits; 0: always the most likely word",
                             "a number of at least 0", at_least_0, kMostDouble);
   for (const GptDefault& value : kGptDefaults) impl_->app.get_option(value.option)->default_str(either(value));
 }
@@ -43,26 +43,25 @@ void Options::with_gpt() {
 void Options::add_gpt_options(const std::vector<std::string>& recompute) {
   const std::string folder = "folder with train.txt, valid.txt and test.txt";
   impl_->add_path("--text", gpt.text, folder.c_str(), "FOLDER", "a folder to read");
-  add("--words", gpt.words, "words of the stories to train on, which are the text where --text names none", 1,
-      2'000'000);
-  add("--vocabulary", gpt.vocabulary, "words to tell apart, all others are <unk>; 0: all", 0);
-  add("--context", gpt.context, "tokens a sample", 1);
-  add("--width", gpt.width, "numbers a token", 1);
-  add("--heads", gpt.heads, "attention heads; they divide the width", 1);
+  add("--words", gpt.words, "words of the generated stories to train on if there is no --text", 1, 2'000'000);
+  add("--vocabulary", gpt.vocabulary, "number of words to tell apart, all others are <unk>; 0: all", 0);
+  add("--context", gpt.context, "tokens per sample", 1);
+  add("--width", gpt.width, "width of the model: numbers per token", 1);
+  add("--heads", gpt.heads, "attention heads; must divide the width", 1);
   add("--blocks", gpt.blocks, "blocks of attention and MLP", 1, 1 << 10);
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);
-  add("--peak-tflops", gpt.peak_tflops, "of a rank's device, for the share of it that is used; default: measured", 0.0);
+  add("--peak-tflops", gpt.peak_tflops, "peak of a rank's device, for its utilization; default: measured", 0.0);
   impl_->app.get_option("--peak-tflops")->default_str("");
   impl_->only_for(
       "gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks", "--peak-tflops"});
   impl_->only_for("gpt or alexnet", {"--dropout"});
 
-  add("--recompute", gpt.recompute, "what the backward pass computes again instead of keeping it", recompute);
-  add("--warmup-steps", step_size.warmup_steps, "steps in which the learning rate rises to --lr", 0);
-  add("--lr-schedule", step_size.lr_schedule, "after that: cosine goes down to a tenth", {"constant", "cosine"});
-  impl_->add_number<double>("--clip-norm", step_size.clip_norm, "largest norm of the gradient; 0: any",
+  add("--recompute", gpt.recompute, "what the backward pass recomputes instead of keeping it", recompute);
+  add("--warmup-steps", step_size.warmup_steps, "steps over which the learning rate rises to --lr", 0);
+  add("--lr-schedule", step_size.lr_schedule, "after the warm-up; cosine falls to a tenth", {"constant", "cosine"});
+  impl_->add_number<double>("--clip-norm", step_size.clip_norm, "largest norm of the gradient; 0: no limit",
                             "a number of at least 0", at_least_0, kMostDouble);
   for (const GptDefault& value : kGptDefaults) impl_->show_default(value.option, "gpt", either(value));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the language model and its training, named as those of its PyTorch twin.
+// The options of the language model and its training, with the names that its PyTorch counterpart uses.
 #pragma once
 
 #include <string>
@@ -7,27 +7,27 @@
 namespace workshop {
 
 struct GptOptions {
-  std::string text;                // folder with train.txt, valid.txt and test.txt; none: stories
-  int words = 500'000;             // of the stories
-  int vocabulary = 0;              // words at most, and <unk> for all others; 0: all of the text's
-  int context = 16;                // tokens a sample
-  int width = 16;                  // numbers a token
-  int heads = 4;                   // of the attention; they divide the width
-  int blocks = 2;                  // attention and MLP each
+  std::string text;                // folder with train.txt, valid.txt and test.txt; empty: stories
+  int words = 500'000;             // of the stories' training stream
+  int vocabulary = 0;              // most entries; all other words are <unk>; 0: all words of the text
+  int context = 16;                // tokens per sample
+  int width = 16;                  // numbers per token
+  int heads = 4;                   // of the attention; must divide the width
+  int blocks = 2;                  // of attention and MLP
   double dropout = 0;              // probability
-  std::string recompute = "none";  // what the backward pass computes again instead of keeping it: "blocks", in
-                                   // chapter 04 "stages" too, of any model
-  double peak_tflops = 0;          // 10¹² operations a second that a rank's device could do; 0: measured
-  std::string generate;            // text to go on with at the end, if any
-  int tokens = 32;                 // to generate
-  double temperature = 1;          // by which logits are divided; 0: the most likely token
+  std::string recompute = "none";  // what the backward pass recomputes instead of keeping it: "blocks", or in
+                                   // chapter 04 "stages", for any model
+  double peak_tflops = 0;          // peak of a rank's device, in 10¹² operations per second; 0: measured
+  std::string generate;            // text to continue after the training, if any
+  int tokens = 32;                 // number to generate
+  double temperature = 1;          // divides the logits; 0: always the most likely token
 };
 
-// How the learning rate and the gradients are scaled from step to step.
+// The learning-rate schedule and gradient clipping.
 struct StepOptions {
   int warmup_steps = 0;
-  std::string lr_schedule = "constant";  // or "cosine", after the warm-up
-  double clip_norm = 0;                  // largest norm of the gradient; 0: any
+  std::string lr_schedule = "constant";  // after the warm-up; or "cosine"
+  double clip_norm = 0;                  // largest norm of the gradient; 0: no limit
 };
 
 }  // namespace workshop

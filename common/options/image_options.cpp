@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the image classifier, and its defaults.
+// The options of the image classifier and their defaults.
 #include "common/options/options.h"
 #include "common/options/options_parser.h"
 
 namespace workshop {
 namespace {
 
-// As in the course's program (DeepSpeed's AlexNet in a pipeline): Adam, which is AdamW without weight decay, from the
+// As in the course's program (DeepSpeed's AlexNet in a pipeline): Adam, which is AdamW without weight decay, and the
 // seed 1138.
 constexpr std::array<std::array<const char*, 2>, 6> kAlexnetDefaults = {{{"--optimizer", "adamw"},
                                                                          {"--lr", "0.001"},
@@ -21,27 +21,27 @@ constexpr int kSteps = 100;
 void Options::add_image_options() {
   impl_->add_path("--images", images.folder, "folder with CIFAR-10's data_batch_1.bin to 5 and test_batch.bin",
                   "FOLDER", "a folder to read");
-  add("--classes", images.classes, "kinds of images to tell apart", 2, 256);
-  add("--image-size", images.size, "pixels a side of the images that the model sees", 32, 1024);
-  add("--shrink", images.shrink, "by what the channels and widths of AlexNet's layers are divided: 1, 2, 4, … 64", 1,
-      64);
-  add("--workers", images.workers, "threads that prepare batches; 0: the program's own", 0, 64);
+  add("--classes", images.classes, "number of classes of images", 2, 256);
+  add("--image-size", images.size, "side of the images that the model sees, in pixels", 32, 1024);
+  add("--shrink", images.shrink, "divides the channels and widths of AlexNet's layers: 1, 2, 4, … 64", 1, 64);
+  add("--workers", images.workers, "threads that prepare batches; 0: the main thread does it", 0, 64);
   impl_->only_for("alexnet", {"--images", "--classes", "--image-size", "--shrink", "--workers"});
 
   for (const auto& [option, text] : kAlexnetDefaults) impl_->show_default(option, "alexnet", text);
   impl_->show_default("--dropout", "alexnet", "0.5");
   impl_->show_default("--max-steps", "alexnet", std::to_string(kSteps) + " without --epochs");
-  impl_->show_default("--epochs", "alexnet", "as many as --max-steps takes");
+  impl_->show_default("--epochs", "alexnet", "as many as --max-steps needs");
 }
 
 void Options::use_alexnet() {
   if (!images.folder.empty() && impl_->given("--samples")) {
-    usage_error("--samples is for images of the workshop's own alone; those of --images are trained on all");
+    usage_error("--samples is for the workshop's own images only; --images uses all of its folder");
   }
   if (64 % images.shrink != 0) {
     usage_error("--shrink is '%d'; expected 1, 2, 4, 8, 16, 32 or 64, which divide all widths", images.shrink);
   }
-  // The course's program makes so many steps, however many epochs that takes: an epoch has one step at least.
+  // The course's program makes kSteps steps, in as many epochs as that needs. An epoch has at least one step, so
+  // max_steps epochs are enough.
   if (!impl_->given("--epochs")) {
     if (!impl_->given("--max-steps")) max_steps = kSteps;
     if (max_steps > 0) epochs = max_steps;

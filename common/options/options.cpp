@@ -22,10 +22,10 @@
 namespace workshop {
 namespace {
 
-// Positions in the flat arrays of parameters, of a batch, and of the data set are ints.
+// Indices into the flat arrays of the parameters, of a batch and of the data set are ints.
 void require_sizes(const Options& options) {
   const std::vector<int>& layers = options.layers;
-  // Room to pad what the ranks share to a multiple of their number.
+  // Leaves room to pad a sharded array to a multiple of the number of ranks.
   constexpr std::int64_t most = std::numeric_limits<int>::max() - (1 << 20);
   std::int64_t parameters = 0;
   for (std::size_t i = 0; i + 1 < layers.size() && parameters <= most; ++i) {
@@ -38,18 +38,18 @@ void require_sizes(const Options& options) {
                    {"the wider of the first and the last of --layers", std::max(layers.front(), layers.back())}});
 }
 
-// As --model names them, in the order of ModelKind.
+// Values of --model, in the order of ModelKind.
 const std::vector<std::string> kModels = {"mlp", "gpt", "alexnet"};
 
-// The programs of the course seed their data set but not their model, so every run starts from weights of its own:
-// PyTorch takes the seed of a process that sets none from the operating system. The workshop repeats one run of each,
-// from the seed that it happened to start from: with the samples in order, shuffled by the DataLoader, and by the
-// DistributedSampler. So all programs that go through the samples in the same way start from the same weights.
+// The course's programs seed their data set but not their model: PyTorch then takes a seed from the operating system,
+// so every run starts from different weights. The workshop repeats one recorded run for each way to order the samples,
+// with the seed that this run happened to get: in order, shuffled by the DataLoader, and shuffled by the
+// DistributedSampler. All programs that order the samples in the same way therefore start from the same weights.
 constexpr std::uint64_t kModelSeedInOrder = 1507988244;
 constexpr std::uint64_t kModelSeedShuffled = 3787541278;
 constexpr std::uint64_t kModelSeedDistributed = 1952748940;
 
-// What nothing catches, first of all memory that is not there, ends the job with one line.
+// Ends the job with one line after an uncaught exception, most likely std::bad_alloc.
 [[noreturn]] void report_uncaught() {
   try {
     if (const std::exception_ptr current = std::current_exception()) std::rethrow_exception(current);
@@ -98,24 +98,24 @@ Options::Options(std::string program, std::string description, Sampling sampling
   i.training.push_back(
       i.add("--layers", "widths of the layers: input,hidden…,output", "N,N,…", read_layers)->default_str("6,4,2"));
   i.write("--layers", layers);
-  i.train("--activation", activation, "between the layers", {"none", "relu", "gelu"});
+  i.train("--activation", activation, "activation between the layers", {"none", "relu", "gelu"});
   i.train("--optimizer", optimizer, "update rule", {"sgd", "adamw"});
   i.train("--lr", lr, "learning rate", 0.0);
   i.train("--weight-decay", weight_decay, "default: 0 for sgd, 0.01 for adamw", 0.0);
   i.training.back()->default_str("");
   i.train("--samples", samples, "samples in the data set", 1);
-  i.train("--batch-size", batch_size, "samples a rank and (micro-)batch", 1);
+  i.train("--batch-size", batch_size, "samples per rank and (micro-)batch", 1);
   i.train("--epochs", epochs, "passes over the data set", 1);
-  i.train("--max-steps", max_steps, "stop after so many steps; 0: no limit", 0);
+  i.train("--max-steps", max_steps, "stop after this many steps; 0: no limit", 0);
   i.training.push_back(
       app.add_flag("--shuffle,!--no-shuffle", shuffle, "a new order of the samples every epoch (default: on)"));
   i.write("--shuffle", shuffle);
   i.train("--seed", seed, "seed of the data set", std::uint64_t{0});
-  i.train("--model-seed", model_seed, "seed of the initial parameters; default: that of the course's run",
+  i.train("--model-seed", model_seed, "seed of the initial parameters; default: the seed of the course's run",
           std::uint64_t{0});
   i.model_seed = i.training.back()->default_str("");
-  i.train("--log-every", log_every, "steps between printed losses; 0: the last of each epoch alone", 0);
-  i.training.push_back(app.add_flag("--verbose", verbose, "each rank says its batch size and steps in every epoch"));
+  i.train("--log-every", log_every, "steps between printed losses; 0: only the last loss of each epoch", 0);
+  i.training.push_back(app.add_flag("--verbose", verbose, "print the batch size and steps of every rank and epoch"));
 
   i.add_path("--record", record, "write the run record (JSON Lines)", "FILE", "a file to write");
   i.add_path("--timeline", timeline, "write the timeline (open it in ui.perfetto.dev)", "FILE", "a file to write");
@@ -125,43 +125,43 @@ Options::~Options() = default;
 
 void Options::with_checkpoints(const std::string& format) {
   impl_->add_path("--checkpoints", checkpoints, "save checkpoints to this folder", "FOLDER", "a folder to write to");
-  impl_->add_path("--resume", resume, "go on from this checkpoint, or from the newest in this folder", "FOLDER",
+  impl_->add_path("--resume", resume, "resume from this checkpoint, or from the newest one in this folder", "FOLDER",
                   "a folder to read");
   add("--save-every", save_every, "steps between checkpoints; 0: one at the end", 0);
-  add("--keep", keep, "checkpoints to keep, the newest ones; 0: all", 0);
+  add("--keep", keep, "number of newest checkpoints to keep; 0: all", 0);
   checkpoint_format = format;
-  add("--checkpoint-format", checkpoint_format, "one file, gathered on rank 0, or one a rank", {"full", "sharded"});
+  add("--checkpoint-format", checkpoint_format, "one file, gathered on rank 0, or one per rank", {"full", "sharded"});
 }
 
 void Options::with_accumulation() {
-  add("--accumulation-steps", accumulation_steps, "batches a rank works through before each update", 1);
+  add("--accumulation-steps", accumulation_steps, "batches per rank before each update", 1);
 }
 
 void Options::with_validation() {
   validates_ = true;
-  add("--validation-samples", validation_samples, "last samples of the data set, not trained on", 0);
+  add("--validation-samples", validation_samples, "last samples of the data set, held out for validation", 0);
 }
 
 void Options::with_models(const std::vector<std::string>& recompute) {
-  impl_->train("--model", model, "what is trained: an MLP, a language model, or AlexNet", kModels);
+  impl_->train("--model", model, "model to train: an MLP, a language model, or AlexNet", kModels);
   impl_->only_for("mlp", {"--layers", "--activation"});
   impl_->only_for("mlp or alexnet", {"--samples"});
   add_gpt_options(recompute);
   add_image_options();
 }
 
-// Ends the program on options of other models than the one that is trained; leaves them out of the record, and uses the
-// defaults of the one that is.
+// Ends the program if an option of another model is given. Leaves such options out of the record, and sets the defaults
+// of the chosen model.
 void Options::use_model() {
   const std::string& name = kModels[static_cast<std::size_t>(model)];
   impl_->only_for("mlp or alexnet", {"--validation-samples"});
   for (const auto& [option, models] : impl_->of_models) {
     if ((" " + models + " ").find(" " + name + " ") != std::string::npos) continue;
-    if (option->count() > 0) usage_error("%s is for --model %s alone", option->get_name().c_str(), models.c_str());
+    if (option->count() > 0) usage_error("%s is for --model %s only", option->get_name().c_str(), models.c_str());
     impl_->left_out.push_back(option->get_name().substr(2));
   }
   if (model != ModelKind::gpt && gpt.recompute == "blocks") {
-    usage_error("--recompute is 'blocks'; expected another: %s has none",
+    usage_error("--recompute is 'blocks'; expected another value: %s has no blocks",
                 model == ModelKind::mlp ? "an MLP" : "AlexNet");
   }
   if (model == ModelKind::gpt) use_gpt();
@@ -170,22 +170,22 @@ void Options::use_model() {
 
 namespace {
 
-// A program is built once for each precision: PROGRAM and PROGRAM_bf16, side by side.
+// Every program is built once per precision, as PROGRAM and PROGRAM_bf16 in the same folder.
 constexpr std::string_view kSuffix = "_bf16";
 
 std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
-// Goes on as the same program for another precision.
+// Replaces this process by the same program built for the other precision.
 void become(const std::string& program, char** argv) {
   execv(program.c_str(), argv);
-  usage_error("--precision needs the program %s, which cannot be started: build it", program.c_str());
+  usage_error("--precision needs the program %s, which cannot be started; build it", program.c_str());
 }
 
 }  // namespace
 
 void Options::with_precision() {
   precision_ = this_program().ends_with(kSuffix) ? "bf16" : "fp32";
-  add("--precision", precision_, "of weights, activations and their gradients", {"fp32", "bf16"});
+  add("--precision", precision_, "precision of weights, activations and their gradients", {"fp32", "bf16"});
 }
 
 void Options::without_training() {
@@ -249,9 +249,9 @@ void Options::parse(int argc, char** argv) {
     const std::string accepted = read == impl_->readers.end() ? "" : read->second("");
     usage_error("%s lacks its value%s%s", name.c_str(), accepted.empty() ? "" : "; expected ", accepted.c_str());
   } catch (const CLI::ExtrasError&) {
-    const std::vector<std::string> left = impl_->app.remaining();  // in no certain order
+    const std::vector<std::string> left = impl_->app.remaining();  // in unspecified order
     const auto option = std::ranges::find_if(left, [](const std::string& word) { return word.starts_with('-'); });
-    usage_error("there is no option '%s'; --help lists those there are",
+    usage_error("there is no option '%s'; --help lists all options",
                 (option == left.end() ? left.front() : *option).c_str());
   } catch (const CLI::ParseError& error) {
     std::string message = error.what();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How Options reads and writes its values: CLI11, behind common/options/options.h.
+// The implementation of Options: reads and writes values with CLI11 and nlohmann-json.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ inline std::string join(const std::vector<std::string>& words, const char* separ
   return joined;
 }
 
-// Reads a whole text as a number; false if it is not one or does not fit.
+// Reads the whole text as a number. Returns false if it is not a number or does not fit into T.
 template <typename T>
 bool read_number(const std::string& text, T& value) {
   if (std::is_unsigned_v<T> && text.find('-') != std::string::npos) return false;
@@ -41,34 +41,34 @@ std::string shown(T number) {
 
 inline const auto at_least_0 = [](double x) { return x >= 0; };
 inline constexpr double kMostDouble = std::numeric_limits<double>::max();
-inline constexpr int kMostInt = 1 << 30;  // of an option, so that the sum of two is an int
+inline constexpr int kMostInt = 1 << 30;  // largest value of an option: the sum of two still fits into an int
 
 struct Options::Impl {
-  // One function an option that reads its text: "" or what would be accepted.
+  // Reads the text of an option. Returns "" on success, else what would be accepted.
   using Read = std::function<std::string(const std::string&)>;
 
   CLI::App app;
-  std::map<std::string, Read> readers;  // by the option's name
+  std::map<std::string, Read> readers;  // by option name
   CLI::Option* model_seed = nullptr;
-  std::vector<std::function<void(nlohmann::json&)>> writers;  // each adds one option and its value
+  std::vector<std::function<void(nlohmann::json&)>> writers;  // each writes one option and its value
   std::vector<CLI::Option*> training;
-  std::vector<std::pair<CLI::Option*, std::string>> of_models;  // options that only these have: "gpt or alexnet"
-  std::vector<std::string> left_out;  // names of options that this program, or its model, does without
+  std::vector<std::pair<CLI::Option*, std::string>> of_models;  // options of only some models: "gpt or alexnet"
+  std::vector<std::string> left_out;  // names of the options that this program or its model does not have
 
-  // From now on these options are those of some models alone.
+  // Restricts these options to some models, such as "gpt or alexnet".
   void only_for(const std::string& models, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
       if (CLI::Option* option = app.get_option_no_throw(name)) of_models.emplace_back(option, models);
     }
   }
-  // Has --help show a model's own default of an option beside the others.
+  // Makes --help also show a model's own default of an option.
   void show_default(const std::string& name, const std::string& of_model, const std::string& text) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr) return;
     const std::string otherwise = option->get_default_str();
     option->default_str((otherwise.empty() ? "" : otherwise + "; ") + of_model + ": " + text);
   }
-  // What an option is where it is not given: another default than that of its declaration.
+  // Sets an option that was not given on the command line, overriding the default of its declaration.
   void set_default(const std::string& name, const std::string& text) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr || option->count() > 0) return;
@@ -80,7 +80,7 @@ struct Options::Impl {
     return option != nullptr && option->count() > 0;
   }
 
-  // Texts are checked here and not by CLI11's conversions, which take 010 for 8 and do not say what they would accept.
+  // Reads texts with `read` instead of CLI11's conversions, which read 010 as 8 and do not say what they accept.
   CLI::Option* add(const std::string& name, const std::string& help, const std::string& type, const Read& read) {
     readers[name] = read;
     CLI::callback_t callback = [name, read](const CLI::results_t& texts) {
@@ -93,7 +93,7 @@ struct Options::Impl {
     return app.add_option(name, callback, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
 
-  // A number that `accepts` takes, which `accepted` says, and that is at most `most`.
+  // Adds a number for which accepts() must hold (`accepted` says so in words) and that is at most `most`.
   template <typename T>
   CLI::Option* add_number(const std::string& name, T& value, const std::string& help, const std::string& accepted,
                           std::function<bool(T)> accepts, T most) {
@@ -108,7 +108,7 @@ struct Options::Impl {
     return add(name, help, std::is_floating_point_v<T> ? "X" : "N", read)->default_str(shown(value));
   }
 
-  // One of these texts: `choose` is given its place.
+  // Adds an option whose value is one of `choices`; choose() gets its index.
   CLI::Option* add_choice(const std::string& name, const std::string& help, const std::vector<std::string>& choices,
                           const std::string& otherwise, const std::function<void(std::size_t)>& choose) {
     const auto read = [choices, choose](const std::string& text) {
@@ -136,7 +136,7 @@ struct Options::Impl {
         [key = name.substr(2), names, &value](nlohmann::json& json) { json[key] = names[static_cast<int>(value)]; });
   }
 
-  // Any text; not part of the record: where a run writes to says nothing about it.
+  // Adds a path, which may be any text. Paths are not part of the record, because they say nothing about the run.
   void add_path(const std::string& name, std::string& value, const char* help, const char* type,
                 const std::string& accepted) {
     add(name, help, type, [&value, accepted](const std::string& text) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every cudaMemcpyPeerAsync() of a program passes through here once: the linker, told --wrap=cudaMemcpyPeerAsync, has
-// those who call it call __wrap_cudaMemcpyPeerAsync(), and __real_cudaMemcpyPeerAsync() is CUDA's. So ledger and
-// timeline have the copies between devices beside NCCL's calls, and chapters contain nothing for it.
+// Records copies between devices. With the linker option --wrap=cudaMemcpyPeerAsync, every call of a program to
+// cudaMemcpyPeerAsync() becomes one to __wrap_cudaMemcpyPeerAsync(), and __real_cudaMemcpyPeerAsync() is CUDA's
+// function. So the ledger and the timeline show these copies next to NCCL's calls, without any code in the chapters.
 #include "common/record/record.h"
 #include "common/record/recorder.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run record or a timeline calls something.
+// A name in a run record or a timeline.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace workshop {
 
-// A name, or one in two parts: {"forward ", layer.name}. They are put together only where something is recorded, so
-// that a training step has no strings to make. What they are made of must outlive the call that takes them.
+// A name of one or two parts: {"forward ", layer.name}. The parts are joined only if something is recorded, so that a
+// training step builds no strings. The strings passed to it must outlive the call that takes the label.
 struct Label {
   Label(const char* name) : first(name) {}
   Label(const std::string& name) : first(name) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ledger: how often the program makes each NCCL call, and with how much data.
+// The ledger counts the program's NCCL calls and their data.
 #include <map>
 #include <string>
 #include <string_view>
@@ -31,7 +31,7 @@ class Ledger final : public CallObserver {
     }
   }
 
-  // By communicator's name and operation: communicators of one name are one.
+  // Sums by communicator name and operation. Communicators with the same name are counted together.
   std::map<std::pair<std::string, std::string_view>, Calls> lines() const {
     std::map<std::pair<std::string, std::string_view>, Calls> lines;
     for (const auto& [key, calls] : calls_) {
@@ -49,7 +49,7 @@ class Ledger final : public CallObserver {
     return lines;
   }
 
-  // Devices take the place of a communicator.
+  // Enters the copy under a pseudo-communicator, the pair of devices.
   void count_copy(int from, int to, std::size_t bytes) {
     static auto& pairs = *new std::map<std::pair<int, int>, Communicator>;
     auto& pair = pairs[{from, to}];

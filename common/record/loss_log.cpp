@@ -15,8 +15,8 @@
 namespace workshop {
 namespace {
 
-// Adds (or with sign -1 takes off) what the host has allocated on the device and waited for so far: around the steps of
-// an epoch this leaves what the steps did.
+// Adds the cpu backend's counters so far (allocations, synchronizations, events) to the record, or subtracts them if
+// `sign` is -1. Calls before and after the steps of an epoch leave the counts of these steps.
 void count_host([[maybe_unused]] int sign) {
 #ifdef WORKSHOP_BACKEND_CPU
   const auto counters = cpu::counters();
@@ -34,7 +34,7 @@ struct LossLog::Impl {
   int first_step = 0;  // of this epoch
   int count = 0;       // steps of this epoch so far
 
-  // Times are taken epoch by epoch, after the probed steps of the first one if it has more.
+  // Times each epoch. In the first one, leaves out the probed steps if there are other steps.
   Event start{cudaEventDefault}, stop{cudaEventDefault};
   int timed_from = 0;
   int timed_steps = 0;
@@ -56,7 +56,7 @@ LossLog::LossLog(const Options& options, int samples, int replica, int replicas,
   clear(stream);
 }
 
-// What a step finds there to add to.
+// Sets the sums to zero, because steps add to them.
 void LossLog::clear(cudaStream_t stream) {
   for (const DeviceBuffer<float>& sums : {std::cref(impl_->losses), std::cref(impl_->gradient_norms)}) {
     if (sums.size() > 0) CUDA_CHECK(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The losses of a training.
+// The losses of a training run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,31 +10,33 @@ namespace workshop {
 
 class Options;
 
-// The losses of an epoch stay on the device until its end, so that no step waits for its own loss.
+// Keeps the losses of an epoch on the device until the epoch ends, so that no step waits for its own loss.
 class LossLog {
  public:
-  // For epochs of so many samples. This rank is number `replica` of `replicas` data-parallel replicas. Where several
-  // ranks make up a replica, one of them, rank 0 among them, records its losses; the others give -1.
+  // `samples`: samples per epoch, over all replicas. `replica`: this rank's replica, one of `replicas` data-parallel
+  // ones. If several ranks make up a replica, only one of them records its losses, and the others pass -1. Rank 0 must
+  // be one of those that record.
   LossLog(const Options& options, int samples, int replica, int replicas, cudaStream_t stream);
 
-  // Counts the steps from this one on, for a run that goes on from a checkpoint.
+  // Starts counting at `step`, for a run that resumes from a checkpoint.
   void start_at(int step);
 
-  // Begins an optimizer step. Returns where its loss belongs: a zero, so that micro-batches can add to it.
+  // Begins an optimizer step and returns the place for its loss. The value there is 0, so that micro-batches can add to
+  // it.
   float* next(cudaStream_t stream);
-  // The losses of the epoch so far, [count()], and room for their mean over the replicas, for the caller to write if
-  // there are several replicas.
+  // The losses of the epoch so far, [count()], and the place for their means over the replicas, which the caller must
+  // write if there are several replicas.
   float* losses() const;
   float* global_losses() const;
   int count() const;
-  // Where the norm of this step's gradient belongs: a zero, so that squares can be added up there first; null where no
-  // norm is needed.
+  // The place for the norm of this step's gradient. The value there is 0, so that squares can be added up in it first.
+  // Null if no norm is needed.
   float* gradient_norm() const;
-  double last() const;  // the mean over the replicas of the last step of the epochs that have ended; 0 before
-  double seconds_per_step() const;  // of the epochs that have ended; 0 before any has
-  // True when --max-steps is reached: no more steps, no more epochs.
+  double last() const;              // last step of the finished epochs: mean loss over the replicas; 0 before that
+  double seconds_per_step() const;  // over the finished epochs; 0 before that
+  // True if --max-steps is reached. The run must make no more steps and no more epochs.
   bool finished() const;
-  // Waits for the stream, prints every log_every-th step on rank 0, records all, and starts over.
+  // Waits for the stream, prints every log_every-th step on rank 0, records all steps, and prepares the next epoch.
   void end_epoch(int epoch, cudaStream_t stream);
 
  private:

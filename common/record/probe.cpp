@@ -29,9 +29,9 @@
 namespace workshop {
 namespace {
 
-// The pieces in which memory for probes is taken. On GPUs the first is more than the tests and ./workshop check need.
-// On the cpu backend an allocation waits for nothing, and writes to all of what it allocates: there it is little at a
-// time.
+// Size of the blocks in which memory for probes is allocated. On GPUs, the first block is larger than the tests and
+// ./workshop check need. On the cpu backend, blocks are small: an allocation never waits, but writes to all of the
+// block.
 #ifdef WORKSHOP_BACKEND_CPU
 constexpr std::size_t kArenaBytes = 256 << 10;
 #else
@@ -40,17 +40,17 @@ constexpr std::size_t kArenaBytes = 8 << 20;
 
 enum class Elements { floats, integers, bfloat16s };
 
-// A probe whose copy may still be on its way.
+// A probe whose copy may not have completed.
 struct PendingProbe {
   Json line;
   Elements elements;
-  float* values;  // in the arena; or as much room with what else there is
+  float* values;  // in the arena; the space may hold integers or bfloat16s instead
   std::size_t count;
   Event copied;
 };
 
-// Pinned memory for probes, so that their copies are asynchronous. Taken before the steps, because to allocate may wait
-// for the device; never freed, because that may wait for a kernel which never ends.
+// Pinned memory for probes, so that their copies are asynchronous. Allocate it before the steps, because an allocation
+// may wait for the device. It is never freed, because freeing may wait for a kernel that never ends.
 class Arena {
  public:
   void grow(std::size_t bytes) {
@@ -69,21 +69,22 @@ class Arena {
   std::size_t left_ = 0;
 };
 
-// In a kernel that is not filled in yet, a thread of the cpu backend's takes what has been probed so far.
+// Protected by `mutex`, because other threads collect probes too: the journal's thread and, if a kernel reaches an open
+// TODO, a thread of the cpu backend.
 struct Probes {
   std::timed_mutex mutex;
   Arena arena;
   std::deque<PendingProbe> pending;
 };
-// Never destroyed: its events would be when CUDA is gone.
+// Never destroyed: its events would be destroyed after CUDA has shut down.
 Probes& probes() {
   static Probes& probes = *new Probes;
   return probes;
 }
 
-// With WORKSHOP_JOURNAL=1: beside the record a file of each rank, RECORD.rank0, with what it has probed so far, for
-// runs that end otherwise than they should. `passed` is a probe that the program has come to, `probe` one with its
-// values.
+// With WORKSHOP_JOURNAL=1, each rank writes its probes so far to a file of its own next to the record, RECORD.rank0,
+// for runs that do not end normally. The type `passed` means that the program has reached a probe; `probe` has the
+// values too.
 class Journal {
  public:
   static Journal& get() {
@@ -91,13 +92,13 @@ class Journal {
     return journal;
   }
   bool is_open() const { return file_ >= 0; }
-  // A line at a time, so that a rank which is killed leaves whole ones.
+  // Writes a whole line at once, so that a rank that is killed leaves complete lines.
   void write(const Json& json) const { write_text(json.dump()); }
   void write_text(const std::string& text) const {
     if (!is_open()) return;
     char end = '\n';
     const iovec line[] = {{const_cast<char*>(text.data()), text.size()}, {&end, 1}};
-    if (writev(file_, line, 2) < 0) return;  // nothing depends on it
+    if (writev(file_, line, 2) < 0) return;  // ignored: the run does not depend on the journal
   }
 
  private:
@@ -126,13 +127,14 @@ std::string text_of(PendingProbe& probe) {
   }
 }
 
-// The probes that have been copied become lines, in order. "Not ready" where the next one has not been.
+// Turns the probes that have been copied into lines, in order. Returns cudaErrorNotReady at the first probe whose copy
+// has not completed.
 cudaError_t collect_probes() {
   std::deque<PendingProbe>& pending = probes().pending;
   for (; !pending.empty(); pending.pop_front()) {
     PendingProbe& probe = pending.front();
     const cudaError_t status = cudaEventQuery(probe.copied);
-    if (status == cudaErrorNotReady) cudaGetLastError();  // it was an answer
+    if (status == cudaErrorNotReady) cudaGetLastError();  // clears the status: "not ready" is not an error here
     if (status != cudaSuccess) return status;
     const std::string text = text_of(probe);
     record_text(text);
@@ -141,8 +143,8 @@ cudaError_t collect_probes() {
   return cudaSuccess;
 }
 
-// Keeps the journal, in a thread of its own: where the program asked itself, it would wait for work and so hide that it
-// does not wait where it must.
+// Writes the journal, in a separate thread. If the program queried the device itself, it would wait for work and thus
+// hide that it lacks a wait of its own.
 [[noreturn]] void keep_journal(int device) {
   cudaSetDevice(device);
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
@@ -151,7 +153,7 @@ cudaError_t collect_probes() {
   }
 }
 
-// The comment of a TODO in the source file above `line`, from "TODO" on.
+// Returns the comment of the TODO above `line` in the source file, starting at "TODO".
 std::string todo_text(const char* file, int line) {
   std::ifstream source(file);
   std::string text, read;
@@ -165,26 +167,26 @@ std::string todo_text(const char* file, int line) {
 }
 
 bool probing() {
-  static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs of which only the results are compared
+  static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs that are compared only by their results
   static const bool wanted = asked == nullptr || std::string(asked) != "0";
   return wanted && !recorder().record_path.empty() && recorder().step < kProbedSteps;
 }
 
-// The probe's line but for its values.
+// Returns the probe's line without its values.
 Json begin_probe(const char* todo, Label name) {
   static int sequence = 0;
   return Json{{"type", "probe"},     {"rank", process_ranks().rank}, {"id", todo},
               {"name", name.text()}, {"step", recorder().step},      {"sequence", sequence++}};
 }
 
-// The program has come to this probe, and what it is to record can be read.
+// Notes in the journal that the program has reached this probe.
 void note_passed(Json line) {
   if (!Journal::get().is_open()) return;
   line["type"] = "passed";
   Journal::get().write(line);
 }
 
-// The copy of a probe, behind what is on its stream.
+// Enqueues the copy of a probe on `stream`.
 void enqueue_probe(Json line, const void* tensor, Elements elements, cudaStream_t stream, const CallSite& site) {
   const std::lock_guard lock(probes().mutex);
   PendingProbe pending{std::move(line), elements, nullptr, 1, Event()};
@@ -222,7 +224,7 @@ void probe_on_device(const char* todo, Label name, const void* tensor, Elements 
   note_passed(line);
   line["shape"] = shape;
   const CallSite& site = site_of_probe(todo, file, source_line);
-  // The calls of an open group begin at its end: only then there is something to copy.
+  // The NCCL calls of an open group start when the group ends. The copy must come after them.
   after_group([line, tensor, elements, stream, &site] { enqueue_probe(line, tensor, elements, stream, site); });
 }
 
@@ -248,11 +250,11 @@ void make_room_for_probes() {
   std::thread(keep_journal, device).detach();
 }
 
-// Several cores may come to a TODO in a kernel at the same time.
+// Several threads may reach a TODO in a kernel at the same time (cpu backend).
 void todo_on_host(const char* id, const char* file, int line) {
   static std::atomic_flag speaks;
   if (speaks.test_and_set() || !first_of_job()) {
-    // Another core or rank speaks; it ends this one too.
+    // Another thread or rank prints the message and ends this one too.
     std::this_thread::sleep_for(std::chrono::seconds(2));
     _exit(kTodo);
   }
@@ -291,7 +293,7 @@ void probe_on_host(const char* todo, Label name, std::span<const T> values) {
   Json line = begin_probe(todo, name);
   line["shape"] = {values.size()};
   if constexpr (std::is_integral_v<T>) line["integers"] = true;
-  // Ends here where a TODO has left a null pointer to them.
+  // Crashes here if a TODO has left a null pointer. So note_passed() comes after it.
   const std::string text = with_values(line, values.data(), values.size());
   note_passed(line);
   record_text(text);

@@ -28,7 +28,7 @@
 namespace workshop {
 namespace {
 
-// What a device holds in all, at the end of the epoch in which it has held the most.
+// Memory in use on a device, at the end of the epoch with the largest total.
 struct DeviceMemory {
   std::size_t accounted = 0, in_use = 0;  // bytes
 };
@@ -48,16 +48,17 @@ Json memory_line(int rank, int number, const MemoryUses& uses) {
   return {{"type", "memory"}, {"rank", rank}, {"peak", peak}, {"current", current}, {"device", device}};
 }
 
-// All ranks' texts, one after the other, on rank 0.
+// Returns the concatenated texts of all ranks, on rank 0.
 std::string gather_on_rank_0(const std::string& text, ncclComm_t comm) {
   std::string all;
   for (const std::string& one : gather_text(text, comm, Stream(), /*on_all_ranks=*/false)) all += one;
   return all;
 }
 
-// The NaN with all bits set, of which arithmetic keeps the upper ones. That of 0/0 has all but one of them clear.
+// Tells the NaN of unwritten memory, which has all bits set, from other NaNs: arithmetic keeps its upper bits, while
+// 0/0 gives a NaN with only one bit of the mantissa set.
 bool is_fill(double nan) {
-  constexpr std::uint64_t kFloatBits = 0x7FFF'FFFF'E000'0000;  // of a double that was a float, but for the sign
+  constexpr std::uint64_t kFloatBits = 0x7FFF'FFFF'E000'0000;  // of a double converted from float, without the sign
   return (std::bit_cast<std::uint64_t>(nan) & kFloatBits) == kFloatBits;
 }
 
@@ -125,7 +126,7 @@ void start_recording(const Options& options, const Ranks& ranks) {
 }
 
 void record_text(const std::string& line) {
-  static std::mutex mutex;  // the thread that keeps the journal records too
+  static std::mutex mutex;  // the journal's thread records too
   const std::lock_guard lock(mutex);
   recorder().lines += line;
   recorder().lines += '\n';
@@ -149,9 +150,9 @@ std::vector<double> read_values(const std::string& path, const std::string& name
   std::map<std::string, double> named;
   std::string text;
   for (bool first = true; std::getline(lines, text); first = false) {
-    if (!first && text.find(name) == std::string::npos) continue;  // to read the probes would take seconds
+    if (!first && text.find(name) == std::string::npos) continue;  // parsing the probes would take seconds
     const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!line.is_object() || !line.contains("type")) throw std::runtime_error(path + ": no run record");
+    if (!line.is_object() || !line.contains("type")) throw std::runtime_error(path + ": not a run record");
     const auto has = [&](const char* key, auto value) { return line.contains(key) && line[key] == value; };
     if (!has("type", "value") || !has("rank", 0) || !line.contains("name") || !line.contains("value")) continue;
     if (line["name"].is_string() && line["value"].is_number()) named[line["name"]] = line["value"];
@@ -228,7 +229,7 @@ void write_record(ncclComm_t comm) {
   }
   if (!r.timeline_path.empty()) {
     std::string events = gather_on_rank_0(timeline_json(rank), comm);
-    if (!events.empty()) events.erase(events.size() - 2);  // the comma and line end of the last one
+    if (!events.empty()) events.erase(events.size() - 2);  // the comma and newline after the last event
     if (rank == 0) {
       write_file(r.timeline_path, "{\"otherData\": " + r.run_line + ",\n\"traceEvents\": [\n" + events + "\n]}\n");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run leaves behind: the run record that tests compare, the ledger of NCCL calls, the timeline, and the TODOs.
-// Everything here costs nothing unless --record or --timeline asks for it.
+// The records of a run: the run record that tests compare, with the ledger of NCCL calls; the timeline; and TODOs and
+// probes. They cost nothing without --record and --timeline.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,19 +13,20 @@
 
 namespace workshop {
 
-// The loss of one optimizer step. `replica` is the data-parallel replica that saw it; `global_loss` is the mean over
-// all replicas. Each replica calls this on one of its ranks. `gradient_norm` is recorded unless it is null.
+// Records the loss of one optimizer step. `loss` is that of the data-parallel replica `replica`, `global_loss` the mean
+// over all replicas. Call it on one rank of each replica. `gradient_norm` is recorded unless it is null.
 void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm = nullptr);
 
-// A number that this rank has measured, such as the share of its time that it idled.
+// Records a number that this rank has measured, such as the share of time in which it was idle.
 void record_value(const std::string& name, double value);
 
-// What rank 0 of an earlier run has recorded as "NAME 0", "NAME 1", …, up to the first that is missing. Throws
-// std::runtime_error where the file is no record.
+// Returns the values that rank 0 of an earlier run recorded as "NAME 0", "NAME 1", …, up to the first that is missing.
+// Throws std::runtime_error if the file is not a run record.
 std::vector<double> read_values(const std::string& path, const std::string& name);
 
-// A full, unsharded parameter after the last step, under PyTorch's name. One rank of each replica calls this: the
-// values of replica 0 are recorded, and of each a hash, which tells whether all are bit-equal. Waits for the stream.
+// Records a full, unsharded parameter after the last step, under PyTorch's name. Call it on one rank of each replica.
+// Records the values of replica 0, and a hash for each replica, which tells whether all are bit-equal. Waits for the
+// stream.
 void record_parameter(int replica, const std::string& name, const float* device, std::vector<int> shape,
                       cudaStream_t stream);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the common layer tell each other about a run. Chapters include common/record/record.h instead.
+// What the folders of common/ share about a run. Chapters include common/record/record.h instead.
 #pragma once
 
 #include <nccl.h>
@@ -18,31 +18,33 @@ namespace workshop {
 
 class Options;
 
-using Json = nlohmann::ordered_json;  // "type" first
+using Json = nlohmann::ordered_json;  // keeps "type" first
 
 struct Recorder {
   std::string record_path, timeline_path, run_line;
   std::string lines;  // of this rank
-  int step = 0;       // optimizer step that is being enqueued
+  int step = 0;       // the optimizer step being enqueued
   int steps_done = 0;
   double seconds_per_step = 0;
   long allocations = 0, synchronizations = 0, events = 0;  // in steps (cpu backend)
 };
 Recorder& recorder();
 
-// JSON has no NaN: what is not finite is written as a string and so never equals a number. "unwritten" is the NaN that
-// the cpu backend fills memory with, and what is computed from it.
+// Converts a number to JSON. JSON has neither NaN nor infinity, so these become strings, which never equal a number.
+// "unwritten" is the NaN that the cpu backend fills memory with, and any NaN computed from it.
 Json number(double value);
 
-// Appends the number, as number() writes it, with as few digits as tell it from others of its type; and a comma.
+// Appends a number as number() writes it, and a comma. Uses the fewest digits that tell the value from all others of
+// its type.
 void append_number(std::string& text, float value);
 void append_number(std::string& text, double value);
 
-// The line with `count` values, their norm and their sum, as text: to have Json make a value and its text of each
-// number would take most of the time of a run that records. The values are "floats" or, of another type, "values".
+// Returns `line` as text, with `count` values, their L2 norm and their sum added. Writes the text directly: converting
+// each number through Json would take most of the time of a recorded run. The key is "floats" for floats and "values"
+// for other types.
 template <typename T>
 std::string with_values(const Json& line, const T* values, std::size_t count) {
-  constexpr std::size_t kMaxValues = 4096;  // of a tensor that are written out in full
+  constexpr std::size_t kMaxValues = 4096;  // of a tensor are written out; the norm and the sum are of all values
   using Written = std::conditional_t<std::is_same_v<T, float>, float, double>;
   std::string text = line.dump();
   text.back() = ',';
@@ -62,42 +64,42 @@ std::string with_values(const Json& line, const T* values, std::size_t count) {
   return text;
 }
 
-// Ends the job where the files that --record and --timeline name cannot be written. The device is not chosen yet, so
-// this creates nothing there.
+// Starts recording. Ends the job if the files of --record and --timeline cannot be written. Runs before the device is
+// chosen, so it must not create anything there.
 void start_recording(const Options& options, const Ranks& ranks);
 
-// Takes pinned memory for probes; and turns the probes that have been copied into lines, in order. Waits at most
-// `patience` for them.
+// Allocates pinned memory for probes.
 void make_room_for_probes();
+// Waits at most `patience` for the probes' copies and turns them into lines, in order.
 void finish_probes(std::chrono::milliseconds patience);
 
-// Gathers what every rank has recorded and writes the files on rank 0. Collective over `comm`.
+// Gathers the lines and events of all ranks and writes the files on rank 0. Collective over `comm`.
 void write_record(ncclComm_t comm);
 
-// Adds one line of JSON to the record of this rank.
+// Adds one line of JSON to this rank's record.
 void record_text(const std::string& line);
 inline void record_line(const Json& json) { record_text(json.dump()); }
 
-// Contexts, NCCL's buffers and cuBLAS's workspaces are in no account, so the devices are asked too. What other
-// processes hold there counts as well.
+// Asks the devices how much memory is in use, because buffers' accounts do not include contexts, NCCL's buffers and
+// cuBLAS's workspaces. Memory of other processes on the device counts too.
 void note_memory_on_device();
 
-// From here on NCCL calls are counted; record_ledger() adds a line for each operation and communicator.
+// start_ledger() starts counting NCCL calls. record_ledger() records a line per operation and communicator.
 void start_ledger();
 void record_ledger(int rank);
 
-// A copy from one device of this process to another, which the ledger counts too (common/record/copies.cpp).
+// Enters a copy from one device of this process to another in the ledger (common/record/copies.cpp).
 void count_copy(int from, int to, std::size_t bytes);
 
-// The same for the timeline. Marks of one stream say where its optimizer steps begin, and with `step` -1 that the last
-// one ends: each, as an event, an instant of the timeline. start_clock() is collective over `comm`, and starts its
-// clock on all ranks at about the same time. The events of this rank are in Chrome's trace format, each with a comma
-// behind it.
+// Starts the timeline.
 void start_timeline();
+// Marks an instant on `stream`: an optimizer step begins or, if `step` is -1, the last one ends.
 void mark_step(int step, cudaStream_t stream);
-// From now on this rank holds so many bytes of a kind: a counter of the timeline.
+// Sets a counter of the timeline: from now on, this rank holds `bytes` of this kind.
 void mark_memory(Memory kind, int device, std::size_t bytes);
+// Starts the timeline's clock at about the same time on all ranks. Collective over `comm`.
 void start_clock(ncclComm_t comm);
+// Returns this rank's events in Chrome's trace format, each followed by a comma.
 std::string timeline_json(int rank);
 
 }  // namespace workshop

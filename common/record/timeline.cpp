@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The timeline: spans of work on the streams of this rank, of NCCL calls and of the program's own Ranges, and what the
-// rank holds in memory, measured with events.
+// The timeline, measured with events: spans of NCCL calls and of the program's Ranges on this rank's streams, and the
+// memory that the rank holds.
 #ifdef WORKSHOP_BACKEND_CUDA
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -22,7 +22,8 @@
 namespace workshop {
 namespace {
 
-// What the other ranks' calls that belong to it are found by: communicators have the same id on all of their ranks.
+// Identifies an NCCL call, so that the matching calls of other ranks can be found. A communicator has the same id on
+// all of its ranks.
 struct Call {
   const char* operation;
   const Communicator* communicator;
@@ -31,7 +32,7 @@ struct Call {
   std::size_t bytes;
 };
 
-// Events are made on the device of their stream, which is current where these are.
+// An event belongs to the device that is current when it is created: that of the stream, here and below.
 struct Span {
   std::string name;
   cudaStream_t stream;
@@ -40,12 +41,12 @@ struct Span {
 };
 
 struct Mark {
-  int step;  // that begins; -1 where the last one ends
+  int step;  // the step that begins; -1 if the last one ends
   cudaStream_t stream;
   Event at{cudaEventDefault};
 };
 
-// What the rank holds of a kind from then on.
+// Bytes of a kind that the rank holds from this moment on.
 struct Change {
   int device;
   Memory kind;
@@ -54,19 +55,19 @@ struct Change {
 };
 
 struct StreamInfo {
-  int number;  // in the order in which they are first seen
-  int device;  // that was current then
+  int number;  // in the order in which the streams are first used
+  int device;  // the current device at that time
 };
 
-// Of one more device of the process: the moment `beginning` of its own is the moment `known` of the first one, as far
-// as one device can tell another. CUDA tells no time between events of two devices.
+// The clock of another device of this process. CUDA does not measure the time between events of two devices. So
+// `beginning`, on this device, counts as simultaneous with `known`, on the first one, for which it waits.
 struct DeviceClock {
   Event known{cudaEventDefault}, beginning{cudaEventDefault};
 };
 
 class Timeline final : public CallObserver {
  public:
-  // A group is one span on each stream that it uses.
+  // Begins a span for the group on each stream that it uses.
   void enqueue_begins(std::span<const NcclCall> group) override {
     struct Named {
       std::string name;
@@ -95,7 +96,7 @@ class Timeline final : public CallObserver {
   }
   void end(int span) { CUDA_CHECK(cudaEventRecord(spans[span].end, spans[span].stream)); }
 
-  // The device of a stream, whose clock is started where it has none.
+  // Returns the device of a stream. Starts the device's clock if it has none.
   int device_of(cudaStream_t stream) {
     const int device = streams.try_emplace(stream, StreamInfo{static_cast<int>(streams.size()), current_device()})
                            .first->second.device;
@@ -103,8 +104,8 @@ class Timeline final : public CallObserver {
     return device;
   }
 
-  // A stream without work comes to an event when the host records it: so events tell the host's time too, and on a
-  // simulated machine that one's.
+  // Records the event on an idle stream, which reaches it immediately. So it shows when the host made the change; on a
+  // simulated machine, in simulated time.
   void change(int device, Memory kind, std::size_t bytes) {
     const OnDevice on_device(device);
     need_clock_of(device);
@@ -114,7 +115,7 @@ class Timeline final : public CallObserver {
 
   bool enabled = false;
   int first_device = 0;
-  std::optional<Event> start;  // made once the device is chosen: an event belongs to the device that is current then
+  std::optional<Event> start;         // created only after the device is chosen, because it belongs to that device
   std::map<int, DeviceClock> clocks;  // of the other devices
   std::vector<Span> spans;
   std::vector<Mark> marks;
@@ -138,11 +139,11 @@ class Timeline final : public CallObserver {
     clocks.emplace(device, std::move(clock));
   }
 
-  std::vector<int> begun_;  // spans of the calls that are being enqueued
+  std::vector<int> begun_;  // spans of the calls being enqueued
   std::map<int, Stream> idle_streams_;
 };
 
-// Never destroyed: its events would be when CUDA is gone.
+// Never destroyed: its events would be destroyed after CUDA has shut down.
 Timeline& timeline() {
   static Timeline& timeline = *new Timeline;
   return timeline;
@@ -159,7 +160,7 @@ void start_timeline() {
 void start_clock(ncclComm_t comm) {
   if (!timeline().enabled) return;
   const OffTheRecord off_the_record;
-  // All ranks leave an all-reduce at about the same time, to within its latency.
+  // All ranks leave an all-reduce at the same time, to within its latency.
   Stream stream;
   DeviceBuffer<float> one(1, Memory::data);
   NCCL_CHECK(ncclAllReduce(one.data(), one.data(), 1, ncclFloat, ncclSum, comm, stream));
@@ -180,8 +181,9 @@ void mark_memory(Memory kind, int device, std::size_t bytes) {
 
 namespace {
 
-// Microseconds since the clock began. CUDA tells them as a float, which has no room for those of a whole run: never
-// asked for more than from some event of the last second.
+// Returns the microseconds from the clock's start to an event. CUDA measures times as floats, which are too imprecise
+// for a whole run. So the clock measures from a recent event: an event more than a second after the reference becomes
+// the next reference.
 class Clock {
  public:
   explicit Clock(const Event& start, double at = 0) : reference_(&start), at_(at) {}
@@ -201,7 +203,7 @@ class Clock {
   double at_;
 };
 
-// One for each device.
+// Starts one clock per device.
 std::map<int, Clock> start_clocks() {
   std::map<int, Clock> clocks = {{timeline().first_device, Clock(*timeline().start)}};
   for (const auto& [device, clock] : timeline().clocks) {
@@ -211,12 +213,12 @@ std::map<int, Clock> start_clocks() {
   return clocks;
 }
 
-// Events as text. Json would make this the most expensive part of a short run's timeline.
+// Writes the events as text. With Json, this would be the most expensive part of a short run's timeline.
 class Events {
  public:
   explicit Events(int rank) : rank_(std::to_string(rank)) {}
 
-  // Each begins with these, and is ended by the next one.
+  // Begins an event with the fields that all events have. The next call, or finished(), closes it.
   void add(const std::string& name, const char* phase, int stream) {
     text_ += (text_.empty() ? "{\"name\":" : "},\n{\"name\":") + quoted(name) + ",\"ph\":\"" + phase +
              "\",\"pid\":" + rank_ + ",\"tid\":" + std::to_string(stream);
@@ -247,7 +249,7 @@ class Events {
     if (is_new) place->second = Json(text).dump();
     return place->second;
   }
-  // What all calls of an operation on a communicator begin with.
+  // Returns the text that all calls of an operation on a communicator begin with.
   const std::string& known(const Call& call) {
     const auto [place, is_new] = known_.try_emplace({call.operation, call.communicator});
     if (is_new) {
@@ -268,7 +270,7 @@ class Events {
   std::map<std::pair<const char*, const Communicator*>, std::string> known_;
 };
 
-// A counter for each device: what the rank holds there of all kinds, from one change to the next.
+// Adds a counter per device: the bytes of each kind that the rank holds there after each change.
 void add_memory(Events& events) {
   std::map<int, Clock> clocks = start_clocks();
   std::map<int, std::array<std::size_t, kMemoryKinds.size()>> held;
@@ -313,7 +315,7 @@ void add_marks(Events& events) {
   }
 }
 
-// What viewers call the rank and its streams.
+// Adds the names that viewers show for the rank and its streams.
 void add_names(Events& events, int rank) {
   const auto add = [&](const char* what, int stream, const std::string& name) {
     events.add(what, "M", stream);
@@ -335,7 +337,7 @@ std::string timeline_json(int rank) {
   add_spans(events);
   add_marks(events);
   add_memory(events);
-  timeline().start.reset();  // what is freed from here on is not told
+  timeline().start.reset();  // memory freed from here on is not recorded
   return events.finished();
 }
 

@@ -18,8 +18,8 @@
 namespace workshop {
 namespace {
 
-constexpr double kOnTerminal = 0.5, kElsewhere = 30;  // seconds between two lines
-constexpr double kLong = 5;                           // seconds after which a run is a long one, on a terminal
+constexpr double kOnTerminal = 0.5, kElsewhere = 30;  // seconds from one line to the next
+constexpr double kLong = 5;                           // seconds before the first line, at least
 
 std::string duration(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::lround(seconds));
@@ -30,7 +30,8 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-// mpirun gives each rank a terminal, whatever it writes to itself. What that is, tools/launch says.
+// mpirun gives each rank a terminal even if its own output goes elsewhere, so isatty() does not count under MPI.
+// tools/launch sets WORKSHOP_TERMINAL if the output goes to a terminal.
 std::unique_ptr<ProgressLine> ProgressLine::make(const Work& work) {
 #ifdef WORKSHOP_BACKEND_CPU
   cpu::looks_after_program("/common/training/progress_line");
@@ -72,7 +73,7 @@ void ProgressLine::begin_step(std::int64_t steps, const float* device_loss, doub
 void ProgressLine::look() {
   const cudaError_t status = cudaEventQuery(reached_);
   if (status == cudaErrorNotReady) {
-    cudaGetLastError();  // it was an answer
+    cudaGetLastError();  // clears the status, which was not an error
     return;
   }
   CUDA_CHECK(status);

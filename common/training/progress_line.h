@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a long training has come: on a terminal one line that is written again and again, elsewhere a line now and
+// Shows the progress of a long training run: on a terminal, one line that is overwritten; elsewhere, a new line now and
 // then.
 #pragma once
 
@@ -14,35 +14,35 @@
 
 namespace workshop {
 
-// What a training makes in all, and what it is measured in.
+// The length of a training run, and the unit of its speed.
 struct Work {
   std::int64_t steps;
   double units_per_step;
   std::string unit;  // "tokens"
 };
 
-// When a line is written.
+// When to write a line.
 struct Pace {
   double seconds;  // from one line to the next
   double first;    // until the first one
   bool on_terminal;
 };
 
-// Steps neither wait nor allocate for it: what it says is what an event and a copy of the loss have come to when they
-// are looked at, at the begin of a later step.
+// Steps neither wait nor allocate for it: a step enqueues an event and a copy of the loss, and a later step prints them
+// if they have completed by then.
 class ProgressLine {
  public:
-  // On rank 0, null on all others and where none is wanted: WORKSHOP_PROGRESS is the seconds between two lines, 0 for
-  // none.
+  // Returns null on ranks other than 0 and if no progress is wanted. WORKSHOP_PROGRESS sets the seconds between two
+  // lines; 0: no progress.
   static std::unique_ptr<ProgressLine> make(const Work& work);
   ProgressLine(Work work, const Pace& pace);
   ~ProgressLine();
 
-  // Call before a step's work is enqueued on `stream`, after so many others. The loss of the last one is on the device:
-  // zero where another rank has it, null where there is none. Then `loss`, that of an epoch before, is shown; 0 where
-  // none is known.
+  // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: the loss of the
+  // last step, on the device; zero if another rank has it, null if no loss exists yet. In those two cases, `loss` is
+  // shown, which is the loss of an earlier epoch; 0: unknown.
   void begin_step(std::int64_t steps, const float* device_loss, double loss, cudaStream_t stream);
-  // Call before something else is printed.
+  // Removes the line from a terminal. Call before printing anything else.
   void clear();
 
  private:
@@ -57,15 +57,15 @@ class ProgressLine {
   Pace pace_;
   bool shown_ = false;
 
-  // A look at the device, begun after so many steps, that may be under way.
+  // A look at the device, which may be in flight. It began after steps_ steps.
   Event reached_;
-  float* host_loss_ = nullptr;  // pinned, and in no account: the record is as without
+  float* host_loss_ = nullptr;  // pinned; not counted, so the record does not depend on it
   bool under_way_ = false;
   std::int64_t steps_ = 0;
   double known_loss_ = 0;
 
   Clock::time_point next_look_, next_line_;
-  // The first look that has come to its end: from there on speed is measured.
+  // The first completed look. The speed is measured from there.
   Clock::time_point first_at_;
   std::int64_t first_steps_ = -1;
 };

@@ -13,7 +13,7 @@ namespace workshop {
 
 double measured_peak() {
   constexpr int n = 512, kTimes = 4;
-  const Stream stream;  // has this handle alone
+  const Stream stream;  // used only by this handle
   DeviceBuffer<float> a(n * n, Memory::data), b(n * n, Memory::data), c(n * n, Memory::data);
   for (DeviceBuffer<float>* matrix : {&a, &b}) CUDA_CHECK(cudaMemsetAsync(matrix->data(), 0, matrix->bytes(), stream));
   cublasHandle_t blas = nullptr;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast a model is trained, and how much of the machine that takes.
+// The speed of training, and the utilization of the devices.
 #pragma once
 
 namespace workshop {
 
-// Operations a second that this rank's device reaches in a matrix product that keeps the cores of a rank busy, in
-// float32. Takes some ten milliseconds on the cpu backend. A GPU can do more than it shows here.
+// Measures the operations per second of this rank's device in a float32 matrix product that is large enough for the
+// cores of a rank. Takes about ten milliseconds on the cpu backend. A GPU can do more than this measures.
 double measured_peak();
 
-// Prints, on rank 0, tokens and operations a second of all ranks together, and the share of what the ranks' devices
-// could do (model FLOP utilization; Chowdhery et al., PaLM, 2022): `operations` are those of the model for a token,
-// without what is recomputed, `peak` those that one device could do a second.
+// Prints on rank 0 the tokens and operations per second of all ranks together, and the model FLOP utilization
+// (Chowdhery et al., PaLM, 2022): their share of what the devices could do. `operations`: the model's operations per
+// token, without recomputation. `peak`: operations per second that one device could do.
 void print_throughput(double tokens_a_second, double operations, int ranks, double peak);
 
 }  // namespace workshop

@@ -17,10 +17,10 @@ namespace workshop {
 
 namespace {
 
-// A run of fewer steps says nothing of the speed, and the measuring of what would be possible takes longer than it.
+// Runs with fewer steps report no speed: it would mean nothing, and measuring the peak would take longer than the run.
 constexpr int kStepsForSpeed = 10;
 
-// How many words the model hesitates between, where the loss is that of a text.
+// Returns ", perplexity X" if the loss is that of a text, else "".
 std::string perplexity(double loss, bool of_text) {
   return of_text ? formatted(", perplexity %.2f", std::exp(loss)) : "";
 }
@@ -57,18 +57,18 @@ struct Training::State {
         checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
 
   std::int64_t steps() const { return count_steps(options, data.trained_on, place.replicas); }
-  // In all of its batches, on all replicas.
+  // The units per step include all batches of all replicas.
   Work work() const {
     const double samples = 1.0 * options.batch_size * options.accumulation_steps * place.replicas;
     if (text != nullptr) return {steps(), samples * options.gpt.context, "tokens"};
     return {steps(), samples, images ? "images" : "samples"};
   }
 
-  // Batch i of the epoch as one of the step that is under way.
+  // Returns batch i of the epoch, numbered as a batch of the current step.
   Batch batch(int i) {
     Batch batch = loader.batch(i);
     batch.step = step;
-    batch.stride = place.replicas;  // DistributedSampler deals the samples out in turns
+    batch.stride = place.replicas;  // DistributedSampler deals out the samples round-robin
     batch.number = (i - first) * options.batch_size * place.replicas + place.replica;
     return batch;
   }
@@ -87,13 +87,13 @@ struct Training::State {
   LossLog losses;
   std::unique_ptr<ProgressLine> progress;
   Checkpoints checkpoints;
-  std::vector<int*> counts;  // of the steps made
+  std::vector<int*> counts;  // the optimizers' step counts
   std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
   bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
-  int next = 0;                                    // of them
+  int next = 0;                                    // next batch of the step
   float* loss = nullptr;
 };
 
@@ -116,7 +116,7 @@ ncclComm_t Training::comm() const { return state_->comm; }
 int Training::evaluated() const { return state_->over ? state_->data.tested : state_->data.held_out; }
 int Training::first_evaluated() const { return state_->data.trained_on + (state_->over ? state_->data.held_out : 0); }
 
-// Linear warm-up, and half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
+// A linear warm-up, then half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
 double Training::lr_factor() const {
   const StepOptions& options = state_->options.step_size;
   const int t = state_->step, warmup = options.warmup_steps;
@@ -170,7 +170,7 @@ bool Training::next_epoch() {
     state_->over = true;
     return false;
   }
-  state_->distributed.set_epoch(state_->epoch);  // else every epoch would have the same order
+  state_->distributed.set_epoch(state_->epoch);  // otherwise every epoch would have the same order
   const bool distributed = state_->options.sampling() == Sampling::distributed;
   state_->loader.start_epoch(distributed ? state_->distributed.indices() : state_->random.next_epoch());
   state_->last = state_->start.first_batch(state_->epoch);
@@ -224,11 +224,11 @@ void Training::end_epoch() {
 void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss,
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
-  end_epoch();  // whose losses are printed first
+  end_epoch();  // prints the epoch's losses first
   const std::string of = state.over ? "test" : "validation", name = of + " loss";
   const Range range(name, state.stream);
   const bool classifies = state.images;
-  const DeviceBuffer<float> results(classifies ? 2 : 1, Memory::data);  // the loss, the share of right answers
+  const DeviceBuffer<float> results(classifies ? 2 : 1, Memory::data);  // the loss, the share of correct answers
   float* correct = classifies ? results.data() + 1 : nullptr;
   CUDA_CHECK(cudaMemsetAsync(results.data(), 0, results.bytes(), state.stream));
   std::vector<int> places = samples;
@@ -236,7 +236,8 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
     std::ranges::transform(places, places.begin(), [&](int i) { return state.text->place(i); });
   }
   state.loader.start_epoch(places);
-  // As many batches on every replica, for a model that is sharded over them is gathered in each: the last may be empty.
+  // Every replica makes the same number of batches, because a model sharded over the replicas is gathered in each
+  // batch. The last ones may be empty.
   const int most = (evaluated() + state.place.replicas - 1) / state.place.replicas;
   const int batches = (most + state.options.batch_size - 1) / state.options.batch_size;
   for (int i = 0; i < std::max(batches, state.loader.steps()); ++i) {

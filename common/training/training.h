@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One training run, as every program steps through it: data set, order of the samples, losses, validation, checkpoints.
-// What is left for a program's main() is its technique: see 01_single_gpu/mlp.cu.
+// The training loop of every program: data set, order of the samples, losses, validation, checkpoints. Only the
+// technique is left for a program's main(); see 01_single_gpu/mlp.cu.
 #pragma once
 
 #include <functional>
@@ -17,11 +17,11 @@
 
 namespace workshop {
 
-// What an optimizer keeps from step to step.
+// The state that an optimizer keeps from step to step.
 struct OptimizerState {
-  float *first_moment, *second_moment;  // AdamW's, one per value updated; null for SGD
-  int* steps;                           // made so far
-  std::function<void()> loaded;         // called once a checkpoint has been loaded into them; may be empty
+  float *first_moment, *second_moment;  // of AdamW, one entry per updated value; null for SGD
+  int* steps;                           // number of steps so far
+  std::function<void()> loaded;         // called after a checkpoint has been loaded into them; may be empty
 };
 
 // This rank's place among the data-parallel replicas. If several ranks form a replica, one of them reports its losses;
@@ -31,7 +31,7 @@ struct ReplicaPlace {
   bool reports = true;
 };
 
-// One of the batches of a step: --accumulation-steps says how many there are.
+// One of the batches of a step (--accumulation-steps).
 struct MicroBatch : Batch {
   bool first, last;  // of the step
 };
@@ -47,49 +47,49 @@ class Training {
   bool next_epoch();
   // Begins the next step, after saving a checkpoint if one is due. Returns false after the last step of the epoch.
   bool next_step();
-  // Gets the next batch of the step, valid until the one after it. Returns false after the last batch.
+  // Gets the next batch of the step, which is valid until the next call. Returns false after the last batch.
   bool next_batch(MicroBatch& batch);
   // Returns the batch of a step that has only one.
   Batch batch();
-  // Ends the epoch now, so that the program can report on it.
+  // Ends the epoch now instead of in next_epoch(), so that the program can report on it.
   void end_epoch();
 
-  // ---- the step under way ----
+  // ---- the current step ----
 
-  int samples() const;       // of all its batches, on this replica
-  float* loss() const;       // on the device, zero at first: add the loss here
-  double lr_factor() const;  // of the learning rate: --warmup-steps, --lr-schedule
-  // The losses of the epoch, on the device, one per step. Write their mean over the replicas to global_losses().
+  int samples() const;       // in all its batches, on this replica
+  float* loss() const;       // on the device, initially zero: add the loss here
+  double lr_factor() const;  // factor of the learning rate (--warmup-steps, --lr-schedule)
+  // The losses of the epoch on the device, one per step. Write their mean over the replicas to global_losses().
   LossLog& losses();
 
   // ---- evaluation: on validation samples after each epoch, on test samples after the last ----
 
-  int evaluated() const;        // how many samples; 0 if there are none
-  int first_evaluated() const;  // the number of the first
-  ncclComm_t comm() const;      // of all ranks, for the sum over their shares of the loss
+  int evaluated() const;        // number of samples; may be 0
+  int first_evaluated() const;  // index of the first one
+  ncclComm_t comm() const;      // of all ranks, to sum their shares of the loss
 
   // Adds a batch's share of the mean loss over all evaluated() samples to a float on the device.
   using AddLoss = std::function<void(const Batch&, float*)>;
-  // Evaluates on samples that all of `ranks` go through together, each adding its share of the loss. By default this
-  // rank has the whole loss. Call after each epoch, and once more after the last.
+  // Evaluates on samples that all `ranks` process together, each adding its share of the loss. By default, this rank
+  // computes the whole loss. Call after each epoch, and once more when next_epoch() has returned false.
   void evaluate(const AddLoss& add_loss, const Group& ranks = {});
-  // Evaluates on this replica's own `samples`; sum(loss) must then sum the shares over the replicas. All replicas make
-  // the same number of calls of add_loss(), the last ones perhaps with empty batches. Collective.
+  // Evaluates on this replica's own `samples`; sum(loss) must then sum the shares over the replicas. All replicas call
+  // add_loss() the same number of times, the last times possibly with empty batches. Collective.
   void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
 
-  // ---- checkpoints: say what belongs to one before the first epoch ----
+  // ---- checkpoints: before the first epoch, add everything that belongs to one ----
 
   void add(const std::vector<TensorPart>& parts);
-  // Adds the optimizer's state for the values that `parts` hold, which lie one after the other from `values` on.
+  // Adds the optimizer's state for the values in `parts`, which are contiguous from `values` on.
   void add(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state);
   // Adds parameters together with the optimizer's state for them.
   void add_all(const std::vector<TensorPart>& parts, const float* values, const OptimizerState& state) {
     add(parts);
     add(parts, values, state);
   }
-  // Adds a count of steps, which resumes at the checkpoint's.
+  // Adds a step count. On resume, it is set to the checkpoint's.
   void add(int* steps);
-  // Loads the checkpoint of --resume now; next_epoch() does so otherwise. Collective.
+  // Loads the checkpoint of --resume now; otherwise next_epoch() does. Collective.
   void resume();
 
   // Returns the first samples of the data set, for a check of the gradients before training.

@@ -31,7 +31,7 @@ void CallLog::call_begins(NcclCall& call) {
   at(index) = {Entry::issuing, call, InCall::current(), index, at(index).event};
 }
 
-// One event tells for all calls of a group on the same stream: that behind the last of them.
+// The calls of a group on the same stream share one event, recorded after the last of them.
 void CallLog::enqueued(std::span<const NcclCall> calls, ncclResult_t status) {
   for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
     if (call->watched < 0) continue;
@@ -40,7 +40,8 @@ void CallLog::enqueued(std::span<const NcclCall> calls, ncclResult_t status) {
     const auto last = std::find_if(calls.rbegin(), call,
                                    [&](auto& other) { return other.watched >= 0 && other.stream == call->stream; });
     if (works && last == call) {
-      // Without the mutex: it may wait for room in the stream, and nothing else touches this event before the end.
+      // Without the mutex, because recording may wait for room in the stream. Until `state` changes, nothing else uses
+      // this event.
       if (entry.event == nullptr) CUDA_CHECK(cudaEventCreateWithFlags(&entry.event, cudaEventDisableTiming));
       CUDA_CHECK(cudaEventRecord(entry.event, call->stream));
     }
@@ -50,8 +51,8 @@ void CallLog::enqueued(std::span<const NcclCall> calls, ncclResult_t status) {
   }
 }
 
-// Moves the head, and returns the question about the first enqueued call from `first` on; none after the last call of
-// interest.
+// Advances `head_` past completed calls. Returns the question about the first enqueued call at or after `first`, or
+// none if there is no such call among the kTold calls from `head_` on.
 std::optional<CallLog::Question> CallLog::next_question(std::uint64_t first) {
   const std::lock_guard lock(mutex_);
   while (head_ < tail_ && at(head_).state == Entry::completed) ++head_;
@@ -69,7 +70,7 @@ void CallLog::ask_device() {
     const std::lock_guard lock(mutex_);
     if (question->index >= head_) at(question->index).state = Entry::completed;
   }
-  cudaGetLastError();  // "not ready" was an answer
+  cudaGetLastError();  // clears the status: "not ready" is not an error here
 }
 
 std::optional<std::uint64_t> CallLog::first_pending() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NCCL calls of this rank that have not completed, and the last that have.
+// This rank's NCCL calls that have not completed, and the last ones that have.
 #pragma once
 
 #include <array>
@@ -14,37 +14,38 @@
 
 namespace workshop {
 
-// A ring: the calls [head, tail) have not completed; those before head are remembered until their place is taken. A
-// call that finds no place is not watched: the ones before it tell enough.
+// A ring buffer. The call at `head_` has not completed; calls before it have, and stay until their places are reused. A
+// call that finds the ring full is not watched: the earlier ones tell enough.
 class CallLog final : public CallObserver {
  public:
   void call_begins(NcclCall& call) override;
   void enqueued(std::span<const NcclCall> calls, ncclResult_t status) override;
 
-  // Asks the device which calls have completed. Where the program is blocked in a launch, the driver may hold a lock
-  // that the question needs, and no answer comes before the program gets on.
+  // Asks the device which calls have completed. If the program is blocked in a launch, the driver may hold a lock that
+  // this query needs; then it does not return before the launch does.
   void ask_device();
 
-  // The first call that has not completed; none where all have.
+  // Returns the index of the first call that has not completed, or none if all have.
   std::optional<std::uint64_t> first_pending();
 
-  // The calls and the communicators of a note.
+  // Adds the calls and the communicators to a note.
   void describe(Note& note);
 
  private:
-  static constexpr std::uint64_t kCalls = 1024;  // as many are watched at a time
-  // Calls from the first on that has not completed, and before it: small ones may pass for each other for a while.
+  static constexpr std::uint64_t kCalls = 1024;  // watched at a time
+  // Calls in a note, from the first that has not completed, and before it. Earlier calls are needed because small
+  // mismatched calls may complete for a while.
   static constexpr std::uint64_t kTold = 8, kToldBefore = 64;
 
   struct Entry {
     enum State { issuing, enqueued, completed };
     State state;
     NcclCall call;
-    const CallSite* site;         // where the program makes it
-    std::uint64_t end;            // the call whose event tells that this one has completed
-    cudaEvent_t event = nullptr;  // made for the first call in this place of the ring
+    const CallSite* site;         // where the program makes the call
+    std::uint64_t end;            // index of the call whose event tells that this one has completed
+    cudaEvent_t event = nullptr;  // created for the first call in this place of the ring, then reused
   };
-  // Has this call completed? The event tells.
+  // Asks whether a call has completed; its event has the answer.
   struct Question {
     std::uint64_t index;
     cudaEvent_t event;

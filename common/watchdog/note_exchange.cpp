@@ -22,11 +22,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kAgain = 100ms;  // until a note is sent once more
-constexpr auto kAnswer = 2s;    // for the others to answer
+constexpr auto kAgain = 100ms;  // interval at which a note is sent again
+constexpr auto kAnswer = 2s;    // time for the other ranks to answer
 constexpr std::size_t kLongest = 1 << 16;
 
-// The socket, bound to a port of its own on this address of the machine; -1 with errno if it cannot be.
+// Opens a socket bound to a free port on this address of the machine and sets the port in `address`. Returns -1 and
+// sets errno if that fails.
 int bound_socket(sockaddr_in& address) {
   const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   socklen_t size = sizeof address;
@@ -79,8 +80,8 @@ NoteExchange::Address NoteExchange::open(const Ranks& ranks) {
   if (list != nullptr) freeifaddrs(list);
   if (sockets_.empty()) {
     fail(kFailed,
-         "the watchdog finds no interface with an IPv4 address that the job uses (NCCL_SOCKET_IFNAME?); "
-         "WORKSHOP_TIMEOUT=0 does without");
+         "the watchdog found no interface with an IPv4 address that the job may use (check NCCL_SOCKET_IFNAME); "
+         "WORKSHOP_TIMEOUT=0 turns the watchdog off");
   }
   return self;
 }
@@ -91,7 +92,8 @@ void NoteExchange::connect(int rank, const std::vector<Address>& addresses) {
   connected_ = true;
 }
 
-// From and to all interfaces: which of them lead to each other is not known, and who is not meant does not mind.
+// Sends from every interface to every interface, because it is not known which of them can reach each other. Receivers
+// ignore datagrams of other jobs.
 void NoteExchange::send(const std::string& text) {
   for (std::size_t rank = 0; rank < addresses_.size(); ++rank) {
     if (static_cast<int>(rank) == rank_) continue;
@@ -109,7 +111,7 @@ void NoteExchange::send(const std::string& text) {
 }
 
 std::optional<Note> NoteExchange::receive(std::chrono::milliseconds patience) {
-  const bool connected = connected_;  // until then there is nothing to wait for but the time
+  const bool connected = connected_;  // if not, only waits for `patience`
   if (poll(connected ? sockets_.data() : nullptr, connected ? sockets_.size() : 0,
            static_cast<int>(patience.count())) <= 0) {
     return std::nullopt;
@@ -137,7 +139,7 @@ std::map<int, Note> NoteExchange::exchange(const Note& mine) {
       if (const auto note = receive(kAgain)) notes.insert_or_assign(note->rank, *note);
     }
   }
-  send(text);  // for those that came after the last one
+  send(text);  // for ranks that have started listening since the last one
   return notes;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the watchdogs of a job tell each other where their ranks are: a datagram each way, which works whatever NCCL and
-// MPI are stuck in.
+// Exchanges notes between the watchdogs of a job, which say what each rank is waiting in. Uses UDP datagrams, which
+// work even if NCCL and MPI are stuck.
 #pragma once
 
 #include <netinet/in.h>
@@ -20,8 +20,8 @@
 
 namespace workshop {
 
-// Whether the job uses a network interface: the ranks of one node loopback, those of several the ones that
-// NCCL_SOCKET_IFNAME chooses, as NCCL reads it, or all but loopback.
+// Returns whether the job uses a network interface. Ranks on one node use loopback. Ranks on several nodes use the
+// interfaces that NCCL_SOCKET_IFNAME selects, interpreted as NCCL does, or all but loopback if it is not set.
 bool uses_interface(const Environment& env, const Ranks& ranks, const std::string& name, bool loopback);
 
 class NoteExchange {
@@ -30,23 +30,24 @@ class NoteExchange {
     in_addr_t host;  // 0: none
     in_port_t port;
   };
-  // Where a rank's notes are to be sent.
+  // Where to send notes to a rank.
   struct Address {
-    std::array<Socket, 8> sockets;  // one on each of the interfaces that the job uses
-    std::uint64_t job;              // rank 0 chooses it: a note of another job is not taken for one of this
+    std::array<Socket, 8> sockets;  // one per interface that the job uses
+    std::uint64_t job;              // a random number; rank 0's identifies the notes of this job
   };
 
-  // This rank's. Ends the job where there is no socket.
+  // Opens this rank's sockets and returns their address. Ends the job if no socket can be opened.
   Address open(const Ranks& ranks);
 
-  // From here on notes come and go between all ranks of the job, whose addresses these are. Call once.
+  // Starts the exchange of notes with all ranks of the job. `addresses` is indexed by rank. Call once.
   void connect(int rank, const std::vector<Address>& addresses);
   bool connected() const { return connected_; }
 
-  // Waits so long for a note of this job.
+  // Waits at most `patience` for a note of this job.
   std::optional<Note> receive(std::chrono::milliseconds patience);
 
-  // The notes of all ranks that answer, this one's among them, by rank. Takes two seconds if not all do.
+  // Returns the notes of all ranks that answer, by rank, including this rank's own. Takes two seconds if a rank does
+  // not answer.
   std::map<int, Note> exchange(const Note& mine);
 
  private:
@@ -55,7 +56,7 @@ class NoteExchange {
   std::vector<pollfd> sockets_;
   std::vector<char> buffer_;
   int rank_ = 0;
-  std::vector<Address> addresses_;  // by rank
+  std::vector<Address> addresses_;  // indexed by rank
   std::atomic<bool> connected_ = false;
 };
 

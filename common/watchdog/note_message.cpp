@@ -17,7 +17,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Note, rank, seconds, in_call, in_place, error
 
 namespace {
 
-// Where another number than the time is a fraction, which may be too large for any whole number.
+// Returns whether a number other than the time is a floating-point number. It may be too large for any integer type.
 bool has_fractions(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     if (value.is_structured() ? has_fractions(value) : value.is_number_float() && key != "seconds") return true;
@@ -36,7 +36,7 @@ std::optional<Note> read_note_message(std::uint64_t job, int world, std::string_
   const Json json = parse_json(message);
   if (has_fractions(json)) return std::nullopt;
   const Note note = json.at("note");
-  // The library's conversions would also take true for a number, and of 2^32 + 5 the low half.
+  // The JSON library's conversions would also accept `true` as a number, and truncate 2^32 + 5 to 5.
   if (note.rank < 0 || note.rank >= world || make_note_message(job, note) != message) return std::nullopt;
   return note;
 } catch (const Json::exception&) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A watchdog's note as it is sent: JSON, with the number of its job.
+// A watchdog's note as a message: JSON, with the number of the job.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace workshop {
 
 std::string make_note_message(std::uint64_t job, const Note& note);
 
-// Nothing if it is not one of this job, whose ranks are [0, world).
+// Returns the note, or nothing if the message is invalid or does not belong to this job of `world` ranks.
 std::optional<Note> read_note_message(std::uint64_t job, int world, std::string_view message);
 
 }  // namespace workshop

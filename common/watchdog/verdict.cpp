@@ -20,7 +20,7 @@ std::string describe(const CallNote& call) {
   std::string text = call.operation;
   if (!call.type.empty()) text += " of " + std::to_string(call.count) + " " + call.type;
   const std::string of = " of '" + call.communicator + "'", number = std::to_string(call.number);
-  if (is_message(call)) {  // its peer is a rank of the communicator
+  if (is_message(call)) {  // `peer` is a rank within the communicator
     text += (is_send(call) ? " to rank " : " from rank ") + std::to_string(call.peer) + of + " (number " + number;
   } else {
     if (call.peer >= 0) text += ", root " + std::to_string(call.peer);
@@ -42,7 +42,7 @@ const CommunicatorNote* membership(const Note& note, std::uint64_t communicator)
   return found == note.communicators.end() ? nullptr : &*found;
 }
 
-// The note of a rank of a communicator, if it has answered.
+// Returns the note of a communicator's rank, or null if that rank has not answered.
 const Note* member(const std::vector<Note>& notes, std::uint64_t communicator, int rank) {
   for (const Note& note : notes) {
     const CommunicatorNote* known = membership(note, communicator);
@@ -51,24 +51,24 @@ const Note* member(const std::vector<Note>& notes, std::uint64_t communicator, i
   return nullptr;
 }
 
-// The call that the program of a rank is in.
+// Describes the call that a rank's program is in.
 std::string host_call(const Note& note) {
   return note.in_call + (note.in_place.empty() ? "" : " (" + note.in_place + ")");
 }
 
-// Where a rank is that did not make a call.
+// Says what a rank is doing instead of making an expected call.
 std::string whereabouts(const Note& note) {
   if (const CallNote* pending = first_pending(note)) return "it waits in " + describe(*pending);
   if (note.in_call.empty()) return "it is in no call";
-  const std::string& call = note.in_call;  // the last two are ~Job's
+  const std::string& call = note.in_call;  // ~Job makes the last two calls
   const bool ended = call == "exit()" || call.starts_with("MPI_Barrier") || call == "ncclCommDestroy(comm())";
-  return (ended ? "its program has come to its end, " : "it is in ") + host_call(note);
+  return (ended ? "its program has reached its end, " : "it is in ") + host_call(note);
 }
 
-// What makes calls of several ranks parts of one: that they have the same key.
+// The key that calls of several ranks share if they belong to one operation.
 struct Meeting {
   std::uint64_t communicator;
-  int from, to;  // of a message; -1
+  int from, to;  // the ranks of a message; -1 for a collective
   std::int64_t number;
   auto operator<=>(const Meeting&) const = default;
 };
@@ -81,7 +81,7 @@ std::optional<Meeting> meeting(const Note& note, const CallNote& call) {
   return Meeting{call.communicator_id, call.peer, self->rank, call.number};
 }
 
-// In what two calls that meet do not agree; nullptr where they do.
+// Says in what two matching calls differ; nullptr if they agree.
 const char* difference(const CallNote& a, const CallNote& b) {
   if (!is_message(a) && a.operation != b.operation) return "different operations";
   if (a.count != b.count) return "different counts";
@@ -90,7 +90,7 @@ const char* difference(const CallNote& a, const CallNote& b) {
   return nullptr;
 }
 
-// The collective of a communicator with this number; nullptr where the rank does not know it.
+// Returns a communicator's collective with this number; nullptr if the note does not contain it.
 const CallNote* collective(const Note& note, std::uint64_t communicator, std::int64_t number) {
   const auto found = std::find_if(note.calls.begin(), note.calls.end(), [=](auto& call) {
     return !is_message(call) && call.communicator_id == communicator && call.number == number;
@@ -98,20 +98,20 @@ const CallNote* collective(const Note& note, std::uint64_t communicator, std::in
   return found == note.calls.end() ? nullptr : &*found;
 }
 
-// Whether `call` does not fit the other rank's `other`, but the collective after it.
+// Returns whether `call` agrees with the collective that follows the other rank's call `other`, which `note` contains.
 bool left_out(const CallNote& call, const Note& note, const CallNote& other) {
   const CallNote* next = is_message(other) ? nullptr : collective(note, other.communicator_id, other.number + 1);
   return next != nullptr && difference(call, *next) == nullptr;
 }
 
 std::string tell_left_out(const Note& note, const CallNote& call, const Note& other, const CallNote& other_call) {
-  return "missing call: " + rank_name(note.rank) + " leaves out what " + rank_name(other.rank) + " calls, " +
+  return "missing call: " + rank_name(note.rank) + " skips the call that " + rank_name(other.rank) + " makes, " +
          describe(other_call) + ", and goes on to " + describe(call);
 }
 
-// Where `note` has been one call ahead of `other` since, though the calls that met then looked alike: from collective
-// `end` back, each of its calls is in the source where the other's one before is. The first call that the other leaves
-// out, and null where it is not so.
+// Finds a call that `note` makes and `other` skips, if later calls looked alike and so hid it. Goes back from
+// collective `end` as long as each next call of `note` has the place in the source of the other's current one. Returns
+// the earliest call found this way, or null.
 const CallNote* one_more(const Note& note, const Note& other, std::uint64_t communicator, std::int64_t end) {
   const CallNote* extra = nullptr;
   for (std::int64_t number = end - 1;; --number) {
@@ -126,7 +126,7 @@ const CallNote* one_more(const Note& note, const Note& other, std::uint64_t comm
   }
 }
 
-// What is wrong with two calls that meet; empty where they agree.
+// Says what is wrong with two matching calls; empty if they agree.
 std::string compare(const Note& a, const CallNote& call_a, const Note& b, const CallNote& call_b) {
   const char* what = difference(call_a, call_b);
   if (what == nullptr) return "";
@@ -159,7 +159,7 @@ std::string find_difference(const std::vector<Note>& notes) {
       if (!what.empty()) found.try_emplace(*key, what);
     }
   }
-  // The first collective that does not fit; later ones only follow from it.
+  // The first mismatch: later ones are only its consequences.
   return found.empty() ? "" : found.begin()->second;
 }
 
@@ -174,7 +174,7 @@ std::string find_missing_ranks(const std::vector<Note>& notes, int world) {
          " not answer: stopped, ended or cut off";
 }
 
-// The collective with the lowest number that ranks wait in and others of its communicator never called.
+// Finds the first collective that a rank waits in and another rank of its communicator has not called.
 std::string find_missing_call(const std::vector<Note>& notes) {
   for (const Note& note : notes) {
     for (const CallNote& call : note.calls) {
@@ -190,7 +190,7 @@ std::string find_missing_call(const std::vector<Note>& notes) {
   return "";
 }
 
-// The ranks that wait, if all do in messages of this kind, for each other and for no other rank.
+// Returns the waiting ranks if all of them wait in messages of this kind and only for each other; otherwise "".
 std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
   std::vector<int> ranks;
   for (const Note& note : notes) {
@@ -212,7 +212,7 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   if (const auto ranks = find_all_in(notes, is_receive); !ranks.empty()) {
     return "all receive first: " + ranks + " wait in ncclRecv, none sends";
   }
-  // A rank that waits for one that waits itself is not where it begins.
+  // If the peer waits too, the problem starts elsewhere. So try peers that do not wait first.
   for (const bool for_a_waiting_rank : {false, true}) {
     for (const Note& note : notes) {
       const CallNote* call = first_pending(note);
@@ -230,14 +230,15 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   return "";
 }
 
-// A rank whose first call waits for another rank, which makes its part of it only behind the call that it waits in
-// itself.
+// A rank and its first pending call. The call waits for a rank that makes the matching call only after the one that it
+// waits in itself.
 struct Wait {
   const Note* note;
   const CallNote* call;
 };
 
-// Whom a rank waits for so; nullptr where the other part has begun, or is not there.
+// Returns the note of the rank that `note` waits for in this way; nullptr if the matching call has begun or was not
+// made.
 const Note* waits_for(const std::vector<Note>& notes, const Note& note) {
   const CallNote* call = first_pending(note);
   const auto key = call == nullptr ? std::nullopt : meeting(note, *call);
@@ -251,7 +252,8 @@ const Note* waits_for(const std::vector<Note>& notes, const Note& note) {
   return nullptr;
 }
 
-// Ranks that wait for each other in a circle, because calls of one communicator or stream begin one after the other.
+// Finds ranks that wait for each other in a circle, because calls on one communicator or stream begin one after the
+// other.
 std::string find_circle(const std::vector<Note>& notes) {
   for (const Note& start : notes) {
     std::vector<Wait> circle;
@@ -267,9 +269,9 @@ std::string find_circle(const std::vector<Note>& notes) {
       text += (i > 0 ? "; " : "") + rank_name(circle[i].note->rank) + " waits in " + describe(*circle[i].call) +
               " for " + rank_name(next.rank);
     }
-    return text + ". Each makes the call that the one before waits for only after its own: calls on one communicator " +
-           "or stream begin in the order in which a rank makes them. In one group, or on communicators and streams "
-           "of their own, they do not wait for each other";
+    return text + ". Each rank makes the call that the previous one waits for only after its own: calls on one " +
+           "communicator or stream begin in the order in which a rank makes them. In one group, or on separate "
+           "communicators and streams, they do not wait for each other";
   }
   return "";
 }
@@ -292,7 +294,7 @@ std::string describe(const Note& note) {
     text += " waits in " + describe(*pending) + seconds + (call.empty() ? "" : "; the program is in " + call);
   } else {
     text +=
-        " waits in no NCCL call" + (call.empty() ? " and in no other: its own code runs" : ", is in " + call + seconds);
+        " waits in no NCCL call" + (call.empty() ? " or other call: its own code runs" : ", is in " + call + seconds);
   }
   const auto last = std::find_if(note.calls.rbegin(), note.calls.rend(), [](auto& call) { return call.completed; });
   text += "; last completed: " + (last == note.calls.rend() ? "none" : describe(*last));
@@ -305,7 +307,7 @@ std::string find_verdict(const std::vector<Note>& notes, int world) {
                                      find_unmet_message(notes), find_circle(notes), find_error(notes)}) {
     if (!verdict.empty()) return verdict;
   }
-  return "the calls of the ranks fit together: something else takes longer than WORKSHOP_TIMEOUT";
+  return "the calls of the ranks match: something else takes longer than WORKSHOP_TIMEOUT";
 }
 
 }  // namespace workshop

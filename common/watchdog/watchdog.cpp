@@ -35,11 +35,11 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 using namespace std::chrono_literals;
 
-constexpr auto kTick = 100ms;     // between two looks
-constexpr auto kSuspended = 2s;   // without a look
-constexpr auto kLastLines = 3s;   // for all ranks to say their line
-constexpr auto kAfterError = 1s;  // to wait for a communicator that has failed
-constexpr int kSlowFiles = 10;    // times the timeout
+constexpr auto kTick = 100ms;     // between two checks
+constexpr auto kSuspended = 2s;   // without a check: the rank was suspended
+constexpr auto kLastLines = 3s;   // for all ranks to print their lines
+constexpr auto kAfterError = 1s;  // timeout after a communicator has failed
+constexpr int kSlowFiles = 10;    // factor of the timeout
 
 struct Watchdog {
   Seconds timeout{0};
@@ -47,13 +47,13 @@ struct Watchdog {
   Ranks ranks;
   CallLog log;
   std::thread thread, asker;
-  std::atomic<std::uint64_t> rounds = 0;              // of the asker
-  std::atomic<bool> stopping = false;                 // the job has come, or comes, to its end
-  std::atomic<const std::string*> failure = nullptr;  // what the program has found
+  std::atomic<std::uint64_t> rounds = 0;              // completed by `asker`
+  std::atomic<bool> stopping = false;                 // the job is ending or has ended
+  std::atomic<const std::string*> failure = nullptr;  // reported by the program
   NoteExchange others;
 };
 
-// Never destroyed: a program that calls exit() leaves the thread running.
+// Never destroyed, because the threads keep running if the program calls exit().
 Watchdog& watchdog() {
   static Watchdog& watchdog = *new Watchdog;
   return watchdog;
@@ -61,8 +61,8 @@ Watchdog& watchdog() {
 
 bool watching() { return watchdog().timeout.count() > 0; }
 
-// In a thread of its own, so that a question without an answer delays nothing else: to the watchdog it is a call that
-// has not completed.
+// Runs in a separate thread, so that a query that does not return delays nothing else. The watchdog then sees calls
+// that have not completed.
 void ask_device(int device) {
   cudaSetDevice(device);
   while (!watchdog().stopping) {
@@ -72,20 +72,20 @@ void ask_device(int device) {
   }
 }
 
-// Waits until the asker has begun and ended a round; not for long, because it may have no answer.
+// Waits until `asker` has begun and completed a round, but only for a short time, because its query may not return.
 void wait_for_fresh_answers() {
   const std::uint64_t now = watchdog().rounds;
   for (int waits = 0; waits < 30 && watchdog().rounds < now + 2; ++waits) std::this_thread::sleep_for(kTick / 10);
 }
 
-// ---- what is stuck -------------------------------------------------------------------------------------------------
+// ---- finding a stuck rank ------------------------------------------------------------------------------------------
 
 bool starts_communication(std::string_view call) {
   return call.starts_with("nccl") || call.starts_with("pnccl") || call.starts_with("MPI_");
 }
 
-// Something that changes while the rank gets on, and since when it has not. Time in which the rank was suspended, so
-// that this thread did not look, does not count.
+// Measures for how long a value that changes while the rank makes progress has not changed. Time in which the rank was
+// suspended, so that this thread did not check either, does not count.
 class Standstill {
  public:
   Seconds unchanged(bool waiting, std::uint64_t value) {
@@ -118,22 +118,22 @@ std::string communicator_error() {
   return "";
 }
 
-// Looks at this rank every tick.
+// Checks this rank. Call every tick.
 class Lookout {
  public:
-  // True where the rank has waited for other ranks in the same call for too long.
+  // Returns whether the rank has waited for other ranks in the same call for too long.
   bool sees_stuck_rank() {
     const Seconds waited = look();
     const Seconds timeout = watchdog().timeout * (watchdog().slow_files ? kSlowFiles : 1);
     return waited > (error_.empty() ? timeout : std::min<Seconds>(timeout, kAfterError));
   }
-  // For how long it has waited for anything.
+  // How long the rank has waited in the same call, whatever it waits for.
   Seconds unchanged() const { return unchanged_; }
-  // Of a communicator, at the last look.
+  // The error of a communicator at the last check; empty if there was none.
   const std::string& error() const { return error_; }
 
  private:
-  // For how long the rank has waited for other ranks in the same call.
+  // Returns how long the rank has waited for other ranks in the same call.
   Seconds look() {
     const auto pending = watchdog().log.first_pending();
     const CallSite* site = InCall::current();
@@ -159,25 +159,26 @@ Note make_note(Seconds stuck, const std::string& error) {
   return note;
 }
 
-// ---- the end -------------------------------------------------------------------------------------------------------
+// ---- ending the job ------------------------------------------------------------------------------------------------
 
 [[noreturn]] void abort_communicators() {
-  // Aborting may itself not come to an end.
+  // The calls that abort may themselves hang.
   std::signal(SIGALRM, [](int) { _exit(kStuck); });
   alarm(5);
   for (const auto& [handle, communicator] : communicators().open) pncclCommAbort(handle);
-  // All ranks end so. MPI_Abort would clean up, in memory that calls which did not fit together may have destroyed.
+  // Every rank ends this way. MPI_Abort would run clean-up code on memory that mismatched calls may have corrupted.
   _exit(kStuck);
 }
 
-// Whether notes still come in. A rank that was stopped meanwhile finds old ones: it is woken up only to be ended.
+// Returns whether notes are still arriving. Old ones do not count: a rank that was stopped finds them when it
+// continues, which it does only to be ended.
 bool others_are_waiting() {
   while (watchdog().others.receive(0ms)) {
   }
   return watchdog().others.receive(3 * kTick).has_value();
 }
 
-// Every rank that is able to says where it is; the lowest of them says what is wrong.
+// Prints what this rank waits in; the lowest rank that can still do so also prints the verdict.
 [[noreturn]] void end_stuck_job(Seconds stuck, const std::string& error) {
   InCall::hold();
   const Note mine = make_note(stuck, error);
@@ -187,12 +188,13 @@ bool others_are_waiting() {
   for (const auto& [rank, note] : watchdog().others.exchange(mine)) notes.push_back(note);
   const bool connected = watchdog().others.connected();
   const bool first = connected ? notes[0].rank == mine.rank : first_of_job();
-  // Who ends first takes the others along: all should have said their line by then, and the first of them the verdict.
+  // The first rank to end takes the others with it. Before that, all should have printed their lines, and the lowest
+  // the verdict.
   std::this_thread::sleep_for(first ? 200ms : kLastLines);
   if (first) {
     const std::string verdict =
         connected ? find_verdict(notes, watchdog().ranks.world)
-                  : "missing rank: not all of the job's ranks came to this call; " + call_roll(watchdog().ranks);
+                  : "missing rank: not all ranks of the job reached this call; " + call_roll(watchdog().ranks);
     std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
   }
   abort_communicators();
@@ -218,12 +220,12 @@ void watch(int device) {
   for (;;) pause();
 }
 
-// For exit() in the middle of a job, which the other ranks would not notice.
+// Handles exit() in the middle of a job, which the other ranks would not notice.
 void report_exit() {
   if (watchdog().stopping) return;
   static constexpr CallSite site = {"exit()", "", 0};
   const InCall in_call(site);
-  leave_to_the_watchdog("the program ends before its job");
+  leave_to_the_watchdog("the program exits before its job ends");
 }
 
 Seconds read_timeout() {
@@ -268,14 +270,15 @@ void connect_watchdogs(ncclComm_t world) {
   if (watching()) mine.address = w.others.open(w.ranks);
   {
     const std::lock_guard lock(communicators().mutex);
-    communicators().open.at(world)->collectives = -1;  // the next one is not the program's: the number 0
+    communicators().open.at(world)->collectives = -1;  // the next one gets number 0, because it is not the program's
   }
-  // The job's first data on its way: where the network does not let it through, this is where it ends.
+  // The job's first transfer. If the network does not let data through, the job hangs and ends here.
   const std::vector<Introduction> all = gather_values(mine, world, Stream());
   for (int rank = 0; rank < w.ranks.world; ++rank) {
     if (all[rank].timeout == all[0].timeout) continue;
     usage_error(
-        "WORKSHOP_TIMEOUT is %g on rank 0 and %g on rank %d; expected the same everywhere (mpirun -x WORKSHOP_TIMEOUT)",
+        "WORKSHOP_TIMEOUT is %g on rank 0 and %g on rank %d; expected the same value everywhere "
+        "(mpirun -x WORKSHOP_TIMEOUT)",
         all[0].timeout, all[rank].timeout, rank);
   }
   if (!watching()) return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The watchdog: a thread of each rank that looks whether its NCCL calls, and the calls that the program is in, come to
-// an end. Where one does not, the ranks tell each other where they are, say what is wrong, and the job ends. The thread
-// asks nothing of the device, so whatever the program is stuck in, the thread is not: a second thread asks which calls
-// have completed, and where that gets no answer, none has.
+// The watchdog: a thread on each rank that checks whether the rank's NCCL calls, and the call that the program is in,
+// complete. If one does not, the ranks exchange notes, print what is wrong, and end the job. The thread never queries
+// the device, so it cannot get stuck like the program. A second thread asks the device which calls have completed; if
+// the device does not answer, they count as not completed.
 #pragma once
 
 #include <nccl.h>
@@ -13,19 +13,20 @@
 
 namespace workshop {
 
-// Starts the thread, if there are several ranks and WORKSHOP_TIMEOUT is not 0.
+// Starts the watchdog if there are several ranks and WORKSHOP_TIMEOUT is not 0.
 void start_watchdog(const Ranks& ranks);
 
-// Lets the ranks know how to reach each other. Collective over `world`, the communicator of all.
+// Tells all ranks how to reach each other. Collective over `world`, the communicator of all ranks.
 void connect_watchdogs(ncclComm_t world);
 
-// Ends the thread. No rank may be waiting for this one any more.
+// Stops the watchdog. No rank may still be waiting for this one.
 void stop_watchdog();
 
-// Lets the thread be, because the process ends.
+// Makes the watchdog do nothing more, without waiting for its threads, because the process is about to end.
 void dismiss_watchdog();
 
-// While one lives, this rank waits ten times as long for the others: they are reading or writing files.
+// While an object of this class exists, the rank's timeout is ten times as long, because the other ranks may be reading
+// or writing files.
 class SlowFiles {
  public:
   SlowFiles();
@@ -34,8 +35,8 @@ class SlowFiles {
   SlowFiles& operator=(const SlowFiles&) = delete;
 };
 
-// Ends the job as if a call had not come to its end, if a communicator has failed meanwhile: another rank made a call
-// that does not fit, or has ended. Otherwise returns.
+// Returns unless a communicator has failed, because another rank made a call that does not match or has ended. In that
+// case, ends the job as if a call had not completed. `error` is the error to report; empty for the communicator's.
 void report_failed_communicators(const std::string& error);
 
 }  // namespace workshop

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 00: every program checks its own results and ends with status 1 when they are wrong; what it sends is
-// compared with the README's formulas here.
+// Chapter 00. Every program checks its own results and ends with status 1 if they are wrong. These tests compare what
+// it sends with the README's formulas.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,8 @@ const Path collectives = solution("00_collectives/collectives");
 const Path ring = solution("00_collectives/ring_allreduce");
 const Path bandwidth = solution("00_collectives/bandwidth");
 
-// Who is there; and status 1 where the job does not use what it was given, which every program says of idle devices.
+// hello lists the ranks and their devices. It ends with status 1 if the job does not use all it was given; all other
+// programs only warn about idle devices.
 TESTS(hello) {
   ledger("solution.00.hello.2", on(2, hello), {{kAll, "ncclAllGather", 1, 248}});
   const auto add = [](const std::string& name, const Command& command, int status,
@@ -32,14 +33,14 @@ TESTS(hello) {
       {R"(^warning: this node has 4 GPUs for this job and 2 ranks: 2 stay idle; .*\(mpirun -n 4\) or take 2)",
        "^  3 idle ", "^WRONG: node7 has 4 devices for this job, and its ranks use 2$"});
   add("shared", on(3, hello).in("WORKSHOP_DEVICE_COUNT=2"), 0, {"^  0 rank 0,2 ", "ranks 3, devices 2$"});
-  // A batch script that calls the program without srun.
+  // A batch script that starts the program without srun.
   add("without_srun",
       on(1, hello).in("SLURM_JOB_ID=1").in("SLURM_PROCID=0").in("SLURM_NTASKS=4").in("SLURM_JOB_NUM_NODES=2"), 1,
       {"^WRONG: Slurm has given the job 4 tasks, and 1 of them run this program: start it with srun$",
        "^WRONG: the job has 2 nodes, and its ranks are on 1$"});
 }
 
-// `count` floats in each call but all-reduce's, which has a row of them a rank.
+// Every call has `count` floats per rank, except the all-reduce, which has `count` floats for each of the P ranks.
 TESTS(collectives) {
   const auto add = [](int ranks, int count, int root) {
     const int bytes = 4 * count;
@@ -61,7 +62,7 @@ TESTS(collectives) {
   add(4, 64, 1);
 }
 
-// Of the vector, every rank keeps one chunk to itself in each of the two halves.
+// In each half of the algorithm, every rank keeps one chunk of the vector and sends all others.
 TESTS(ring) {
   const auto add = [](int ranks, int count) {
     const auto chunk = [=](int index) { return count / ranks + (index % ranks < count % ranks ? 1 : 0); };
@@ -82,7 +83,7 @@ TESTS(ring) {
 
 using Json = nlohmann::json;
 
-// The sum of squares that the fit of alpha and beta makes small: of the relative errors.
+// Returns the sum of squared relative errors, which the fit of α and β minimizes.
 double squared_error(const Json& measurements, double alpha, double beta) {
   double sum = 0;
   for (const Json& m : measurements) {
@@ -93,7 +94,7 @@ double squared_error(const Json& measurements, double alpha, double beta) {
   return sum;
 }
 
-// Every number must follow from the measured times, and no other alpha and beta may explain these better.
+// Checks that every number follows from the measured times, and that no other α and β nearby fits them better.
 void expect_fit(const Run& run, const std::string& path, std::size_t sizes, double bus_factor) {
   const Json json = tools::read_json(path);
   const Json& measurements = json.at("measurements");
@@ -120,9 +121,9 @@ void expect_fit(const Run& run, const std::string& path, std::size_t sizes, doub
   }
 }
 
-// 4, 16, 64, 256 and 1,024 KiB, each 3 times to warm up and twice on the clock. The program holds the times that it
-// measures against those that the host waits, by the clock and on no simulated machine. Slow collectives make both long
-// beside the time that a busy machine takes to wake a host.
+// The sizes are 4, 16, 64, 256 and 1,024 KiB, each with 3 warm-up and 2 timed calls. The program compares its measured
+// times with the times that the host waits, which requires the real clock, not a simulated machine. Slow collectives
+// make both times long compared with the delay of a host that wakes up on a busy machine.
 TESTS(bandwidth) {
   const auto add = [](const std::string& op, int ranks, double bus_factor) {
     const int calls = (3 + 2) * 5, bytes = (3 + 2) * (4 + 16 + 64 + 256 + 1024) * 1024;
@@ -150,7 +151,7 @@ TESTS(bandwidth) {
   add("send_recv", 3, 1);
 }
 
-// On a simulated machine the fit finds what was described: alpha seconds, and beta seconds a byte of the message.
+// On a simulated machine the fit must find the given α in seconds and β in seconds per byte.
 TESTS(simulated) {
   const auto add = [](const std::string& name, const std::string& machine, int ranks, const std::string& op,
                       double alpha, double beta) {
@@ -172,7 +173,7 @@ TESTS(simulated) {
   add("within_a_node", nodes, 2, "all_gather", 5e-6, 0.5e-9);
 }
 
-// Status 2 and a line that names the option, the value and what would be accepted.
+// Bad input: status 2 and one line that names the option, the value and the accepted values.
 TESTS(bad) {
   const std::string bad = "solution.00.bad_input.";
   refusals(bad, on(2, collectives), R"(

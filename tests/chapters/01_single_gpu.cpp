@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 01. Its numbers are compared with PyTorch's by the golden tests; here is what those cannot see.
+// Chapter 01. The golden tests compare its numbers with PyTorch's; the tests here cover the rest.
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -16,7 +16,7 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path gpt = solution("01_single_gpu/gpt");
 const std::string text_option = " --text " + source("tests/golden/text").path + " ";
 
-// Central differences of the loss, through every activation and at several depths.
+// Gradients against central differences of the loss, through every activation and at several depths.
 TESTS(gradients) {
   const auto add = [](const std::string& name, const Command& command) {
     test("solution.01.gradients." + name, {}, [=] { succeed(command); });
@@ -24,12 +24,11 @@ TESTS(gradients) {
   for (const std::string activation : {"none", "relu", "gelu"}) {
     add(activation, on(1, mlp, "--gradient-check --layers 7,9,8,5 --max-steps 1 --activation", activation));
   }
-  // A value that is shifted in a copy which the stream does not wait for need not have arrived when the loss is
-  // computed.
+  // If the stream does not wait for the copy that shifts a parameter, the loss may be computed from the old value.
   add("in_order", on(1, mlp, "--gradient-check --layers 3,2,2 --max-steps 1").in("WORKSHOP_ORDER=1"));
 }
 
-// The programs of all chapters, as CMakeLists.txt has them.
+// Returns the programs of all chapters, as listed in CMakeLists.txt.
 std::vector<std::string> programs() {
   std::vector<std::string> names;
   std::ifstream list(source("CMakeLists.txt").path);
@@ -42,8 +41,9 @@ std::vector<std::string> programs() {
   return names;
 }
 
-// One cuBLAS handle, and so one workspace, for each stream: in every program that trains, a new one too, with an MLP,
-// and with the language model where it takes that. And none hangs where CUDA and NCCL block the host.
+// Every training program must use one cuBLAS handle, and hence one workspace, per stream: with an MLP, and with the
+// language model if it supports it. programs() finds new programs automatically. WORKSHOP_BLOCKING also shows that no
+// program hangs where CUDA and NCCL block the host.
 TESTS(handles) {
   test("solution.01.shared_handles", {}, [] { succeed(on(1, {WORKSHOP_BUILD "/tests/chapters/shared_handles"})); });
   const std::map<std::string, std::string> options = {{"03_model_parallel/one_process", "--devices 2"},
@@ -71,8 +71,8 @@ TESTS(handles) {
   }
 }
 
-// What a step must not do, and what the README says that a run sends and holds: 6,4,2 has 38 parameters; activations of
-// 32 rows are the outputs, with GELU those of the first layer twice, and two gradients of the widest.
+// Clean steps, and the README's formulas for traffic and memory. 6,4,2 has 38 parameters. The activations of 32 rows
+// are the outputs (with GELU, those of the first layer twice) and two gradients of the widest output.
 TESTS(steps) {
   const long parameters = 7 * 4 + 5 * 2;
   step("solution.01.step", on(1, mlp, "--epochs 2"),
@@ -89,8 +89,9 @@ TESTS(steps) {
         {"buckets", 0}});
 }
 
-// The language model with 57 words, 16 positions of width 16, 4 heads and 2 blocks: README.md's list of what a block
-// keeps, for 8 samples. Recomputed, blocks keep their output, and share the room of one.
+// The language model with 57 words, 16 positions of width 16, 4 heads and 2 blocks, for 8 samples. The formulas follow
+// the README's list of what a block keeps. With recomputation, each block keeps its output, and all blocks share the
+// buffers of one.
 TESTS(gpt) {
   const long V = 57, T = 16, E = 16, H = 4, blocks = 2, samples = 8;
   const long parameters = 2 * V * E + T * E + blocks * (12 * E * E + 13 * E) + 2 * E;
@@ -106,8 +107,8 @@ TESTS(gpt) {
   step("solution.01.gpt.step.recompute", on(1, gpt, text_option, "--recompute blocks"), memory(block + blocks * T * E));
   same_training("solution.01.gpt.recompute", kSameBits, on(1, gpt, text_option, "--dropout 0.2"),
                 on(1, gpt, text_option, "--dropout 0.2 --recompute blocks"));
-  // The same samples in one batch and in two, with the same values dropped. With SGD, which does not scale up what is
-  // rounding: the sums over 16 positions and 8 samples are added up in another order, some 100 roundings of 6e-8.
+  // The same samples in one batch and in two, with the same dropout mask. Sums over 16 positions and 8 samples are
+  // added up in a different order: some 100 roundings of 6e-8. SGD, because AdamW would scale up these rounding errors.
   same_training("solution.01.gpt.accumulation", 1e-5,
                 on(1, gpt, text_option, "--optimizer sgd --lr 0.1 --dropout 0.2 --no-shuffle"),
                 on(1, gpt, text_option, "--optimizer sgd --lr 0.1 --dropout 0.2 --no-shuffle --batch-size 4",

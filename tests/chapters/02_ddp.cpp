@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 02: parallel equals serial.
+// Chapter 02: data parallelism trains what one rank trains.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -14,15 +14,15 @@ const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
 const std::pair<std::string, Path> programs[] = {{"ddp", ddp}, {"overlap", overlap}};
 
-// P ranks with B rows each go through the same global batches as one rank with P·B rows, and add up the same products
-// in another order. A gradient is a mean of n = P·B products; in whatever order they are added, it is off by at most γₙ
-// ≈ n·2⁻²⁴ times the largest of them, M. A step of SGD passes lr times that on to the parameters, so after T steps two
-// runs differ by at most T·lr·2·n·2⁻²⁴·M. What earlier differences do to later gradients is smaller by lr. The same
-// holds for the loss, a mean over n terms, without T and lr. Here n = 96, T = 20, lr = 0.01 and, for standard normal
-// data, M < 10: 2.3·10⁻⁵ for the parameters, 1.2·10⁻⁴ for the losses. Found: 1.2·10⁻⁷.
+// P ranks with B rows each see the same global batches as one rank with P·B rows, and add up the same products in a
+// different order. A gradient is a mean of k = P·B products. In any order, its rounding error is at most k·u·G, where u
+// = 2⁻²⁴ and G is the largest product. A step of SGD passes η times this error on to the parameters, so after J steps
+// two runs differ by at most J·η·2·k·u·G. The effect of earlier differences on later gradients is smaller by a factor
+// η. The same bound, without J and η, holds for the loss, a mean over k terms. Here k = 96, J = 20, η = 0.01 and, for
+// standard normal data, G < 10: 2.3·10⁻⁵ for the parameters, 1.2·10⁻⁴ for the losses. Measured: 1.2·10⁻⁷.
 constexpr double kBound = 1.2e-4;
 
-// 100 samples are 50 a rank, 7 batches of 8, 4 steps of two.
+// 100 samples are 50 per rank: 7 batches of 8, or 4 steps of two batches.
 TESTS(verbose) {
   const Command command = on(2, ddp, "--verbose --samples 100 --batch-size 8 --accumulation-steps 2 --epochs 2");
   test("solution.02.verbose", {.ranks = 2}, [=] {
@@ -36,33 +36,34 @@ TESTS(equal) {
   for (int ranks : {2, 3, 4, 8}) {
     const Command parallel = on(ranks, ddp, training, 96 / ranks);
     same_training(text("solution.02.ddp_equals_serial.", ranks), kBound, on(1, ddp, training, 96), parallel);
-    // One bucket or several: on two ranks each sum has two terms, so not a bit differs. On more, the order of the terms
-    // may depend on the size of the message.
+    // One bucket or several. On two ranks each sum has two terms, so the results are bitwise equal. On more ranks, the
+    // order of the terms may depend on the size of the message.
     same_training(text("solution.02.overlap_equals_ddp.", ranks), ranks == 2 ? kSameBits : kBound, parallel,
                   on(ranks, overlap, training, 96 / ranks, "--bucket-mb 0.0001"));
   }
-  // The validation loss does not depend on the number of ranks, though neither 3 nor 4 divides the 101 samples.
+  // The validation loss does not depend on the number of ranks, although neither 3 nor 4 divides the 101 samples.
   const std::string split = "--samples 341 --epochs 2 --validation-samples 101 --log-every 0 --batch-size";
   for (int ranks : {3, 4}) {
     same_training(text("solution.02.validation.", ranks), kBound, on(1, ddp, split, 12),
                   on(ranks, ddp, split, 12 / ranks));
   }
   for (const auto& [name, program] : programs) {
-    // On one rank there is nothing to average, and in order all programs see the same batches.
+    // On one rank there is nothing to average, and without shuffling all programs see the same batches.
     const std::string net = "--no-shuffle --layers 16,9,3 --activation gelu";
     same_training("solution.02." + name + "_on_one_rank", kSameBits, on(1, mlp, net), on(1, program, net));
-    // Four batches of 8 rows and one update are one batch of 32 rows; 100 samples a rank leave a last step of 4 rows.
+    // Four batches of 8 rows per update equal one batch of 32 rows. With 100 samples per rank, the last step has 4
+    // rows.
     const Command run = on(2, program, "--samples 200 --epochs 3");
     same_training("solution.02." + name + "_accumulation", kBound, with(run, "--batch-size 32"),
                   with(run, "--batch-size 8 --accumulation-steps 4"));
   }
 }
 
-// What is sent, as in the README: 38 parameters in 4 tensors, 16 steps an epoch on two ranks.
+// Traffic, as in the README: 38 parameters in 4 tensors, 16 steps per epoch on two ranks.
 TESTS(ledger) {
   const int bytes = 4 * 38, steps = 16;
-  // A broadcast a tensor; an all-reduce a tensor and step, and one of the losses of the epoch's steps. Accumulating
-  // over 4 batches leaves 4 steps.
+  // One broadcast per tensor; one all-reduce per tensor and step; one all-reduce per epoch for the losses of its steps.
+  // Accumulating over 4 batches leaves 4 steps.
   struct {
     std::string name, options;
     int epochs, steps;
@@ -74,7 +75,7 @@ TESTS(ledger) {
            {{kAll, "ncclBroadcast", 4, bytes},
             {kAll, "ncclAllReduce", run.epochs * (4 * run.steps + 1), run.epochs * run.steps * (bytes + 4)}});
   }
-  // One bucket, or one a layer: the same bytes.
+  // One bucket, or one per layer: the same bytes.
   for (int buckets : {1, 2}) {
     ledger(text("solution.02.ledger.overlap_", buckets == 1 ? "one_bucket" : "two_buckets"),
            on(2, overlap, buckets == 1 ? "" : "--bucket-mb 0.00003"),
@@ -82,31 +83,32 @@ TESTS(ledger) {
   }
 }
 
-// A rank holds what one GPU does in chapter 01.
+// A rank holds what one GPU holds in chapter 01.
 TESTS(steps) {
   for (const auto& [name, program] : programs) {
     step("solution.02.step." + name, on(2, program),
          {{"parameters", 152}, {"gradients", 152}, {"optimizer", 0}, {"activations", 1792}, {"buckets", 0}});
   }
-  // The all-reduce of the first bucket is under way while the layers below still compute.
+  // The all-reduce of the first bucket overlaps with the backward pass of the layers below.
   overlaps("solution.02.overlap_is_real",
            on(2, overlap, "--bucket-mb 0.00003 --max-steps 3").in("WORKSHOP_SIMULATE=compute=1M,link=10us+1G/s"));
 }
 
 // ---- what it costs -------------------------------------------------------------------------------------------------
 
-// Three layers of 512 x 512, their weights and biases as many bytes as this.
+// Bytes of weights and of biases of three 512 x 512 layers, per layer.
 constexpr double kWeights = 4.0 * 512 * 512, kBiases = 4.0 * 512;
 constexpr double kAlpha = 2e-6;
 
-// An all-reduce on a simulated machine (backend_cpu/semantics.md): a ring's, or a tree's where that is faster.
+// Returns the time of an all-reduce on a simulated machine (backend_cpu/semantics.md): ring or tree, whichever is
+// faster.
 double all_reduce_seconds(int ranks, double bytes, double seconds_per_byte) {
   const double ring = 2.0 * (ranks - 1) * (kAlpha + bytes / ranks * seconds_per_byte);
   const double levels = std::ceil(std::log2(ranks));
   return std::min(ring, 2 * (levels * kAlpha + bytes * seconds_per_byte));
 }
 
-// The README's formulas, with forward and backward times from a run on one rank.
+// The README's formulas for the time of a step, with the computation time measured on one rank.
 TESTS(cost) {
   const std::string options = "--layers 512,512,512,512 --batch-size 64 --samples 2048 --max-steps 3";
   const auto add = [=](const std::string& name, const Path& program, const std::string& more, double bandwidth,
@@ -127,12 +129,12 @@ TESTS(cost) {
   add("ddp", ddp, "", 5, [](int ranks, double alone) {
     return alone + 3 * (all_reduce_seconds(ranks, kWeights, 0.2e-9) + all_reduce_seconds(ranks, kBiases, 0.2e-9));
   });
-  // The links are so slow that all but the time until the first bucket is full is hidden …
+  // Slow links: everything is hidden except the time until the first bucket is full.
   add("overlap_slow_links", overlap, "--bucket-mb 1", 0.5, [](int ranks, double alone) {
-    const double until_first = alone * 5 / 8;  // of 8 products of the same size: 3 forward, then 2, 2 and 1
+    const double until_first = alone * 5 / 8;  // 8 products of equal cost: 3 forward, then 2, 2 and 1 backward
     return until_first + 3 * all_reduce_seconds(ranks, kWeights + kBiases, 2e-9);
   });
-  // … or so fast that all but the last bucket's communication is.
+  // Fast links: everything is hidden except the communication of the last bucket.
   add("overlap_fast_links", overlap, "--bucket-mb 1", 50,
       [](int ranks, double alone) { return alone + all_reduce_seconds(ranks, kWeights + kBiases, 0.02e-9); });
 }
@@ -160,7 +162,7 @@ TESTS(bad) {
   refused("solution.02.bad.rank", "RANK is 4, but WORLD_SIZE is 4: ranks are counted from 0",
           on(1, env, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=0", ddp));
   refused("solution.02.bad.torchrun",
-          "the cpu backend starts several ranks with mpirun or srun --mpi=pmix; found torchrun's variables",
+          "the cpu backend needs mpirun or srun --mpi=pmix to start several ranks; found only torchrun's variables",
           on(1, env, "RANK=0 WORLD_SIZE=4 LOCAL_RANK=0", ddp), {.cpu_only = "GPUs need no MPI"});
 }
 

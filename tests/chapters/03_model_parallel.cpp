@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 03: the ranks do together what one process does alone, in the same order: not a bit may differ.
+// Chapter 03: the ranks together compute what one process computes, in the same order, so results are bitwise equal.
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +12,7 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path model_parallel = solution("03_model_parallel/model_parallel");
 const Path one_process = solution("03_model_parallel/one_process");
 
-// The same options, and so the same batches, on one GPU and on several ranks.
+// Compares one GPU with several ranks, with the same options and hence the same batches.
 void equals_mlp(const std::string& name, int ranks, const std::string& options,
                 const std::string& partition = "uniform") {
   same_training(text("solution.03.", name, ".", ranks), kSameBits, on(1, mlp, options, "--log-every 0"),
@@ -30,7 +30,7 @@ TESTS(equal) {
   }
   equals_mlp("no_activation", 3, training + " --layers 6,4,4,2 --weight-decay 0.1");
   equals_mlp("parameters", 2, "--layers 3,128,1,70", "parameters");
-  // One step with so long a stride that the parameters become -lr·gradient: the gradients, to the last bit.
+  // One step with a learning rate so large that the parameters become -η·gradient: compares gradients bit by bit.
   for (int ranks : {2, 3, 8}) equals_mlp("gradients", ranks, deep + "--activation gelu --lr 1e9 --max-steps 1");
 
   for (int ranks : {1, 2}) {
@@ -38,17 +38,17 @@ TESTS(equal) {
   }
 }
 
-// What is sent, as in the README: the activations of every sample over every boundary, and the gradients back.
+// Traffic, as in the README: the activations of every sample over every boundary, and the gradients back.
 TESTS(ledger) {
   const int samples = 100, batches = 4, epochs = 2;
-  // The widths of 12,10,8,6,4 at the boundaries of 1, 2, 3 and 4 parts.
+  // The layer widths of 12,10,8,6,4 at the boundaries of 1, 2, 3 and 4 parts.
   for (const std::vector<int>& boundaries : {std::vector<int>{}, {8}, {8, 6}, {10, 8, 6}}) {
     const int last = static_cast<int>(boundaries.size());
     std::vector<Traffic> expected;
     for (int rank = 0; rank <= last; ++rank) {
       const int neighbors = (rank > 0) + (rank < last);
       const int width = (rank > 0 ? boundaries[rank - 1] : 0) + (rank < last ? boundaries[rank] : 0);
-      // Once an epoch the last rank sends rank 0 the losses of its batches.
+      // Once per epoch the last rank sends the losses of its batches to rank 0.
       const bool sends = last > 0 && rank == last, receives = last > 0 && rank == 0;
       for (const auto& [op, losses] : {std::pair{"ncclSend", sends}, {"ncclRecv", receives}}) {
         expected.push_back(
@@ -60,12 +60,13 @@ TESTS(ledger) {
   }
 }
 
-// Nothing allocated, nothing waited for, and the README's memory.
+// Clean steps, and the README's memory.
 TESTS(steps) {
-  step("solution.03.step.1", on(1, model_parallel, "--epochs 2"),  // what chapter 01's program holds
+  step("solution.03.step.1", on(1, model_parallel, "--epochs 2"),  // same as chapter 01's program
        {{"parameters", 152}, {"gradients", 152}, {"optimizer", 0}, {"activations", 1792}, {"buckets", 0}});
-  // 12,10,8,6,4 on three ranks: layers 0 and 1, layer 2, layer 3. Of the outputs before and, but for the last layer,
-  // after the activation; two gradients of the widest output; and on the ranks that receive, input and its gradient.
+  // 12,10,8,6,4 on three ranks: layers 0 and 1, layer 2, layer 3. Activations: each output before and, except for the
+  // last layer, after the activation function; two gradients of the widest output; and on the ranks that receive, the
+  // input and its gradient.
   const Command run = on(3, model_parallel, "--layers 12,10,8,6,4 --activation gelu --optimizer adamw --epochs 2");
   test("solution.03.step.3", run, [](const Run& run) {
     const long parameters[] = {13 * 10 + 11 * 8, 9 * 6, 7 * 4};
@@ -82,9 +83,9 @@ TESTS(steps) {
   });
 }
 
-// On a simulated machine with fast links the stages are equal but for the loss, the update and the activation that the
-// last layer has not. Of P ranks each idles (P - 1)/P of the time, by its own record and by the timeline from its first
-// idle span to its last.
+// On a simulated machine with fast links, the stages take the same time except for the loss, the update and the
+// activation function, which the last layer does not have. Each of the P ranks idles (P - 1)/P of the time, both by its
+// own record and on the timeline, measured from its first idle span to its last.
 TESTS(idle) {
   for (int ranks : {1, 2, 4}) {
     test(text("solution.03.idle.", ranks), {.ranks = ranks, .cpu_only = "only the cpu backend simulates"}, [=] {
@@ -129,13 +130,13 @@ TESTS(one_process_equal) {
       "--layers 16,24,9,24,17,8,8,12,3 --activation gelu --lr 1e9 --max-steps 1 --log-every 0";
   same_training("solution.03.one_process.gradients", kSameBits, on(1, mlp, gradients),
                 on(1, one_process, gradients, "--devices 3 --partition parameters"));
-  // The sum of the squares is rounded as that of as many ranks.
+  // The sum of squares is rounded as on three ranks.
   const std::string clipped = "--layers 16,24,9,24,17,8,8,12,3 --clip-norm 0.1 --log-every 0";
   same_training("solution.03.one_process.clip_norm", 1e-6, on(3, model_parallel, clipped),
                 on(1, one_process, clipped, "--devices 3"));
 }
 
-// What is copied: activations and gradients over each boundary, the targets, the loss there and back.
+// Copies: activations and gradients over each boundary, the targets, and the loss there and back.
 TESTS(one_process_ledger) {
   const int samples = 100, batches = 4, epochs = 2;
   for (const std::vector<int>& boundaries : {std::vector<int>{}, {8}, {8, 6}, {10, 8, 6}}) {
@@ -151,21 +152,21 @@ TESTS(one_process_ledger) {
            on(1, one_process, "--layers 12,10,8,6,4 --samples", samples, "--epochs", epochs, "--devices", devices),
            expected);
   }
-  // The norm goes from device to device and back, a float each time.
+  // The norm goes from device to device and back, one float each time.
   ledger("solution.03.one_process.ledger.norm",
          on(1, one_process, "--layers 12,8,6,4 --clip-norm 0.1 --devices 3 --samples", samples),
          {{0, "cudaMemcpyPeerAsync", batches * (2 * 2 + 3 + 2 * 2),
            4 * (samples * (2 * (8 + 6) + 4) + 2 * batches + 2 * 2 * batches)}});
 }
 
-// Each device has an account of its own: what the ranks of model_parallel hold, and on the last device the targets of a
-// batch and the loss.
+// Each device has its own account. It holds what the rank of model_parallel holds; the last device also holds the
+// targets of a batch and the loss.
 TESTS(one_process_memory) {
   const std::string options = "--layers 12,10,8,6,4 --activation gelu --optimizer adamw --epochs 2";
   test("solution.03.one_process.memory", on(1, one_process, options, "--devices 3"), [=](const Run& run) {
     const long parameters[] = {13 * 10 + 11 * 8, 9 * 6, 7 * 4};
     const long columns[] = {2 * 10 + 2 * 8 + 2 * 10, 2 * 6 + 2 * 6 + 2 * 8, 4 + 2 * 4 + 2 * 6};
-    // Where there are fewer GPUs, parts share them.
+    // With fewer GPUs, parts share them.
     if (kCuda && run.record.other_peaks.size() < 2)
       GTEST_SKIP() << "it takes three GPUs to tell the parts' memory apart";
     ASSERT_EQ(run.record.other_peaks.size(), 2u);
@@ -185,7 +186,7 @@ TESTS(one_process_memory) {
         {"allocations", 0}, {"synchronizations", 0}, {"events", found.at("events")}, {"devices", 3}, {"handles", 1}};
     EXPECT_EQ(found, host);
   });
-  // A model that one device of 12 MB cannot hold.
+  // A model that does not fit on one device of 12 MB.
   const std::string large =
       "--layers 512,512,512,512,512,512,512,512,512 --batch-size 64 --samples 128 --log-every 0 --devices";
   test("solution.03.one_process.limit", {.cpu_only = "WORKSHOP_DEVICE_MEMORY is a setting of the cpu backend"}, [=] {
@@ -194,9 +195,9 @@ TESTS(one_process_memory) {
   });
 }
 
-// On a machine whose kernels and links take time, and the rest none: from the first forward pass of a step to the end
-// of its backward pass, no two devices are at work at the same time, and no copy overlaps with anything, but that of
-// the loss, four bytes, which goes back to the first device while the last one is at work.
+// On a machine where only kernels and links take time: from the first forward pass of a step to the end of its backward
+// pass, no two devices work at the same time and no copy overlaps with anything. The only exception is the copy of the
+// loss (four bytes) to the first device, during which the last device works.
 TESTS(one_process_timeline) {
   test("solution.03.one_process.timeline", {.cpu_only = "simulates a machine"}, [] {
     succeed(on(1, one_process, "--layers 64,64,64,64,64 --activation relu --max-steps 12 --devices 3",
@@ -207,7 +208,7 @@ TESTS(one_process_timeline) {
     const auto timeline = read_timeline("timeline.json");
     for (const Span& span : timeline.at(0)) {
       const bool copy = span.name == "cudaMemcpyPeerAsync";
-      // Each part makes its update when its own backward pass is done, while those below still compute.
+      // Each part runs its update after its own backward pass, while the parts below still compute.
       if (!copy && span.name != "loss" && !span.name.starts_with("forward") && !span.name.starts_with("backward"))
         continue;
       copies += copy;
@@ -219,7 +220,8 @@ TESTS(one_process_timeline) {
     std::ranges::sort(busy, {}, &Span::begin);
     for (std::size_t i = 1; i < busy.size(); ++i) {
       const Span &before = busy[i - 1], &span = busy[i];
-      // CUDA and its stand-in tell milliseconds as floats, of which those of a second have four digits left.
+      // CUDA and the cpu backend return milliseconds as floats, so times of about a second have only four decimal
+      // digits left.
       EXPECT_LE(before.end(), span.begin + 1e-4) << before.name << " at " << before.begin << " and " << span.name;
     }
   });
@@ -240,7 +242,7 @@ TESTS(one_process_bad) {
           on_one_gpu.in("WORKSHOP_SHARE_GPU=0"), {.cpu_only = cpu_only});
   test("solution.03.one_process.shared", {.cpu_only = cpu_only}, [=] {
     expect_output(run(on_one_gpu), 0,
-                  {"^note: 3 parts share 1 GPU: the results are right, memory and times mean nothing"});
+                  {"^note: 3 parts share 1 GPU: results are correct, memory and times are meaningless"});
   });
   test("solution.03.one_process.idle", {.cpu_only = cpu_only}, [=] {
     const Command two = on(1, one_process, "--max-steps 3");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 04: a pipeline learns what one rank learns, holds what the README says, and idles as long as it must.
+// Chapter 04: a pipeline trains what one rank trains, holds what the README says, and idles as long as its schedule
+// predicts.
 #include <cmath>
 
 #include "tests/harness/expect.h"
@@ -11,11 +12,11 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path pipeline = solution("04_pipeline/pipeline");
 const std::string schedules[] = {"gpipe", "1f1b", "interleaved"};
 
-// With one micro-batch every sum is formed as on one rank: not a bit differs. M micro-batches add up the same n = 96·3
-// products in another order, M sums of n/M each: as in chapter 02, after T steps two runs differ by at most
-// T·lr·2·n·2⁻²⁴·X in a parameter, where X is the largest product, and by 2·n·2⁻²⁴·X in a loss. Here T = 20, lr = 0.01
-// and X < 10: 7·10⁻⁵ and 3·10⁻⁴ in the worst case. Rounding errors have either sign, so that they grow with √n: the
-// tests ask for 2·10⁻⁵ of both. Found: 2·10⁻⁷.
+// With one micro-batch every sum is formed as on one rank, so results are bitwise equal. M micro-batches add up the
+// same k = 96·3 products in a different order, as M sums of k/M each. As in chapter 02, after J steps two runs differ
+// by at most J·η·2·k·u·G in a parameter, where u = 2⁻²⁴ and G is the largest product, and by 2·k·u·G in a loss. Here J
+// = 20, η = 0.01 and G < 10: 7·10⁻⁵ and 3·10⁻⁴ in the worst case. Rounding errors have either sign, so they grow with
+// √k; the tests require 2·10⁻⁵ of both. Measured: 2·10⁻⁷.
 constexpr double kBound = 2e-5;
 const std::string network =
     "--layers 6,9,8,7,5,4,6,5,3 --activation gelu --samples 960 --epochs 2 --log-every 0 --batch-size 96";
@@ -37,11 +38,11 @@ TESTS(equal) {
   same_training("solution.04.interleaved_four_chunks", kBound, serial,
                 on(2, pipeline, network, "--micro-batches 6 --schedule interleaved --chunks 4"));
   for (const std::string& schedule : schedules) {
-    // The last batch of an epoch has 3 rows for 8 micro-batches: five of them have none.
+    // The last batch of an epoch has 3 rows for 8 micro-batches, so five of them are empty.
     const std::string rest = "--layers 6,5,4,2 --samples 99 --epochs 3 --batch-size 32";
     same_training("solution.04.empty_micro_batches." + schedule, kBound, on(1, mlp, rest),
                   on(schedule == "interleaved" ? 1 : 3, pipeline, rest, "--micro-batches 8 --schedule", schedule));
-    // The schedule changes nothing that is computed but the order of sums; recomputation not even that.
+    // A schedule changes only the order of sums. Recomputation does not even change that.
     const Command piped = on(2, pipeline, network, "--schedule", schedule);
     same_training("solution.04.recompute." + schedule, kSameBits, piped, with(piped, "--recompute stages"));
     same_training("solution.04.checkpoint_interval." + schedule, kSameBits, piped,
@@ -61,8 +62,8 @@ TESTS(equal) {
 // The README's memory: 8 layers of width 8, 32 rows.
 TESTS(memory) {
   const std::string layers = "--layers 8,8,8,8,8,8,8,8,8";
-  // Four stages of two layers, 8 micro-batches of 4 rows; 128 bytes are one width of a micro-batch. Of each stage: sets
-  // of activations, inputs, and messages on their way.
+  // Four stages of two layers, 8 micro-batches of 4 rows; 128 bytes are one micro-batch of one layer's width. For each
+  // stage: sets of activations, inputs, and messages in flight.
   struct Held {
     std::string name, options;
     int activations[4], inputs[4], messages[4];
@@ -82,14 +83,15 @@ TESTS(memory) {
            }
          });
   }
-  // What check records costs no allocation and no wait: on a GPU either would have the host wait for its peers.
+  // Probes must neither allocate nor wait: on a GPU either would make the host wait for its peers.
   test("solution.04.recorded_steps", on(2, pipeline, layers, "--max-steps 3").in("WORKSHOP_PROBES=1"),
        [](const Run& run) {
          EXPECT_FALSE(run.record.probes.empty());
          expect_clean_steps(run);
        });
-  // Two stages of two chunks of two layers, 4 micro-batches of 8 rows, 256 bytes a width. Of the chunks of stage 0, 4
-  // and 2 micro-batches are in flight at most, of those of stage 1, 3 and 1; inputs: 0 and 2, 4 and 2; 2 gradients.
+  // Two stages of two chunks of two layers each; 4 micro-batches of 8 rows; 256 bytes per layer width. At most 4 and 2
+  // micro-batches are in flight in the chunks of stage 0, and 3 and 1 in those of stage 1. Inputs: 0 and 2 on stage 0,
+  // 4 and 2 on stage 1. Each stage has 2 gradients.
   test("solution.04.memory.interleaved", on(2, pipeline, layers, "--schedule interleaved"), [](const Run& run) {
     expect_clean_steps(run);
     expect_memory(run, 0, {{"activations", 256 * (2 * (4 + 2) + 0 + 2 + 2 * 2)}, {"buckets", 256 * 4}});
@@ -97,8 +99,8 @@ TESTS(memory) {
   });
 }
 
-// What is sent, as in the README: of 32 steps of 32 rows every micro-batch over every boundary, and back; and from the
-// last rank to the first the losses of the epoch.
+// Traffic, as in the README: 32 steps of 32 rows; every micro-batch crosses every boundary, and its gradients cross
+// back. The last rank sends the losses of the epoch to the first.
 TESTS(ledger) {
   const auto add = [](const std::string& name, int ranks, int micro_batches, int boundaries,
                       const std::string& options) {
@@ -117,12 +119,12 @@ TESTS(ledger) {
   add("1f1b", 4, 8, 1, "--schedule 1f1b");
   add("recompute", 2, 4, 1, "--recompute stages");
   add("checkpoint_interval", 2, 4, 1, "--checkpoint-interval 1");
-  // Three boundaries between four parts, all of them between the two ranks.
+  // All three boundaries between four parts lie between the two ranks.
   add("interleaved", 2, 4, 3, "--schedule interleaved");
   add("one_rank", 1, 4, 1, "");
 }
 
-// The mean bubble that a simulation measures, as a share of the time.
+// Checks the mean bubble of a simulation, as a fraction of the time.
 void expect_bubble(const Run& run, double expected, double tolerance) {
   double sum = 0;
   for (int rank = 0; rank < run.record.world; ++rank) sum += run.record.values.at({rank, "bubble"});
@@ -133,11 +135,12 @@ void expect_bubble(const Run& run, double expected, double tolerance) {
       << report(run, text("the mean of the ranks, ", sum / run.record.world), text(mean));
 }
 
-// By the clock: what the schedule costs on a GPU too. On a simulated machine the stages of a real network would not be
-// equal, as the formula has them: the first has no input gradient to compute, the last one a loss.
+// Uses the real clock and hence also shows what the schedule costs on a GPU. The computation is simulated, because the
+// stages of a real network do not take the same time, as the formula assumes: the first computes no input gradient, the
+// last computes a loss.
 TESTS(bubble) {
-  // With 15 ms a slot, (K - 1)/(v·M + K - 1) to within 3 percentage points: see the README. On a machine that has other
-  // things to do slots begin some milliseconds late, which counts for less the longer they are.
+  // With slots of 15 ms, the bubble is (p - 1)/(v·M + p - 1) to within 3 percentage points; see the README. On a busy
+  // machine slots begin some milliseconds late, which matters less for longer slots.
   const auto add = [](const std::string& schedule, int stages, int micro_batches, int chunks = 1,
                       const std::string& options = "") {
     test(text("solution.04.bubble.", schedule, ".", stages, "x", micro_batches), {.ranks = stages, .measures = true},
@@ -156,13 +159,14 @@ TESTS(bubble) {
   add("interleaved", 2, 4, 3, "--chunks 3");
   add("1f1b", 2, 8, 1, "--precision bf16");
 
-  // Messages travel behind the computation.
+  // Messages travel during computation.
   for (const std::string& schedule : schedules) {
     overlaps("solution.04.overlap_is_real." + schedule,
              on(2, pipeline, "--schedule", schedule, "--simulate-compute 5 --max-steps 2"), "ncclSend");
   }
-  // Every group of messages takes 5 ms longer. GPipe hides that but for the first message each way, 2 · 5 ms in 18
-  // slots of 20 ms, which makes the bubble 13.5 % instead of 11.1 %; if each slot had to wait, it would be 29 %.
+  // Every group of messages takes 5 ms longer. GPipe hides all of them except the first message in each direction: 2 ·
+  // 5 ms in 18 slots of 20 ms, for a bubble of 13.5 % instead of 11.1 %. If each slot had to wait, the bubble would be
+  // 29 %.
   test("solution.04.gpipe_hides_messages", {.ranks = 2, .measures = true}, [] {
     expect_bubble(record(on(2, pipeline, "--schedule gpipe --simulate-compute 20 --micro-batches 8 --max-steps 3")
                              .in("WORKSHOP_SLOW=collectives")),
@@ -170,7 +174,7 @@ TESTS(bubble) {
   });
 }
 
-// A host that waits for each call.
+// With CUDA_LAUNCH_BLOCKING the host waits for each call.
 TESTS(launch_blocking) {
   const auto blocking = [](const std::string& options) {
     return on(4, pipeline, network, options).in("CUDA_LAUNCH_BLOCKING=1");
@@ -178,12 +182,12 @@ TESTS(launch_blocking) {
   test("solution.04.launch_blocking.gpipe", {.ranks = 4}, [=] { succeed(blocking("--schedule gpipe --max-steps 4")); });
   for (const char* schedule : {"1f1b", "interleaved"}) {
     refused(text("solution.04.launch_blocking.", schedule),
-            text("^error: CUDA_LAUNCH_BLOCKING is '1'; expected 0 or none, because --schedule ", schedule, " "),
+            text("^error: CUDA_LAUNCH_BLOCKING is '1'; unset it or set it to 0, because --schedule ", schedule, " "),
             blocking(text("--micro-batches 8 --schedule ", schedule)));
   }
 }
 
-// What may block the host with CUDA and NCCL blocks it: nothing hangs, and what is trained is the same.
+// Where CUDA and NCCL may block the host, WORKSHOP_BLOCKING blocks it. Nothing hangs, and the results are the same.
 TESTS(blocking) {
   const std::string gpt = "--model gpt --blocks 7 --text " + source("tests/golden/text").path;
   for (const auto& [name, model] : {std::pair("mlp", network), std::pair("gpt", gpt)}) {

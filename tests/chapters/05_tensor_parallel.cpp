@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 05: every number of ranks trains the same network.
+// Chapter 05: any number of ranks trains the same network.
 #include <algorithm>
 #include <cmath>
 
@@ -12,23 +12,25 @@ const Path mlp = solution("01_single_gpu/mlp");
 const Path tensor = solution("05_tensor_parallel/tensor_parallel");
 const Path gather = solution("05_tensor_parallel/tensor_parallel_gather");
 
-// P ranks add the same products as one process, in another order. An activation or a gradient is a sum of at most n =
-// 48 products (the widest layer; a batch has 24 rows): in whatever order, it is off by at most n·2⁻²⁴·M, M being the
-// sum of the products' magnitudes. Four layers, forward and backward, are 8 such sums one after the other, so a
-// gradient of two runs differs by at most 2·8·n·2⁻²⁴·M = 4.6·10⁻⁵·M, and T = 40 steps of SGD with lr = 0.01 pass 0.4
-// times that on to the parameters. Gradients of a mean over normal data have M ≤ 1 here. Found: 1.2·10⁻⁷. The tests ask
-// for 5·10⁻⁵, of losses, parameters and gradients; a wrong term is of the order of 10⁻².
+// P ranks add up the same products as one process, in a different order. An activation or a gradient is a sum of at
+// most k = 48 products (the widest layer; a batch has 24 rows). In any order, its error is at most k·u·G, where u =
+// 2⁻²⁴ and G is the sum of the products' magnitudes. Forward and backward, four layers are 8 such sums in sequence, so
+// a gradient of two runs differs by at most 2·8·k·u·G = 4.6·10⁻⁵·G. J = 40 steps of SGD with η = 0.01 pass 0.4 times
+// this on to the parameters. Gradients of a mean over normal data have G ≤ 1 here. Measured: 1.2·10⁻⁷. The tests
+// require 5·10⁻⁵ of losses, parameters and gradients; a wrong term is of the order of 10⁻².
 constexpr double kBound = 5e-5;
-// Of the language model, trained with SGD, as AdamW scales up what is rounding alone, the gradient of the keys' biases:
-// sums over the 128 rows of a batch or 64 features, in another order, are some 100 roundings of 6·10⁻⁸. Found: 5·10⁻⁷.
+// Bound for the language model. Sums over the 128 rows of a batch or 64 features in a different order are some 100
+// roundings of 6·10⁻⁸. Measured: 5·10⁻⁷. It is trained with SGD, because AdamW would scale up the gradient of the keys'
+// biases, which is only rounding.
 constexpr double kGptBound = 1e-5;
-// Two pairs, GELU, a last batch of 8 rows. Only the widths inside the pairs have to be divided: 24 and 48.
+// Two pairs, GELU, a last batch of 8 rows. Only the widths inside the pairs (24 and 48) must be divisible by the number
+// of ranks.
 const std::string pairs =
     "--layers 12,24,6,48,5 --activation gelu --batch-size 24 --samples 488 --no-shuffle --log-every 0 ";
-// Of the gathered layers, every width but the input's is a multiple of 2, 3, 4 and 8.
+// For the gathered layers every width except the input's is a multiple of 2, 3, 4 and 8.
 const std::string columns =
     "--layers 10,24,48,24 --activation gelu --batch-size 24 --samples 488 --no-shuffle --log-every 0 ";
-// A step of SGD with lr = 1 leaves value - gradient: equal parameters after one step are equal gradients.
+// A step of SGD with η = 1 leaves value - gradient, so equal parameters after one step mean equal gradients.
 const std::pair<std::string, std::string> runs[] = {{"training", "--epochs 2 --max-steps 40"},
                                                     {"gradients", "--lr 1 --max-steps 1"}};
 
@@ -41,13 +43,13 @@ TESTS(equal) {
                     on(1, mlp, columns, steps), on(ranks, gather, columns, steps));
     }
   }
-  // AdamW divides a gradient by its own size: with lr = 0.001, a relative error of 10⁻³ in one costs 10⁻⁶ a step,
-  // of 21.
+  // AdamW divides a gradient by its own size: with η = 0.001, a relative error of 10⁻³ in a gradient costs 10⁻⁶ per
+  // step; there are 21 steps.
   const std::string adamw = pairs + "--optimizer adamw --lr 0.001 --activation relu";
   same_training("solution.05.tensor_parallel.adamw", kBound, on(1, mlp, adamw), on(4, tensor, adamw));
 }
 
-// What PyTorch computes, on every number of ranks that divides.
+// PyTorch's results, on every number of ranks that divides the widths.
 TESTS(golden) {
   const auto add = [](const std::string& name, const Path& program, const std::string& file,
                       const std::vector<int>& all_ranks) {
@@ -60,15 +62,14 @@ TESTS(golden) {
   add("tensor_parallel_gather", gather, "tests/golden/single_noshuffle.json", {1, 2});
 }
 
-// What is sent, as in the README. By default 32 steps of 32 rows of 6,4,2.
+// Traffic, as in the README. The default is 32 steps of 32 rows with 6,4,2.
 TESTS(ledger) {
-  // An all-reduce a pair and step each way: 4·batch·(in + out) bytes.
+  // One all-reduce per pair, step and direction: 4·B·I bytes backward and 4·B·O forward.
   ledger("solution.05.ledger.tensor_parallel.2ranks", on(2, tensor),
          {{kAll, "ncclAllReduce", 32 * 2, 32 * 4 * 32 * (6 + 2)}});
   ledger("solution.05.ledger.tensor_parallel.pairs.4ranks", on(4, tensor, pairs, "--max-steps 2"),
          {{kAll, "ncclAllReduce", 2 * 2 * 2, 2 * 4 * 24 * (12 + 6 + 6 + 5)}});
-  // A layer and step: an all-gather of 4·batch·out/P bytes, and a reduce-scatter of 4·batch·in/P, but not for the
-  // first.
+  // Per layer and step an all-gather of 4·B·O/P bytes and, except for the first layer, a reduce-scatter of 4·B·I/P.
   ledger("solution.05.ledger.tensor_parallel_gather.2ranks", on(2, gather),
          {{kAll, "ncclAllGather", 32 * 2, 32 * 4 * 32 * (4 + 2) / 2},
           {kAll, "ncclReduceScatter", 32, 32 * 4 * 32 * 4 / 2}});
@@ -77,7 +78,7 @@ TESTS(ledger) {
           {kAll, "ncclReduceScatter", 2 * 2, 2 * 4 * 24 * (24 + 48) / 4}});
 }
 
-// What is held, as in the README, and nothing allocated or waited for in a step.
+// Clean steps, and the README's memory.
 TESTS(steps) {
   const auto add = [](const std::string& name, const Command& command, long parameters, long activations) {
     step(text("solution.05.step.", name, ".", command.ranks, "ranks"), command,
@@ -87,17 +88,17 @@ TESTS(steps) {
           {"activations", 4 * activations},
           {"buckets", 0}});
   };
-  // Parameters: (in + 1)·h/P + h/P·out + out a pair. Activations: the outputs of every layer, with GELU twice but for
-  // the last, and two gradients as wide as the widest input or output.
+  // Parameters per pair, with h features between its two layers: (I + 1)·h/P + h/P·O + O. Activations: the outputs of
+  // every layer (with GELU, twice except for the last layer), and two gradients as wide as the widest input or output.
   add("tensor_parallel", on(2, tensor), 7 * 4 / 2 + 4 / 2 * 2 + 2, 32 * (2 + 2 + 2 * 6));
   add("tensor_parallel.pairs", on(4, tensor, pairs, "--epochs 2"),
       13 * 24 / 4 + 24 / 4 * 6 + 6 + 7 * 48 / 4 + 48 / 4 * 5 + 5, 24 * (2 * 6 + 2 * 6 + 2 * 12 + 5 + 2 * 12));
-  // Parameters: (in + 1)·out/P a layer. Activations: all outputs, whole; before the activation, this rank's part; and
-  // two gradients of the widest output.
+  // Parameters per layer: (I + 1)·O/P. Activations: the whole output of every layer; this rank's part of each output
+  // before its activation function; and two gradients of the widest output.
   add("tensor_parallel_gather", on(2, gather), 7 * 4 / 2 + 5 * 2 / 2, 32 * (4 + 2 + 2 * 4));
   add("tensor_parallel_gather.layers", on(4, gather, columns, "--epochs 2"), 11 * 24 / 4 + 25 * 48 / 4 + 49 * 24 / 4,
       24 * (24 + 48 + 24 + 6 + 12 + 2 * 48));
-  // Six pairs of width 64 on 4 ranks: what lies between the pairs, whole, weighs most.
+  // Six pairs of width 64 on 4 ranks: most of the memory is for the activations between the pairs, which are not split.
   const std::string deep = "--layers 64,64,64,64,64,64,64,64,64,64,64,64,64 --max-steps 2";
   step("solution.05.memory.tensor_parallel.4ranks", on(4, tensor, deep), {{"activations", 77824}});
 }
@@ -105,12 +106,12 @@ TESTS(steps) {
 // ---- the language model --------------------------------------------------------------------------------------------
 
 const Path gpt = solution("01_single_gpu/gpt");
-// 57 words, which 2, 4 and 8 ranks do not divide, in 284 samples of 16 positions to train on, and 43 each for
+// 57 words, not divisible by 2, 4 or 8 ranks. The text has 284 samples of 16 positions for training, and 43 each for
 // validation and test.
 const std::string text_option = " --text " + source("tests/golden/text").path + " ";
 const std::string sgd = text_option + "--optimizer sgd --lr 0.1 --no-shuffle --log-every 0 ";
 
-// Besides what compare_training() compares, the norms of the gradients and the test loss.
+// Compares what compare_training() compares, and also the gradient norms and the test loss.
 void same_gpt(const std::string& name, const Command& expected, const Command& found) {
   test(name, {.ranks = found.ranks}, [=] {
     const Run one = record(expected, "expected.jsonl"), run = record(found, "found.jsonl");
@@ -147,7 +148,7 @@ TESTS(gpt_equal) {
                on(ranks, tensor, "--model gpt", sgd, options, cut_options));
     }
   }
-  // Three ranks; eight, of which some have the smaller part of the vocabulary; other depths, widths and contexts.
+  // Three ranks; eight ranks, some with a smaller part of the vocabulary; other depths, widths and contexts.
   const std::string third = "--heads 3 --width 18 --context 12 --blocks 3 --vocabulary 31 --dropout 0.1";
   same_gpt("solution.05.gpt.3ranks", on(1, gpt, sgd, third), on(3, tensor, "--model gpt", sgd, third));
   same_gpt("solution.05.gpt.sequence.3ranks", on(1, gpt, sgd, third),
@@ -155,7 +156,7 @@ TESTS(gpt_equal) {
   const std::string eighth = "--heads 8 --width 32 --blocks 1 --max-steps 10";
   same_gpt("solution.05.gpt.sequence.8ranks", on(1, gpt, sgd, eighth),
            on(8, tensor, "--model gpt", sgd, eighth, "--sequence-parallel"));
-  // What PyTorch computes, with AdamW.
+  // PyTorch's results, with AdamW.
   const Golden single = golden("tests/golden/gpt_single.json");
   for (int ranks : {1, 2, 4}) {
     golden_test(text("golden.05.gpt.", ranks, "ranks"), single,
@@ -165,10 +166,10 @@ TESTS(gpt_equal) {
   }
 }
 
-// The README's formulas: of `steps` steps of 8 samples, and of validation and test.
+// The README's traffic formulas: `steps` steps of 8 samples, then validation and test.
 TESTS(gpt_ledger) {
   const long T = 16, E = 16, L = 2, R = 8 * T, steps = 5;
-  const long evaluated = 2 * 43 * T, batches = 2 * 6;  // rows, and the batches that they are in
+  const long evaluated = 2 * 43 * T, batches = 2 * 6;  // rows, and the batches that hold them
   const auto add = [=](const std::string& name, int ranks, long again, const std::string& options) {
     const long each_way = 2 * L + 1;
     ledger("solution.05.gpt.ledger." + name, on(ranks, tensor, "--model gpt", sgd, options, "--max-steps", steps),
@@ -188,7 +189,7 @@ TESTS(gpt_ledger) {
   add("recompute", 2, 2 * L, "--recompute blocks");
 }
 
-// What each rank holds, as in the README, and nothing allocated or waited for in a step.
+// Clean steps, and the README's memory on each rank.
 TESTS(gpt_steps) {
   const auto add = [](const std::string& name, long ranks, long sequence, const std::string& options) {
     const bool dropout = options.find("dropout") != std::string::npos;
@@ -224,7 +225,7 @@ TESTS(gpt_steps) {
   add("sequence.recompute", 2, 1, "--recompute blocks --accumulation-steps 2");
 }
 
-// A checkpoint of one process goes on in four ranks, of theirs in two, and of theirs in one, sharded or as one file.
+// A checkpoint of one process resumes on four ranks, theirs on two ranks, and theirs on one; sharded or as one file.
 TESTS(gpt_checkpoints) {
   for (const std::string format : {"sharded", "full"}) {
     test("solution.05.gpt.resume." + format, {.ranks = 4}, [=] {
@@ -252,7 +253,7 @@ TESTS(bad) {
     heads     | --heads 2                         | --heads is '2'; expected a multiple of the 4 ranks
     context   | --context 18 --sequence-parallel  | --context is '18'; --sequence-parallel expects a multiple of the 4 ranks
     words     | --vocabulary 1                    | the vocabulary has . words?; expected one a rank, 4
-    layers.#  | --layers 8,8,8                    | --layers is for --model mlp alone
+    layers.#  | --layers 8,8,8                    | --layers is for --model mlp only
   )");
   refusals("solution.05.bad.tensor_parallel_gather.", on(4, gather), R"(
     unknown.# | --tp 4                            | --tp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of all chapters: common/checkpoint/parts.h.
+// Checkpoints in all chapters: common/checkpoint/parts.h.
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -33,7 +33,7 @@ std::string content(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// All regular files of a folder, by path within it.
+// Returns the contents of all regular files in a folder, by relative path.
 std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -44,7 +44,8 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
 
 // ---- a run that is stopped and resumed becomes the same to the last bit --------------------------------------------
 
-// One that goes on from a copy too, as a run makes that resumes and has nothing more to do.
+// Registers a test: resuming must give the same results as training without interruption. Also resumes from the copy
+// that a run writes if it resumes and has no steps left.
 void resumes(const std::string& name, const Command& training, int saved, int last) {
   test("solution.06.resume." + name, {.ranks = training.ranks}, [=] {
     const Run expected = record(with(training, "--max-steps", last), "expected.jsonl");
@@ -64,8 +65,8 @@ void resumes(const std::string& name, const Command& training, int saved, int la
 }
 
 TESTS(resume) {
-  // Stopped within the second epoch, where the order of the samples depends on the random state, and with AdamW, whose
-  // running means have to be there again.
+  // Stops within the second epoch, where the order of the samples depends on the random state. AdamW's moments must be
+  // restored too.
   const auto add = [](const std::string& name, int ranks, const Path& program, const std::string& options) {
     resumes(name, on(ranks, program, "--optimizer adamw --samples 96 --epochs 3 --log-every 0", options), 5, 9);
   };
@@ -74,7 +75,7 @@ TESTS(resume) {
   add("ddp", 3, ddp, "--batch-size 8 --validation-samples 10");
   add("ddp_accumulation", 2, ddp, "--batch-size 4 --accumulation-steps 4");
   add("ddp_overlap", 2, overlap, "--batch-size 16");
-  // The replicas' own parameters; a round that the checkpoint is in the middle of; what has been left out.
+  // State of each replica: its own parameters, an unfinished round, and the remainders of compression.
   add("decentralized", 4, decentralized,
       "--batch-size 8 --own-initial-values --validation-samples 10 --average-at-end");
   add("local_sgd", 3, local_sgd, "--batch-size 8 --sync-every 3");
@@ -92,14 +93,14 @@ TESTS(resume) {
   add("fsdp_hybrid", 4, fsdp, "--batch-size 8 --hybrid 2 --checkpoint-format full");
   add("fsdp_offload", 2, fsdp, "--batch-size 16 --cpu-offload");
   add("train_3d", 8, train_3d, "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
-  // Each replica's own state fits no other number of them; 48 samples a step.
+  // A replica's own state fits only the same number of replicas. A step has 48 samples.
   test("solution.06.resume.other_replicas", {.ranks = 4}, [] {
     const auto training = [](int ranks, const Path& program, const std::string& options) {
       return on(ranks, program, "--max-steps 2 --checkpoints saved --batch-size", 48 / ranks, options);
     };
     const auto refuses = [](const Command& command, const std::string& tensor) {
       expect_one_line(run(command), 2,
-                      "^error: '" + tensor + "' has another shape in the checkpoint saved/step-00000002");
+                      "^error: '" + tensor + "' has a different shape in the checkpoint saved/step-00000002");
     };
     succeed(training(4, decentralized, ""));
     refuses(training(3, decentralized, "--resume saved"), "0.bias");
@@ -116,11 +117,11 @@ TESTS(resume) {
 // ---- saved by one strategy, loaded by another ----------------------------------------------------------------------
 
 struct Strategy {
-  int ranks, rows;  // of a replica and step: 24 of all replicas together
+  int ranks, rows;  // rows per replica and step; all replicas together have 24
   Path program;
   std::string options;
 };
-// Neighbors differ in strategy and number of ranks.
+// Neighbors differ in strategy and in number of ranks.
 const std::vector<Strategy> some_strategies = {
     {1, 24, mlp, ""},
     {3, 8, fsdp, ""},
@@ -162,7 +163,7 @@ const std::vector<Strategy> more_strategies = {
     {6, 8, train_3d, "--dp 3 --pp 2 --zero 1"},
 };
 
-// Step, epoch and samples of an index.
+// Returns the lines with step, epoch and samples of an index.
 std::string place(const std::string& folder) {
   std::ifstream index(folder + "/step-00000006/index.json");
   std::string lines;
@@ -174,14 +175,15 @@ std::string place(const std::string& folder) {
   return lines;
 }
 
-// What is loaded and saved again, as one file, must be that file to the last bit, parameters and optimizer state, and
-// at the same place in the epoch. For the next strategy of the list, training must go on as if it had not stopped. What
-// follows is not the same to the last bit, because the sums have another order; AdamW divides by the gradients' own
-// size, so rounding errors do not stay below a bound on the gradients. A state that was lost or mixed up would change
-// each parameter by about lr = 10⁻² a step; found: 10⁻⁷.
+// A checkpoint that another strategy loads and saves again as one file must have the same bits, in parameters and
+// optimizer state, and the same place in the epoch. With the next strategy in the list, training must also continue as
+// if it had not stopped. Later results are not bitwise equal, because sums have a different order, and no bound on the
+// gradients bounds this error, because AdamW divides by the size of the gradient. State that is lost or mixed up
+// changes each parameter by about η = 10⁻² per step; measured: 10⁻⁷.
 void check_matrix(const std::vector<Strategy>& strategies, bool all_pairs) {
   const double bound = 1e-5;
-  // 8 layers, in pairs whose inner widths 8 ranks divide; 4 steps of 24 samples an epoch; saved in the second one.
+  // 8 layers, in pairs whose inner widths are divisible by 8; 4 steps of 24 samples per epoch; saved in the second
+  // epoch.
   const auto train = [](const Strategy& s, const std::string& options) {
     return on(s.ranks, s.program,
               "--layers 6,8,5,8,7,8,3,8,2 --activation gelu --optimizer adamw --no-shuffle --samples 96 --epochs 3",
@@ -243,7 +245,7 @@ TESTS(kills) {
 
 // ---- damaged files -------------------------------------------------------------------------------------------------
 
-// Damages a file in one of many ways, which a number chooses: its last three bits the kind.
+// Damages a file. The last three bits of `number` select the kind of damage, and the number seeds the details.
 void damage(const fs::path& path, unsigned number) {
   std::mt19937 random(number);
   std::string bytes = content(path);
@@ -257,7 +259,7 @@ void damage(const fs::path& path, unsigned number) {
     case 1:  // cut short
       bytes.resize(below(bytes.size()));
       break;
-    case 2: {  // at the beginning of a safetensors file: the length of its header
+    case 2: {  // in the header's length, at the beginning of a safetensors file
       const std::uint64_t length = (std::uint64_t{random()} << 32 | random()) >> below(40);
       std::memcpy(bytes.data(), &length, sizeof length);
       break;
@@ -271,7 +273,7 @@ void damage(const fs::path& path, unsigned number) {
     case 5:
       bytes += std::string(1 + below(100), '\0');
       break;
-    case 6: {  // a header that promises more than there is
+    case 6: {  // a header that promises more data than there is
       const std::string header = R"({"0.weight":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})";
       const std::uint64_t length = header.size();
       bytes = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
@@ -283,7 +285,8 @@ void damage(const fs::path& path, unsigned number) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// Each time one line must name the file, nothing may be written, and the program must end with status 2, not crash.
+// Each damaged checkpoint must cause one line that names the file, and status 2. The program must not crash and must
+// write nothing.
 void check_damage(unsigned count) {
   const std::string training = "--layers 6,8,4,2 --optimizer adamw --samples 64 --no-shuffle --log-every 0 ";
   succeed(on(3, fsdp, training, "--batch-size 4 --max-steps 3 --checkpoints intact"));
@@ -299,7 +302,7 @@ void check_damage(unsigned count) {
     fs::copy("intact", "damaged", fs::copy_options::recursive);
     const std::string& file = files[number % files.size()];
     damage(fs::path("damaged") / file,
-           number / files.size() % 8 + 8 * number);  // another kind for the same file each time
+           number / files.size() % 8 + 8 * number);  // a new kind each time the file comes up
     const auto before = contents("damaged");
     expect_one_line(run(load), 2, fs::path(file).filename());
     EXPECT_TRUE(contents("damaged") == before) << "damage " << number << ": files were written";
@@ -315,22 +318,22 @@ TESTS(damaged) {
 
 TESTS(bad) {
   refusals("solution.06.bad.checkpoints.", on(4, fsdp), R"(
-    #.resume     | --resume nowhere          | --resume is 'nowhere'; there is no checkpoint
+    #.resume     | --resume nowhere          | --resume is 'nowhere', but there is no checkpoint there
     #.folder     | --checkpoints /proc/saved | /proc/saved: No such file or directory
     #.save_every | --save-every 5            | --save-every needs a folder to save to: --checkpoints
     #.too_large  | --layers 65537,65536      | --layers has 2.31 parameters or more
     #.keep       | --keep -1                 | --keep is '-1'; expected a whole number of at least 0
     #.format     | --checkpoint-format zip   | --checkpoint-format is 'zip'; expected full, sharded
   )");
-  // An intact checkpoint that does not fit the run that is to load it, or a folder that holds other checkpoints
-  // already: one line that says so, on every number of ranks, and nothing is written.
+  // An intact checkpoint that does not fit the run, or a folder that already holds other checkpoints: one line on any
+  // number of ranks, and nothing is written.
   test("solution.06.refused_checkpoints", {.ranks = 3}, [] {
     const std::string base = "--samples 96 --no-shuffle --log-every 0 ";
     succeed(on(2, fsdp, base, "--batch-size 8 --max-steps 3 --checkpoints saved"));
     succeed(on(2, fsdp, base, "--batch-size 8 --max-steps 6 --checkpoints other"));
-    fs::create_directory("other/step-99999999999");  // no step of a run of ours
+    fs::create_directory("other/step-99999999999");  // not a name that the workshop writes
     fs::copy("other/step-00000006/index.json", "other/step-99999999999/index.json");
-    // Six steps an epoch: this one is at the end of its third.
+    // With six steps per epoch, this checkpoint is at the end of the third epoch.
     succeed(on(2, fsdp, base, "--batch-size 8 --epochs 3 --checkpoints long"));
     const auto before = contents("saved");
     const std::pair<std::string, std::string> refusals[] = {
@@ -340,10 +343,10 @@ TESTS(bad) {
         {"--optimizer is \"adamw\"; the checkpoint", "--resume saved --optimizer adamw"},
         {"--seed is 7; the checkpoint", "--resume saved --seed 7"},
         {"--samples is 90; the checkpoint", "--resume saved --samples 90"},
-        {"48 samples into an epoch, which is no multiple of the", "--resume saved --batch-size 7"},
+        {"48 samples into an epoch, which is not a multiple of the", "--resume saved --batch-size 7"},
         {"--shuffle is true; the checkpoint", "--resume saved --shuffle"},
-        {"saved holds a checkpoint of step 3 already: --resume saved", "--checkpoints saved"},
-        {"saved holds a checkpoint of step 3 already", "--checkpoints saved --resume other"},
+        {"saved already has a checkpoint of step 3: continue from there with --resume saved", "--checkpoints saved"},
+        {"saved already has a checkpoint of step 3", "--checkpoints saved --resume other"},
         {"long/step-00000018 is 0 samples into epoch 3; --epochs is 2, --samples 96", "--resume long --epochs 2"}};
     for (const auto& [line, options] : refusals) {
       for (int ranks : {1, 3}) {

@@ -11,21 +11,21 @@ namespace {
 const Path ddp = solution("02_ddp/ddp");
 const Path fsdp = solution("06_fsdp/fsdp");
 
-// The ranks add up the same gradients as in ddp, in another order at most. On one rank there is nothing to add, a sum
-// of two has one order, and all else is the same arithmetic on the same bits, on the host too: there not a bit differs.
-// On more ranks a mean of N ≤ 8 values is off by at most N·2⁻²⁴·M, M being the largest of them, in whatever order, so
-// two gradients differ by at most 2·N·2⁻²⁴·M = 10⁻⁶·M; with hybrid sharding the mean is one of means, with accumulation
-// one of sums of means: two more roundings each. T = 12 steps of SGD with lr = 0.01 pass 0.12 times that on to the
-// parameters, and M < 10 for normal data: 2·10⁻⁶. AdamW divides a gradient by its own size: where that is at least
-// M/1000, a relative error of 10⁻³ costs at most 2·10⁻³·lr a step, with lr = 0.001 2.4·10⁻⁵ in 12 steps. The tests ask
-// for 5·10⁻⁵ and find 3·10⁻⁸; an update with a shard of another rank costs 10⁻³ and more.
+// The ranks add up the same gradients as in ddp, possibly in a different order. On one rank there is nothing to add,
+// and a sum of two terms has one order; all other arithmetic is the same, on the host too. There results are bitwise
+// equal. On more ranks, a mean of P ≤ 8 values has an error of at most P·u·G in any order, where u = 2⁻²⁴ and G is the
+// largest value, so two gradients differ by at most 2·P·u·G = 10⁻⁶·G. Hybrid sharding takes a mean of means and
+// accumulation a mean of sums of means: two more roundings each. J = 12 steps of SGD with η = 0.01 pass 0.12 times this
+// on to the parameters, and G < 10 for normal data: 2·10⁻⁶. AdamW divides a gradient by its own size. Where the size is
+// at least G/1000, the relative error of 10⁻³ costs at most 2·10⁻³·η per step, or with η = 0.001 2.4·10⁻⁵ in 12 steps.
+// The tests require 5·10⁻⁵; measured: 3·10⁻⁸. An update with the wrong rank's shard costs 10⁻³ and more.
 constexpr double kBound = 5e-5;
-// Units of 88, 144, 117 and 50 values, or of 232 and 167: 8 divides the first two and the 232, 3 the second and the
-// third, 2 all but the 117 and the 167. Samples that no number of ranks but 1 and 2 divides.
+// Units of 88, 144, 117 and 50 values, or of 232 and 167. 8 divides 88, 144 and 232; 3 divides 144 and 117; 2 divides
+// all but 117 and 167. The number of samples is divisible only by 1 and 2 of the numbers of ranks.
 const std::string net = "--layers 7,11,12,9,5 --activation gelu --samples 250 --batch-size 6 --epochs 3 --log-every 0 ";
 
 TESTS(equal) {
-  // `both` are options of both programs.
+  // Both programs get the options `both`; only fsdp gets `options`.
   const auto equals_ddp = [](const std::string& name, const std::string& optimizer, const std::vector<int>& all_ranks,
                              const std::string& options = "", const std::string& both = "") {
     const std::string training =
@@ -62,7 +62,7 @@ TESTS(equal) {
   equals_ddp("everything", "adamw", {4}, "--cpu-offload --hybrid 2 --unit-layers 2 --no-reshard-after-forward",
              "--accumulation-steps 3");
 
-  // All modes together with each other, 96 runs on one rank and 384 on eight: 2 optimizers, 1 and 3 batches a step.
+  // All combinations of modes: 96 runs on one rank and 384 on eight, with 2 optimizers and 1 or 3 batches per step.
   for (int ranks : {1, 2, 3, 4, 8}) {
     test(text("solution.06.fsdp.every_mode.", ranks, "ranks"), {.ranks = ranks, .timeout = 1800, .soak = true}, [=] {
       for (const char* training : {"sgd --accumulation-steps 1", "sgd --accumulation-steps 3",
@@ -98,14 +98,14 @@ struct Mode {
   std::string name;
   int ranks;
   std::vector<int> widths;
-  int unit_layers = 1, hybrid = 0, batches = 1;  // hybrid: ranks of a shard group, 0 for all
+  int unit_layers = 1, hybrid = 0, batches = 1;  // hybrid: ranks per shard group, 0 for all
   bool no_reshard = false, no_prefetch = false, offload = false;
-  std::string backward = "";  // --backward-prefetch, where it is given
+  std::string backward = "";  // --backward-prefetch, if given
   long min_parameters = 0;
   bool from_rank_0 = false;
 };
 
-// The layers cut into units, and these into shards.
+// Cuts the layers into units, and each unit into shards.
 struct Units {
   long count = 0, shard = 0, padded = 0, largest = 0;  // units; values of a rank's shards, of all units, of the largest
 };
@@ -136,15 +136,15 @@ void expect_mode(const Mode& mode) {
          mode.no_reshard ? "--no-reshard-after-forward" : "", mode.no_prefetch ? "--no-prefetch" : "",
          mode.offload ? "--cpu-offload" : "", mode.backward.empty() ? "" : "--backward-prefetch " + mode.backward,
          "--min-unit-parameters", mode.min_parameters, mode.from_rank_0 ? "--sync-module-states" : "");
-  // Gathered once or twice a batch, reduced once a batch; over the replicas, once a step. All counts are those of
-  // shards. And the losses of four steps.
+  // A unit is gathered once or twice per batch and reduced once per batch; the sum over the replicas is once per step.
+  // All counts are in shards. The last 4·4 bytes are the losses of four steps.
   const long uses = 4 * mode.batches, gathers = mode.no_reshard ? uses : 2 * uses, sums = shards == mode.ranks ? 0 : 4;
   std::vector<Traffic> ledger = {{kAll, "ncclReduceScatter", uses * units.count, uses * 4 * units.shard},
                                  {kAll, "ncclAllGather", gathers * units.count, gathers * 4 * units.shard},
                                  {kAll, "ncclAllReduce", sums * units.count + 1, sums * 4 * units.shard + 4 * 4}};
   if (mode.from_rank_0) ledger.push_back({kAll, "ncclBroadcast", units.count, 4 * units.padded});
-  // At most so many gathered units and gradients of units at a time. The forward pass needs no more than the backward
-  // pass, which has both.
+  // The peak number of gathered units and of gradients of units. The backward pass needs both; the forward pass needs
+  // no more.
   const std::string backward = !mode.backward.empty() ? mode.backward : mode.no_prefetch ? "none" : "pre";
   const long gathered = backward == "pre" ? 2 : 1, gradients = backward == "none" ? 1 : 2;
   const long buckets =
@@ -163,7 +163,7 @@ void expect_mode(const Mode& mode) {
 }
 
 TESTS(steps) {
-  // Units of 40·41 = 1,640 values, which 1, 2, 4 and 8 divide: 16Ψ/N and four units.
+  // Units of 40·41 = 1,640 values, divisible by 1, 2, 4 and 8: 16Ψ/P bytes and four units.
   for (int ranks : {1, 2, 4, 8}) expect_mode({.name = "even", .ranks = ranks, .widths = {40, 40, 40, 40, 40}});
   const std::vector<int> uneven = {7, 11, 12, 9, 5};
   expect_mode({.name = "uneven", .ranks = 3, .widths = uneven});
@@ -198,7 +198,7 @@ TESTS(steps) {
 
 // ---- communication behind the work ---------------------------------------------------------------------------------
 
-// The spans of one step, in the order of their streams.
+// The spans of one step, in stream order.
 struct Step {
   std::vector<Span> gathers, forwards, backwards, reductions;
   double loss = 0, update = 0;  // durations
@@ -211,9 +211,10 @@ struct Step {
     }
     return sum;
   }
-  // The time from the first gather to the end of the update if no stream ever waits longer than it must: two streams,
-  // each in order; each use of a unit waits for its gather, and what is enqueued on the communication stream behind a
-  // use waits for that. With prefetching the next use's gather is enqueued before a use, without it behind.
+  // Returns the time from the first gather to the end of the update if no stream waits longer than it must. The two
+  // streams work in order. Each use of a unit waits for its gather; anything enqueued on the communication stream after
+  // a use waits for that use. With prefetching, the gather for the next use is enqueued before a use, otherwise after
+  // it.
   double scheduled(bool prefetch) const {
     const std::size_t units = forwards.size(), uses = 2 * units;
     const bool gathered_again = gathers.size() == uses;
@@ -234,7 +235,7 @@ struct Step {
     }
     return std::max(compute, communication) + update;
   }
-  // How far its time is from what it should be, relative to what prefetching saves.
+  // Returns the deviation of the step's time from its ideal, relative to the time that prefetching saves.
   double error(bool prefetch) const {
     return std::fabs(end - begin - scheduled(prefetch)) / (scheduled(false) - scheduled(true));
   }
@@ -267,9 +268,9 @@ std::vector<Step> steps_of(std::vector<Span> spans) {
   return steps;
 }
 
-// Four units of two layers. On a simulated machine a gather and a reduction take 5 ms each; a forward pass 4.6, a
-// backward pass 9. The steps must take as long as a schedule of such spans says, to within 10⁻⁴ of what prefetching
-// saves, and prefetching must save at least a tenth of the sum of all spans.
+// Four units of two layers. On the simulated machine, a gather and a reduction take 5 ms each, a forward pass 4.6 ms
+// and a backward pass 9 ms. The steps must take as long as a schedule of such spans predicts, to within 10⁻⁴ of the
+// time that prefetching saves, and prefetching must save at least a tenth of the sum of all spans.
 TESTS(schedule) {
   for (const std::string mode : {"prefetch", "no-prefetch"}) {
     for (const std::string reshard : {"reshard", "no-reshard"}) {
@@ -299,15 +300,15 @@ TESTS(schedule) {
   }
 }
 
-// On a machine where a gather and a reduction of a unit take 1 ms each, and a backward pass 2 ms, but that of the first
-// unit, which has no gradient of its input to compute, 1 ms. The time from the first backward pass to the end of the
-// last reduction: with `pre` 5·2 + 1 + 1 ms, for gathers and all other reductions run beside the passes; with `post` 5
-// ms more, the gathers; with `none` all one after the other, 10 more.
+// A simulated machine on which gathering and reducing a unit take 1 ms each and a backward pass takes 2 ms; for the
+// first unit, which computes no input gradient, it takes 1 ms. The measured time runs from the first backward pass to
+// the end of the last reduction. With `pre` it is 5·2 + 1 + 1 ms, because the gathers and all but the last reduction
+// overlap with backward passes. With `post` the gathers add 5 ms. With `none` nothing overlaps, which adds 10 ms.
 TESTS(backward_prefetch) {
   for (const auto& [mode, expected] : {std::pair{"pre", 12.0}, {"post", 17.0}, {"none", 22.0}}) {
     test(text("solution.06.fsdp.backward_prefetch.", mode), {.ranks = 2, .cpu_only = "simulates a machine"}, [=] {
-      // A unit of 128·129 parameters, and 64 rows: 2·64·128² operations forward, twice that backward. Half a unit is
-      // sent.
+      // A unit has 128·129 parameters, and a batch 64 rows: 2·64·128² operations forward and twice as many backward. A
+      // rank sends half of a unit.
       const double forward = 2 * 64 * 128 * 128 * 1e3, bytes = 2 * 128 * 129 * 1e3;
       const Command command = on(2, fsdp, "--layers 128,128,128,128,128,128,128 --batch-size 64 --max-steps 4",
                                  "--timeline timeline.json --backward-prefetch", mode);
@@ -316,7 +317,7 @@ TESTS(backward_prefetch) {
       for (const auto& [rank, spans] : timeline) {
         const Step step = steps_of(spans).back();
         const double time = step.reductions.back().end() - step.backwards.front().begin;
-        // Kernels other than the products take less than a hundredth.
+        // Kernels other than the products take less than one percent.
         EXPECT_NEAR(time, expected, 0.01 * expected) << "rank " << rank;
       }
     });

@@ -15,7 +15,7 @@ const Path plan = solution("07_3d/plan");
 
 // Rajbhandari et al., SC 2020, Figure 1: 7.5 billion parameters, 64 GPUs, Adam in mixed precision.
 TESTS(paper) {
-  const char* gigabytes[] = {"120.0", "31.4", "16.6", "1.9"};  // 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N
+  const char* gigabytes[] = {"120.0", "31.4", "16.6", "1.9"};  // 16Ψ, 4Ψ + 12Ψ/d, 2Ψ + 14Ψ/d, 16Ψ/d
   for (int stage : {0, 1, 2, 3}) {
     test(text("solution.07.plan.zero_paper.", stage), {}, [=] {
       expect_output(
@@ -32,9 +32,9 @@ const Kinds states = {"parameters", "gradients", "optimizer"};
 const Kinds states_and_buckets = {"parameters", "gradients", "optimizer", "buckets"};
 const Kinds all_kinds = {"parameters", "gradients", "optimizer", "activations", "buckets"};
 
-// Where a run differs from the plan of one mesh, of every rank: the peak memory of these kinds, and the bytes sent a
-// step in each group, up to 2 %: for the padding of shards, which a plan leaves out, and for what a run sends once or
-// once an epoch, such as its losses.
+// Returns the differences between a run and the plan of its mesh, on all ranks: the peak memory of these kinds, and the
+// bytes sent per step in each group. Allows 2 %, because a plan omits the padding of shards and what a run sends once
+// or once per epoch, such as its losses.
 std::string differences(const std::string& plan_file, const Run& run, const Kinds& kinds) {
   const auto plans = tools::read_json(plan_file).at("plans");
   if (plans.size() != 1) fail(plan_file + ": expected the plan of one mesh");
@@ -61,11 +61,11 @@ std::string differences(const std::string& plan_file, const Run& run, const Kind
   return lines;
 }
 
-// Four pairs of layers whose inner widths 2 and 4 ranks divide. 100 steps: what is sent once a run, such as stage 3's
-// parameters for the record, is 1/300 of what is sent in it.
+// Four pairs of layers whose inner widths are divisible by 2 and 4. In 100 steps, data that is sent once per run, such
+// as stage 3's parameters for the record, is 1/300 of the traffic.
 const std::string model = "--layers 24,32,16,32,16,32,24,32,8 --activation gelu --optimizer adamw ";
 
-// 8 rows a replica and step in the run.
+// Registers a test that compares a run with its plan. The run has 8 rows per replica and step.
 void planned(const std::string& name, int ranks, int replicas, const Path& program, const std::string& options,
              const std::string& mesh, const Kinds& kinds) {
   test(text("solution.07.plan.measured.", name, ".", ranks), {.ranks = ranks}, [=] {
@@ -85,8 +85,8 @@ TESTS(measured) {
     planned("tensor_parallel", ranks, 1, solution("05_tensor_parallel/tensor_parallel"), "",
             text("--dp 1 --pp 1 --zero 0 --tp ", ranks), all_kinds);
   }
-  // zero's units have buffers for gradients of activations each, where a plan counts one pair for all: no activations.
-  // Three ranks do not divide the layers' parameters.
+  // `activations` is not compared: each of zero's units has its own buffers for gradients of activations, while a plan
+  // counts one pair for all. The layers' parameters are not divisible by three ranks.
   for (int stage : {0, 1, 2, 3}) {
     planned(text("zero", stage), 3, 3, solution("06_fsdp/zero"), text("--stage ", stage),
             text("--dp 3 --pp 1 --tp 1 --zero ", stage), states_and_buckets);
@@ -111,7 +111,7 @@ TESTS(measured) {
     planned(text("train_3d.", dp, "x", pp, "x", tp, ".zero", zero), dp * pp * tp, dp, solution("07_3d/train_3d"), mesh,
             mesh, all_kinds);
   }
-  // A plan for something else than what has run is found out: AdamW's state is not sharded.
+  // A plan that does not match the run must be detected: ddp does not shard AdamW's state.
   test("solution.07.plan.measured.another_plan", {.ranks = 2}, [] {
     const Run measured = record(on(2, solution("02_ddp/ddp"), model, "--batch-size 8 --samples 160"));
     succeed(on(1, plan, model, "--gpus 2 --global-batch 16 --dp 2 --zero 1 --json plan.json"));
@@ -120,7 +120,7 @@ TESTS(measured) {
   });
 }
 
-// What fits comes first, then what is faster: of 33.6 million parameters of 16 bytes over two nodes of two GPUs.
+// Meshes that fit come first, then the faster ones: 33.6 million parameters of 16 bytes on two nodes of two GPUs.
 TESTS(ranking) {
   const std::pair<std::string, std::string> firsts[] = {
       {"80", "2 +2 +1 +1 +8 .* fits"}, {"0.2", "1 +4 +1 +0 +16 .* fits"}, {"0.1", "2 +2 +1 +1 +8 .* too large"}};
@@ -132,8 +132,8 @@ TESTS(ranking) {
           0, {first, "and 11 more"});
     });
   }
-  // The latency and bandwidth of a link, from a file as chapter 00 writes it, and as options: 4 bytes of 10⁸
-  // parameters, all-reduced by two ranks, 20 µs and 4·10⁸ bytes at 10⁹ a second.
+  // Latency and bandwidth of a link, from a file as chapter 00 writes it and as options. Two ranks all-reduce 10⁸
+  // parameters of 4 bytes: 20 µs, and 4·10⁸ bytes at 10⁹ bytes per second.
   for (const std::string link : {"--node-link link.json", "--node-latency 10 --node-bandwidth 1"}) {
     test(link.ends_with("json") ? "solution.07.plan.link.2" : "solution.07.plan.link.4", {}, [=] {
       std::ofstream("link.json") << R"({"op": "all_reduce", "ranks": 2, "bus_factor": 1, "alpha_seconds": 2e-05,
@@ -152,7 +152,7 @@ TESTS(ranking) {
 
 const std::string gpt = "--model gpt ";
 
-// The plans that a command writes, the best first.
+// Returns the plans that a command writes, best first.
 nlohmann::json plans_of(const std::string& options) {
   succeed(on(1, plan, options, "--json plan.json"));
   return tools::read_json("plan.json").at("plans");
@@ -162,8 +162,8 @@ nlohmann::json plans_of(const std::string& options) {
 // recomputation. Micro-batches and chunks are those of the scripts that the authors published with Megatron-LM.
 struct Published {
   double billions;
-  int blocks, width, heads, tp, pp, gpus, batch, sequences, chunks;  // `sequences` a micro-batch
-  double teraflops;                                                  // a second of a GPU
+  int blocks, width, heads, tp, pp, gpus, batch, sequences, chunks;  // sequences: per micro-batch
+  double teraflops;                                                  // per second and GPU
 };
 const Published table_1[] = {
     {1.7, 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137},         {3.6, 30, 3072, 32, 2, 1, 64, 512, 16, 1, 138},
@@ -193,7 +193,8 @@ TESTS(megatron) {
 const std::string seventy_billion = "--blocks 80 --width 8192 --heads 64 --context 4096 --vocabulary 32000 ";
 
 TESTS(advice) {
-  // Tensor parallelism within the node and few stages, or sharding with a block as a unit; both are in the literature.
+  // Either tensor parallelism within the node and few stages, or sharding with one block per unit. The literature has
+  // both.
   const std::pair<std::string, std::string> given[] = {{"defaults", ""},
                                                        {"zero0", "--zero 0"},
                                                        {"zero1", "--zero 1"},
@@ -208,7 +209,7 @@ TESTS(advice) {
       EXPECT_GT(best.at("mfu").get<double>(), 0.3);
     });
   }
-  // What would do is said: a mesh that was given, more GPUs, more memory.
+  // If nothing fits, the output says what would help: other values for given options, more GPUs, more memory.
   test("solution.07.plan.advice.nothing_fits", {}, [] {
     expect_output(run(on(1, plan, gpt + seventy_billion, "--recompute none --tp 1 --gpus 8")), 0,
                   {"too large", "Nothing fits. The first row is the nearest: it needs .* GB of 72.0 GB, most of it for",
@@ -219,7 +220,7 @@ TESTS(advice) {
 }
 
 TESTS(gpt_numbers) {
-  // What one process of chapter 01 holds, in fp32.
+  // Memory of one process of chapter 01, in fp32.
   for (const std::string recompute : {"none", "blocks"}) {
     test("solution.07.plan.measured.gpt.recompute_" + recompute, {}, [=] {
       const std::string shape = "--blocks 3 --width 24 --heads 4 --context 12 --recompute " + recompute;
@@ -233,12 +234,13 @@ TESTS(gpt_numbers) {
       if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
     });
   }
-  // Korthikanti et al.: a block keeps T·E(34 + 5HT/E) bytes a sequence, of which a tensor group cuts 24 + 5HT/E parts
-  // of 34, and with sequence parallelism all. Two models that differ by a block differ in it alone; HT/E = 1 here.
+  // Korthikanti et al.: a block keeps T·E(34 + 5HT/E) bytes per sequence. A tensor group splits 24 + 5HT/E of the 34 +
+  // 5HT/E; with sequence parallelism it splits all. Two models that differ in one block differ by just these bytes;
+  // HT/E = 1 here.
   struct Case {
     std::string name, options;
     int tp;
-    double bytes;  // of T·E
+    double bytes;  // in units of T·E
   };
   const Case cases[] = {{"alone", "--recompute none", 1, 39},
                         {"recomputed", "--recompute blocks", 1, 2},
@@ -256,8 +258,8 @@ TESTS(gpt_numbers) {
       EXPECT_DOUBLE_EQ(activations(3) - activations(2), 2 * 64 * 256 * c.bytes);
     });
   }
-  // Hybrid sharding, 2 nodes of 4 replicas that share a model: gathering and reducing within the node, 3/4 of 2 bytes
-  // three times, and an all-reduce of the fourth between the two nodes, 2 · 1/2 of 2 bytes.
+  // Hybrid sharding on 2 nodes of 4 GPUs that share a model. Each rank gathers and reduces within the node, three times
+  // 3/4 of 2 bytes per parameter, and all-reduces its quarter between the two nodes, 2 · 1/2 of 2 bytes.
   test("solution.07.plan.hybrid", {}, [] {
     const std::string mesh = "--gpus 8 --gpus-per-node 4 --global-batch 8 --dp 8 --zero 3 --recompute none ";
     const auto plans = plans_of(gpt + mesh + "--hybrid 4 --micro-batches 1");
@@ -270,7 +272,7 @@ TESTS(gpt_numbers) {
 }
 
 TESTS(bad) {
-  // A planner needs no ranks; started on several, it says its line once too.
+  // A planner needs no ranks. If it is started on several, it prints its error once, too.
   refusals("solution.07.plan.bad.", on(4, plan),
            "ranks | --layers 8,12,8,12,8 --pp 8 | --pp is '8'; expected at most 4");
   refusals("solution.07.plan.bad.", on(1, plan), R"(

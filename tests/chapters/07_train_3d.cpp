@@ -10,22 +10,22 @@ namespace {
 const Path ddp = solution("02_ddp/ddp");
 const Path train_3d = solution("07_3d/train_3d");
 
-// The D·B rows of a step and the terms of every product are those of one process, added up in another order. A sum of
-// at most n = 48 products (a step has 48 rows, the widest layer 24 inputs) is off by at most n·2⁻²⁴·X in whatever
-// order, X being the sum of their magnitudes. Eight layers, forward and backward, are 16 such sums one after the other,
-// so a loss or a gradient of two runs differs by at most 2·16·n·2⁻²⁴·X = 9.2·10⁻⁵·X, and T = 4 steps of SGD with lr =
-// 0.1 pass 0.4 times that on to a parameter. Gradients of a mean over normal data have X ≤ 1 here. AdamW divides a
-// gradient by its own size: with lr = 0.001, a relative error of 2 % costs 2·10⁻⁵ a step. So the tests ask for 10⁻⁴; a
-// wrong group costs 10⁻² and more. Found: 1.2·10⁻⁷.
+// The d·B rows of a step and the terms of every product are those of one process, added up in a different order. A sum
+// of at most k = 48 products (a step has 48 rows, the widest layer 24 inputs) has an error of at most k·u·G in any
+// order, where u = 2⁻²⁴ and G is the sum of their magnitudes. Forward and backward, eight layers are 16 such sums in
+// sequence, so a loss or a gradient of two runs differs by at most 2·16·k·u·G = 9.2·10⁻⁵·G. J = 4 steps of SGD with η =
+// 0.1 pass 0.4 times this on to a parameter. Gradients of a mean over normal data have G ≤ 1 here. AdamW divides a
+// gradient by its own size: with η = 0.001, a relative error of 2 % costs 2·10⁻⁵ per step. So the tests require 10⁻⁴; a
+// wrong group costs 10⁻² and more. Measured: 1.2·10⁻⁷.
 constexpr double kBound = 1e-4;
-// Four pairs of layers, whose inner widths 1, 2, 3, 4, 6 and 8 ranks divide.
+// Four pairs of layers, with inner widths divisible by 1, 2, 3, 4, 6 and 8.
 const std::vector<long> widths = {6, 24, 5, 24, 4, 24, 7, 24, 3};
 const std::string network = "--layers 6,24,5,24,4,24,7,24,3 --activation gelu --samples 960 --log-every 0 ";
 
 // ---- what a rank sends to each of its groups, and what it holds, as in the README ----------------------------------
 
 struct Mesh {
-  long data, pipeline, tensor, rows, micro_batches = 4, chunks = 1;  // rows of a replica and step
+  long data, pipeline, tensor, rows, micro_batches = 4, chunks = 1;  // rows per replica and step
   bool zero = false, adamw = false, gpipe = false;
 
   int ranks() const { return static_cast<int>(data * pipeline * tensor); }
@@ -36,7 +36,7 @@ struct Mesh {
   }
 };
 
-// Of one rank: by communicator and operation, and by kind of memory.
+// Expected traffic of one rank, by communicator and operation, and its memory, by kind.
 struct Amount {
   long ranks, calls = 0, bytes = 0;
   bool operator==(const Amount&) const = default;
@@ -52,8 +52,8 @@ struct Expected {
   }
 };
 
-// The layers of a part: all parts get the same number of pairs, or of layers without tensor parallelism, and the first
-// ones one more each of those that are left.
+// Returns the layers of a part. All parts get the same number of units; a unit is a pair of layers, or a layer without
+// tensor parallelism. The first parts get one unit more each if some are left over.
 std::pair<long, long> layers_of(const Mesh& mesh, long part) {
   const long together = mesh.tensor > 1 ? 2 : 1, parts = mesh.pipeline * mesh.chunks;
   const long units = (static_cast<long>(widths.size()) - 1) / together;
@@ -61,7 +61,7 @@ std::pair<long, long> layers_of(const Mesh& mesh, long part) {
   return {begin(part), begin(part + 1)};
 }
 
-// What one part of the model adds, in so many steps with full batches and one bucket of gradients a part.
+// Adds what one part of the model contributes in `steps` steps with full batches and one gradient bucket per part.
 void add_part(const Mesh& mesh, long stage, long part, long steps, Expected& expected) {
   const auto [first, last] = layers_of(mesh, part);
   const long D = mesh.data, P = mesh.pipeline, T = mesh.tensor, M = mesh.micro_batches;
@@ -71,11 +71,11 @@ void add_part(const Mesh& mesh, long stage, long part, long steps, Expected& exp
   for (long i = first; i < last; ++i) {
     const bool column = T > 1 && i % 2 == 0, row = T > 1 && i % 2 == 1;
     const long width_in = widths[i] / (row ? T : 1), width_out = widths[i + 1] / (column ? T : 1);
-    const bool activated = i + 2 < static_cast<long>(widths.size());  // GELU after all layers but the last
+    const bool activated = i + 2 < static_cast<long>(widths.size());  // GELU after all layers except the last
     parameters += width_in * width_out + width_out;
     outputs += width_out * (activated ? 2 : 1);
     widest = std::max({widest, width_out, T > 1 ? width_in : 0});
-    // g after the row-parallel layer, f before the column-parallel one.
+    // Megatron-LM's g after the row-parallel layer, f before the column-parallel one.
     if (T > 1) expected.send("tensor", "ncclAllReduce", T, messages, 4 * rows * (column ? width_in : width_out));
   }
 
@@ -99,7 +99,7 @@ void add_part(const Mesh& mesh, long stage, long part, long steps, Expected& exp
   expected.memory["parameters"] += 4 * held;
   expected.memory["gradients"] += 4 * held;
   expected.memory["optimizer"] += mesh.adamw ? 8 * shard : 0;
-  if (mesh.chunks > 1) return;  // the chunks have one pool, and what that holds depends on their order
+  if (mesh.chunks > 1) return;  // the chunks share one pool, whose size depends on their order
   const long in_flight = mesh.gpipe ? M : std::min(M, P - stage);
   const long inputs = bottom ? 0 : mesh.gpipe ? M : std::min(M, P - stage + 1);
   const long gradients = top ? 0 : mesh.gpipe ? std::min(2L, M) : 1;
@@ -114,7 +114,7 @@ void expect_mesh(const Run& run, const Mesh& mesh, long epochs) {
     Expected expected;
     for (long chunk = 0; chunk < mesh.chunks; ++chunk)
       add_part(mesh, stage, chunk * mesh.pipeline + stage, steps, expected);
-    // Once an epoch its losses, from the last stage to the first, and averaged there.
+    // Once per epoch, the last stage sends the losses to the first, which averages them over the replicas.
     if (mesh.pipeline > 1 && stage == mesh.pipeline - 1)
       expected.send("pipeline", "ncclSend", mesh.pipeline, epochs, 4 * steps);
     if (mesh.pipeline > 1 && stage == 0) expected.send("pipeline", "ncclRecv", mesh.pipeline, epochs, 4 * steps);
@@ -139,7 +139,7 @@ void expect_mesh(const Run& run, const Mesh& mesh, long epochs) {
   expect_clean_steps(run);
 }
 
-// Every factorization into data, pipeline and tensor parallelism; without ZeRO with SGD, with it with AdamW.
+// Every factorization into data, pipeline and tensor parallelism: with SGD without ZeRO, with AdamW with ZeRO.
 TESTS(meshes) {
   for (int ranks : {1, 2, 4, 6, 8}) {
     test(text("solution.07.every_mesh.", ranks), {.ranks = ranks, .timeout = 180}, [=] {
@@ -183,13 +183,13 @@ TESTS(meshes) {
                   2);
     });
   }
-  // 190 samples: replicas of 95, whose last batch has 3 rows for 4 micro-batches, one of which has none.
+  // 190 samples: 95 per replica. The last batch has 3 rows for 4 micro-batches, so one of them is empty.
   const std::string rest =
       "--layers 6,24,5,24,3 --activation relu --samples 190 --epochs 2 --lr 0.1 --log-every 0 --batch-size 92";
   same_training("solution.07.empty_micro_batch", kBound, on(2, ddp, rest), on(8, train_3d, rest, "--pp 2 --tp 2"));
 }
 
-// To the last bit. With one dimension alone, this is the program of the chapter that it comes from.
+// With only one dimension, the program must be bitwise equal to the program of the corresponding chapter.
 TESTS(equal) {
   const std::string in_order = network + "--no-shuffle --max-steps 12 --batch-size 24";
   same_training("solution.07.is_ddp", kSameBits, on(2, solution("02_ddp/ddp_overlap"), network),
@@ -200,7 +200,7 @@ TESTS(equal) {
                 on(3, solution("05_tensor_parallel/tensor_parallel"), in_order), on(3, train_3d, in_order, "--tp 3"));
   same_training("solution.07.is_one_process", kSameBits, on(1, ddp, network),
                 on(3, train_3d, network, "--pp 3 --micro-batches 1"));
-  // A sum over two replicas has but one order, whoever forms it: ZeRO changes nothing.
+  // A sum over two replicas has only one order, whichever rank forms it, so ZeRO changes nothing.
   for (const std::string optimizer : {"sgd", "adamw"}) {
     const Command run = on(8, train_3d, network, "--dp 2 --pp 2 --tp 2 --batch-size 24 --optimizer", optimizer);
     same_training("solution.07.zero." + optimizer, kSameBits, run, with(run, "--zero 1"));
@@ -219,13 +219,14 @@ TESTS(golden) {
   add("data_tensor", "ddp2_default", 4, "--tp 2 --zero 1");
 }
 
-// On every rank the average of a bucket is under way while the last backward still works on the layers below.
+// On every rank, a bucket is averaged while the last backward pass still works on the layers below.
 TESTS(overlap) {
   const Command run = on(4, train_3d, "--layers 6,5,4,3,2 --pp 2 --micro-batches 2 --bucket-mb 0.00003 --max-steps 3");
   overlaps("solution.07.overlap_is_real", run.in("WORKSHOP_SIMULATE=compute=1M,link=10us+1G/s"));
 }
 
-// A host that waits for each call, and one that waits where it may have to with CUDA and NCCL: there nothing hangs.
+// A host that waits for each call, and a host that waits wherever CUDA and NCCL may make it wait. The latter must not
+// hang.
 TESTS(blocking) {
   const std::string cube = network + "--dp 2 --pp 2 --tp 2 --micro-batches 8 --batch-size 24 --max-steps 3 --schedule ";
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
@@ -244,7 +245,7 @@ TESTS(blocking) {
   }
 }
 
-// As if nodes had so many ranks each.
+// Simulates nodes with `per_node` ranks each.
 TESTS(nodes) {
   const auto on_nodes = [](int ranks, int per_node, const std::string& options) {
     const std::string script =
@@ -256,7 +257,7 @@ TESTS(nodes) {
   const std::string one_machine = "ranks of nodes that are one machine would meet on its GPUs unawares";
   refused("solution.07.nodes.refused", "^error: --tp is '4', which puts ranks 0 to 3, a tensor group, on several nodes",
           on_nodes(4, 2, "--tp 4 --layers 6,4,2"), {.cpu_only = one_machine});
-  // Rank 0's own group is on its node; that of ranks 2 and 3 is not.
+  // Rank 0's own group is within its node; the group of ranks 2 and 3 is not.
   refused("solution.07.nodes.refused_elsewhere",
           "^error: --tp is '2', which puts ranks 2 to 3, a tensor group, on several", on_nodes(6, 3, "--tp 2"),
           {.cpu_only = one_machine});

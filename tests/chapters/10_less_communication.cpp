@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 10: replicas that are not alike after every step, and compressed gradients.
+// Chapter 10: replicas that differ between steps, and compressed gradients.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -22,7 +22,8 @@ const std::string gpt = "--model gpt --optimizer sgd --lr 0.1 --max-steps 6 --dr
 
 // ---- equal to a simulation in one process --------------------------------------------------------------------------
 
-// What each replica has seen and the first one has become: "loss of replica 1 in step 3", "0.weight[5]".
+// Returns the losses of every replica and the parameters of the first one: "loss of replica 1 in step 3",
+// "0.weight[5]".
 std::map<std::string, double> learned_by_each(const Run& run) {
   std::map<std::string, double> all;
   for (const auto& loss : run.record.losses) {
@@ -40,14 +41,15 @@ std::map<std::string, double> learned_by_each(const Run& run) {
   return all;
 }
 
-// The simulation adds up in another order, in double precision, and rounds a mean once where a rank rounds each sum of
-// it: some 2⁻²⁴ of a parameter a step, which a few steps multiply by little. 10⁻⁶ is 16 such roundings.
+// The simulation adds up in a different order, in double precision, and rounds each mean once, while a rank rounds
+// every sum: some 2⁻²⁴ of a parameter per step, which a few steps amplify little. 10⁻⁶ is 16 such roundings.
 constexpr double kBound = 1e-6;
-// In mixed precision the weights that are mixed are exact, but those that the models compute with may be rounded to
-// neighbors then: mixed_precision.cpp.
+// In mixed precision, the mixed weights are exact, but the weights that the models compute with may then be rounded to
+// neighboring values: mixed_precision.cpp.
 constexpr double kBoundOfNeighbors = 1.0 / 128;
 
-// On `ranks` ranks each replica sees the losses, and the first one learns the parameters, of the simulation.
+// Registers a test: on `ranks` ranks, each replica must have the losses of the simulation, and the first replica its
+// parameters.
 void as_in_turn(const std::string& name, int ranks, const Path& program, const std::string& technique,
                 const std::string& options, const Path& simulation = in_turn) {
   const double bound = options.find("--precision bf16") == std::string::npos ? kBound : kBoundOfNeighbors;
@@ -81,7 +83,7 @@ TESTS(as_in_one_process) {
   const Path toy{WORKSHOP_BUILD "/toy_model/decentralized"}, toy_in_turn{WORKSHOP_BUILD "/toy_model/replicas_in_turn"};
   as_in_turn("solution.toy.decentralized", 4, toy, "ring", "--layers 7,7 --samples 480 --epochs 2 --batch-size 24",
              toy_in_turn);
-  // AdamW steps by the mean's own moments, with weight decay of the mean.
+  // AdamW updates the mixed parameters by the rank's own moments, and weight decay applies to the mixed parameters.
   as_in_turn("solution.10.decentralized.adamw", 3, decentralized, "ring", network + " --optimizer adamw --lr 0.001");
   for (int ranks : {2, 4}) {
     const std::string bf16 = " --precision bf16";
@@ -96,7 +98,7 @@ TESTS(as_in_one_process) {
 
 // ---- decentralized -------------------------------------------------------------------------------------------------
 
-// √(1/K Σᵢ ‖wᵢ - w̄‖²) after each step of one-step epochs.
+// Returns √(1/P Σ_r ‖w_r − w̄‖²) after each step of one-step epochs.
 std::vector<double> distances(const Run& run) {
   std::vector<double> all;
   for (int step = 1; run.record.values.contains({0, text("distance after step ", step)}); ++step) {
@@ -105,8 +107,8 @@ std::vector<double> distances(const Run& run) {
   return all;
 }
 
-// Without gradients the replicas come together by the second eigenvalue of the mixing matrix a step: at once on two and
-// three ranks, but for rounding.
+// Without gradients, the distance shrinks by the second eigenvalue of the mixing matrix per step. On two and three
+// ranks it vanishes at once, up to rounding.
 TESTS(consensus) {
   for (int ranks : {2, 3, 4, 5, 8}) {
     const int steps = 12;
@@ -116,12 +118,12 @@ TESTS(consensus) {
       const std::vector<double> found = distances(run);
       ASSERT_EQ(std::ssize(found), steps) << run.command;
       if (ranks <= 3) {
-        // Of 1,320 parameters below 0.2, each is rounded by at most 2⁻²⁶·3 in a sum of three.
+        // 1,320 parameters below 0.2; each sum of three is rounded by at most 3·2⁻²⁶.
         for (double distance : found) EXPECT_TRUE(distance <= 3 * 0x1p-26 * std::sqrt(1320)) << distance;
         return;
       }
       const double factor = (1 + 2 * std::cos(2 * std::numbers::pi / ranks)) / 3;
-      // The other eigenvalues are gone after a few steps; what rounding leaves comes into sight at 10⁻⁶.
+      // The other eigenvalues have decayed after a few steps; rounding errors become visible at 10⁻⁶.
       int compared = 0;
       for (int step = ranks == 8 ? 6 : 4; step < steps && found[step] > 1e-4; ++step, ++compared) {
         EXPECT_NEAR(found[step] / found[step - 1] / factor, 1, 0.01) << "step " << step;
@@ -134,8 +136,8 @@ TESTS(consensus) {
 TESTS(decentralized) {
   const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu";
   same_training("solution.10.decentralized_on_one_rank", kSameBits, on(1, mlp, alone), on(1, decentralized, alone));
-  // 38 parameters, 16 steps an epoch on two ranks: a broadcast a tensor, a message to and from each neighbor in every
-  // step, and an epoch's losses and distance.
+  // 38 parameters, 16 steps per epoch on two ranks: one broadcast per tensor, one message to and from each neighbor per
+  // step, and an all-reduce of an epoch's losses and of its distance.
   for (int ranks : {1, 2, 3, 4}) {
     const long bytes = 4 * 38, neighbors = std::min(ranks - 1, 2), steps = (1024 / 32 + ranks - 1) / ranks;
     const long distances = ranks > 1 ? 1 : 0;
@@ -168,8 +170,8 @@ TESTS(local_sgd) {
              network + " --sync-every 3 --outer-lr 0.7 --outer-momentum 0.9 --accumulation-steps 2");
   as_in_turn("solution.10.local_sgd.diloco", 4, local_sgd, "rounds",
              network + " --sync-every 4 --outer-lr 0.7 --outer-momentum 0.9 --optimizer adamw --lr 0.001");
-  // The mean of w - lr·gᵢ is w - lr·(mean of gᵢ), up to rounding: of P parameters and of their sum, below 1, each 2⁻²⁴
-  // in a step. So after T = 20 steps on 3 ranks they differ by at most 20·(3 + 2)·2⁻²⁴ and what later steps make of it.
+  // The mean of w - η·g_r is w - η·(mean of g_r), up to rounding: 2⁻²⁴ per step for each of the P terms (below 1) and
+  // for the sum. After 20 steps on 3 ranks the two differ by at most 20·(3 + 2)·2⁻²⁴ and what later steps make of it.
   for (int ranks : {2, 3}) {
     const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size";
     same_training(text("solution.10.local_sgd_is_ddp.", ranks), 1e-5, on(ranks, ddp, training, 96 / ranks),
@@ -178,7 +180,7 @@ TESTS(local_sgd) {
   const std::string alone = "--no-shuffle --layers 16,9,3 --activation gelu --sync-every 3";
   same_training("solution.10.local_sgd_on_one_rank", kSameBits,
                 on(1, mlp, "--no-shuffle --layers 16,9,3 --activation gelu"), on(1, local_sgd, alone));
-  // 32 steps in two epochs: the last round has two.
+  // 32 steps in two epochs; the last round has two.
   const long bytes = 4 * 38, steps = 16, rounds = 7;
   ledger("solution.10.ledger.local_sgd", on(2, local_sgd, "--epochs 2 --sync-every 5"),
          {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", rounds + 2, rounds * bytes + 2 * 4 * steps}});
@@ -197,7 +199,7 @@ TESTS(local_sgd) {
 
 const std::string with_probes = "WORKSHOP_PROBES=1";
 
-// The tensor of a probe on a rank in a step; of those of one name the number-th.
+// Returns the tensor of the probe with this name on a rank in a step; `number` selects among several.
 const tools::Tensor& probed(const Run& run, std::string_view name, int rank, int step, int number = 0) {
   for (const tools::Probe& probe : run.record.probes) {
     if (probe.tensor.name == name && probe.rank == rank && probe.step == step && number-- == 0) return probe.tensor;
@@ -214,7 +216,7 @@ TESTS(compressed) {
                   on(2, compressed, training, "--bucket-mb 0.0001 --compress", options));
   }
 
-  // 38 parameters in one bucket, 16 steps on two ranks: 4 of them are kept, and a part has 24 values, 3 bytes of signs.
+  // 38 parameters in one bucket, 16 steps on two ranks. 4 values are kept. A part has 24 values, or 3 bytes of signs.
   const long bytes = 4 * 38, S = 16, P = 2;
   const Traffic broadcast{kAll, "ncclBroadcast", 1, bytes}, losses{kAll, "ncclAllReduce", 1, 4 * S};
   const auto coded = [&](long part) {
@@ -233,9 +235,9 @@ TESTS(compressed) {
   ledger("solution.10.ledger.compressed_int8", on(2, compressed, "--compress int8"), coded(24));
   ledger("solution.10.ledger.compressed_sign", on(2, compressed, "--compress sign"), coded(3));
 
-  // What is sent and what is left out are, over all ranks, what was there. On each rank a value is rounded when the
-  // rest is taken from it; the mean, when it is added up and scaled; the sum of what is left out once more: with the
-  // sums of the test itself less than 16 roundings a rank of the largest value that comes.
+  // Summed over all ranks, what is sent plus the remainders must equal what was there. A rank rounds each value when it
+  // computes the remainder; the mean is rounded when it is summed and scaled; the sum of the remainders is rounded once
+  // more. Together with the sums of the test itself: fewer than 16 roundings per rank of the largest value.
   for (const std::string kind : {"topk", "randomk", "int8", "sign"}) {
     const int ranks = 3;
     const Command run =
@@ -263,7 +265,7 @@ TESTS(compressed) {
     });
   }
 
-  // Eight bits round a value by half a scale at most, each rank's and then the mean.
+  // int8 rounds a value by at most half a scale, once on each rank and once in the mean.
   test("solution.10.int8_bound", {.ranks = 3}, [] {
     const std::string once = "--max-steps 1 --layers 30,20,5";
     const Run exact = record(on(3, solution("02_ddp/ddp_overlap"), once).in(with_probes), "exact.jsonl");
@@ -297,8 +299,9 @@ double seconds_per_step(const Command& command, const std::string& link) {
   return record(command.in("WORKSHOP_SIMULATE=compute=10G,link=" + link)).record.seconds_per_step;
 }
 
-// Below the bandwidth (b₀ − b)/T a compressor that takes T seconds a step and sends b bytes in place of b₀ is faster:
-// ten percent below and above it, the one and the other is. One bucket, so that nothing is hidden.
+// A compressor that takes τ_k seconds per step and sends x bytes instead of x_0 is faster below the bandwidth (x_0 −
+// x)/τ_k. Ten percent below this bandwidth it must win, ten percent above it must lose. One bucket, so nothing is
+// hidden.
 TESTS(crossover) {
   constexpr int kRanks = 4;
   constexpr double kValues = 2 * (256 * 256 + 256), kKept = 1316, kExact = 1.5 * 4 * kValues;
@@ -322,7 +325,8 @@ TESTS(crossover) {
   add("sign", 1.5 * kValues / 8);
 }
 
-// Where messages are short, a step of a ring of neighbors costs the same whatever its size; an all-reduce does not.
+// With short messages, a step of the ring of neighbors takes the same time on any number of ranks; an all-reduce does
+// not.
 TESTS(latency) {
   test("solution.10.decentralized_latency", {.ranks = 8, .cpu_only = "only the cpu backend simulates"}, [] {
     const auto seconds = [](const Path& program, int ranks) {
@@ -331,7 +335,7 @@ TESTS(latency) {
     };
     const double four = seconds(decentralized, 4), eight = seconds(decentralized, 8);
     EXPECT_TRUE(std::abs(eight - four) <= 0.01 * four)
-        << text(four, " and ", eight);  // the losses' mean is in 400 steps
+        << text(four, " and ", eight);  // one average of losses in 400 steps
     EXPECT_TRUE(std::abs(four - 1e-3) <= 0.05 * 1e-3)
         << text(four);  // one message to each neighbor, hidden behind nothing
     EXPECT_GT(seconds(ddp, 8), 1.4 * seconds(ddp, 4));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 10: the parameter server. What is asynchronous can be repeated: from a record of who made which update.
+// Chapter 10: the parameter server. Asynchronous runs are repeatable from a record of which worker made which update.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -13,7 +13,7 @@ const Path server = solution("10_less_communication/parameter_server");
 const Path ddp = solution("02_ddp/ddp");
 const std::string gpt = "--model gpt --words 2000 --width 16 --context 8 --log-every 0 --lr 0.01 --max-steps 12";
 
-// Who made each update, and how stale its gradient was.
+// The worker that made an update, and the staleness of its gradient.
 struct Update {
   int worker;
   long staleness;
@@ -32,9 +32,9 @@ std::vector<Update> updates_of(const Run& run) {
   return updates;
 }
 
-// By how many updates the worker of each one was ahead of the slowest when it got its parameters.
+// For each update, returns by how many updates its worker was ahead of the slowest when it received its parameters.
 std::vector<long> leads(const std::vector<Update>& updates, int workers) {
-  std::vector<std::vector<long>> made{std::vector<long>(workers + 1)};  // by all before update i, by worker
+  std::vector<std::vector<long>> made{std::vector<long>(workers + 1)};  // before update i, by worker
   std::vector<long> leads;
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const auto& then = made.at(i - updates[i].staleness);
@@ -45,7 +45,7 @@ std::vector<long> leads(const std::vector<Update>& updates, int workers) {
   return leads;
 }
 
-// One worker is never ahead and never behind: it trains what one process does.
+// A single worker is never ahead or behind: it trains what one process trains.
 TESTS(one_worker) {
   for (const std::string options : {"", "--optimizer adamw --validation-samples 101 --epochs 2"}) {
     same_training(text("solution.10.server_one_worker.", options.empty() ? "sgd" : "adamw"), kSameBits,
@@ -62,7 +62,7 @@ TESTS(one_worker) {
                 on(2, server, "--epochs 3"));
 }
 
-// Whatever order the gradients arrived in, it can be made again: by the same ranks, and by one process.
+// Any order of gradients can be replayed, by the same ranks and by one process.
 TESTS(replay) {
   const struct {
     std::string name, options;
@@ -91,9 +91,9 @@ TESTS(replay) {
   }
 }
 
-// However slow a rank is, no worker starts a step further ahead than the bound, and one does go that far. While a
-// worker computes, each of the K - 1 others makes at most 2S + 1 updates. What comes first is decided by the clock, not
-// by a simulated machine: so kernels are slow.
+// However slow a rank is, no worker starts a step further ahead than the bound σ, and some worker reaches it. While a
+// worker computes, each of the K - 1 others makes at most 2σ + 1 updates. The order of arrival depends on the real
+// clock, not on a simulated machine, so kernels are slow.
 TESTS(staleness) {
   const int workers = 3;
   const Command slow =
@@ -107,7 +107,8 @@ TESTS(staleness) {
            EXPECT_EQ(std::ranges::max(leads(updates, workers)), bound) << run.command;
            const long most = std::ranges::max_element(updates, {}, &Update::staleness)->staleness;
            EXPECT_LE(most, (workers - 1) * (2 * bound + 1)) << run.command;
-           // A bound of 0: rounds, in which every worker makes one update, with the gradient of the round's start.
+           // With a bound of 0 there are rounds: every worker makes one update, with the gradient at the start of the
+           // round.
            for (std::size_t i = 0; bound == 0 && i < updates.size(); ++i) {
              EXPECT_EQ(updates[i].staleness, static_cast<long>(i % workers)) << run.command;
            }
@@ -121,8 +122,8 @@ TESTS(staleness) {
        });
 }
 
-// Without staleness, K updates are a step of ddp with K times the learning rate: γ Σ g in place of Kγ · 1/K Σ g. The
-// bound is chapter 02's for a parameter, with K times the rate.
+// Without staleness, K updates equal a step of ddp with K times the learning rate: η Σ g instead of Kη · 1/K Σ g. The
+// bound is that of chapter 02 for a parameter, with K times the learning rate.
 TESTS(synchronous) {
   test("solution.10.server_is_ddp", {.ranks = 4}, [] {
     const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size 32 --lr";
@@ -139,7 +140,8 @@ TESTS(synchronous) {
   });
 }
 
-// As in the README: N = 38 parameters, a message of 39 floats; of 32 updates each of two workers makes 16 in its turn.
+// Traffic, as in the README: Ψ = 38 parameters, a message of 39 floats. Of 32 updates, each of two workers makes 16,
+// taking turns.
 TESTS(ledger) {
   const int message = 4 * 39;
   ledger("solution.10.ledger.parameter_server", on(3, server, "--order turns"),
@@ -192,11 +194,11 @@ TESTS(bad) {
 
 // ---- what it gains, on a simulated machine -------------------------------------------------------------------------
 
-// Writes the record of the order in which gradients arrive at a server whose updates take no time, of workers whose
-// steps take so many units, of which none starts one more than `bound` updates ahead of the slowest.
+// Writes the order in which gradients arrive at a server whose updates take no time. Worker w needs `step_of[w]` time
+// units per step and never starts one more than `bound` updates ahead of the slowest.
 void write_order(const std::string& file, const std::vector<int>& step_of, long bound, int updates) {
   struct State {
-    long made = 0, due = -1, version = 0;  // due: when the step under way ends; -1: it waits
+    long made = 0, due = -1, version = 0;  // due: end of the current step; -1: waiting
   };
   std::vector<State> workers(step_of.size());
   std::ofstream out(file);
@@ -224,12 +226,12 @@ void write_order(const std::string& file, const std::vector<int>& step_of, long 
   }
 }
 
-// The README's batches a second of K workers, one of them F times slower: K/(F t), where all wait for it, and
-// (K - 1)/t + 1/(F t), where none does. Time does not depend on this machine: it is simulated, and what comes first is
-// replayed.
+// The README's batches per second of K workers, one of them φ times slower: K/(φ·τ_w) if all wait for it, and (K -
+// 1)/τ_w + 1/(φ·τ_w) if none does. The time does not depend on the machine that runs the test: it is simulated, and the
+// order of arrival is replayed.
 TESTS(straggler) {
   constexpr int kWorkers = 3, kSlowness = 10;
-  constexpr int kUpdates = 8 * 21;  // in the time in which the slow worker makes 8 and each of the others 80
+  constexpr int kUpdates = 8 * 21;  // during which the slow worker makes 8 and each of the others 80
   const std::string machine = "WORKSHOP_SIMULATE=compute=1G,link=10us+1G/s";
   const std::string training = text("--layers 64,64,16 --log-every 0 --samples ", 32 * kUpdates);
   const auto seconds = [=](const Command& command) { return record(command).record.seconds_per_step; };
@@ -238,10 +240,10 @@ TESTS(straggler) {
   };
   const auto add = [=](const std::string& name, std::function<void(double fast, double slow, double rest)> check) {
     test("solution.10.straggler." + name, {.ranks = kWorkers + 1, .cpu_only = "only the cpu backend simulates"}, [=] {
-      const double fast = of_server(1, "");                                 // t
-      const double slow = of_server(1, text("--straggler 1:", kSlowness));  // F t
-      // What of a step is not the worker's own computing, and may so wait for the same of others: the update, and
-      // messages of the server's.
+      const double fast = of_server(1, "");                                 // τ_w
+      const double slow = of_server(1, text("--straggler 1:", kSlowness));  // φ·τ_w
+      // The part of a step that is not the worker's own computation: the update and the server's messages. It may have
+      // to wait for those of other workers.
       const double rest = fast - (slow - fast) / (kSlowness - 1);
       EXPECT_GT(rest, 0);
       check(fast, slow, rest);
@@ -250,8 +252,8 @@ TESTS(straggler) {
   const auto within = [](double found, double least, double most) {
     EXPECT_TRUE(least <= found && found <= most) << text(found, " s a batch, expected ", least, " to ", most);
   };
-  // A batch takes as long as the formula says or, if each step waits for the rest of all others' steps, this much
-  // longer.
+  // A batch takes as long as the formula says, or longer by this much if each step waits for the rest of all other
+  // workers' steps.
   for (const long bound : {0L, 2L, 1L << 30}) {
     const std::string name = bound < 1 << 30 ? text("bound_", bound) : "no_bound";
     add(name, [=](double fast, double slow, double rest) {
@@ -262,7 +264,7 @@ TESTS(straggler) {
         const double all = kWorkers / (slow + wait), none = (kWorkers - 1) / (fast + wait) + 1 / (slow + wait);
         return 1 / (bound < 1 << 30 ? all : none);
       };
-      // The first three updates are not timed, and need not take a mean time.
+      // The first three updates are not timed and need not take the mean time.
       within(found, formula(0) * (1 - 3.0 / kUpdates), formula((kWorkers - 1) * rest) * (1 + 3.0 / kUpdates));
     });
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AlexNet, whose layers are unlike: PyTorch's numbers with every cut and schedule, what one process learns with every
-// strategy, what is sent and held, and what a step takes on a simulated machine.
+// AlexNet, whose layers differ widely: PyTorch's numbers with every cut and schedule, the same training with every
+// strategy, traffic and memory, and the time of a step on a simulated machine.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -30,7 +30,7 @@ TESTS(alexnet_golden) {
   add("time", 2, pipeline, "--partition time");
   add("recompute", 4, pipeline, "--recompute stages");
   add("checkpoint_interval", 2, pipeline, "--partition uniform --checkpoint-interval 3");
-  // golden.cpp has ddp itself.
+  // golden.cpp tests ddp itself.
   const Golden two = golden("tests/golden/alexnet_ddp2.json");
   golden_test("golden.alexnet_ddp2.fsdp", two, on(2, solution("06_fsdp/fsdp"), two.options));
   for (int stage : {1, 2, 3}) {
@@ -39,9 +39,9 @@ TESTS(alexnet_golden) {
   }
 }
 
-// Dropout, short batches and the mean over several: all learn what one process learns. 24 images of 1 to 49 windows are
-// up to 1,176 rows, and the sums of their gradients have another order: some hundred roundings of 6e-8, relative to
-// gradients below 1.
+// With dropout, short batches and gradient accumulation, every strategy trains what one process trains. 24 images with
+// 1 to 49 windows are up to 1,176 rows. Summing their gradients in a different order costs some hundred roundings of
+// 6e-8, relative to gradients below 1.
 TESTS(alexnet_everywhere) {
   constexpr double kBound = 2e-5;
   const std::string options =
@@ -70,7 +70,7 @@ TESTS(alexnet_everywhere) {
   }
   same_training("solution.alexnet.accumulation", kBound, on(1, mlp, options, 12),
                 on(1, mlp, options, 4, "--accumulation-steps 3"));
-  // What is computed again has the same dropout, and the same bits.
+  // Recomputation uses the same dropout masks and gives the same bits.
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
     const Command all_kept = on(2, pipeline, options, 12, "--partition uniform --schedule", schedule);
     for (int interval : {1, 3}) {
@@ -78,7 +78,7 @@ TESTS(alexnet_everywhere) {
                     with(all_kept, "--checkpoint-interval", interval));
     }
   }
-  // In the middle of an epoch, with dropout: the masks go on too.
+  // Resumes in the middle of an epoch, with dropout: the masks continue, too.
   test("solution.alexnet.resumed", {.ranks = 4}, [=] {
     const Command whole = on(1, mlp, options, 12, "--optimizer adamw --lr 0.001");
     const Run expected = record(with(whole, "--max-steps 8"));
@@ -102,12 +102,12 @@ TESTS(alexnet_everywhere) {
 
 // ---- what is held and sent: the README's formulas ------------------------------------------------------------------
 
-// Of images of 64 pixels with all widths divided by 32, floats of a sample for each layer: parameters; what the forward
-// pass keeps; the windows; the largest gradient.
+// Floats per sample for each layer, for images of 64 pixels with all widths divided by 32: parameters, what the forward
+// pass keeps, the windows, and the largest gradient.
 struct Floats {
   int parameters, saved, windows, widest;
 };
-// The buffers of what each of these layers keeps, and its output.
+// The buffers that each of these layers keeps, and the size of its output.
 struct Kept {
   std::vector<int> buffers;
   int output;
@@ -152,8 +152,8 @@ TESTS(alexnet_memory) {
         {"gradients", 4 * all.parameters},
         {"optimizer", 8 * all.parameters},
         {"activations", 4 * 8 * (all.saved + all.windows + 2 * all.widest)}});
-  // Four micro-batches of 2 images, of which two are in flight on the first stage and one on the second, which has room
-  // for two inputs. The boundary is that of convolution 4.
+  // Four micro-batches of 2 images. The first stage has two in flight, the second one, with room for two inputs. The
+  // boundary is the input of convolution 4.
   for (const bool recompute : {false, true}) {
     test(text("solution.alexnet.memory.pipeline", recompute ? ".recompute" : ""),
          on(2, pipeline, small, "--partition uniform", recompute ? "--recompute stages" : ""), [=](const Run& run) {
@@ -170,8 +170,8 @@ TESTS(alexnet_memory) {
   }
 }
 
-// Of every N layers the last one's output, for each micro-batch in flight; and room for one such group, whose j-th
-// buffer is the j-th largest of any group.
+// For each micro-batch in flight, keeps the output of the last of every `interval` layers. One such group has buffers;
+// the j-th buffer is as large as the j-th largest of any group.
 TESTS(alexnet_checkpoint_interval) {
   const auto held = [](int first, int last, int interval, int in_flight) {
     int outputs = 0;
@@ -200,7 +200,7 @@ TESTS(alexnet_checkpoint_interval) {
                            {{"parameters", 4 * all.parameters},
                             {"activations",
                              4 * 2 * (activations + all.windows + 2 * all.widest + (rank == 1 ? inputs : 0) * 9 * C4)},
-                            // Images that the second stage does not read it does not prepare.
+                            // The second stage does not prepare images, because it does not read them.
                             {"host", 3 * 8 * 4 * ((rank == 0 ? 3 * 64 * 64 : 0) + 1)}});
            }
          });
@@ -210,10 +210,10 @@ TESTS(alexnet_checkpoint_interval) {
 }
 
 TESTS(alexnet_ledger) {
-  // 15 images in two steps of four micro-batches, and 3 images of the test in four, two of them with one and one with
-  // none. Up and down over one boundary, which is as wide as the map below it, or as a linear layer: of equal shares of
-  // the parameters the first has all up to the largest layer. Loss and accuracy of the test are each summed over the
-  // ranks.
+  // 15 images in two steps of four micro-batches. The 3 test images are split into four micro-batches, one of which is
+  // empty. Activations and gradients cross one boundary. It is as wide as the feature map below it or, with equal
+  // shares of the parameters, as a linear layer, because the first stage then has all layers up to the largest one. The
+  // ranks sum up both loss and accuracy of the test.
   const auto add = [](const std::string& partition, int width) {
     ledger("solution.alexnet.ledger." + partition, on(2, pipeline, small, "--partition", partition),
            {{0, "ncclSend", 8 + 4, 4 * (15 + 3) * width},
@@ -228,8 +228,8 @@ TESTS(alexnet_ledger) {
 
 // ---- the time of a step --------------------------------------------------------------------------------------------
 
-// On a machine that takes the same time for an operation wherever it is, a step takes what the README predicts from the
-// times of the layers, to 5 %: what remains are the messages and the update of the last micro-batch's stage.
+// On a machine where every operation takes the same time, a step takes as long as the README predicts from the times of
+// the layers, to 5 %. The rest is messages and the update of the stage of the last micro-batch.
 TESTS(alexnet_partitions) {
   const auto add = [](const std::string& name, int ranks, const std::string& options) {
     test("solution.alexnet.step_time." + name, {.ranks = ranks, .cpu_only = "only the cpu backend simulates"}, [=] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The language model, trained with every strategy: each learns what one process learns, dropout, clipping and the
-// schedule included, and finds the same losses of validation and test.
+// The language model, trained with every strategy. Each trains what one process trains, including dropout, clipping and
+// learning-rate schedule, with the same losses of validation and test.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -12,8 +12,8 @@
 namespace workshop::tests {
 namespace {
 
-// 12 samples of 16 words are 192 rows, and their gradients are added up in another order: some 100 roundings of 6e-8.
-// SGD, because AdamW scales up what is rounding alone: the gradient of the keys' biases is zero.
+// 12 samples of 16 words are 192 rows. Summing their gradients in a different order costs some 100 roundings of 6e-8.
+// Uses SGD, because AdamW would scale up the gradient of the keys' biases, which is zero up to rounding.
 constexpr double kBound = 2e-5;
 
 const std::string text_option = "--text " + source("tests/golden/text").path;
@@ -61,7 +61,7 @@ TESTS(gpt_everywhere) {
   }
 }
 
-// All meshes of 8 ranks, plainly and with all that there is to add.
+// All meshes of 8 ranks, without and with all further options.
 TESTS(gpt_on_every_mesh) {
   const std::string deep =
       "--heads 8 --blocks 6 --no-shuffle --model-seed 3 --optimizer sgd --lr 0.2 --max-steps 4 --log-every 0 --dropout "
@@ -91,7 +91,7 @@ TESTS(gpt_on_every_mesh) {
   add("plain", 8, 2, 2, 2, "");
 }
 
-// One training, of which each step is another strategy's, on another number of ranks.
+// One training run in which every step uses a different strategy and number of ranks.
 TESTS(gpt_checkpoints) {
   const struct {
     std::string program;
@@ -124,8 +124,7 @@ TESTS(gpt_checkpoints) {
   });
 }
 
-// With nothing but the defaults, it learns the stories: as well as the grammar that wrote them can be known, but for 5
-// %.
+// With the defaults it learns the stories: within 5 % of the best loss that the grammar allows.
 TESTS(gpt_learns) {
   test("soak.gpt_learns", {.ranks = 2, .timeout = 1800, .soak = true}, [] {
     const Run learned = succeed(on(2, solution("02_ddp/ddp"), "--model gpt --log-every 0"));
@@ -142,11 +141,11 @@ TESTS(gpt_learns) {
 
 // ---- what is sent and held, as in the READMEs ----------------------------------------------------------------------
 
-// 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults on this text.
+// 57 words, samples of 16 positions, width 16, 4 heads, 2 blocks: the defaults with this text.
 constexpr long V = 57, T = 16, E = 16, H = 4;
 constexpr long kEmbedding = (V + T) * E, kBlock = 12 * E * E + 13 * E, kHead = V * E + 2 * E;
 constexpr long kParameters = kEmbedding + 2 * kBlock + kHead, kTensors = 2 + 2 * 12 + 3;
-constexpr long kTrained = 284, kEvaluated = 43 + 43;  // samples, the latter of validation and test
+constexpr long kTrained = 284, kEvaluated = 43 + 43;  // samples; validation and test
 
 TESTS(gpt_ledger) {
   const long steps = 18, evaluations = 2;  // batches of 8 on two replicas of 142 samples
@@ -160,8 +159,8 @@ TESTS(gpt_ledger) {
   ledger("solution.gpt.ledger.ddp_overlap", run("02_ddp/ddp_overlap", ""),
          {{kAll, "ncclBroadcast", 1, 4 * kParameters}, {kAll, "ncclAllReduce", steps + 1 + evaluations, averaged}});
 
-  // Of the sharded models each has 4 units, which two ranks divide. Beside the losses the norm is summed up, a float a
-  // step. An evaluation has three batches a rank.
+  // The sharded models have 4 units, which are divisible by two ranks. Each step also sums the norm, one float. An
+  // evaluation has three batches per rank.
   const long units = 4, shards = 4 * kParameters / 2, batches = 2 * 3;
   const Traffic sums{kAll, "ncclAllReduce", 1 + steps + evaluations, 4 * (2 * steps + evaluations)};
   const auto reduced = [&](long times) { return Traffic{kAll, "ncclReduceScatter", units * times, shards * times}; };
@@ -169,14 +168,15 @@ TESTS(gpt_ledger) {
   ledger("solution.gpt.ledger.zero_1", run("06_fsdp/zero", "--stage 1"), {sums, reduced(steps), gathered(steps + 1)});
   ledger("solution.gpt.ledger.zero_3", run("06_fsdp/zero", "--stage 3"),
          {sums, reduced(steps), gathered(2 * steps + batches + 1)});
-  // With prefetch, a forward pass brings the last unit, the head, once more, for a backward pass that does not follow.
+  // With prefetching, a forward pass gathers the last unit (the head) again, for a backward pass that an evaluation
+  // does not have.
   Traffic fetched = gathered(2 * steps + batches);
   fetched.calls += batches;
   fetched.bytes += 4 * kHead / 2 * batches;
   ledger("solution.gpt.ledger.fsdp", run("06_fsdp/fsdp", ""), {sums, reduced(steps), fetched});
 }
 
-// Stages: a boundary has T·E floats a sample, whatever lies on its sides.
+// Pipeline stages: any boundary has T·E floats per sample.
 TESTS(gpt_ledger_of_stages) {
   const long steps = 36, floats = 4 * T * E, evaluated = 6 + 6;  // batches
   const long up = floats * (kTrained + kEvaluated), down = floats * kTrained;
@@ -199,8 +199,8 @@ TESTS(gpt_ledger_of_stages) {
           {1, "ncclRecv", M * (steps + evaluated), up}});
 }
 
-// What a block keeps and how wide its gradients are, in floats a sample: chapter 01's README. Units of a sharded model
-// have two gradients each.
+// Floats per sample that a block keeps, and the width of its gradients: see chapter 01's README. Each unit of a sharded
+// model has its own two gradients.
 TESTS(gpt_memory) {
   const long block = 16 * T * E + 4 * T + H * T * T, ends = 2 * T * E + 2 * T + T * V;
   const long wide_block = std::max(4 * T * E, T * E + H * T * T), wide_head = T * V;
@@ -230,40 +230,42 @@ TESTS(gpt_memory) {
         {"activations", recomputed}});
 }
 
-// A mesh of 2 × 2 × 2 ranks in 1F1B: embedding and first block on the bottom stage, the other block and the head on the
-// top one. What chapters 02, 04, 05 and 06 send and hold, each rank sends and holds at once.
+// A mesh of 2 × 2 × 2 ranks with 1F1B: embedding and first block on the bottom stage, the second block and the head on
+// the top stage. Each rank sends and holds what chapters 02, 04, 05 and 06 predict, combined.
 void expect_cube(const Run& run, bool sequence, bool zero) {
-  const long D = 2, n = 2, M = 4, steps = 8, rows = 8;  // replicas, tensor ranks; rows a replica and step
-  const long trained = steps * rows, messages = steps * M, passes = 2 * 3 * M;  // passes: micro-batches evaluated
+  const long D = 2, n = 2, M = 4, steps = 8, rows = 8;  // replicas, tensor ranks; rows per replica and step
+  const long trained = steps * rows, messages = steps * M, passes = 2 * 3 * M;  // passes: evaluated micro-batches
   const long t = sequence ? T / n : T, features = T * E / n, scores = H * T * T / n;
   const long block = 4 * t * E + 4 * t + 12 * features + scores;
   for (int rank = 0; rank < 8; ++rank) {
     const bool top = rank >= 4;
-    const long evaluated = 2 * (rank / 2 % 2 == 0 ? 22 : 21);  // samples of the replica, of validation and test
+    const long evaluated = 2 * (rank / 2 % 2 == 0 ? 22 : 21);  // the replica's samples of validation and test
     const long words = V * (rank % n + 1) / n - V * (rank % n) / n;
     const long parameters = (12 * E * E + 7 * E) / n + 6 * E + (top ? words * E + 2 * E : (words + T) * E);
     const long shard = zero ? (parameters + D - 1) / D : parameters;
 
-    // The tensor group adds up T·E floats a sample: forward and backward twice in the block, and once at the model's
-    // end.
+    // The tensor group sums up T·E floats per sample: twice per block forward and backward, and once more for the
+    // embedding (forward) and for the head (backward).
     const long forward = top ? 2 : 3, backward = top ? 3 : 2;
     const Traffic tensor{rank, sequence ? "ncclReduceScatter" : "ncclAllReduce",
                          messages * (forward + backward) + passes * forward,
                          4 * T * E / (sequence ? n : 1) * (trained * (forward + backward) + evaluated * forward)};
-    // Sequence parallelism gathers the inputs of three products, backward for the weights' gradients a second time.
+    // Sequence parallelism gathers the inputs of three products, and again in the backward pass for the weights'
+    // gradients.
     const long in = top ? 3 : 2, back = 5;
     const Traffic gathered{rank, "ncclAllGather", messages * (in + back) + passes * in,
                            4 * T * E / n * (trained * (in + back) + evaluated * in)};
     const Traffic data = zero ? Traffic{rank, "ncclReduceScatter", steps, 4 * steps * shard}
                               : Traffic{rank, "ncclAllReduce", steps, 4 * steps * parameters};
-    // Of the norm, two or three dimensions of the mesh; the mean losses of validation and test, and of all steps.
+    // The norm is summed over two or three dimensions of the mesh. Further: the mean losses of validation and test, and
+    // those of all steps.
     const long squares = (zero ? 3 : 2) * steps;
     Traffic sums{rank, "ncclAllReduce", squares + 2 + (top ? 0 : 1), 4 * (squares + 2 + (top ? 0 : steps))};
     if (top) {  // cross entropy
       sums.calls += 3 * (messages + passes);
       sums.bytes += 4 * 3 * T * (trained + evaluated);
     }
-    if (sequence) {  // gradients of the block's two norms, and of the last
+    if (sequence) {  // gradients of the block's two norms, and of the final norm
       sums.calls += messages * (top ? 2 : 1);
       sums.bytes += 4 * messages * (top ? 6 : 4) * E;
     }
@@ -278,7 +280,7 @@ void expect_cube(const Run& run, bool sequence, bool zero) {
     add(sums);
     if (sequence) add(gathered);
     if (zero) add({rank, "ncclAllGather", steps, 4 * steps * shard});
-    // Activations, gradients, and once an epoch the losses.
+    // Activations, gradients, and the losses once per epoch.
     const Traffic up{rank, top ? "ncclRecv" : "ncclSend", messages + passes, 4 * t * E * (trained + evaluated)};
     const Traffic down{rank, top ? "ncclSend" : "ncclRecv", messages + 1, 4 * (t * E * trained + steps)};
     add(up);
@@ -288,7 +290,7 @@ void expect_cube(const Run& run, bool sequence, bool zero) {
     expect_ledger(run, lines, rank);
 
     const long held = zero ? D * shard : parameters;
-    const long kept = top ? block + t * E + 2 * t + T * words : 2 * (t * E + block);  // for one backward pass, for two
+    const long kept = top ? block + t * E + 2 * t + T * words : 2 * (t * E + block);  // of one backward pass; of two
     const long inputs = top ? 2 * t * E : 0;
     const long widest = std::max({4 * features, t * E + std::max(t * E, scores), top ? T * words : 0});
     expect_memory(run, rank,
@@ -311,15 +313,15 @@ TESTS(gpt_cube) {
 TESTS(gpt_bad) {
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp"), "--model gpt"), R"(
     model.#      | --model resnet       | --model is 'resnet'; expected mlp, gpt, alexnet
-    layers.#     | --layers 6,4,2       | --layers is for --model mlp alone
-    samples.#    | --samples 8          | --samples is for --model mlp or alexnet alone
-    validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet alone
+    layers.#     | --layers 6,4,2       | --layers is for --model mlp only
+    samples.#    | --samples 8          | --samples is for --model mlp or alexnet only
+    validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet only
     heads.#      | --heads 3            | --width is '64'; expected a multiple of the 3 of --heads
     dropout.#    | --dropout 1          | --dropout is '1'; expected
   )");
   refusals("solution.gpt.bad.", on(2, solution("02_ddp/ddp")), R"(
-    width.#      | --width 8            | --width is for --model gpt alone
-    text.#       | --text somewhere     | --text is for --model gpt alone
+    width.#      | --width 8            | --width is for --model gpt only
+    text.#       | --text somewhere     | --text is for --model gpt only
     recompute.#  | --recompute blocks   | --recompute is 'blocks'; expected
   )");
   refusals("solution.gpt.bad.", on(5, solution("03_model_parallel/model_parallel"), "--model gpt"), R"(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images from their files to the accuracy: the same training from CIFAR-10's files as from memory, however many threads
-// load it, and an accuracy that counts, the same one with every strategy.
+// Images, from their files to the accuracy: training from CIFAR-10's files equals training from memory with any number
+// of workers, and the accuracy is correct and the same with every strategy.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +21,7 @@ double value(const Run& run, const std::string& name) {
   return found->second;
 }
 
-// Test images that are the first `count` of the training, with the next class for the label of every `wrong`-th.
+// Makes the first `count` training images the test images. Every `wrong`-th of them gets the next class as its label.
 void test_on_training_images(const std::string& folder, int count, int wrong) {
   std::string records(static_cast<std::size_t>(count) * kRecord, '\0');
   std::ifstream(folder + "/data_batch_1.bin", std::ios::binary)
@@ -58,7 +58,7 @@ TESTS(images_loading) {
   });
 }
 
-// 20 images that the model knows by heart: of 4 of them one has another label in the test.
+// The model memorizes 20 images. One of the 4 test images has a different label.
 TESTS(images_accuracy) {
   test("solution.images.accuracy.counts", {}, [] {
     script(draw_images, {"files", "20"});
@@ -67,7 +67,7 @@ TESTS(images_accuracy) {
     EXPECT_LE(run.record.losses.back().loss, 0.01) << run.command;
     EXPECT_EQ(value(run, "test accuracy"), 0.75) << run.command;
   });
-  // One process has trained the model. Each strategy goes on from there, and has nothing left to do but the test.
+  // One process trains the model. Each strategy resumes from its checkpoint and only runs the test.
   test("solution.images.accuracy.strategies", {.ranks = 4, .timeout = 600}, [] {
     const struct {
       std::string program;
@@ -92,7 +92,7 @@ TESTS(images_accuracy) {
   });
 }
 
-// As README 01 says.
+// The accuracy in chapter 01's README.
 TESTS(images_learned) {
   test("soak.images.learned", {.timeout = 600, .processors = 2}, [] {
     const Run run = record(on(1, mlp, "--model alexnet --image-size 32 --shrink 4 --epochs 3 --log-every 0"));
@@ -100,7 +100,7 @@ TESTS(images_learned) {
   });
 }
 
-// What is wrong is said in one line, whichever rank finds it first.
+// Bad files: one line, on any number of ranks, whichever rank finds the error first.
 TESTS(images_bad) {
   const auto bad = [](const std::string& name, const std::string& regex, auto damage) {
     test("solution.images.bad." + name, {.ranks = 4}, [=] {
@@ -116,7 +116,7 @@ TESTS(images_bad) {
   bad("folder", "^error: files: there is no such folder$", [] { std::filesystem::remove_all("files"); });
   bad("empty", "^error: files/test_batch.bin: it is empty$",
       [] { std::filesystem::resize_file("files/test_batch.bin", 0); });
-  bad("truncated", "^error: files/data_batch_2.bin: 30000 bytes are no whole number of images, which have 3073 each$",
+  bad("truncated", "^error: files/data_batch_2.bin: 30000 bytes are not a whole number of images of 3073 bytes each$",
       [] { std::filesystem::resize_file("files/data_batch_2.bin", 30000); });
   bad("label", "^error: files/data_batch_1.bin: image 3 has the label 200; expected less than the 10 of --classes$",
       [] {
@@ -124,19 +124,19 @@ TESTS(images_bad) {
         file.seekp(3 * kRecord).put(static_cast<char>(200));
       });
   refusals("solution.images.bad.", on(2, solution("02_ddp/ddp"), model), R"(
-    samples.#    | --images somewhere --samples 8 | --samples is for images of the workshop's own alone
+    samples.#    | --images somewhere --samples 8 | --samples is for the workshop's own images only
     validation.# | --validation-samples 5000      | --validation-samples is '5000'; expected fewer than the 4096 of --samples
     most.#       | --samples 1000000              | --samples times the bytes of an image is more than 2147483647; expected less
     size.#       | --image-size 31                | --image-size is '31'; expected a whole number from 32 to 1024
     classes.#    | --classes 1                    | --classes is '1'; expected a whole number from 2 to 256
     workers.#    | --workers 65                   | --workers is '65'; expected a whole number from 0 to 64
-    layers.#     | --layers 6,4,2                 | --layers is for --model mlp alone
-    recompute.#  | --recompute blocks             | --recompute is 'blocks'; expected another: AlexNet has none
+    layers.#     | --layers 6,4,2                 | --layers is for --model mlp only
+    recompute.#  | --recompute blocks             | --recompute is 'blocks'; expected another value: AlexNet has no blocks
   )");
   refusals("solution.images.bad.of_others.", on(2, solution("02_ddp/ddp")), R"(
-    images.#     | --images somewhere             | --images is for --model alexnet alone
-    workers.#    | --workers 3                    | --workers is for --model alexnet alone
-    dropout.#    | --dropout 0.5                  | --dropout is for --model gpt or alexnet alone
+    images.#     | --images somewhere             | --images is for --model alexnet only
+    workers.#    | --workers 3                    | --workers is for --model alexnet only
+    dropout.#    | --dropout 0.5                  | --dropout is for --model gpt or alexnet only
   )");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// --precision bf16, in every program that has it: the same training as in one process, half of the bytes, and the
-// memory that ZeRO's paper counts with.
+// --precision bf16 in every program that supports it: the same training as in one process, half the bytes, and the
+// memory that the ZeRO paper assumes.
 #include <algorithm>
 #include <cmath>
 
@@ -31,8 +31,8 @@ const std::string nets[][2] = {
      "--precision bf16 --model gpt --blocks 2 --width 32 --heads 4 --context 16 --words 4000 --vocabulary 64 "
      "--optimizer sgd --lr 0.1 --clip-norm 1 --max-steps 8"}};
 
-// Two ways to the same number may round it to bfloat16s that are neighbors: 2⁻⁷ apart above 1, where the norms' weights
-// are. Found: 2·10⁻⁴ for losses, 2⁻⁸ for parameters.
+// Two ways to compute the same number may round it to neighboring bfloat16s, which are 2⁻⁷ apart above 1, where the
+// weights of the norms are. Measured: 2·10⁻⁴ for losses, 2⁻⁸ for parameters.
 constexpr double kBound = 1.0 / 128;
 
 TESTS(equal) {
@@ -43,11 +43,12 @@ TESTS(equal) {
                                  const std::string& further = "") {
       same_training(name(of), bound, serial, on(ranks, program, options, "--no-shuffle --batch-size 8", further));
     };
-    // Cut between layers, nothing is computed or rounded otherwise; cut into micro-batches, the gradients are.
+    // Cuts between layers change no computation and no rounding. Cuts into micro-batches change the rounding of
+    // gradients.
     like_serial("model_parallel", kSameBits, 2, model_parallel);
     like_serial("one_process", kSameBits, 1, one_process, "--devices 2");
     like_serial("pipeline", kBound, 2, pipeline, "--micro-batches 4");
-    // A part of a sum is rounded before the ranks' parts are added up.
+    // Each rank's part of a sum is rounded before the parts are added up.
     like_serial("tensor_parallel", kBound, 2, tensor_parallel);
     if (net == "gpt") like_serial("sequence_parallel", kBound, 2, tensor_parallel, "--sequence-parallel");
     like_serial("train_3d", kBound, 4, train_3d, "--pp 2 --tp 2 --micro-batches 2");
@@ -57,7 +58,7 @@ TESTS(equal) {
       same_training(name(text("ddp.", ranks)), kBound, on(1, ddp, options, "--batch-size 8"),
                     on(ranks, ddp, options, "--batch-size", 8 / ranks));
     }
-    // An average of two is rounded once, however it is made.
+    // An average of two is rounded once, however it is computed.
     const auto like_ddp = [&](const std::string& of, const Path& program, const std::string& further = "") {
       same_training(name(of), kSameBits, replicas, on(2, program, options, "--batch-size 4", further));
     };
@@ -82,7 +83,7 @@ TESTS(gathered) {
   }
 }
 
-// Chapter 10's programs, as far as they lead to where another one does; 10_less_communication.cpp has the rest.
+// Chapter 10's programs in modes that train what another program trains; 10_less_communication.cpp has the rest.
 TESTS(less_communication) {
   for (const auto& [net, options] : nets) {
     const auto name = [net = net](const std::string& of) { return "solution.bf16." + net + "." + of; };
@@ -91,20 +92,20 @@ TESTS(less_communication) {
     same_training(name("decentralized"), kSameBits, serial,
                   on(1, decentralized, options, "--no-shuffle --batch-size 8"));
     same_training(name("local_sgd"), kSameBits, serial, on(1, local_sgd, options, "--no-shuffle --batch-size 8"));
-    // The average of two is rounded once here as well: what is sent is what has been picked, and all of it is.
+    // Here, too, the average of two is rounded once: all values are sent, and sent as they are.
     for (const std::string kind : {"none", "topk --ratio 1", "randomk --ratio 1 --error-feedback"}) {
       same_training(name("compressed." + kind.substr(0, kind.find(' '))), kSameBits, replicas,
                     on(2, compressed, options, "--batch-size 4 --bucket-mb 0.001 --compress", kind));
     }
   }
-  // The mean of exact weights after a step of each rank is one step along the mean of the gradients, but for the
-  // rounding of that mean, which is not made. (Clipping, as the language model's here, is each rank's own.)
+  // One step on each rank and then the mean of the exact weights is one step along the mean of the gradients, except
+  // that this mean is not rounded. (Each rank clips its own gradient, so the language model, which clips, is left out.)
   same_training("solution.bf16.local_sgd_is_ddp", kBound, on(2, ddp, nets[0][1], "--batch-size 4"),
                 on(2, local_sgd, nets[0][1], "--batch-size 4 --sync-every 1"));
 }
 
-// What is sent in fewer bits is, over all steps, what was there: with error feedback steps that are too small for a
-// bfloat16 of what is sent come later. The losses follow those of floats; the replicas are alike.
+// With error feedback, everything is sent eventually, also steps that are too small for a bfloat16 or for the fewer
+// bits that are sent. The losses follow those of a float run, and all replicas are equal.
 TESTS(compressed) {
   const std::string options =
       "--layers 16,32,8 --activation gelu --samples 256 --batch-size 8 --epochs 3 --lr 0.05 "
@@ -113,7 +114,7 @@ TESTS(compressed) {
     test("solution.bf16.error_feedback." + kind.substr(0, kind.find(' ')), {.ranks = 3}, [=] {
       const Run floats = record(on(3, compressed, options, kind), "floats.jsonl");
       const Run run = record(on(3, compressed, options, kind, "--precision bf16"), "run.jsonl");
-      expect_same_training(run, run, kSameBits);  // the replicas are alike
+      expect_same_training(run, run, kSameBits);  // all replicas are equal
       ASSERT_EQ(run.record.losses.size(), floats.record.losses.size());
       const auto last_mean = [](const Run& of) {
         double sum = 0;
@@ -127,8 +128,8 @@ TESTS(compressed) {
   }
 }
 
-// A value, its gradient and the optimizer's three floats are 2 + 2 + 12 bytes (Rajbhandari et al., 2020, section 3.1):
-// Ψ values, of which each of N ranks has a share as the stage says.
+// A parameter, its gradient and three floats for the optimizer are 2 + 2 + 12 bytes (Rajbhandari et al., 2020, section
+// 3.1). The stage decides which of these bytes, for Ψ parameters, are split among the P ranks.
 TESTS(memory) {
   const long psi = 8448, n = 4, whole = 2 * psi, state = 12 * psi, unit = 2 * 1056;
   const Bytes stages[] = {
@@ -138,7 +139,8 @@ TESTS(memory) {
       {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}, {"buckets", 2 * unit}}};
   const std::string options = "--precision bf16 --optimizer adamw --layers 32,32,32,32,32,32,32,32,32 --max-steps 2";
   step("solution.bf16.memory.mlp", on(1, mlp, options), stages[0]);
-  // The exact weights of two neighbors; each rank's part of all layers.
+  // decentralized: buckets for the exact weights of two neighbors. tensor_parallel_gather: a rank's part of every
+  // layer.
   step("solution.bf16.memory.decentralized", on(4, decentralized, options),
        {{"parameters", whole}, {"gradients", whole}, {"optimizer", state}, {"buckets", 2 * 4 * psi}});
   step("solution.bf16.memory.local_sgd", on(4, local_sgd, options, "--outer-momentum 0.9"),
@@ -152,12 +154,12 @@ TESTS(memory) {
        {{"parameters", whole / n}, {"gradients", whole / n}, {"optimizer", state / n}});
 }
 
-// Half of what floats would be; the losses are floats.
+// Half the bytes of float32, except for the losses, which are floats.
 TESTS(ledger) {
   const int bytes = 2 * 38, steps = 16;
   ledger("solution.bf16.ledger.ddp", on(2, ddp, "--precision bf16"),
          {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", 4 * steps + 1, steps * (bytes + 4)}});
-  // Weights that are averaged are the exact ones.
+  // The weights that are averaged are the exact ones.
   ledger("solution.bf16.ledger.decentralized", on(2, decentralized, "--precision bf16"),
          {{kAll, "ncclBroadcast", 4, bytes},
           {kAll, "ncclSend", steps, steps * 2 * bytes},
@@ -165,7 +167,7 @@ TESTS(ledger) {
           {kAll, "ncclAllReduce", 2, steps * 4 + 2 * bytes}});
   ledger("solution.bf16.ledger.local_sgd", on(2, local_sgd, "--precision bf16 --sync-every 8"),
          {{kAll, "ncclBroadcast", 4, bytes}, {kAll, "ncclAllReduce", 2 + 1, 2 * 2 * bytes + steps * 4}});
-  // Four values of 38, of which each has a place beside it.
+  // Four of 38 values, each sent with its index.
   const Traffic parameters{kAll, "ncclBroadcast", 1, bytes}, losses{kAll, "ncclAllReduce", 1, 4 * steps};
   ledger("solution.bf16.ledger.compressed_none", on(2, compressed, "--precision bf16 --compress none"),
          {parameters, {kAll, "ncclAllReduce", steps + 1, steps * (bytes + 4)}});
@@ -174,7 +176,7 @@ TESTS(ledger) {
   ledger("solution.bf16.ledger.compressed_randomk",
          on(2, compressed, "--precision bf16 --compress randomk --ratio 0.1"),
          {parameters, {kAll, "ncclAllReduce", steps + 1, steps * (4 * 2 + 4)}});
-  // 43 values, and at the next even place a float: 46 times two bytes.
+  // 43 values, then a float at the next even position: 46 times two bytes.
   ledger("solution.bf16.ledger.parameter_server", on(2, server, "--precision bf16 --layers 6,4,3"),
          {{0, "ncclSend", 33, 33 * 2 * 46},
           {0, "ncclRecv", 32, 32 * 2 * 46},
@@ -183,14 +185,15 @@ TESTS(ledger) {
   ledger("solution.bf16.ledger.tensor_parallel_gather", on(2, gather, "--precision bf16"),
          {{kAll, "ncclAllGather", 32 * 2, 32 * 2 * 32 * (4 + 2) / 2},
           {kAll, "ncclReduceScatter", 32, 32 * 2 * 32 * 4 / 2}});
-  // 8·9 and 8·8 values in two units, and each of them is gathered for both passes but the last, which is still there.
+  // Two units of 8·9 and 8·8 values. Both passes gather every unit, except that the last one is still there in the
+  // backward pass.
   ledger("solution.bf16.ledger.zero_1", on(2, zero, "--precision bf16 --stage 1 --layers 7,8,8"),
          {{kAll, "ncclAllGather", 2 * (steps + 1), (steps + 1) * 2 * (64 + 72) / 2},
           {kAll, "ncclReduceScatter", 2 * steps, steps * 2 * (64 + 72) / 2},
           {kAll, "ncclAllReduce", 1, steps * 4}});
 }
 
-// Work that is not ordered ends a run.
+// WORKSHOP_ORDER ends a run whose work is not ordered.
 TESTS(order) {
   for (const auto& [net, options] : nets) {
     test("solution.bf16.in_order." + net, {.ranks = 2, .cpu_only = "only the cpu backend checks the order"},
@@ -203,8 +206,8 @@ TESTS(order) {
   }
 }
 
-// A checkpoint has the exact weights: a run that goes on from it ends with the same bits, on another strategy too, and
-// in the other precision it begins where this one was, to what rounding takes away.
+// A checkpoint has the exact weights. A resumed run ends with the same bits, with another strategy too. In the other
+// precision it starts where this one stopped, up to rounding.
 TESTS(resume) {
   const std::string training = "--optimizer adamw --layers 7,16,5 --samples 96 --epochs 3 --log-every 0 --batch-size 4";
   struct {
@@ -238,8 +241,8 @@ TESTS(resume) {
   });
 }
 
-// Small steps add up in the exact weights. Were they made to the rounded ones, nothing would change: each is less than
-// half of what lies between two bfloat16s.
+// Small steps accumulate in the exact weights. Applied to the rounded weights they would change nothing, because each
+// is less than half the distance between two bfloat16s.
 TESTS(small_steps) {
   test("solution.bf16.small_steps", on(1, mlp, "--precision bf16 --optimizer adamw --lr 0.00002 --epochs 8"),
        [](const Run& run) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The line that says how far a long run has come.
+// The progress line of a long run.
 #include <algorithm>
 #include <regex>
 #include <sstream>
@@ -23,7 +23,8 @@ std::vector<std::smatch> lines_of(const std::string& output, std::vector<std::st
   return found;
 }
 
-// It says so many steps of so many, more each time, in the unit of the model; and what is recorded is as without.
+// Registers a test: the run must report its progress out of `steps` steps, in increasing order and in the model's unit,
+// and its record must be the same as without progress.
 void says(const std::string& name, const Command& command, int steps, const std::string& unit, bool with_loss) {
   test("solution.progress." + name, {.ranks = command.ranks}, [=] {
     const Run quiet = record(command.in("WORKSHOP_PROGRESS=0"));
@@ -51,12 +52,12 @@ TESTS(progress) {
   says("ddp", on(2, solution("02_ddp/ddp_overlap"), many, "--epochs 2"), 200, "samples", true);
   says("max_steps", on(1, solution("01_single_gpu/mlp"), many, "--epochs 4 --max-steps 300"), 300, "samples", true);
   says("gpt", on(2, solution("06_fsdp/fsdp"), "--model gpt --words 4000 --epochs 5 --log-every 0"), 20, "tokens", true);
-  // The last stage has the loss: rank 0 knows that of the epoch before alone.
+  // The last stage computes the loss; rank 0 only knows the loss of the previous epoch.
   says("pipeline", on(2, solution("04_pipeline/pipeline"), many, "--epochs 2"), 400, "samples", false);
   says("parameter_server", on(3, solution("10_less_communication/parameter_server"), many, "--order turns"), 200,
        "samples", true);
 
-  // On a terminal the line is written again and again, and is gone before anything else is printed.
+  // On a terminal, the line is overwritten each time, and erased before anything else is printed.
   test("solution.progress.terminal", {.ranks = 2}, [=] {
     const Command command = on(2, solution("02_ddp/ddp_overlap"), many, "--epochs 2");
     const Run quiet = succeed(command);
@@ -67,7 +68,7 @@ TESTS(progress) {
         std::regex_replace(std::regex_replace(run.output, written, ""), std::regex("\r\033\\[K"), "");
     EXPECT_EQ(left, quiet.output) << run.command;
   });
-  // A run of less than 30 seconds says nothing of it, nor of less than 5 on a terminal.
+  // No progress line in a run of less than 30 seconds, or on a terminal less than 5.
   test("solution.progress.short", {.ranks = 2}, [=] {
     const Command command = on(2, solution("02_ddp/ddp_overlap"), many, "--epochs 2");
     for (const Run& run : {succeed(command), succeed(command.in("WORKSHOP_TERMINAL=1"))}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ./workshop report makes of runs: of their times, of what their ranks hold and send, of a pipeline's schedule.
+// ./workshop report: times, memory and traffic of the ranks, and a pipeline's schedule.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ nlohmann::json report_of(const std::vector<std::string>& files) {
   return tools::parse_json(script(Path{WORKSHOP_BUILD "/tools/report"}, arguments).output).at("runs").at(0);
 }
 
-// A timeline says as the program's own clocks do how much of a step each rank computes, and what the others wait for.
+// From the timeline, the report must find the same busy and idle times per rank as the program's own clocks.
 TESTS(report) {
   test("solution.report.idle", {.ranks = 2, .cpu_only = "the machine is simulated"}, [] {
     const Run run = record(
@@ -41,8 +41,8 @@ TESTS(report) {
 
 // ---- the formulas --------------------------------------------------------------------------------------------------
 
-// Every rank holds and sends what the report's formulas say, up to 2 % or 64 bytes: they leave out the padding of
-// shards, and what is sent once in a run or an epoch of 100 steps.
+// Every rank must hold and send what the report's formulas say, within 2 % or 64 bytes. The formulas omit the padding
+// of shards, and what is sent only once in a run or once in an epoch of 100 steps.
 void held_and_sent(const std::string& name, int ranks, const Path& program, const std::string& options,
                    std::size_t kinds = 5) {
   test("solution.report.formulas." + name, {.ranks = ranks}, [=] {
@@ -60,7 +60,7 @@ void held_and_sent(const std::string& name, int ranks, const Path& program, cons
         compare(kind, run.record.peaks.at(rank).at(kind), bytes);
       for (const auto& [group, bytes] : formula.at("sent").items())
         compare("sent, " + group, formula.at("measured").value(group, 0.0), bytes);
-      // Of a parameter server's workers nothing tells which of them comes how often.
+      // No formula predicts how many updates each worker of a parameter server makes.
       if (program.path.ends_with("parameter_server") && rank > 0) continue;
       for (const auto& [group, bytes] : formula.at("measured").items())
         compare("sent, " + group, bytes, formula.at("sent").value(group, 0.0));
@@ -68,7 +68,7 @@ void held_and_sent(const std::string& name, int ranks, const Path& program, cons
   });
 }
 
-// 800 samples a replica: 100 steps of 8.
+// 800 samples per replica: 100 steps of 8.
 const std::string deep = "--layers 24,32,16,32,16,32,24,32,8 --activation gelu --optimizer adamw --batch-size 8 ";
 const std::string of_one = deep + "--samples 800 ", of_three = deep + "--samples 2400 ";
 
@@ -100,7 +100,7 @@ TESTS(formulas) {
   held_and_sent("fsdp", 3, solution("06_fsdp/fsdp"), of_three, 4);
   held_and_sent("train_3d", 8, solution("07_3d/train_3d"),
                 deep + "--samples 1600 --dp 2 --pp 2 --tp 2 --zero 1 --micro-batches 4");
-  // Where a rank holds something else than a formula says, there is none.
+  // No formula if a rank holds something that the formulas do not cover.
   test("solution.report.formulas.unknown", {.ranks = 2}, [] {
     for (const auto& [program, options] :
          {std::pair("04_pipeline/pipeline", "--schedule interleaved --layers 8,8,8,8,8"),
@@ -118,8 +118,8 @@ TESTS(formulas) {
 
 // ---- over time -----------------------------------------------------------------------------------------------------
 
-// The changes of the accounts lead to the peaks of the record, and from nothing to nothing; between the first step of
-// an epoch and its last there are none.
+// The accounts' changes start and end at nothing and lead to the peaks of the record. There are none between the first
+// step of an epoch and its last.
 TESTS(memory) {
   test("solution.report.memory", {.ranks = 2}, [] {
     const Run run = record(on(2, solution("06_fsdp/fsdp"), "--layers 12,16,8,4 --epochs 3 --validation-samples 64",
@@ -138,7 +138,7 @@ TESTS(memory) {
       const auto of_training = [&](const tools::Held& held) {
         return held.at > steps.front().second && held.at < steps.back().first;
       };
-      // Two epochs end there: their evaluations take one float of `data` and give it back.
+      // Two epochs end between them: each evaluation allocates one float of `data` and frees it.
       EXPECT_EQ(std::ranges::count_if(changes, of_training), 2 * 2) << run.command;
     }
   });
@@ -158,15 +158,15 @@ TESTS(memory) {
   });
 }
 
-// The report finds what each stage did in a step, in the order of its schedule, on all ranks of the stage.
+// The report must find what each stage did in a step, in the order of its schedule, on all ranks of the stage.
 void passes_as_planned(const std::string& name, int ranks, const Path& program, const std::string& options) {
   test("solution.report.passes." + name, {.ranks = ranks}, [=] {
     const std::string layers = "--layers 8,8,8,8,8,8,8,8,8 --max-steps 8 --timeline timeline.json";
     const Run run = record(on(ranks, program, layers, options), "run.jsonl");
     const auto report = report_of({"run.jsonl", "timeline.json"});
     const int stages = report.at("stages");
-    using Key = std::tuple<double, bool, int, int>;  // when, what
-    std::map<int, std::vector<Key>> planned, made;   // by stage, by rank
+    using Key = std::tuple<double, bool, int, int>;  // begin, kind and numbers of a pass
+    std::map<int, std::vector<Key>> planned, made;   // by stage; by rank
     for (const auto& slot : report.at("schedule")) planned[slot[0]].push_back({slot[1], slot[2], slot[3], slot[4]});
     for (const auto& pass : report.at("passes")) made[pass[0]].push_back({pass[1], pass[3], pass[4], pass[5]});
     ASSERT_EQ(made.size(), ranks) << run.command;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model of a test's own, in toy_model/models.cu, trained with every strategy: none names a model.
+// A model of the tests' own (toy_model/models.cu), trained with every strategy, which shows that no strategy depends on
+// a particular model.
 #include "tests/harness/expect.h"
 
 namespace workshop::tests {
@@ -7,8 +8,8 @@ namespace {
 
 Path toy(const std::string& program) { return {WORKSHOP_BUILD "/toy_model/" + program}; }
 
-// All go through the samples in order and start from the same parameters, so each learns what one process learns but
-// for the order of its sums: the bound is chapter 07's.
+// All go through the samples in order and start from the same parameters, so each trains what one process trains, up to
+// the order of sums; the bound is that of chapter 07.
 constexpr double kBound = 1e-4;
 
 TESTS(toy_model) {
@@ -34,8 +35,8 @@ TESTS(toy_model) {
     same_training("solution.toy." + run.name, kBound, on(1, toy("ddp"), options, 96),
                   on(run.ranks, toy(run.program), options, 96 / run.replicas, run.options));
   }
-  // Those of chapter 02 that learn something else than one process learn it where nothing is left out, late or apart;
-  // decentralized: 10_less_communication.cpp.
+  // The programs of chapter 10 that train something different are run in a mode in which they do not: compression keeps
+  // everything, and averaging happens after every step. For decentralized see 10_less_communication.cpp.
   const std::string sgd =
       "--layers 7,7 --no-shuffle --model-seed 3 --samples 480 --epochs 2 --log-every 0 --batch-size";
   same_training("solution.toy.ddp_compressed", kBound, on(1, toy("ddp"), options, 96),
@@ -46,8 +47,8 @@ TESTS(toy_model) {
                 on(2, toy("parameter_server"), options, 96));
 }
 
-// Every program finds the validation loss of one process, though its ranks have different shares of the 97 samples, and
-// different numbers of batches.
+// Every program finds the validation loss of one process, although its ranks have unequal shares of the 97 samples and
+// unequal numbers of batches.
 TESTS(validation) {
   const std::string options =
       "--layers 8,8,4,8,6 --activation gelu --no-shuffle --model-seed 5 --samples 337 --validation-samples 97 "
@@ -74,7 +75,7 @@ TESTS(validation) {
   }
 }
 
-// The second stream changes the order of nothing: not a bit.
+// The second stream does not change the order of any sum, so the results are bitwise equal.
 TESTS(overlap) {
   const Command run = on(2, solution("05_tensor_parallel/tensor_parallel"), "--layers 6,8,4,8,3 --activation gelu");
   same_training("solution.05.overlap", kSameBits, run, with(run, "--overlap"));

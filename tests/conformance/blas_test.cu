@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuBLAS against plain loops. All values are small whole numbers, so that results are exact in any order of summation.
+// cuBLAS against plain loops. All values are small whole numbers, so results are exact in any order of summation.
 #include <cuda_bf16.h>
 
 #include <array>
@@ -46,12 +46,12 @@ class Blas : public testing::Test {
   cublasHandle_t handle_ = nullptr;
 };
 
-// Element (i, j) of op(x), x column-major with `ld` rows.
+// Returns element (i, j) of op(x), where x is column-major with `ld` rows.
 float element(const std::vector<float>& x, cublasOperation_t op, int ld, int i, int j, int offset = 0) {
   return op == CUBLAS_OP_N ? x[offset + i + j * ld] : x[offset + j + i * ld];
 }
 
-// What gemm leaves in c: a NaN there must not count where beta is 0.
+// Computes in c what gemm must leave there. If beta is 0, a NaN in c must have no effect.
 void plain_gemm(cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, float alpha,
                 const std::vector<float>& a, int lda, const std::vector<float>& b, int ldb, float beta,
                 std::vector<float>& c, int ldc, int stride_a = 0, int stride_b = 0, int stride_c = 0, int batches = 1) {
@@ -94,7 +94,7 @@ TEST_F(Blas, GemmInAllTransposes) {
   }
 }
 
-// Products so large that the cpu backend divides them among the cores, by columns or by rows.
+// Products so large that the cpu backend splits them among the cores, by columns or by rows.
 TEST_F(Blas, LargeGemm) {
   constexpr std::array<int, 3> sizes[] = {{131, 203, 97}, {203, 131, 97}, {1, 2051, 1031}, {2051, 1, 1031}};
   for (auto [m, n, k] : sizes) {
@@ -151,7 +151,7 @@ TEST_F(Blas, BatchedGemm) {
 std::vector<__nv_bfloat16> rounded(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 std::vector<float> floats(const std::vector<__nv_bfloat16>& values) { return {values.begin(), values.end()}; }
 
-// The sums are whole numbers that floats hold; only the result is rounded.
+// The sums are whole numbers that a float holds exactly, so only the result is rounded.
 TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
   constexpr std::array<int, 4> sizes[] = {{3, 5, 4, 1}, {17, 33, 300, 1}, {130, 200, 100, 1}, {6, 7, 50, 3}};
   for (auto [m, n, k, batches] : sizes) {
@@ -180,7 +180,7 @@ TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
 }
 
 TEST(Bfloat16, IsRoundedToTheNearestAndThenToEven) {
-  const float last = 1.0f / 128;  // of 1 and up to 2
+  const float last = 1.0f / 128;  // spacing of bfloat16s from 1 to 2
   const std::pair<float, float> roundings[] = {{1, 1},
                                                {1 + 0.49f * last, 1},
                                                {1 + 0.5f * last, 1},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host waits for with WORKSHOP_BLOCKING=1, as it may have to with CUDA and NCCL (backend_cpu/blocking.h).
+// What the host waits for with WORKSHOP_BLOCKING=1. CUDA and NCCL may wait at the same places (backend_cpu/blocking.h).
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -29,7 +29,7 @@ class Blocking : public testing::Test {
   void SetUp() override {
     if (!kCpu || std::getenv("WORKSHOP_BLOCKING") == nullptr) GTEST_SKIP() << "needs WORKSHOP_BLOCKING=1";
   }
-  // Work that takes a while.
+  // Enqueues work that takes a while.
   void keep_busy() const {
     CUDA_CHECK(cudaLaunchHostFunc(
         stream_, [](void*) { std::this_thread::sleep_for(50ms); }, nullptr));
@@ -79,7 +79,7 @@ TEST_F(Blocking, TheFirstLaunchOfAKernelWaits) {
   finish(stream_);
 }
 
-// A file that one rank makes and the others look for.
+// A file that one rank creates and the others look for.
 struct Note {
   explicit Note(std::string name) : path(std::move(name)) {
     if (job().rank() == 0) std::filesystem::remove(path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's collectives: every type, reduction, root and count, in place and not, alone and in groups.
+// NCCL's collectives: every type, reduction, root and count, in place and out of place, single calls and groups.
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +13,7 @@ using workshop::Stream;
 constexpr ncclRedOp_t kOps[] = {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
 constexpr std::size_t kCounts[] = {0, 1, 7, 1000};
 
-// What `rank` contributes as its element i: 1 to 3, so that a product of four still is an int8.
+// Returns element i of the input of `rank`. It is 1 to 3, so that a product of four fits into an int8.
 double input(int rank, std::size_t i) { return static_cast<double>((rank * 5 + i * 3 + i / 7) % 3 + 1); }
 
 std::vector<double> inputs(int rank, std::size_t count, std::size_t first = 0) {
@@ -35,7 +35,7 @@ double combine(ncclRedOp_t op, double a, double b) {
   }
 }
 
-// Elements [first, first + count) of the reduction over all ranks.
+// Returns elements [first, first + count) of the reduction over all ranks.
 std::vector<double> reduced(ncclRedOp_t op, ncclDataType_t type, std::size_t count, std::size_t first = 0) {
   const int world = job().world();
   std::vector<double> result = inputs(0, count, first);
@@ -48,7 +48,7 @@ std::vector<double> reduced(ncclRedOp_t op, ncclDataType_t type, std::size_t cou
   return result;
 }
 
-// Every case of a collective: the type, the count, and whether in place.
+// Calls `test` with every type and count, in place and out of place.
 void for_each_case(const std::function<void(ncclDataType_t, std::size_t, bool)>& test) {
   for (ncclDataType_t type : kTypes) {
     for (std::size_t count : kCounts) {

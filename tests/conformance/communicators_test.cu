@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's messages, groups of them, communicators, and errors.
+// NCCL's point-to-point messages, groups, communicators and errors.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -144,7 +144,7 @@ TEST_F(Communicators, KnowTheirRanks) {
   EXPECT_GE(version, NCCL_VERSION(2, 18, 0));
 }
 
-// The ledger of common/ stands in front of NCCL: its functions win over the library's weak ones when they are linked.
+// common/'s ledger intercepts NCCL calls: its functions take precedence over the library's weak symbols at link time.
 TEST_F(Communicators, LetTheLedgerStandInFrontOfACall) {
   EXPECT_NE(reinterpret_cast<void*>(ncclAllReduce), reinterpret_cast<void*>(pncclAllReduce));
   EXPECT_NE(reinterpret_cast<void*>(ncclSend), reinterpret_cast<void*>(pncclSend));
@@ -193,7 +193,7 @@ TEST_F(Communicators, OfOneRankWork) {
   NCCL_CHECK(ncclCommDestroy(comm));
 }
 
-// Hands an id from rank 0 to all by the world's communicator.
+// Sends an id from rank 0 to all ranks over the world communicator.
 ncclUniqueId shared_id(cudaStream_t stream) {
   ncclUniqueId id;
   if (job().rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -295,7 +295,7 @@ TEST_F(Errors, MessagesToOneself) {
   EXPECT_EQ(ncclSend(x.data(), 1, ncclFloat, rank_, comm_, stream_), ncclInvalidUsage);
 }
 
-// These run in a process of their own: a communicator that was aborted may leave MPI unusable.
+// These tests run in a process of their own, because an aborted communicator may leave MPI unusable.
 using Abort = Nccl;
 
 TEST_F(Abort, TwoSendsThatWaitForEachOther) {
@@ -319,7 +319,7 @@ TEST_F(Abort, ACollectiveThatOneRankNeverJoins) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   const ncclComm_t comm = split(0, rank_);
   Array x(ncclFloat, 1000, 1), y(ncclFloat, 1, 1);
-  // NCCL connects the ranks at the first call, where the host waits for all of them.
+  // NCCL connects the ranks at the first call, during which the host waits for all of them.
   NCCL_CHECK(ncclAllReduce(x.data(), x.data(), 1000, ncclFloat, ncclSum, comm, stream_));
   finish(stream_);
   if (rank_ != 0) {
@@ -330,7 +330,7 @@ TEST_F(Abort, ACollectiveThatOneRankNeverJoins) {
   barrier();
   NCCL_CHECK(ncclCommAbort(comm));
   finish(stream_);
-  // The stream, and the other communicators, go on.
+  // The stream and the other communicators still work.
   NCCL_CHECK(ncclAllReduce(y.data(), y.data(), 1, ncclFloat, ncclSum, comm_, stream_));
   finish(stream_);
   EXPECT_EQ(y.values()[0], world_);
@@ -354,7 +354,7 @@ TEST_F(Abort, AGroupThatOneRankNeverJoins) {
     }
     NCCL_CHECK(ncclGroupEnd());
   };
-  join();  // NCCL connects the ranks at the first call, where the host waits for all of them
+  join();  // NCCL connects the ranks at the first call, during which the host waits for all
   finish(stream_);
   if (rank_ != 0) {
     join();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance suite states what the workshop relies on in CUDA's runtime, cuBLAS and NCCL. It runs unchanged on the
-// real libraries and on the cpu backend.
+// The conformance suite states what the workshop relies on in the CUDA runtime, cuBLAS and NCCL. It runs unchanged with
+// the real libraries and on the cpu backend.
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,7 @@ constexpr double kDeadline = 60;  // seconds; a sanitizer on a busy machine is s
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Ranks other than 0 print what failed, and nothing else.
+// Makes ranks other than 0 print failures only.
 class FailuresOnly : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
@@ -124,7 +124,7 @@ bool within(double seconds, const std::function<bool()>& condition) {
 
 bool finished(cudaStream_t stream) {
   const cudaError_t status = cudaStreamQuery(stream);
-  if (status == cudaErrorNotReady) cudaGetLastError();  // that is an answer here, not an error
+  if (status == cudaErrorNotReady) cudaGetLastError();  // expected here, not an error
   if (status != cudaErrorNotReady) CUDA_CHECK(status);
   return status == cudaSuccess;
 }
@@ -211,7 +211,7 @@ void expect_values(const std::vector<double>& actual, const std::vector<double>&
   }
 }
 
-// Allocates and frees nothing: cudaFree would wait for all streams, and some are stuck on purpose.
+// Allocates and frees nothing, because cudaFree would wait for all streams, and some are blocked on purpose.
 void barrier() {
   static const workshop::Stream& stream = *new workshop::Stream;
   static const Array& one = *new Array(ncclInt32, 1, 1);
@@ -228,7 +228,7 @@ void quiet_other_ranks() {
   listeners.Append(new FailuresOnly);
 }
 
-// The worst status of all ranks.
+// Returns the worst status of all ranks.
 int agree(int status) {
   const workshop::Stream stream;
   const Array worst(ncclInt32, 1, status);
@@ -237,7 +237,7 @@ int agree(int status) {
   return static_cast<int>(worst.values()[0]);
 }
 
-// After an abort MPI_Finalize might wait forever, so MPI ends without it.
+// After an abort MPI_Finalize may wait forever, so this ends MPI without it.
 void end_without_finalize([[maybe_unused]] int status) {
 #ifdef WORKSHOP_BACKEND_CPU
   if (workshop::cpu::mpi_usable()) return;

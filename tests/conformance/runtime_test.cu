@@ -33,11 +33,11 @@ __global__ void add(float* x, float value, int n) {
   for (int i : grid_stride(n)) x[i] += value;
 }
 
-// A launch that fails is reported where the program asks for it, not where launch() is defined.
+// A failed launch must be reported at the line of the launch, not at the definition of launch().
 constexpr int line_of(const workshop::LaunchStream& on) { return on.line; }
 static_assert(line_of(nullptr) == __LINE__);
 
-// Streams that are ordered with the legacy default stream.
+// A stream that synchronizes with the legacy default stream.
 class BlockingStream {
  public:
   BlockingStream() { CUDA_CHECK(cudaStreamCreate(&stream_)); }
@@ -135,7 +135,7 @@ TEST(Streams, TakeOperationsFromSeveralThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      CUDA_CHECK(cudaSetDevice(device));  // a new thread begins with device 0
+      CUDA_CHECK(cudaSetDevice(device));  // a new thread starts on device 0
       for (int i = 0; i < 500; ++i) launch(add, 1, stream, x.data(), 1.0f, 1);
     });
   }
@@ -219,7 +219,7 @@ TEST(Events, AreWaitedForAsLastRecordedAtTheCall) {
   Gate gate(held);
   CUDA_CHECK(cudaEventRecord(event, held));
   CUDA_CHECK(cudaStreamWaitEvent(waiting, event));
-  CUDA_CHECK(cudaEventRecord(event, free));  // does not release the one that waits already
+  CUDA_CHECK(cudaEventRecord(event, free));  // must not release a stream that already waits
   CUDA_CHECK(cudaStreamWaitEvent(late, event));
   finish(late);
   EXPECT_FALSE(within(kNever, [&] { return finished(waiting); }));
@@ -269,7 +269,7 @@ TEST(Events, MeasureTime) {
   EXPECT_LT(milliseconds, 60'000);
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, end, start), cudaSuccess);
   EXPECT_LE(milliseconds, -29);
-  cudaGetLastError();  // the one that was expected
+  cudaGetLastError();  // clears the expected error
 }
 
 TEST(Events, WithoutTimingOrRecordHaveNoTime) {
@@ -339,7 +339,7 @@ TEST(Memory, IsCountedAndLimited) {
   EXPECT_EQ(now, free);
 }
 
-// Of the 16 GB and of what the machine has left, 100,000 ranks of a node get a small share each.
+// Of 16 GB and of the machine's free memory, each of a node's 100,000 ranks gets a small share.
 TEST(Memory, IsSharedByTheRanksOfANode) {
   const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
   if (!kCpu || ranks == nullptr || std::string(ranks) != "100000") GTEST_SKIP() << "needs LOCAL_WORLD_SIZE=100000";
@@ -416,7 +416,7 @@ TEST(LastError, IsKeptUntilAskedFor) {
 TEST(Devices, AreChosenByEachThread) {
   int device = -1;
   std::thread([&] { CUDA_CHECK(cudaGetDevice(&device)); }).join();
-  EXPECT_EQ(device, 0);  // whatever the rank
+  EXPECT_EQ(device, 0);  // on every rank
 }
 
 TEST(Devices, CanBeCountedAndDescribed) {
@@ -537,7 +537,7 @@ TEST(Pointers, TellTheirDevice) {
   cudaGetLastError();
 }
 
-// This rank's device and another one, which is current first.
+// This rank's device and another device. The other one is current at first.
 class TwoDevices : public testing::Test {
  protected:
   void SetUp() override {
@@ -564,7 +564,7 @@ TEST_F(TwoDevices, AreOrderedByEvents) {
     const workshop::OnDevice on_other(other_);
     launch(fill, 1, there, x.data(), 5.0f, 1);
   }
-  CUDA_CHECK(cudaEventRecord(ready, there));  // whichever device is current
+  CUDA_CHECK(cudaEventRecord(ready, there));  // with either device current
   CUDA_CHECK(cudaStreamWaitEvent(here, ready));
   CUDA_CHECK(cudaMemcpyPeerAsync(y.data(), mine_, x.data(), other_, sizeof(float), here));
   EXPECT_FALSE(within(kNever, [&] { return finished(here); }));
@@ -608,7 +608,7 @@ TEST_F(TwoDevices, HaveDefaultStreamsOfTheirOwn) {
     finish(nullptr);
     finish(here);
     EXPECT_FALSE(finished(there));
-    gate.open();  // before `y` is freed, which may wait for all devices
+    gate.open();  // before `y` is freed, because that may wait for all devices
   }
   finish(there);
 }
@@ -647,7 +647,7 @@ TEST_F(TwoDevices, HaveMemoryOfTheirOwn) {
   EXPECT_EQ(workshop::memory_use(Memory::buckets).current, 0u);
 }
 
-// With cuBLAS the launch of its kernel fails.
+// With cuBLAS, the launch of its kernel fails.
 TEST_F(TwoDevices, DoNotShareACublasHandle) {
   const Stream there;
   cublasHandle_t handle = nullptr;
@@ -668,7 +668,7 @@ TEST_F(TwoDevices, DoNotShareACublasHandle) {
 TEST(Devices, AreGivenAllHardwareQueuesBeforeTheFirstCall) { EXPECT_EQ(workshop::cpu::hardware_queues(), 32); }
 
 TEST(Devices, HaveTheSameNamesInAllProcesses) {
-  // With CUDA each rank may be shown other devices.
+  // With CUDA, ranks may see different devices.
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   const Stream stream;
@@ -708,7 +708,8 @@ TEST(HostFunctions, MustNotCallCuda) {
   EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
 }
 
-// Small and large kernels, which run on a stream's thread and on all cores, take denormal numbers as zero.
+// Small kernels (which run on the stream's thread) and large ones (which run on all cores) treat denormal numbers as
+// zero.
 TEST(Denormals, AreZero) {
   for (const int count : {64, 1 << 18}) {
     const Stream stream;
@@ -758,7 +759,7 @@ TEST(Counters, CountTheCublasHandlesOfAStream) {
   for (int i = 0; i <= before; ++i) {
     handles.push_back(make(one));
     handles.push_back(make(other));
-    cublasDestroy(make(other));  // its place is free again
+    cublasDestroy(make(other));  // frees its slot
   }
   EXPECT_EQ(workshop::cpu::counters().handles, before + 2);
   for (cublasHandle_t handle : handles) cublasDestroy(handle);
@@ -769,7 +770,7 @@ TEST(Slow, KernelsShowAMissingEvent) {
   const char* slow = std::getenv("WORKSHOP_SLOW");
   if (slow == nullptr || std::string(slow) == "collectives") GTEST_SKIP() << "needs WORKSHOP_SLOW=kernels";
   const Stream producer, consumer;
-  int shown = 0;  // on a busy machine the consumer may be even later than the slow kernel
+  int shown = 0;  // on a busy machine the consumer may be later than the slow kernel
   for (int i = 0; i < 20; ++i) {
     auto x = floats(1);
     float seen = -1;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the suite share: the job, waiting with a deadline, arrays of any NCCL type, streams held by a gate.
+// Shared by the tests of the suite: the job, waits with a deadline, arrays of any NCCL type, and streams held by a
+// gate.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,22 +23,22 @@ inline constexpr bool kCpu = true;
 inline constexpr bool kCpu = false;
 #endif
 
-// The job of this process; main() makes it.
+// The job of this process, created by main().
 const workshop::Job& job();
 
-// Looks at `condition` until it is true or the time is over, and returns it.
+// Polls `condition` until it is true or the time is over; returns its last value.
 bool within(double seconds, const std::function<bool()>& condition);
 
-// True when all work of the stream is done.
+// Returns true if all work on the stream is done.
 bool finished(cudaStream_t stream);
 
-// Waits for the stream. If that takes absurdly long the whole job ends: other ranks may be waiting for this one.
+// Waits for the stream. After kDeadline it ends the whole job, because other ranks may be waiting for this one.
 void finish(cudaStream_t stream);
 
 // Long enough to show that something does not happen.
 inline constexpr double kNever = 0.1;  // seconds
 
-// Work of a stream that lasts until the gate is opened. Opens by itself, so that a failed test does not hang.
+// Blocks a stream until the gate is opened. It opens by itself at the end, so that a failed test does not hang.
 class Gate {
  public:
   Gate() = default;
@@ -53,8 +54,8 @@ class Gate {
   std::atomic<int> held_ = 0;
 };
 
-// An array of `type` on the device. Values are exchanged as double; the tests use small whole numbers, which every type
-// holds exactly.
+// An array of `type` on the device. Values are passed as double; tests use small whole numbers, which every type
+// represents exactly.
 class Array {
  public:
   Array(ncclDataType_t type, const std::vector<double>& values);
@@ -74,11 +75,11 @@ inline constexpr ncclDataType_t kTypes[] = {ncclInt8,   ncclUint8,   ncclInt32, 
 std::string type_name(ncclDataType_t type);
 bool is_whole(ncclDataType_t type);
 
-// Compares values, with the rounding of `type` where a result need not be a whole number.
+// Compares values, with a tolerance for the rounding of `type` where a result need not be a whole number.
 void expect_values(const std::vector<double>& actual, const std::vector<double>& expected, ncclDataType_t type,
                    const std::string& what);
 
-// Waits until every rank is here.
+// Waits until every rank has called it.
 void barrier();
 
 }  // namespace conformance

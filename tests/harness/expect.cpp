@@ -17,7 +17,8 @@ using tools::RunRecord;
 using tools::Tensor;
 using Json = nlohmann::json;
 
-// What a run has learned: "loss of step 3", "0.weight[5]" or "validation loss of epoch 0", and its value.
+// Returns the values that a run has learned, keyed by name: "loss of step 3", "0.weight[5]", "validation loss of epoch
+// 0".
 std::map<std::string, double> learned(const RunRecord& record) {
   if (!record.todo.empty() || record.replicas.empty()) fail("this is not a complete record of a training run");
   std::map<std::string, double> all;
@@ -44,7 +45,7 @@ std::string printed(double number) {
   return buffer;
 }
 
-// Adds a line for a rank where two numbers differ.
+// Appends a line to `differences` if the two numbers differ.
 void compare(std::string& differences, const std::string& what, double found, double expected) {
   if (found == expected) return;
   differences += what + ": " + printed(found) + ", expected " + printed(expected) + "\n";
@@ -60,7 +61,7 @@ std::string without_notes(const std::string& output) {
   return kept;
 }
 
-// A line of it matches.
+// Returns whether any line of `output` matches.
 bool matches(const std::string& output, const std::string& regex) {
   const std::regex compiled(regex);
   std::istringstream in(output);
@@ -123,14 +124,14 @@ void golden_test(const std::string& name, const Golden& golden, const Command& c
       name, {.ranks = command.ranks}, [=] { expect_golden(record(probed), golden.file); }, where);
 }
 
-// The error of a loss is relative to the expected loss. That of a parameter is relative to the expected value or to the
-// root mean square of its tensor, whichever is larger: a weight that happens to lie near zero is no more precise than
-// its neighbors.
+// The error of a loss is relative to the expected loss. The error of a parameter is relative to its expected value or
+// to the root mean square of its tensor, whichever is larger: a weight that happens to lie near zero is no more precise
+// than its neighbors.
 void expect_golden(const Run& run, const Path& path) {
   const Json golden = tools::read_json(path.path);
   const Json& ranks = golden.at("ranks");
-  // A bfloat16 has eight bits: two that are rounded otherwise differ by 2⁻⁸ of themselves or more. A loss is the mean of
-  // many, of which as many are too large as too small.
+  // A bfloat16 has an eight-bit significand, so two values that are rounded differently differ by a relative 2⁻⁸ or
+  // more. A loss is the mean of many values; about as many are rounded up as down.
   const bool bf16 = golden.at("options").value("precision", "fp32") == "bf16";
   const double loss_tolerance = bf16 ? 1.0 / 1024 : 1e-5, tolerance = bf16 ? 1.0 / 64 : 1e-5;
   const auto expect_close = [&](const std::string& what, double expected, double found, double scale = 0) {
@@ -169,7 +170,7 @@ void expect_golden(const Run& run, const Path& path) {
     for (std::size_t i = 0; i < losses.size(); ++i) expect_value(text("validation loss of epoch ", i), losses[i]);
     expect_value("test loss", ranks[0].at("test"));
   }
-  // Sums, and the first values.
+  // Compares root mean square, mean and the first values.
   const auto expect_tensor = [&](const std::string& name, const Json& values, const Tensor& found) {
     const double size = found.size(), rms = values.at("l2").get<double>() / std::sqrt(size);
     expect_close("root mean square of " + name, rms, found.l2 / std::sqrt(size));
@@ -180,7 +181,7 @@ void expect_golden(const Run& run, const Path& path) {
   };
   if (ranks[0].contains("grads")) {
     for (const auto& [name, values] : ranks[0].at("grads").items()) {
-      // Each backward of the first step adds its own: the last one has all.
+      // Each backward pass of the first step adds its own gradient, so the last probe has the whole sum.
       const tools::Probe* last = nullptr;
       for (const tools::Probe& probe : run.record.probes) {
         if (probe.tensor.name == name + ".grad" && probe.step == 0) last = &probe;
@@ -200,8 +201,8 @@ void expect_golden(const Run& run, const Path& path) {
     }
     if (values.is_object()) {  // of a language model
       const double size = found->size(), rms = values.at("l2").get<double>() / std::sqrt(size);
-      // The biases of the keys, the middle third, add the same to all scores of a row, which a softmax does not feel:
-      // their gradient is zero but for rounding, and that AdamW scales up to steps of some size.
+      // The biases of the keys (the middle third) add the same number to all scores of a row, which softmax ignores.
+      // Their gradient is zero up to rounding, and AdamW scales this rounding up to steps of noticeable size.
       expect_close("root mean square of " + name, rms, found->l2 / std::sqrt(size));
       const Json& first = values.at("first");
       for (std::size_t i = 0; i < first.size(); ++i) {
@@ -299,7 +300,7 @@ void step(const std::string& name, const Command& command, const Bytes& memory, 
 
 void expect_one_line(const Run& run, int status, const std::string& regex) {
   std::string output = without_notes(run.output);
-  // The mpirun of Open MPI 5 may put a zero, alone in a line, beside what it says of an abort.
+  // The mpirun of Open MPI 5 may print a NUL byte on a line of its own next to its message about an abort.
   std::erase(output, '\0');
   while (output.starts_with("\n")) output.erase(0, 1);
   while (output.ends_with("\n\n")) output.pop_back();
@@ -355,7 +356,7 @@ std::map<int, std::vector<Span>> read_timeline(const std::string& path) {
 }
 
 void overlaps(const std::string& name, const Command& command, const std::string& communication, const Where& where) {
-  // Milliseconds that they share on a rank.
+  // Returns the milliseconds during which communication and computation overlap on a rank.
   const auto overlap = [communication](const std::vector<Span>& spans) {
     double shared = 0;
     for (const Span& a : spans) {
@@ -367,7 +368,7 @@ void overlaps(const std::string& name, const Command& command, const std::string
     }
     return shared;
   };
-  // On a machine that is busy with other things a rank may come too late now and then: three runs.
+  // On a busy machine a rank may now and then be late, so there are three attempts.
   const auto body = [=] {
     for (int left = 2; left >= 0; --left) {
       const Run run = succeed(with(command, "--timeline timeline.json"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs are held against: another run, PyTorch's numbers, formulas for what they send and hold, a timeline.
+// Checks of a run: against another run, against PyTorch's numbers, against formulas for traffic and memory, and on a
+// timeline.
 #pragma once
 
 #include <map>
@@ -12,23 +13,24 @@ namespace workshop::tests {
 
 // ---- two trainings -------------------------------------------------------------------------------------------------
 
-// The first difference of what two runs have learned; "" if there is none. The mean loss of every step, validation
-// losses and all final parameters may differ by `bound`, or by `bound` of their size where that is above 1. In both,
-// all replicas must end with the same bits. A resumed run has the last steps alone.
+// Returns the first difference between what two runs have learned, or "". Compares the mean loss of every step, the
+// validation losses and all final parameters; each may differ by `bound` · max(1, |expected value|). In either run, all
+// replicas must end with the same bits. A resumed run may lack the losses before it resumed.
 std::string compare_training(const tools::RunRecord& expected, const tools::RunRecord& found, double bound,
                              bool resumed = false);
 void expect_same_training(const Run& expected, const Run& found, double bound, bool resumed = false);
-// A test of that.
+// Registers a test that compares two runs in this way.
 void same_training(const std::string& name, double bound, const Command& expected, const Command& found,
                    Properties properties = {}, const Where& where = Where::current());
 
-// Losses, parameters and, if it has them, gradients of a file that PyTorch wrote, to a relative 10⁻⁵.
+// Compares losses, parameters and (if the file has them) gradients with a file written by PyTorch. The relative error
+// must not exceed 10⁻⁵, or with bfloat16 2⁻¹⁰ for losses and 2⁻⁶ for the rest.
 void expect_golden(const Run& run, const Path& file);
 struct Golden {
   Path file;
   std::string program, options;
   int ranks;
-  bool gradients;  // of the first step: probes have them
+  bool gradients;  // of the first step; recorded only with probes
 };
 Golden golden(const std::string& path);  // "tests/golden/ddp2_default.json"
 void golden_test(const std::string& name, const Golden& golden, const Command& command,
@@ -36,39 +38,41 @@ void golden_test(const std::string& name, const Golden& golden, const Command& c
 
 // ---- what is sent and held -----------------------------------------------------------------------------------------
 
-constexpr int kAll = -1;  // ranks
+constexpr int kAll = -1;  // all ranks
 struct Traffic {
   int rank;  // or kAll
   std::string op;
   long calls, bytes;
 };
-// The ledger of all communicators together has these lines, and no others but such of no calls, on all ranks or on one.
+// Expects that the ledger, summed over all communicators, has exactly these lines on all ranks or on one. Lines without
+// calls do not count.
 void expect_ledger(const Run& run, const std::vector<Traffic>& expected, int rank = kAll);
 void ledger(const std::string& name, const Command& command, const std::vector<Traffic>& expected,
             const Where& where = Where::current());
 
 using Bytes = std::map<std::string, long>;  // by kind of memory
-// The peaks of these kinds, on one rank or on all.
+// Expects these peaks, on one rank or on all.
 void expect_memory(const Run& run, int rank, const Bytes& expected);
-// On the cpu backend no rank allocates device memory or waits for the device between the first and the last step of an
-// epoch, or uses another device than its own, or has two cuBLAS handles on a stream, and the accounts have all that the
-// device holds.
+// On the cpu backend: between the first and the last step of an epoch no rank may allocate device memory or wait for
+// the device; each rank must use only its own device and at most one cuBLAS handle per stream; and the accounts must
+// cover all memory in use on the device.
 void expect_clean_steps(const Run& run);
-// A test of both.
+// Registers a test of both: clean steps, and these peaks on all ranks.
 void step(const std::string& name, const Command& command, const Bytes& memory, const Where& where = Where::current());
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
-// The job ends with that status and prints exactly one line, which matches. (That ranks share a GPU, or GPUs stay idle,
-// is said in a line of its own.)
+// Expects that the job ends with this status and prints exactly one line, which matches. Lines that only report shared
+// or idle GPUs do not count.
 void expect_one_line(const Run& run, int status, const std::string& regex);
-// It ends with that status and prints what matches each of them.
+// Expects that the job ends with this status and that each regex matches some line.
 void expect_output(const Run& run, int status, const std::vector<std::string>& regexes);
-// A test of bad input: status 2 and one line, not a job that hangs.
+// Registers a test of bad input: the job must end with status 2 and one line, and must not hang.
 void refused(const std::string& name, const std::string& regex, const Command& command, Properties properties = {},
              const Where& where = Where::current());
 
-// A line each: NAME | further OPTIONS | REGEX. Where a name has a #, it stands for 1 and for 4 ranks, as in the regex.
+// Registers one test per line of `table`: NAME | further OPTIONS | REGEX. A # in the name makes two tests, on 1 and on
+// 4 ranks; # in the name and the regex then stands for this number.
 void refusals(const std::string& prefix, const Command& command, const std::string& table,
               const Where& where = Where::current());
 
@@ -81,8 +85,8 @@ struct Span {
   double end() const { return begin + duration; }
 };
 std::map<int, std::vector<Span>> read_timeline(const std::string& path);  // by rank
-// A test: on every rank some span whose name contains `communication` runs at the same time as a backward or forward
-// span on another stream.
+// Registers a test: on every rank, some span whose name contains `communication` must run at the same time as a forward
+// or backward span on another stream.
 void overlaps(const std::string& name, const Command& command, const std::string& communication = "ncclAllReduce",
               const Where& where = Where::current());
 

@@ -33,7 +33,7 @@ struct TestCase {
   Where where;
 
   int timeout() const { return properties.timeout * (kCuda ? 4 : 1); }
-  // Why it cannot run here, if it cannot.
+  // Returns why the test cannot run here, or "".
   std::string cpu_only() const {
     if (!kCuda) return "";
     return properties.measures ? "it holds times against those that the cpu backend simulates" : properties.cpu_only;
@@ -44,7 +44,7 @@ struct Skipped : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What registers tests, by the name of its file.
+// The functions that register tests, by the name of their source file.
 std::multimap<std::string, void (*)()>& registrations() {
   static std::multimap<std::string, void (*)()> functions;
   return functions;
@@ -54,7 +54,7 @@ std::vector<TestCase>& test_cases() {
   return cases;
 }
 
-// The test that runs, when its time is over, and how many commands it has started.
+// The running test, its deadline, and the number of commands that it has started.
 const TestCase* current = nullptr;
 Clock::time_point deadline;
 int commands = 0;
@@ -78,7 +78,8 @@ std::string last_lines(const std::string& text, int lines) {
   return begin == std::string::npos || begin == 0 ? text : text.substr(begin + 1);
 }
 
-// Runs words as a process that ends with this one, in front of which `environment` is set.
+// Runs `words` as a process that is terminated when this one ends. Sets `environment` for it, and puts these variables
+// in front of the command that is reported.
 Run execute(const std::vector<std::string>& words, const std::vector<std::string>& environment) {
   Run result;
   for (const std::string& variable : environment) result.command += quoted(variable) + " ";
@@ -143,7 +144,7 @@ class Test : public testing::Test {
   const TestCase& test_;
 };
 
-// Tells CTest of all tests, in its own language.
+// Writes add_test() commands for CTest.
 void write_ctest_file(const std::string& path, const std::string& program) {
   std::ofstream file(path);
   for (const TestCase& test : test_cases()) {
@@ -162,7 +163,7 @@ void write_ctest_file(const std::string& path, const std::string& program) {
 }
 
 void register_test(const TestCase& test) {
-  const std::size_t dot = test.name.find('.', test.name.find('.') + 1);  // solution.02 and the rest
+  const std::size_t dot = test.name.find('.', test.name.find('.') + 1);  // "solution.02" and the rest
   testing::RegisterTest(test.name.substr(0, dot).c_str(), test.name.substr(dot + 1).c_str(), nullptr, nullptr,
                         test.where.file_name(), static_cast<int>(test.where.line()),
                         [&test]() -> Test* { return new Test(test); });
@@ -245,10 +246,11 @@ Registration::Registration(const char* file, void (*function)()) {
 }  // namespace workshop::tests
 
 // chapter_tests NAME...           runs these tests
-// chapter_tests --in FILE NAME... likewise, of one source file, for CTest: to register all takes longer than many run
+// chapter_tests --in FILE NAME... runs tests of this source file; CTest uses it because registering all tests takes
+//                                 longer than many of them run
 // chapter_tests --ctest FILE      writes all tests for CTest
 // chapter_tests --compare EXPECTED FOUND BOUND [resumed]   for scripts: have two runs learned the same?
-// chapter_tests [--gtest_…]       runs all, or what GoogleTest's options say
+// chapter_tests [--gtest_…]       runs all tests, or those that GoogleTest's options select
 int main(int argc, char** argv) {
   char** const words = argv;
   using namespace workshop::tests;
@@ -278,7 +280,8 @@ int main(int argc, char** argv) {
       write_ctest_file(arguments[1], std::filesystem::read_symlink("/proc/self/exe"));
       return 0;
     }
-    // Without probes, which take longer than the steps: tests compare results. Those that want them ask for them.
+    // Disables probes by default, because they take longer than the steps and most tests only compare results. Tests
+    // that need probes enable them.
     std::istringstream environment("WORKSHOP_BACKEND=" WORKSHOP_BACKEND
                                    "|WORKSHOP_TIMEOUT=20|WORKSHOP_PROBES=0|" WORKSHOP_ENVIRONMENT);
     for (std::string variable; std::getline(environment, variable, '|');) {
@@ -296,7 +299,7 @@ int main(int argc, char** argv) {
       measures = measures || by_name[argv[i]]->properties.measures;
     }
     const int status = RUN_ALL_TESTS();
-    // What is wrong is wrong each time, a busy machine is not.
+    // A real error recurs in every attempt; a delay on a busy machine does not.
     if (status != 0 && measures && attempt() < 3) {
       setenv("WORKSHOP_TEST_ATTEMPT", std::to_string(attempt() + 1).c_str(), 1);
       execv("/proc/self/exe", words);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of programs: a command on several ranks, and what it must print, record and end with.
+// Tests of programs: run a command on several ranks, then check its status, its output and its record.
 //
 //   TESTS(ddp) {
 //     for (int ranks : {2, 4}) {
@@ -10,8 +10,8 @@
 //     }
 //   }
 //
-// Every test has a process and a folder of its own, tests/run/NAME, in which its commands run, and the first word of
-// its name for a label. `chapter_tests NAME` is how CTest runs one, and how you repeat it.
+// Every test runs in a process and a folder of its own, tests/run/NAME, and has the first word of its name as a label.
+// CTest runs a test with `chapter_tests NAME`; use the same command to repeat it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,32 +28,32 @@
 namespace workshop::tests {
 
 inline const bool kCuda = std::string(WORKSHOP_BACKEND) == "cuda";
-// cuBLAS picks a kernel by where a matrix lies in memory, and nvcc contracts products and sums where g++ does not: what
-// is equal to the last bit on the cpu backend differs by at most so much there.
+// Bound for results that are bitwise equal on the cpu backend. On GPUs they may differ, because cuBLAS chooses a kernel
+// by the alignment of a matrix and nvcc fuses multiplications and additions where g++ does not.
 inline const double kSameBits = kCuda ? 1e-4 : 0;
 
-// Which of the attempts this is that a test with `measures` has: 1, 2 or 3.
+// Returns the number of the current attempt, 1 to 3. Only tests with `measures` have more than one.
 int attempt();
 
 // ---- commands ------------------------------------------------------------------------------------------------------
 
-// The path of a program or a file: one word, whatever is in it.
+// The path of a program or a file. It stays one word even if it contains spaces.
 struct Path {
   std::string path;
 };
 Path solution(const std::string& name);  // "02_ddp/ddp"
 Path source(const std::string& name);    // a file of the repository: "tests/golden/ddp2_default.json"
 
-// A program with its options, and the ranks that it is started on.
+// A program with its options, and the number of ranks that run it.
 struct Command {
   int ranks = 1;
   std::vector<std::string> words;
   std::vector<std::string> environment;  // NAME=VALUE
 
-  Command in(const std::string& variable) const;  // with one more variable
+  Command in(const std::string& variable) const;  // adds a variable
 };
 
-// Text is divided at its spaces; numbers are words.
+// Appends options to a command line. Text is split at spaces; a number is one word.
 void append(std::vector<std::string>& words, const Path& path);
 void append(std::vector<std::string>& words, const std::string& text);
 template <typename Number>
@@ -63,7 +63,7 @@ void append(std::vector<std::string>& words, Number number) {
   out << number;
   words.push_back(out.str());
 }
-// Like that, with options after it.
+// Returns the command with further options.
 template <typename... Options>
 Command with(Command command, const Options&... options) {
   (append(command.words, options), ...);
@@ -74,7 +74,7 @@ Command on(int ranks, const Path& program, const Options&... options) {
   return with(Command{ranks, {program.path}, {}}, options...);
 }
 
-// "--batch-size 12" of "--batch-size" and 12; "3x2" of 3, "x" and 2.
+// Concatenates: text("--batch-size ", 12) is "--batch-size 12", text(3, "x", 2) is "3x2".
 template <typename... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
@@ -85,44 +85,44 @@ std::string text(const Parts&... parts) {
 // ---- runs ----------------------------------------------------------------------------------------------------------
 
 struct Run {
-  std::string command;  // that repeats it
+  std::string command;  // shell command that repeats the run
   int status = 0;
-  std::string output;       // of all ranks, standard output and errors
-  tools::RunRecord record;  // where it was asked for
+  std::string output;       // stdout and stderr of all ranks
+  tools::RunRecord record;  // only from record()
 };
 
-// Each is over before the test's time is: tools/launch ends it, and with the test's process.
-Run run(const Command& command);                                   // however it ends
-Run succeed(const Command& command);                               // ends the test if it fails
-Run record(const Command& command, const std::string& file = "");  // likewise; with its record
+// A command ends before the test's time is up, and with the test's process: tools/launch sees to that.
+Run run(const Command& command);                                   // with any status
+Run succeed(const Command& command);                               // ends the test if the command fails
+Run record(const Command& command, const std::string& file = "");  // also reads the run record
 Run script(const Path& program,
-           const std::vector<std::string>& arguments);  // without ranks; fails the test with its output
+           const std::vector<std::string>& arguments);  // without ranks; if it fails, the test fails with its output
 
-// Ends the test with that message.
+// Ends the test with this message.
 [[noreturn]] void fail(const std::string& message);
-// What a test says of a run that is not as expected.
+// Formats a failure: the command, what was expected and what was found.
 std::string report(const Run& run, const std::string& expected, const std::string& found);
 
 // ---- tests ---------------------------------------------------------------------------------------------------------
 
 struct Properties {
-  int ranks = 1;          // the most that it starts at a time
-  int timeout = 300;      // seconds; a few are enough on a machine that is not busy, and GPUs get four times as many
-  bool measures = false;  // holds times against those that the cpu backend simulates: runs alone, in three attempts
-  bool soak = false;      // also labeled so
+  int ranks = 1;          // most ranks that it starts at once
+  int timeout = 300;      // seconds; idle machines need only a few; GPUs get four times as long
+  bool measures = false;  // compares times with simulated ones: runs by itself, with three attempts
+  bool soak = false;      // adds the label "soak"
   int processors = 1;     // cores that it keeps busy; ranks mostly wait for each other
-  std::string cpu_only;   // why only the cpu backend can run it
+  std::string cpu_only;   // why it needs the cpu backend; empty if it does not
 };
 
-using Where = std::source_location;  // a failure names the line that the test is in
+using Where = std::source_location;  // a failure is reported at the line of the test
 
 void test(const std::string& name, const Properties& properties, std::function<void()> body,
           const Where& where = Where::current());
-// A run whose record is looked at.
+// Registers a test that runs the command and passes the run, with its record, to `check`.
 void test(const std::string& name, const Command& command, std::function<void(const Run&)> check,
           const Where& where = Where::current());
 
-// Registers the tests of a file.
+// Registers the tests of a source file; use TESTS.
 struct Registration {
   Registration(const char* file, void (*function)());
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one of the programs in tools/ and collects what it says.
+// Runs a command line and collects its status and its output.
 #pragma once
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ inline ToolResult run_tool(const std::string& command_line) {
   return {WEXITSTATUS(pclose(pipe)), output};
 }
 
-// A folder that lives as long as the test.
+// A temporary folder, removed at the end of its scope.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -21,8 +21,8 @@ namespace {
 
 // ---- parts ---------------------------------------------------------------------------------------------------------
 
-// The elements of the whole tensor that the parts hold, in the order in which they hold them; and where in the local
-// array they are must be that same order.
+// Returns the elements of the whole tensor that the parts hold, in the parts' order. Checks that they have the same
+// order in the local array.
 std::vector<std::int64_t> elements_of(const std::vector<TensorPart>& parts, const float* values) {
   std::vector<std::int64_t> all;
   for (const TensorPart& p : parts) {
@@ -60,7 +60,7 @@ std::string write_file(const std::string& header, const std::string& data) {
   return path;
 }
 
-// What the reader says of a file, without the path in front.
+// Returns the reader's error message for a file, without the path at its start.
 std::string complaint(const std::string& header, const std::string& data) {
   const std::string path = write_file(header, data);
   try {
@@ -115,14 +115,14 @@ TEST(Safetensors, NamesWhatIsWrong) {
       {complaint(one("[2]", "[8,0]"), eight), "lie outside the file"},
       {complaint(one("[2]", "[2,8]"), eight), "lie outside the file"},
       {complaint(one("[3]", "[0,8]"), eight), "larger than the file"},
-      {complaint(one("[1]", "[0,8]"), eight), "does not fit its place"},
+      {complaint(one("[1]", "[0,8]"), eight), "does not match its offsets"},
       {complaint(one("[4611686018427387904,4]", "[0,0]"), ""), "larger than the file"},
-      {complaint(one("[-2]", "[0,8]"), eight), "no list of whole numbers"},
-      {complaint(one("[2.5]", "[0,8]"), eight), "no list of whole numbers"},
+      {complaint(one("[-2]", "[0,8]"), eight), "not a list of whole numbers"},
+      {complaint(one("[2.5]", "[0,8]"), eight), "not a list of whole numbers"},
       {complaint(one("[18446744073709551615]", "[0,8]"), eight), "larger than the file"},
-      {complaint(one("2", "[0,8]"), eight), "lacks its type, shape or place"},
-      {complaint(one("[2]", "{}"), eight), "lacks its type, shape or place"},
-      {complaint(R"({"w": {}} )", eight), "lacks its type, shape or place"},
+      {complaint(one("2", "[0,8]"), eight), "lacks its type, shape or offsets"},
+      {complaint(one("[2]", "{}"), eight), "lacks its type, shape or offsets"},
+      {complaint(R"({"w": {}} )", eight), "lacks its type, shape or offsets"},
       {complaint(one("[2]", "[0,8]"), eight + "x"), "it has "},
       {complaint(one("[1]", "[4,8]"), eight), "overlap or leave a gap"},
       {complaint(R"({"v":)" + entry("[2]", "[0,8]") + R"(,"w":)" + entry("[1]", "[0,4]") + "} ", eight), "another one"},
@@ -149,7 +149,7 @@ TEST(Safetensors, NamesWhatIsWrong) {
   std::filesystem::create_symlink(write_file(one("[2]", "[0,8]"), eight), link);
   EXPECT_THROW(SafetensorsFile{link}, std::runtime_error);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THROW(SafetensorsFile{pipe}, std::runtime_error);  // and does not wait for one who writes
+  EXPECT_THROW(SafetensorsFile{pipe}, std::runtime_error);  // and does not wait for a writer
   std::ofstream(path, std::ios::binary) << std::string(8, '\xff');
   EXPECT_THROW(SafetensorsFile{path}, std::runtime_error);
 }
@@ -205,7 +205,7 @@ TEST(CheckpointIndex, PartsMustMakeUpTheTensors) {
   refused([](CheckpointIndex& i) { i.parts.push_back(i.parts[0]); });
 }
 
-// The text of an index whose checksum is right, whatever `change` does to it.
+// Returns the text of an index that `change` has modified but whose checksum is correct.
 template <typename Change>
 std::string forged(Change change) {
   nlohmann::json json = nlohmann::json::parse(to_text(small_index()));
@@ -240,24 +240,24 @@ TEST(CheckpointIndex, ARightChecksumDoesNotMakeItTrue) {
     });
   };
   const std::pair<std::string, const char*> wrong[] = {
-      {set("/step", 1.5), "its 'step' is no whole number from 0 to 2147483647"},
-      {set("/step", true), "its 'step' is no whole number"},
-      {set("/step", "3"), "its 'step' is no whole number"},
-      {set("/step", -3), "its 'step' is no whole number"},
-      {set("/step", (std::int64_t{1} << 32) + 5), "its 'step' is no whole number"},
-      {set("/ranks", 1e300), "its 'ranks' is no whole number"},
+      {set("/step", 1.5), "its 'step' is not a whole number from 0 to 2147483647"},
+      {set("/step", true), "its 'step' is not a whole number"},
+      {set("/step", "3"), "its 'step' is not a whole number"},
+      {set("/step", -3), "its 'step' is not a whole number"},
+      {set("/step", (std::int64_t{1} << 32) + 5), "its 'step' is not a whole number"},
+      {set("/ranks", 1e300), "its 'ranks' is not a whole number"},
       {set("/epoch", 2147483647), "it is in epoch 2147483647 after 3 steps"},
-      {set("/numbers/loss", true), "its 'loss' is no number"},
-      {set("/parts/0/rows", 1.5), "its 'rows' is no whole number"},
+      {set("/numbers/loss", true), "its 'loss' is not a number"},
+      {set("/parts/0/rows", 1.5), "its 'rows' is not a whole number"},
       {set("/parts/0/rows", huge), "lies outside of it"},
-      {set("/files/f/bytes", true), "its 'bytes' is no whole number"},
-      {set("/files/f/bytes", 20), "of another size"},
-      {set("/files/f/bytes", std::int64_t{1} << 40), "of another size"},
-      {set("/files/f/crc32", std::int64_t{1} << 32), "its 'crc32' is no whole number"},
-      {set("/tensors/w", {2, 3.0}), "the shape of 'w' is no list of whole numbers"},
-      {set("/tensors/w", {2, true}), "the shape of 'w' is no list of whole numbers"},
-      {set("/tensors/w", {2, (std::int64_t{1} << 32) + 3}), "the shape of 'w' is no list of whole numbers"},
-      {set("/tensors/v", {65536, 65536, 65536, 65536}), "'v' has no elements, or 2^31 and more"},
+      {set("/files/f/bytes", true), "its 'bytes' is not a whole number"},
+      {set("/files/f/bytes", 20), "has a size that does not match"},
+      {set("/files/f/bytes", std::int64_t{1} << 40), "has a size that does not match"},
+      {set("/files/f/crc32", std::int64_t{1} << 32), "its 'crc32' is not a whole number"},
+      {set("/tensors/w", {2, 3.0}), "the shape of 'w' is not a list of whole numbers"},
+      {set("/tensors/w", {2, true}), "the shape of 'w' is not a list of whole numbers"},
+      {set("/tensors/w", {2, (std::int64_t{1} << 32) + 3}), "the shape of 'w' is not a list of whole numbers"},
+      {set("/tensors/v", {65536, 65536, 65536, 65536}), "'v' has no elements, or 2^31 or more"},
       {set("/tensors/v", {2147483647, 2147483647, 2147483647}), "'v' has no elements"},
       {set("/tensors/v", {5, 0}), "'v' has no elements"},
       {complaint_about([&](Json& json) {
@@ -267,18 +267,18 @@ TEST(CheckpointIndex, ARightChecksumDoesNotMakeItTrue) {
        "runs of elements"},
       {set("/parts/0/tensor", std::string(10'000, 'x')), "xxx...', a tensor that it does not list"},
       {set("/parts/0/tensor", "\x1b[2J\n"), "'?[2J?', a tensor"},
-      {file("/etc/passwd"), "'/etc/passwd' is no plain name"},
-      {file("../f"), "is no plain name"},
-      {file(".."), "is no plain name"},
-      {file(""), "is no plain name"},
-      {file(std::string("f\0g", 3)), "is no plain name"},
+      {file("/etc/passwd"), "'/etc/passwd' is not a plain name"},
+      {file("../f"), "is not a plain name"},
+      {file(".."), "is not a plain name"},
+      {file(""), "is not a plain name"},
+      {file(std::string("f\0g", 3)), "is not a plain name"},
       {set("/format", Json::parse(std::string(100, '[') + std::string(100, ']'))), "nested too deep"},
   };
   for (const auto& [found, expected] : wrong) {
     EXPECT_NE(found.find(expected), std::string::npos) << found << "; expected " << expected;
     EXPECT_LT(found.size(), 200u);
   }
-  // Before anything else of it is looked at.
+  // The reader must reject it before it looks at anything else.
   const std::string deep = R"({"format":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
   EXPECT_THROW(parse_index(deep), std::runtime_error);
 }
@@ -312,7 +312,7 @@ TEST(CheckpointFolder, AnIndexIsARegularFileOfSensibleLength) {
   fs::create_directory(path);
   refused();
   std::ofstream(path) << "{";
-  fs::resize_file(path, std::uintmax_t{1} << 40);  // a terabyte that takes no place
+  fs::resize_file(path, std::uintmax_t{1} << 40);  // a sparse terabyte, which takes no space
   refused();
 }
 
@@ -344,7 +344,7 @@ TEST(CheckpointFolder, TheOneBefore) {
 TEST(Generator, GoesOnFromItsState) {
   Generator generator(7);
   float value[3];
-  generator.randn(value, 3);  // leaves a normal for the next call
+  generator.randn(value, 3);  // leaves a second normal number for the next call
   Generator other(1);
   other.set_state(generator.state());
   for (int i = 0; i < 2000; ++i) {
@@ -355,7 +355,7 @@ TEST(Generator, GoesOnFromItsState) {
   }
   for (const char* text : {"", "1 2 3", "no numbers"}) EXPECT_THROW(other.set_state(text), std::runtime_error);
   EXPECT_THROW(other.set_state(generator.state() + " 1"), std::runtime_error);
-  // The place in the engine's state, the last but one or two, would be beyond it.
+  // A position of 625 would lie beyond the 624 words of the engine's state.
   const std::string before = other.state();
   std::string words;
   for (int i = 0; i < 624; ++i) words += "1 ";
@@ -369,9 +369,9 @@ TEST(RandomSampler, GoesOnInAnyEpoch) {
   const std::string first = sampler.state(0);
   std::vector<std::vector<int>> epochs;
   for (int epoch = 0; epoch < 4; ++epoch) epochs.push_back(sampler.next_epoch());
-  restored.go_to(3, sampler.state(3));  // the one under way
+  restored.go_to(3, sampler.state(3));  // the current epoch
   EXPECT_EQ(restored.next_epoch(), epochs[3]);
-  restored.go_to(4, sampler.state(4));  // the coming one
+  restored.go_to(4, sampler.state(4));  // the next epoch
   EXPECT_EQ(restored.next_epoch(), sampler.next_epoch());
   again.go_to(3, "");  // without a state
   EXPECT_EQ(again.next_epoch(), epochs[3]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data set and its samplers against PyTorch's, and the loader against a gather by hand.
+// The data set and its samplers against PyTorch's, and the loader against gathering by hand.
 #include "common/data/dataset.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(RandomSampler, KeepsTheOrderWithoutShuffling) {
   EXPECT_EQ(sampler.next_epoch(), range(0, 5));
 }
 
-// The indices of every replica.
+// Returns the indices of every replica.
 std::vector<Indices> distribute(int samples, int replicas, std::uint64_t seed, int epoch, bool shuffle) {
   std::vector<Indices> all;
   for (int rank = 0; rank < replicas; ++rank) {

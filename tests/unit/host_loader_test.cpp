@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host loader: the same batches for any number of workers, ahead of the device, and never too early or too late.
+// The host loader: the same batches for any number of workers, prepared ahead of the device, neither too early nor too
+// late.
 #include "common/data/host_loader.h"
 
 #include <gtest/gtest.h>
@@ -123,7 +124,7 @@ TEST_P(HostLoaderTest, NeitherAllocatesNorWaitsForTheDeviceInAStep) {
 
 INSTANTIATE_TEST_SUITE_P(Workers, HostLoaderTest, testing::Values(0, 1, 2, 5));
 
-// Has the stream be busy until the flag is set.
+// Keeps the stream busy until the flag is set.
 void occupy(cudaStream_t stream, std::atomic<bool>& done) {
   CUDA_CHECK(cudaLaunchHostFunc(
       stream,
@@ -133,7 +134,7 @@ void occupy(cudaStream_t stream, std::atomic<bool>& done) {
       &done));
 }
 
-// Has the stream be busy for so long.
+// Keeps the stream busy for this time.
 template <int milliseconds>
 void occupy(cudaStream_t stream) {
   CUDA_CHECK(cudaLaunchHostFunc(
@@ -151,7 +152,7 @@ TEST(HostLoader, PreparesAndCopiesAheadOfADeviceThatIsBusy) {
   loader.start_epoch(indices(0, 40));
   loader.batch(0);
   occupy(stream, done);  // step 0
-  // Three batches are on the device or may be copied there, two more are in pinned memory as soon as those are copied.
+  // Three batches are on the device or may be copied there. Two more are in pinned memory once those are copied.
   for (int step = 1; step <= 5; ++step) loader.batch(step);
   EXPECT_FALSE(done);
   in_time = true;
@@ -159,8 +160,8 @@ TEST(HostLoader, PreparesAndCopiesAheadOfADeviceThatIsBusy) {
   for (int step = 6; step < 10; ++step) loader.batch(step);
 }
 
-// A machine that has other things to do may leave no core to a worker, or stop the program, for longer than a step
-// takes: what is measured must come out as expected in one of several attempts.
+// A busy machine may leave a worker without a core, or stop the program, for longer than a step takes. So the
+// measurement must be as expected only in one of several attempts.
 template <typename Attempt>
 void expect_in_some(Attempt attempt) {
   for (int i = 0; i < 20; ++i) {
@@ -188,7 +189,7 @@ TEST(HostLoader, SaysHowLongTheDeviceHasWaited) {
   const auto large =
       std::make_shared<ImageDataset>(ImageDataset{.trained_on = 64, .size = 224, .records = draw_images(1, 64, 10)});
   expect_in_some([&] {
-    HostLoader loader(large, 16, 0, stream);  // prepares while nothing else is done
+    HostLoader loader(large, 16, 0, stream);  // prepares batches while nothing else happens
     loader.start_epoch(indices(0, 64));
     loader.batch(0);
     const auto first = std::chrono::steady_clock::now();

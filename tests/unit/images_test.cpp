@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CIFAR-10's files, good and bad, the images that are drawn, and what torchvision makes of one.
+// CIFAR-10's files, good and bad; the images that are drawn; and torchvision's transforms of an image.
 #include "common/data/images.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ class ReadImages : public testing::Test {
         .write(reinterpret_cast<const char*>(records.data()), static_cast<std::streamsize>(records.size()));
   }
 
-  // Expects that the files cannot be read, and that the error is this one, with the folder for its @.
+  // Expects that the files cannot be read, with this error; @ stands for the folder.
   void expect_error(std::string expected, int classes = 10) const {
     expected.replace(expected.find('@'), 1, folder_.string());
     try {
@@ -88,7 +88,7 @@ TEST_F(ReadImages, RefusesAnEmptyFile) {
 TEST_F(ReadImages, RefusesAFolderAndAPipeForAFile) {
   fs::remove(folder_ / batch(1));
   fs::create_directory(folder_ / batch(1));
-  expect_error("@/data_batch_1.bin: it is no regular file of at most 100 MB");
+  expect_error("@/data_batch_1.bin: it is not a regular file of at most 100 MB");
 }
 
 TEST_F(ReadImages, RefusesATruncatedFileAtAnyByte) {
@@ -97,7 +97,7 @@ TEST_F(ReadImages, RefusesATruncatedFileAtAnyByte) {
     records.resize(bytes);
     write(batch(2), records);
     expect_error("@/data_batch_2.bin: " + std::to_string(bytes) +
-                 " bytes are no whole number of images, which have 3073 each");
+                 " bytes are not a whole number of images of 3073 bytes each");
   }
 }
 
@@ -119,7 +119,7 @@ TEST_F(ReadImages, MakesADataSetOfAllOfThem) {
   EXPECT_EQ(images.held_out, 5);
   EXPECT_EQ(images.tested, 4);
   EXPECT_EQ(images.samples(), 29);
-  EXPECT_EQ(images.label(3), 0);  // of the second file
+  EXPECT_EQ(images.label(3), 0);  // from the second file
   EXPECT_EQ(images.label(27), 2);
   const ImageRecords test = draw_images(9, 4, 10);
   EXPECT_TRUE(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The watchdogs' notes: what is taken for one, and where they travel.
+// The watchdogs' notes: which messages are accepted, and over which addresses they travel.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ TEST(Notes, InterfacesOfAJob) {
   EXPECT_EQ(chosen("lo", two_nodes), "lo ");
 }
 
-// The addresses that the kernel has sockets with this port bound to.
+// Returns the local addresses of the UDP sockets with this port.
 std::vector<std::string> bound_to(in_port_t port) {
   std::ifstream table("/proc/net/udp");
   std::string line;

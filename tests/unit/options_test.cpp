@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared options: defaults, every form of a value, and the one line that a bad one gets.
+// The shared options: defaults, every form of a value, and the one-line error for a bad value.
 #include "common/options/options.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{{"--seed", "-1"}, "^error: --seed is '-1'; expected a whole number of at least 0\n$"},
         BadOption{{"--model-seed", "x"}, "^error: --model-seed is 'x'; expected a whole number of at least 0\n$"},
         BadOption{{"--log-every", "often"}, "^error: --log-every is 'often'; expected a whole number of at least 0"},
-        // Sums and products of what is accepted are ints.
+        // Sums and products of accepted values fit into an int.
         BadOption{{"--samples", "2147483647"}, "^error: --samples is '2147483647'; expected at most 1073741824\n$"},
         BadOption{{"--epochs", "2147483647"}, "^error: --epochs is '2147483647'; expected at most 1073741824\n$"},
         BadOption{{"--layers", "46341,46341"}, "^error: --layers has 2\\^31 parameters or more; expected fewer\n$"},
@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{{"--optimizer"}, "^error: --optimizer lacks its value; expected sgd, adamw\n$"},
         BadOption{{"--record"}, "^error: --record lacks its value; expected a file to write\n$"},
         BadOption{{"--learning-rate", "1"},
-                  "^error: there is no option '--learning-rate'; --help lists those there are\n$"},
-        BadOption{{"stray"}, "^error: there is no option 'stray'; --help lists those there are\n$"}));
+                  "^error: there is no option '--learning-rate'; --help lists all options\n$"},
+        BadOption{{"stray"}, "^error: there is no option 'stray'; --help lists all options\n$"}));
 
 TEST(Options, AChaptersOwn) {
   Options options("04_pipeline/pipeline", "test");
@@ -158,7 +158,7 @@ TEST(Options, AlexnetMakesTheCoursesStepsUnlessEpochsAreGiven) {
     const ParsedWithModels options(words);
     return std::pair(options.max_steps, options.epochs);
   };
-  EXPECT_EQ(parsed({}), std::pair(100, 100));  // an epoch has a step at least
+  EXPECT_EQ(parsed({}), std::pair(100, 100));  // an epoch has at least one step
   EXPECT_EQ(parsed({"--max-steps", "7"}), std::pair(7, 7));
   EXPECT_EQ(parsed({"--epochs", "3"}), std::pair(0, 3));
   EXPECT_EQ(parsed({"--epochs", "3", "--max-steps", "7"}), std::pair(7, 3));
@@ -169,14 +169,14 @@ TEST(Options, OfAModelAreForItAlone) {
   const auto expect_refusal = [](const std::vector<std::string>& words, const char* message) {
     EXPECT_EXIT(static_cast<void>(ParsedWithModels{words}), testing::ExitedWithCode(2), message);
   };
-  expect_refusal({"--model", "alexnet", "--layers", "6,2"}, "^error: --layers is for --model mlp alone\n$");
-  expect_refusal({"--model", "gpt", "--samples", "6"}, "^error: --samples is for --model mlp or alexnet alone\n$");
-  expect_refusal({"--dropout", "0.1"}, "^error: --dropout is for --model gpt or alexnet alone\n$");
-  expect_refusal({"--images", "here"}, "^error: --images is for --model alexnet alone\n$");
+  expect_refusal({"--model", "alexnet", "--layers", "6,2"}, "^error: --layers is for --model mlp only\n$");
+  expect_refusal({"--model", "gpt", "--samples", "6"}, "^error: --samples is for --model mlp or alexnet only\n$");
+  expect_refusal({"--dropout", "0.1"}, "^error: --dropout is for --model gpt or alexnet only\n$");
+  expect_refusal({"--images", "here"}, "^error: --images is for --model alexnet only\n$");
   expect_refusal({"--model", "alexnet", "--image-size", "1024", "--batch-size", "700"},
                  "^error: --batch-size times 3 times --image-size times --image-size is more than 2147483647");
   expect_refusal({"--model", "alexnet", "--images", "here", "--samples", "9"},
-                 "^error: --samples is for images of the workshop's own alone");
+                 "^error: --samples is for the workshop's own images only");
 }
 
 TEST(Options, AProductMustBeAnInt) {

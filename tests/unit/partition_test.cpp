@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How layers are divided among ranks: by number and by parameters, against every possible division.
+// The partition of layers among ranks, by number and by parameters, against every possible partition.
 #include "03_model_parallel/model_parallel.h"
 
 #include <gtest/gtest.h>
@@ -13,14 +13,14 @@ namespace {
 
 using Bounds = std::vector<int>;
 
-// Of an MLP of these widths.
+// Partitions the layers of an MLP with these widths.
 Bounds partition_mlp(const std::vector<int>& widths, int parts, Partition how) {
   std::vector<std::int64_t> counts;
   for (std::size_t i = 0; i + 1 < widths.size(); ++i) counts.push_back((std::int64_t{widths[i]} + 1) * widths[i + 1]);
   return partition_layers(counts, parts, how);
 }
 
-// The largest number of parameters of a part.
+// Returns the number of parameters of the largest part.
 std::int64_t largest_part(const std::vector<int>& widths, const Bounds& bounds) {
   std::int64_t largest = 0;
   for (std::size_t p = 0; p + 1 < bounds.size(); ++p) {
@@ -31,7 +31,8 @@ std::int64_t largest_part(const std::vector<int>& widths, const Bounds& bounds) 
   return largest;
 }
 
-// The smallest largest_part() of all divisions of the layers from bounds.back() on into `parts` parts.
+// Returns the smallest possible largest_part() over all partitions of the layers from bounds.back() on into `parts`
+// parts.
 std::int64_t smallest_possible(const std::vector<int>& widths, int parts, Bounds bounds = {0}) {
   const int layers = static_cast<int>(widths.size()) - 1;
   if (parts == 1) {
@@ -56,20 +57,20 @@ TEST(Partition, UniformPartsDifferByOneLayerAtMostAndTheFirstAreLonger) {
 }
 
 TEST(Partition, ParametersWeighLayers) {
-  // One layer has nearly all parameters: it gets a rank of its own.
+  // One layer has nearly all parameters, so it gets a rank of its own.
   EXPECT_EQ(partition_mlp({4, 4, 100, 100, 4, 4}, 3, Partition::parameters), (Bounds{0, 2, 3, 5}));
-  // Layers of one size are divided as evenly as by their number.
+  // Layers of equal size are divided as evenly as by number.
   EXPECT_EQ(partition_mlp(std::vector<int>(9, 5), 4, Partition::parameters), (Bounds{0, 2, 4, 6, 8}));
 }
 
 TEST(Partition, NoPartIsEmpty) {
-  // The first layers would fit into one part together with room to spare.
+  // The first layers would all fit into one part.
   EXPECT_EQ(partition_mlp({1, 1, 1, 1, 1000}, 4, Partition::parameters), (Bounds{0, 1, 2, 3, 4}));
   EXPECT_EQ(partition_mlp({1000, 1000, 1, 1, 1}, 3, Partition::parameters).size(), 4u);
 }
 
 TEST(Partition, ParametersAreCountedBeyond32Bits) {
-  const std::vector<int> widths(5, 60000);  // 3.6 billion parameters a layer
+  const std::vector<int> widths(5, 60000);  // 3.6 billion parameters per layer
   EXPECT_EQ(partition_mlp(widths, 2, Partition::parameters), (Bounds{0, 2, 4}));
 }
 

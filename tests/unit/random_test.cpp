@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The random numbers of common/base/random.h against those of PyTorch 2.15 (the same in 1.13), bit for bit where
-// PyTorch's results do not depend on the processor. Values are what float.hex() gives for the tensors named in each
-// test.
+// PyTorch's results do not depend on the processor. The values are float.hex() of the tensors named in each test.
 #include "common/base/random.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +24,7 @@ Floats randn(Generator& generator, std::size_t count) {
   return values;
 }
 
-// PyTorch's vectorized logarithm, sine and cosine round otherwise than the C library's.
+// PyTorch's vectorized logarithm, sine and cosine round differently from the C library's.
 void expect_near(const Floats& expected, const Floats& got) {
   ASSERT_EQ(expected.size(), got.size());
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(expected[i], got[i], 1e-6f) << "at " << i;
@@ -90,7 +89,7 @@ TEST(Randn, TransformsSixteenValuesAsOneBlock) {
                0x1.9edc6ap0f, -0x1.98c1dcp0f, -0x1.a75ed6p-5f, -0x1.3951b2p-2f, 0x1.fcee7cp-3f, -0x1.c7cdfap-3f,
                0x1.d388a6p-1f, 0x1.a27d98p-3f, 0x1.25e152p-1f, 0x1.aa52cp-2f},
               randn(generator, 16));
-  EXPECT_EQ(uniform(generator, 1), (Floats{0x1.67a3b8p-3f}));  // drawn 16 numbers, no more
+  EXPECT_EQ(uniform(generator, 1), (Floats{0x1.67a3b8p-3f}));  // the calls above drew 16 numbers, no more
 }
 
 TEST(Randn, DrawsTheLastBlockAnewWhereSixteenDoesNotDivideTheCount) {
@@ -100,7 +99,7 @@ TEST(Randn, DrawsTheLastBlockAnewWhereSixteenDoesNotDivideTheCount) {
        0x1.b2731ap-5f, 0x1.9e5156p-2f, 0x1.38fc44p-1f, 0x1.8551e4p-1f, -0x1.31faep0f, 0x1.feefbp-1f, 0x1.d63366p-2f,
        0x1.37dbdcp1f, -0x1.2ca9c4p-3f, 0x1.f0c1bap-2f, 0x1.a451ecp-3f, 0x1.5a8cecp-2f},
       randn(generator, 19));
-  EXPECT_EQ(uniform(generator, 1), (Floats{0x1.040d68p-2f}));  // drawn 19 + 16 numbers
+  EXPECT_EQ(uniform(generator, 1), (Floats{0x1.040d68p-2f}));  // the calls above drew 19 + 16 numbers
 }
 
 TEST(Randn, IsStandardNormal) {
@@ -158,7 +157,7 @@ TEST(InitLinear, ScalesWithTheInputs) {
   EXPECT_EQ(bias[0], -0x1.c3f8a8p-2f);
 }
 
-// Steele's SplitMix64 from seed 0: its state goes up by the step before each draw.
+// Steele's SplitMix64 from seed 0. It advances its state by the step before each draw.
 TEST(SplitMix64, DrawsTheSequenceOfItsReference) {
   EXPECT_EQ(splitmix64(0), 0xe220a8397b1dcdafu);
   EXPECT_EQ(splitmix64(kSplitMix64Step), 0x6e789e6aa1b965f4u);

@@ -14,7 +14,7 @@ namespace {
 constexpr int kBytes = 64;
 char memory[kBytes];
 
-// A range of one to four pieces inside `memory`.
+// Returns a random range of one to four pieces inside `memory`.
 ByteRange any_range(std::mt19937& generator) {
   const auto up_to = [&](std::size_t most) { return std::uniform_int_distribution<std::size_t>(1, most)(generator); };
   ByteRange range = {"", memory + up_to(8), up_to(6), false};

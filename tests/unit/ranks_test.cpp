@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank discovery from the environments that launchers leave, the meeting point, and the choice of a device.
+// Rank discovery in the environments that launchers create, the meeting point, and the choice of a device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Environment environment(const Variables& variables) {
   };
 }
 
-// A file of tests/unit/environments: a variable a line, after comments.
+// Reads a file of tests/unit/environments: comments, then one variable per line.
 Variables recorded(const std::string& file) {
   std::ifstream lines(ENVIRONMENTS "/" + file);
   EXPECT_TRUE(lines) << file;
@@ -35,7 +35,7 @@ Variables recorded(const std::string& file) {
 
 Ranks discover(const Variables& variables) { return discover_ranks(environment(variables)); }
 
-// What `function` refuses to do, in its own words.
+// Returns the message with which `function` refuses.
 template <typename Function>
 std::string refusal_of(Function function) {
   try {
@@ -57,7 +57,7 @@ void expect(const Ranks& ranks, int rank, int world, int local_rank, int local_w
   EXPECT_EQ(ranks.launcher, launcher);
 }
 
-// Composed; recorded ones are in files.
+// Made up; recorded environments are in files.
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "2"},
                             {"OMPI_COMM_WORLD_SIZE", "4"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
@@ -128,7 +128,7 @@ TEST(Ranks, RecordedEnvironments) {
 }
 
 TEST(Ranks, ALauncherInAnInteractiveStep) {
-  // As tools/launch --env does it in a shell that 'srun --pty bash' has started, with PMIx or without.
+  // As set by tools/launch --env in a shell that was started by 'srun --pty bash', with or without PMIx.
   const Variables shell = {{"SLURM_JOB_ID", "17"},        {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"},
                            {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_LOCALID", "0"}, {"PMIX_RANK", "0"}};
   const Ranks ranks = discover(with(shell, kTorchrun));
@@ -182,7 +182,7 @@ TEST(Ranks, WhatIsNoNumberIsNamed) {
   for (const char* wrong : {"", "2(x3", "2(x3),", "2(x3),0", "many", "2(x2)", "2;1"}) {
     EXPECT_EQ(refusal(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", wrong}})),
               "SLURM_STEP_TASKS_PER_NODE is '" + std::string(wrong) +
-                  "'; expected tasks a node such as '2(x3),1', for this node too");
+                  "'; expected tasks per node such as '2(x3),1', for this node too");
   }
 }
 
@@ -230,7 +230,7 @@ TEST(JobName, IsTheLaunchers) {
 
 // ---- devices -------------------------------------------------------------------------------------------------------
 
-// Ranks of one node.
+// The ranks of a single node.
 Ranks local(int rank, int ranks) { return {rank, ranks, rank, ranks, "", false}; }
 
 void expect_device(const Ranks& ranks, int visible, int device, bool shared, const Variables& variables = {}) {
@@ -261,7 +261,7 @@ std::string idle(const Variables& variables, int visible) {
   return idle_devices(environment(variables), ranks, devices_of_node(environment(variables), ranks, visible), "node1");
 }
 
-// Two more than ranks, as many, and one less, in every environment that a launcher has left.
+// Two devices more than ranks, equally many, and one fewer, in every recorded environment.
 TEST(Device, IdleOnesAreSaidOfAllRecordedEnvironments) {
   const std::map<std::string, std::string> remedies = {
       {"mpirun", "(mpirun -n 4) or take 2 (CUDA_VISIBLE_DEVICES=0,1)"},
@@ -294,7 +294,7 @@ TEST(Device, IdleOnesAreSaidOfAllRecordedEnvironments) {
             "--nproc-per-node 2) or take 1 (CUDA_VISIBLE_DEVICES=0)");
 }
 
-// A process that takes several devices is asked for more of them, not for more ranks.
+// A process that uses several devices is told to use more of them, not to start more ranks.
 TEST(Device, IdleOnesOfAProcessWithSeveral) {
   const Ranks alone = discover({});
   EXPECT_EQ(idle_devices(environment({}), alone, 4, "node1", 2),
@@ -310,14 +310,14 @@ TEST(Device, IdleOnesOfAProcessWithSeveral) {
             "--devices is '3' on a node with 1 GPU, and WORKSHOP_SHARE_GPU=0 forbids sharing");
 }
 
-// What CUDA_VISIBLE_DEVICES names is what CUDA shows.
+// CUDA shows the devices that CUDA_VISIBLE_DEVICES names.
 TEST(Device, IdleOnesWhereSlurmHasGivenGpus) {
   EXPECT_NE(idle(recorded("srun_gpus"), 2), "");
   EXPECT_NE(idle(recorded("sbatch_gpus"), 2), "");
   EXPECT_EQ(idle(recorded("srun_gpus_per_task"), 1), "");
-  // A rank on its own that shows itself less than Slurm has given means it.
+  // A single rank that makes fewer devices visible than Slurm has given does so on purpose.
   EXPECT_EQ(idle(recorded("srun_gpus"), 1), "");
-  // Of two ranks, each is shown one of four.
+  // Each of two ranks sees one of four devices.
   const std::string said = idle(with(recorded("srun_gpus_per_task"), {{"SLURM_GPUS_ON_NODE", "4"}}), 1);
   EXPECT_EQ(said.substr(0, said.find(';')), "node1 has 4 GPUs for this job and 2 ranks: 2 stay idle");
 }

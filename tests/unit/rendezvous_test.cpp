@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks meet without MPI: threads stand for the processes.
+// How ranks meet without MPI. Threads stand in for the processes.
 #include "common/job/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -24,7 +24,7 @@
 namespace workshop {
 namespace {
 
-// A connection of a process that may be anything but a rank, or, for port 0, a socket that listens on a free port.
+// A connection from a process that need not be a rank or, for port 0, a socket that listens on a free port.
 class PlainSocket {
  public:
   explicit PlainSocket(int port) {
@@ -56,7 +56,7 @@ class PlainSocket {
     }
   }
   PlainSocket let_in() const { return PlainSocket(Guest{accept(fd_, nullptr, nullptr)}); }
-  // Answers the first who comes.
+  // Answers the first connection.
   void answer(const std::string& text) const {
     PlainSocket guest = let_in();
     guest.say(text);
@@ -75,7 +75,7 @@ class PlainSocket {
 
 MeetingPoint free_point(int seconds) { return {"127.0.0.1", PlainSocket(0).port(), seconds}; }
 
-// What came of a rank: rank 0's message, or the error.
+// The outcome of a rank: rank 0's message, or the error.
 using Outcome = std::future<std::string>;
 Outcome come(const MeetingPoint& point, int rank, int world, const std::string& key = "key") {
   return std::async(std::launch::async, [=]() -> std::string {
@@ -104,7 +104,7 @@ std::string at(const MeetingPoint& point) { return "127.0.0.1:" + std::to_string
 TEST(Rendezvous, AllCome) {
   for (int world : {1, 2, 3, 8, 16}) {
     std::vector<int> ranks(world);
-    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 last: the others wait for it
+    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 comes last, so the others must wait for it
     expect_all(come_all(free_point(30), ranks, world), "the id");
   }
 }
@@ -125,25 +125,25 @@ TEST(Rendezvous, AnAddressMayBeAName) {
 
 TEST(Rendezvous, WhoIsMissingIsCounted) {
   const MeetingPoint point = free_point(3);
-  expect_all(come_all(point, {0, 2}, 4), "error: 2 of 4 ranks came to " + at(point) +
+  expect_all(come_all(point, {0, 2}, 4), "error: 2 of 4 ranks reached " + at(point) +
                                              " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 2, ranks 1, 3");
   expect_all(come_all(point, {0, 2, 1}, 4),
-             "error: 3 of 4 ranks came to " + at(point) + " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 3");
-  expect_all(come_all(point, {0}, 16), "error: 1 of 16 ranks came to " + at(point) +
+             "error: 3 of 4 ranks reached " + at(point) + " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 3");
+  expect_all(come_all(point, {0}, 16), "error: 1 of 16 ranks reached " + at(point) +
                                            " within 3 s (WORKSHOP_JOIN_TIMEOUT); missing: 15, ranks 1, 2, 3, 4, 5, 6, "
                                            "7, 8, …");
 }
 
 TEST(Rendezvous, RankZeroIsMissing) {
   const MeetingPoint point = free_point(3);
-  expect_all(come_all(point, {1, 2}, 3), "error: rank 0 is not to be found at MASTER_ADDR:MASTER_PORT, " + at(point) +
+  expect_all(come_all(point, {1, 2}, 3), "error: rank 0 cannot be reached at MASTER_ADDR:MASTER_PORT, " + at(point) +
                                              ", within 3 s (WORKSHOP_JOIN_TIMEOUT): Connection refused");
 }
 
 TEST(Rendezvous, ARankTwice) {
   for (int world : {3, 4, 8}) {
     expect_all(come_all(free_point(30), {0, 2, 2}, world),
-               "error: two processes say that they are rank 2 of " + std::to_string(world));
+               "error: two processes claim to be rank 2 of " + std::to_string(world));
   }
 }
 
@@ -152,7 +152,7 @@ TEST(Rendezvous, RankZeroTwice) {
   const std::vector<std::string> texts = come_all(point, {0, 0}, 2);
   const auto late = [&](const std::string& text) {
     return text == "error: rank 0 cannot listen on port " + std::to_string(point.port) +
-                       ": Address already in use; another job uses it, or another process has rank 0 too";
+                       ": Address already in use; another job uses it, or another process is rank 0 too";
   };
   EXPECT_EQ(std::count_if(texts.begin(), texts.end(), late), 1) << texts[0] << "\n" << texts[1];
 }
@@ -160,18 +160,18 @@ TEST(Rendezvous, RankZeroTwice) {
 TEST(Rendezvous, OtherNumbersOfRanks) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 4), guest = come(point, 1, 8);
-  const std::string expected = "error: rank 1 says that WORLD_SIZE is 8, rank 0 that it is 4";
+  const std::string expected = "error: rank 1 has WORLD_SIZE 8, but rank 0 has 4";
   EXPECT_EQ(host.get(), expected);
   EXPECT_EQ(guest.get(), expected);
 }
 
 std::string not_rank_0(int port) {
-  return "error: what listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(port) +
-         ", is not this job's rank 0; each job needs a MASTER_PORT of its own, and all its ranks the same "
+  return "error: the process that listens at MASTER_ADDR:MASTER_PORT, 127.0.0.1:" + std::to_string(port) +
+         ", is not this job's rank 0; each job needs its own MASTER_PORT, and all its ranks need the same "
          "WORKSHOP_JOB_TOKEN";
 }
 
-// Whatever they say that they are: a rank that is there, or not, of a world of any size.
+// A connection without the key is rejected, whatever rank and world size it claims.
 TEST(Rendezvous, WhoDoesNotKnowTheKeyIsTurnedAway) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 3), first = come(point, 1, 3);
@@ -187,12 +187,12 @@ TEST(Rendezvous, WhoWasTurnedAwayIsCounted) {
   const MeetingPoint point = free_point(2);
   Outcome host = come(point, 0, 2);
   come(point, 1, 2, "another key").get();
-  EXPECT_EQ(host.get(), "error: 1 of 2 ranks came to " + at(point) +
-                            " within 2 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 1; turned out without this job's "
+  EXPECT_EQ(host.get(), "error: 1 of 2 ranks reached " + at(point) +
+                            " within 2 s (WORKSHOP_JOIN_TIMEOUT); missing: 1, rank 1; disconnected without this job's "
                             "WORKSHOP_JOB_TOKEN: 1");
 }
 
-// Who overhears one meeting can say the same again in another, or claim to be rank 0, and gets nowhere.
+// An overheard meeting cannot be replayed in another meeting, neither as a rank nor as rank 0.
 TEST(Rendezvous, AProofHoldsOnce) {
   const Nonce challenge = make_nonce(), nonce = make_nonce();
   const std::string hello = make_hello("key", challenge, {1, 2, nonce});
@@ -236,7 +236,7 @@ TEST(Hmac, KnownValues) {
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-// More silent connections than rank 0 may have files open.
+// More silent connections than rank 0 may have open files.
 TEST(Rendezvous, SilentCrowd) {
   const MeetingPoint point = free_point(30);
   const pid_t host = fork();
@@ -257,7 +257,8 @@ TEST(Rendezvous, SilentCrowd) {
   EXPECT_EQ(status, 0);
 }
 
-// A rank that has not spoken yet when rank 0 has no more room for strangers is turned out with them, and comes again.
+// A rank that has not yet spoken when rank 0 runs out of room for unknown connections is disconnected with them, and
+// connects again.
 TEST(Rendezvous, OneOfTheCrowd) {
   const PlainSocket rank_0(0);
   Outcome rank = come({"127.0.0.1", rank_0.port(), 30}, 1, 2);
@@ -270,7 +271,7 @@ TEST(Rendezvous, OneOfTheCrowd) {
   EXPECT_EQ(rank.get(), "the id");
 }
 
-// Who connects and says nothing, or not all of it, finds the connection closed soon.
+// A connection that sends nothing, or an incomplete message, is soon closed.
 TEST(Rendezvous, TheSilentAreTurnedOut) {
   const MeetingPoint point = free_point(30);
   Outcome host = come(point, 0, 2);
@@ -290,7 +291,7 @@ TEST(Rendezvous, StrangersDoNotDisturb) {
   { PlainSocket gone(point.port); }
   PlainSocket silent(point.port), browser(point.port), slow(point.port), longwinded(point.port);
   browser.say("GET / HTTP/1.0\r\n\r\n");
-  slow.say("ws-");  // as a rank begins
+  slow.say("ws-");  // how a rank begins
   longwinded.say(std::string(100'000, 'x'));
   Outcome first = come(point, 1, 3);
   slow.say("and then something else");
@@ -307,15 +308,15 @@ TEST(Rendezvous, ARankThatEndsEarly) {
     const auto challenge = read_challenge(second.hear(kChallengeSize));
     second.say(make_hello("key", challenge.value(), {2, 3, make_nonce()}));
   }
-  EXPECT_EQ(host.get(), "error: rank 2 ended before all had come");
+  EXPECT_EQ(host.get(), "error: rank 2 ended before all ranks arrived");
 }
 
 TEST(Rendezvous, WrongAddresses) {
-  // Without a name server this may take until the time is over.
+  // Without a name server this may take until the timeout.
   const std::string unknown = come({"no.such.host.invalid", 29500, 1}, 1, 2).get();
   EXPECT_NE(unknown.find("MASTER_ADDR"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("no.such.host.invalid"), std::string::npos) << unknown;
-  PlainSocket other(0);  // something else listens there
+  PlainSocket other(0);  // another process listens there
   Outcome rank = come({"127.0.0.1", other.port(), 5}, 1, 2);
   other.answer("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n");
   EXPECT_EQ(rank.get(), not_rank_0(other.port()));
@@ -325,7 +326,7 @@ TEST(Rendezvous, RankZeroIsStopped) {
   PlainSocket silent(0);
   const MeetingPoint point{"127.0.0.1", silent.port(), 1};
   EXPECT_EQ(come(point, 1, 2).get(), "error: rank 0 at MASTER_ADDR:MASTER_PORT, " + at(point) +
-                                         ", does not answer within 1 s (WORKSHOP_JOIN_TIMEOUT)");
+                                         ", did not answer within 1 s (WORKSHOP_JOIN_TIMEOUT)");
 }
 
 }  // namespace

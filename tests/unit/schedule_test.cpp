@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline schedules: those of chapter 04 are valid and as short as they can be, and the check finds what is wrong.
+// Pipeline schedules: those of chapter 04 are valid and as short as possible, and the check finds errors.
 #include "04_pipeline/schedule.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ std::vector<Schedule> all_schedules(int stages, int micro_batches) {
   return schedules;
 }
 
-// "F0 F1 B0 B1"
+// Returns, for example, "F0 F1 B0 B1".
 std::string order(const Schedule& schedule, int stage) {
   std::string text;
   for (const Instruction& i : schedule.lists[stage]) {
@@ -72,7 +72,7 @@ TEST(Schedule, Orders) {
 }
 
 TEST(Schedule, SendsGoWithTheNextReceive) {
-  // In the steady state of a stage in the middle, activations and gradients travel in turns.
+  // In the steady state of a middle stage, activations and gradients alternate.
   const Schedule s = one_f_one_b(3, 4);
   const std::vector<Instruction> expected = {
       {Instruction::forward, 2},  {Instruction::send_activation, 2}, {Instruction::receive_activation, 3},
@@ -85,7 +85,7 @@ TEST(Schedule, BuffersAreSharedByThoseNotInFlight) {
   const Schedule s = one_f_one_b(4, 8);
   EXPECT_EQ(assign_buffers(s.lists[2], 8, 0, Instruction::forward, Instruction::backward),
             (std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1}));
-  // One more input than there are in flight: the next is on its way.
+  // One input more than are in flight, because the next one is on its way.
   const std::vector<int> inputs =
       assign_buffers(s.lists[2], 8, 0, Instruction::receive_activation, Instruction::backward);
   EXPECT_EQ(*std::max_element(inputs.begin(), inputs.end()), 2);
@@ -95,8 +95,9 @@ TEST(Schedule, BuffersAreSharedByThoseNotInFlight) {
 
 // ---- tasks ---------------------------------------------------------------------------------------------------------
 
-// "F0", "B1a", "s0" and "r0" for activations sent and received, "S0" and "R0" for gradients, "U" for the update; the
-// messages of a group without a space, and behind a colon what the task waits for.
+// Returns the tasks of a stage: "F0", "B1a"; "s0" and "r0" for activations sent and received, "S0" and "R0" for
+// gradients; "U" for the update. Messages of a group have no space between them. A colon precedes what the task waits
+// for.
 std::string tasks_of(const Schedule& schedule, int stage) {
   std::string text;
   for (const Task& task : make_tasks(schedule, stage)) {
@@ -114,15 +115,16 @@ std::string tasks_of(const Schedule& schedule, int stage) {
 }
 
 TEST(Tasks, AreGroupedAndWaitForInputsAndForBuffersOfResults) {
-  // Of the first of two stages: its forwards need nothing, but its third waits for the message with the first's output.
+  // The first of two stages: its forward passes need no input, but its third one waits for the message with the first
+  // one's output.
   EXPECT_EQ(tasks_of(one_f_one_b(2, 4), 0), "F0 s0 F1 s1 R0 B0:4 R1 F2:1 s2 B1:6 R2 F3:3 s3 B2:10 R3 B3:14 U:14,12");
   EXPECT_EQ(tasks_of(one_f_one_b(2, 3), 1), "r0 F0:0 r1 B0 S0 F1:2 r2 B1 S1 F2:6 B2:4 S2 U:11,6");
 }
 
 TEST(Tasks, OfASingleStageWaitForNothing) { EXPECT_EQ(tasks_of(gpipe(1, 2), 0), "F0 F1 B1 B0 U"); }
 
-// Whatever the schedule: a task waits for groups before it, each forward and each backward for its input, and the
-// update for all groups.
+// In any schedule, a task waits for groups before it, each forward and each backward pass for its input, and the update
+// for all groups.
 TEST(Tasks, WaitForAllThatTheyNeed) {
   for (const Schedule& s : all_schedules(4, 8)) {
     for (int stage = 0; stage < s.stages; ++stage) {
@@ -173,7 +175,7 @@ TEST(ScheduleCheck, FindsEveryInstructionThatIsMissingOrThereTwice) {
   }
 }
 
-// Whatever two instructions change places, either something is reported or the schedule runs to its end.
+// If any two instructions are swapped, either the check reports an error or the schedule runs to its end.
 TEST(ScheduleCheck, LetsNothingThroughThatHangs) {
   for (const Schedule& right : all_schedules(2, 2)) {
     for (int stage = 0; stage < right.stages; ++stage) {
@@ -232,7 +234,7 @@ TEST(ScheduleCheck, FindsMessagesThatMeetTheWrongOnes) {
   EXPECT_TRUE(mentions(check_schedule(s), "send_activation 0 meets receive_activation 1 of stage 1"));
 }
 
-// Each stage waits for what the other would send after it has received.
+// Each stage waits for a message that the other would send only after it has received.
 TEST(ScheduleCheck, FindsADeadlock) {
   Schedule s = interleaved(2, 2, 2);
   for (std::vector<Instruction>& list : s.lists) {

@@ -24,7 +24,7 @@ TEST(SimulatedMachine, IsReadFromItsDescription) {
 TEST(SimulatedMachine, WhatIsNotSaidTakesNoTime) {
   const SimulatedMachine m = machine("link=1ms+2T/s");
   EXPECT_EQ(m.seconds_per_operation, 0);
-  EXPECT_DOUBLE_EQ(m.between.latency, 1e-3);  // one kind of link
+  EXPECT_DOUBLE_EQ(m.between.latency, 1e-3);  // only one kind of link was given
   EXPECT_DOUBLE_EQ(m.between.seconds_per_byte, 5e-13);
 }
 
@@ -48,7 +48,7 @@ TEST(SimulatedMachine, CollectivesTakeTheStepsOfTheirRing) {
   EXPECT_DOUBLE_EQ(seconds(Pattern::all_reduce, 64, 4), 12e-6 + 8e-9);           // a tree of 6 levels, up and down
   EXPECT_DOUBLE_EQ(seconds(Pattern::part_per_rank, 4, 4'000'000), 3e-6 + 3e-3);  // P-1 steps
   EXPECT_DOUBLE_EQ(seconds(Pattern::tree, 5, 1'000'000), 3e-6 + 1e-3);           // a pipeline of 3 levels
-  EXPECT_DOUBLE_EQ(seconds(Pattern::through_root, 4, 4'000'000), 1e-6 + 3e-3);   // the root's link
+  EXPECT_DOUBLE_EQ(seconds(Pattern::through_root, 4, 4'000'000), 1e-6 + 3e-3);   // limited by the root's link
   EXPECT_EQ(seconds(Pattern::all_reduce, 1, 4'000'000), 0);
 }
 
@@ -59,9 +59,9 @@ TEST(SimulatedMachine, ALinkHasOneMessageAtATime) {
     return end.count();
   };
   EXPECT_DOUBLE_EQ(use(1, 2), 3);
-  EXPECT_DOUBLE_EQ(use(2, 1), 4);      // behind the first
-  EXPECT_DOUBLE_EQ(use(0, 1), 1);      // there is room before it
-  EXPECT_DOUBLE_EQ(use(0, 0.5), 4.5);  // but no more
+  EXPECT_DOUBLE_EQ(use(2, 1), 4);      // after the first
+  EXPECT_DOUBLE_EQ(use(0, 1), 1);      // there is a gap before it
+  EXPECT_DOUBLE_EQ(use(0, 0.5), 4.5);  // but this no longer fits
   const std::chrono::duration<double> in = use_link(Direction::in, true, later(start, 1), 2) - start;
   EXPECT_DOUBLE_EQ(in.count(), 3);  // the other direction is free
 }

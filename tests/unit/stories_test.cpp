@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that writes the stories, what its reader can know, and the loss that follows from it.
+// The automaton that writes the stories, what a reader of them can know, and the loss that follows.
 #include "common/data/stories.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ const std::vector<Rule> kPetRules = {
 };
 const Words kPetWords = {"<unk>", "a", "cat", "dog", "ran", ".", "she", "he", "it", "sat"};
 
-// The reader's probability for each word of a text in turn.
+// Returns the reader's probability for each word of a text, one after another.
 std::vector<double> probabilities(Reader& reader, const Words& vocabulary, const Words& text) {
   std::vector<double> result;
   for (const std::string& word : text) {
@@ -48,7 +48,7 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
 
 TEST(Grammar, SpendsItsTimeInProportionToTheWordsOfItsTexts) {
   const Grammar grammar(kPets, kPetRules);
-  // Between two beginnings there are 7 words with probability 3/4, 3 with 1/4: 6 on average.
+  // Between two story beginnings there are 7 words with probability 3/4 and 3 words with 1/4: 6 on average.
   EXPECT_DOUBLE_EQ(grammar.stationary()[0], 1 / 6.);
   EXPECT_DOUBLE_EQ(std::accumulate(grammar.stationary().begin(), grammar.stationary().end(), 0.), 1);
 }
@@ -56,13 +56,13 @@ TEST(Grammar, SpendsItsTimeInProportionToTheWordsOfItsTexts) {
 TEST(Reader, KnowsWhatFollows) {
   const Grammar grammar(kPets, kPetRules);
   Reader reader(grammar, kPetWords);
-  // A text of 6 words has, on average: 3/4 a, cat or dog; 1 ran; 7/4 full stops; 3/4 sat; one of she, he, it.
+  // A story of 6 words has, on average: 3/4 a, cat or dog; 1 ran; 7/4 full stops; 3/4 sat; one of she, he, it.
   const double a = 1 / 8., ran = 1 / 6., stop = 7 / 24.;
   expect_near(reader.next(), {0, a, a / 2, a / 2, ran, stop, 1 / 12., 1 / 24., 1 / 24., a});
-  // Of 7 full stops, 3 are followed by a pet's pronoun, which is "he" with 1/4; after the other 4 a text begins, with
-  // "he" in one of 16.
+  // 3 of 7 full stops are followed by a pet's pronoun, which is "he" with probability 1/4. After the other 4 a story
+  // begins, with "he" in one of 16.
   expect_near(probabilities(reader, kPetWords, {".", "he"}), {stop, 3 / 7. * 1 / 4. + 4 / 7. * 1 / 16.});
-  // Of these 3/28 and 1/28, the first goes on with "sat", the second with "ran".
+  // Of these 3/28 and 1/28, the first continues with "sat", the second with "ran".
   expect_near(probabilities(reader, kPetWords, {"sat", "."}), {3 / 4., 1});
   expect_near(probabilities(reader, kPetWords, {"a", "cat", "ran", ".", "she", "sat"}), {3 / 4., 1 / 2., 1, 1, 1, 1});
   reader.start();
@@ -73,11 +73,11 @@ TEST(Reader, AddsUpTheWordsThatAreNotInTheVocabulary) {
   const Grammar grammar(kPets, kPetRules);
   const Words vocabulary = {"<unk>", ".", "a"};
   Reader reader(grammar, vocabulary);
-  // What follows an "a" is known but for which pet it is: <unk> is all of it.
+  // After an "a" everything is known except which pet follows, and <unk> covers all pets.
   expect_near(probabilities(reader, vocabulary, {"a", "cat", "ran", ".", "she"}), {1 / 8., 1, 1, 1, 1});
   reader.start();
-  // A full stop, 7/4 of 6 words, always follows a pair of unknown ones: "cat ran", "she ran", "she sat". So 7/2 of 6
-  // words are unknown, and of these each second one is followed by another.
+  // A full stop (7/4 of 6 words) always follows a pair of unknown words: "cat ran", "she ran", "she sat". So 7/2 of 6
+  // words are unknown, and every second one of these is followed by another.
   expect_near(probabilities(reader, vocabulary, {"?", "?", "."}), {7 / 12., 1 / 2., 1});
 }
 
@@ -141,7 +141,7 @@ TEST(Stories, HaveProbabilitiesThatSumToOne) {
   }
 }
 
-// The probability of these tokens from a state on: the sum over all ways through the machine.
+// Returns the probability of these tokens from a state on: the sum over all paths through the automaton.
 double sum_over_paths(int state, const std::int32_t* tokens, int count, const Tokens& token_of_word) {
   if (count == 0) return 1;
   double sum = 0;
@@ -166,7 +166,8 @@ TEST(BestLoss, IsThatOfAllWaysThroughTheMachine) {
     const Text text = write_stories(3, 3000, vocabulary);
     const Tokens tokens = token_of_word(text.vocabulary);
     const Tokens stream(text.valid.begin(), text.valid.begin() + 20 * context + 5);
-    // The product of the probabilities of each next token is that of all tokens over that of the first.
+    // The product of the probabilities of each next token must be the probability of all tokens divided by that of the
+    // first.
     double sum = 0;
     for (int sample = 0; sample < 20; ++sample) {
       double all = 0, first = 0;
@@ -189,8 +190,8 @@ TEST(BestLoss, FallsWithTheContextToThatOfOneWhoKnowsTheBeginning) {
     EXPECT_LT(loss, before);
     before = loss;
   }
-  // One sample of the whole text, against the probability of each story from its first word on. They differ in what
-  // is known at the beginning of the text alone.
+  // One sample of the whole text, against the probability of each story from its first word on. The two differ only in
+  // what is known at the beginning of the text.
   const Tokens tokens = token_of_word(text.vocabulary);
   const int count = static_cast<int>(text.valid.size());
   double sum = 0;
@@ -205,9 +206,9 @@ TEST(BestLoss, FallsWithTheContextToThatOfOneWhoKnowsTheBeginning) {
 }
 
 TEST(BestLoss, IsTheEntropyOnAverage) {
-  // What the loss of a token is expected to be, given those before it, is the entropy of the reader's distribution. The
-  // differences have mean zero and are not correlated, whatever they depend on, so that their sum's variance is the sum
-  // of their squares; five standard deviations happen once in a million seeds.
+  // The expected loss of a token, given the tokens before it, is the entropy of the reader's distribution. The
+  // differences have mean zero and are uncorrelated, even if they depend on each other, so the variance of their sum is
+  // the sum of their squares. A deviation of five standard deviations occurs once in a million seeds.
   for (int vocabulary : {0, 100}) {
     const Text text = write_stories(5, 20000, vocabulary);
     Reader reader(story_grammar(), text.vocabulary);

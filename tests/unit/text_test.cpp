@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words, vocabulary and samples, as the language model's PyTorch twin reads them.
+// Words, vocabulary and samples, as the PyTorch version of the language model reads them.
 #include "common/data/text.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class ReadText : public testing::Test {
   }
   Text read(int vocabulary = 0, int context = 1) const { return read_text(folder_.string(), vocabulary, context); }
 
-  // Expects that the files cannot be read, and that the error is this one, with the folder for its @.
+  // Expects that the files cannot be read, with this error; @ stands for the folder.
   void expect_error(std::string expected, int context = 1) const {
     expected.replace(expected.find('@'), 1, folder_.string());
     try {
@@ -102,7 +102,7 @@ TEST_F(ReadText, SplitsAtUnicodeWhiteSpace) {
     write("a" + space + "b" + space + space, "a", "a");
     EXPECT_EQ(read().train, (Tokens{2, 3, 1})) << testing::PrintToString(space);
   }
-  // A zero-width space and a byte order mark are no white space; nor are neighbors of the above.
+  // A zero-width space and a byte order mark are not white space; neither are neighbors of the white space above.
   for (const std::string letter : {"\u200b", "\ufeff", "\u180e", "\u0084", "\u00a1", "\x7f", "\U0010ffff"}) {
     write("a" + letter + "b", "a", "a");
     EXPECT_EQ(read().train, (Tokens{2, 1})) << testing::PrintToString(letter);
@@ -135,7 +135,7 @@ TEST_F(ReadText, NamesTheFileThatIsMissingOrEmpty) {
   expect_error("@/valid.txt: it is empty");
   write("valid.txt", "\n\n");
   fs::create_directory(folder_ / "test.txt");
-  expect_error("@/test.txt: it is no regular file");
+  expect_error("@/test.txt: it is not a regular file");
   fs::remove_all(folder_);
   expect_error("@: there is no such folder");
   write("", "");
@@ -152,13 +152,14 @@ TEST_F(ReadText, NeedsOneSampleOfEachStream) {
 }
 
 TEST_F(ReadText, RefusesWhatIsNoUtf8) {
-  // A zero byte, a stray continuation byte, overlong forms, a surrogate, beyond Unicode, and sequences cut short.
+  // A NUL byte, a stray continuation byte, overlong forms, a surrogate, a code point beyond Unicode, and truncated
+  // sequences.
   for (const std::string& binary :
        {std::string(1, '\0'), std::string("\x80"), std::string("\xc1\xbf"), std::string("\xe0\x9f\xbf"),
         std::string("\xf0\x8f\xbf\xbf"), std::string("\xed\xa0\x80"), std::string("\xf4\x90\x80\x80"),
         std::string("\xf8"), std::string("\xff"), std::string("\xe2\x80"), std::string("\xe2\x80 ")}) {
     write("a\nb " + binary, "a", "a");
-    expect_error("@/train.txt: line 2 is no text in UTF-8");
+    expect_error("@/train.txt: line 2 is not UTF-8 text");
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the watchdog says, from the notes of stuck ranks.
+// The watchdog's verdict on the notes of stuck ranks.
 #include "common/watchdog/verdict.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ CallNote message(const std::string& operation, int peer, std::uint64_t count = 4
   return {operation, "pair", kPair, 1, count, "float32", peer, "a.cu:2", false};
 }
 
-// A rank that has made `collectives` calls on the world and is, on a communicator of ranks 2 and 3, rank `rank` - 2.
+// Returns the note of a rank that has made `collectives` calls on the world communicator and is rank `rank` - 2 of a
+// communicator of ranks 2 and 3.
 Note note(int rank, std::int64_t collectives, std::vector<CallNote> calls, const std::string& in_call = "") {
   return {rank,
           1.5,
@@ -57,7 +58,7 @@ CallNote at(CallNote call, const std::string& place) {
   return call;
 }
 
-// What rank 1 leaves out looks like its next calls, so that only a later one does not fit.
+// Rank 1 leaves out a call that looks like its next ones, so only a later call does not match.
 TEST(Verdict, ACallThatOneRankLeavesOutAmongOthersAlike) {
   const auto sum = [](std::int64_t number, const std::string& place) {
     return at(collective(number, "ncclAllReduce", 8, true), place);
@@ -66,7 +67,7 @@ TEST(Verdict, ACallThatOneRankLeavesOutAmongOthersAlike) {
   const Note a = note(0, 5, {sum(1, "a.cu:9"), sum(2, "a.cu:10"), sum(3, "a.cu:20"), sum(4, "a.cu:30"), large(5)});
   const Note b = note(1, 4, {sum(1, "a.cu:9"), sum(2, "a.cu:20"), sum(3, "a.cu:30"), large(4)});
   const std::string expected =
-      "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8 float32 (collective 2 of 'world', "
+      "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8 float32 (collective 2 of 'world', "
       "a.cu:10), and goes on to ncclAllReduce of 8 float32 (collective 2 of 'world', a.cu:20)";
   EXPECT_EQ(find_verdict({a, b}, 2), expected);
   EXPECT_EQ(find_verdict({b, a}, 2), expected);
@@ -76,9 +77,9 @@ TEST(Verdict, ACallThatOneRankLeavesOut) {
   const Note a = note(0, 3, {collective(2, "ncclAllReduce", 8), collective(3, "ncclBroadcast", 1)});
   const Note b = note(1, 2, {collective(2, "ncclBroadcast", 1)});
   EXPECT_PRED2(starts_with, find_verdict({a, b}, 2),
-               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+               "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8");
   EXPECT_PRED2(starts_with, find_verdict({b, a}, 2),
-               "missing call: rank 1 leaves out what rank 0 calls, ncclAllReduce of 8");
+               "missing call: rank 1 skips the call that rank 0 makes, ncclAllReduce of 8");
 }
 
 TEST(Verdict, ARankThatDoesNotAnswer) {
@@ -116,7 +117,7 @@ TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
 }
 
 TEST(Verdict, ACircleOfCallsThatFitTogether) {
-  // Rank 0 reduces, then sends; rank 1 receives that first.
+  // Rank 0 reduces, then sends. Rank 1 receives this message first, then reduces.
   const auto of_world = [](CallNote call) {
     call.communicator = "world", call.communicator_id = kWorld;
     return call;
@@ -132,7 +133,7 @@ TEST(Verdict, ACircleOfCallsThatFitTogether) {
 
 TEST(Verdict, CallsThatFitTogether) {
   const CallNote call = collective(1, "ncclAllReduce", 8);
-  EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks fit");
+  EXPECT_PRED2(starts_with, find_verdict({note(0, 1, {call}), note(1, 1, {call})}, 2), "the calls of the ranks match");
 }
 
 TEST(Verdict, LineOfARank) {
@@ -141,7 +142,7 @@ TEST(Verdict, LineOfARank) {
       "rank 1 waits in ncclRecv of 4 float32 from rank 0 of 'pair' (number 1, a.cu:2) for 1.5 s; the program is in "
       "cudaFree (a.cu:3); last completed: ncclAllReduce of 8 float32 (collective 1 of 'world', a.cu:1)");
   EXPECT_EQ(describe(note(0, 0, {})),
-            "rank 0 waits in no NCCL call and in no other: its own code runs; last completed: none");
+            "rank 0 waits in no NCCL call or other call: its own code runs; last completed: none");
 }
 
 }  // namespace

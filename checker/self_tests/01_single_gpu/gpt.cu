@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checker has `gpt` do besides its run: the code of some TODOs with inputs that a model meets only once it has
-// learned for long.
+// Self-tests that the checker runs in `gpt`: they call the code of some TODOs with inputs that a model meets only after
+// long training.
 #include "01_single_gpu/attention.h"
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/generate.h"
@@ -10,8 +10,8 @@
 namespace workshop {
 namespace {
 
-// γ and β as training makes them, where a model begins with ones and zeros; a row whose values are so close to each
-// other that ε counts, and one far from zero. In binary their means and variances are short numbers.
+// γ and β as after training (a model starts with ones and zeros), a row of values so close together that ε matters, and
+// a row far from zero. The rows' means and variances are short binary numbers.
 const SelfTest trained_norm([](const Options&, cudaStream_t stream) {
   constexpr int kRows = 3, kWidth = 4;
   constexpr float kStep = 1.0f / 1024;
@@ -53,13 +53,13 @@ const SelfTest large_logits([](const Options&, cudaStream_t stream) {
          targets.data(), kRows, kVocabulary);
   probe("01.17", "losses of large logits", losses.data(), {kRows}, stream);
   probe("01.17", "logarithms of large sums", log_sums.data(), {kRows}, stream);
-  if (kMixedPrecision) return;  // the gradient may be rounded once or twice, both of which is right
+  if (kMixedPrecision) return;  // the gradient may be rounded once or twice, and both are right
   launch(cross_entropy_backward, kRows * kVocabulary, stream, gradient.data(), logits.data(), log_sums.data(),
          targets.data(), kRows, kVocabulary, kRows);
   probe("01.18", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
 });
 
-// Rounding may leave the sum of all probabilities at or below the number that is drawn.
+// Due to rounding, the sum of all probabilities may be at or below the number that is drawn.
 const SelfTest draw_beyond_the_sum([](const Options& options, cudaStream_t) {
   if (!options.gpt.generate.empty()) next_token({0, 0, 0}, 1, 1);
 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shared_handles: what works on one stream shares a cuBLAS handle, which lives as long as one of them.
+// shared_handles: everything on one stream shares a cuBLAS handle, which lives as long as one of its users.
 #include <cstdio>
 
 #include "common/device/device.h"

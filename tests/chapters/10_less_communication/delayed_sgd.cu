@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// delayed_sgd --replay RECORD --workers-of-run K [OPTION]...: what a parameter server and K workers have trained, in
-// one process. Every update of the record takes the gradient of old parameters: w_{t+1} = w_t - γ ∇f(w_{t-τ}).
+// delayed_sgd --replay RECORD --workers-of-run K [OPTION]...: computes in one process what a parameter server and K
+// workers have trained. Each update of the record takes the gradient at old parameters: w_{i+1} = w_i - η ∇f(w_{i-δ})
+// with staleness δ.
 #include <deque>
 #include <vector>
 

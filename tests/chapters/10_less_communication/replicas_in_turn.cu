@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// replicas_in_turn: what decentralized and local_sgd compute on several ranks, in one process without NCCL. It holds
-// all replicas, trains them in turn, and mixes their parameters, the exact ones, on the host in double precision.
+// replicas_in_turn: computes in one process, without NCCL, what decentralized and local_sgd compute on several ranks.
+// It holds all replicas, trains them one after another, and mixes their exact parameters on the host in double
+// precision.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -81,7 +82,7 @@ Values mean_of(const std::vector<Values>& all) {
   return mean;
 }
 
-// W of the ring, as a matrix: row i has what replica i makes of all.
+// The mixing matrix of the ring: row i has the weights with which replica i mixes all replicas.
 std::vector<Values> ring(int size) {
   std::vector<Values> weights(size, Values(size));
   for (int i = 0; i < size; ++i) {
@@ -111,7 +112,8 @@ double distance(const Replicas& replicas, cudaStream_t stream) {
   return std::sqrt(squares / static_cast<double>(all.size()));
 }
 
-// The rounds of local_sgd: torch.optim.SGD(lr=lr, momentum=momentum, nesterov=True) on the way that all have gone.
+// The rounds of local_sgd: torch.optim.SGD(lr=lr, momentum=momentum, nesterov=True) applied to the replicas' mean
+// change since the last round.
 struct Outer {
   double lr = 1, momentum = 0;
   Values start = {}, buffer = {};
@@ -141,7 +143,7 @@ void average_losses(const Replicas& replicas, cudaStream_t stream) {
   }
 }
 
-// Every replica's; false when there is nothing more.
+// Advances all replicas; returns false at the end.
 bool next_epoch(const Replicas& replicas) {
   bool any = false;
   for (const auto& replica : replicas) any = replica->training.next_epoch();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of chapter 01's models.cu: a model that the strategies have never heard of, of residual layers
-// y = x + s·(x Wᵀ), with a loss that is a mean over samples and not over elements.
+// Replaces chapter 01's models.cu: a model that no strategy knows, with residual layers y = x + s·(x Wᵀ), and with a
+// loss that is a mean over samples, not elements.
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/models.h"
 
@@ -40,7 +40,7 @@ struct ResidualLayer : Layer {
     launch(column_dots, out, g.blas.stream(), parameters[1].grad, g.dy, z, n, out, g.accumulate);
     launch(scale_columns, n, g.blas.stream(), g.spare, g.dy, parameters[1].value, n, out);
     gemm(g.blas, Op::transposed, Op::as_is, out, in, g.samples, g.spare, x, g.accumulate, parameters[0].grad);
-    gemm(g.blas, Op::as_is, Op::as_is, g.samples, in, out, g.spare, parameters[0].value, 1, g.dy);  // beside dy itself
+    gemm(g.blas, Op::as_is, Op::as_is, g.samples, in, out, g.spare, parameters[0].value, 1, g.dy);  // adds to dy itself
     if (g.dx == nullptr) return g.dy;
     CUDA_CHECK(cudaMemcpyAsync(g.dx, g.dy, n * sizeof(float), cudaMemcpyDeviceToDevice, g.blas.stream()));
     return g.dx;

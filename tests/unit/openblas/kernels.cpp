@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernels replaced: where OpenBLAS has chosen kernels for a lesser processor, as it does for one that it does not know,
-// the cpu backend has better ones when a handle exists, and they compute.
-// kernels kept: those that the user has asked for stay.
+// kernels replaced: if OpenBLAS has chosen kernels for a lesser processor (as it does for an unknown one), the cpu
+// backend replaces them when a handle exists, and the new ones compute correctly. kernels kept: kernels that the user
+// has asked for stay.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// A function of OpenBLAS, loaded as the cpu backend loads it; null if it has none of this name.
+// Returns a function of OpenBLAS, loaded as the cpu backend loads it, or null if there is none of this name.
 template <typename Function>
 Function find(const char* name) {
   static void* library = [] {
