@@ -278,6 +278,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         building.Lock(str(tmp_path / "file" / "build"), "build.lock", "").__enter__()
 
 
+@pytest.mark.parametrize("path,odd", [("/home/a [2026]/w", "'['"), ("/a;b", "';'"), ("/a$b", "'$'"), ("/a*", "'*'")])
+def test_a_path_that_cmake_does_not_take_is_refused(path, odd):
+    with pytest.raises(errors.Refused, match="move this clone") as refused:
+        building.Builder.require_plain_path(path)
+    assert odd in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["/home/Zoë Ångström/a b/w", "/a(b)/c'd/e,f/ü+~#"])
+def test_other_paths_are_taken(path):
+    building.Builder.require_plain_path(path)
+
+
 def test_one_build_at_a_time(tmp_path, capsys):
     with open(tmp_path / "build.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -140,10 +140,19 @@ class Builder:
     def install_missing(self) -> None:
         machine.install_missing(self.backend, self.folder, self.yes, self.with_slurm, self.with_fuzz)
 
+    @staticmethod
+    def require_plain_path(path: str) -> None:
+        """CMake takes some characters in a path for patterns or lists."""
+        odd = sorted(set(path) & set("[]*?;$\\\"\n"))
+        if odd:
+            raise Refused(f"CMake cannot build in {path!r}, which has {odd[0]!r}: move this clone to another folder")
+
     def build(self, *targets: str) -> None:
         """Installs, configures and builds what these targets need. With WORKSHOP_PREBUILT, only a participant's own programs
         are built here; their targets begin with their chapter."""
         prebuilt = self.prebuilt()
+        for path in (os.getcwd(), os.path.abspath(self.folder), prebuilt):
+            self.require_plain_path(path)
         with Lock(self.folder, "build.lock", "Waiting for another build to end"):
             self._forget_other_source()
             os.makedirs(self.folder, exist_ok=True)
