@@ -94,6 +94,10 @@ def test_settings_of_the_user_stay():
     assert "OMPI_MCA_btl" not in found and "OMPI_MCA_plm" not in found
 
 
+def test_who_names_machines_may_reach_them():
+    assert "OMPI_MCA_btl" not in mpi.settings("orterun", {"OMPI_MCA_orte_default_hostfile": "/hosts"}, "/s", False)
+
+
 def test_without_process_vm_readv_ranks_copy_through_shared_memory(monkeypatch):
     monkeypatch.setattr(mpi, "may_read_other_processes", lambda: False)
     assert mpi.settings("orterun", {}, "/s", False)["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"

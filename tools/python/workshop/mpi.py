@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 # Batch systems and hostfiles that mpirun would follow to other machines.
+_ASK_FOR_NODES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _ALLOCATIONS = "^slurm,gridengine,lsf,loadleveler,tm,alps,pbs,pals"
 
 
@@ -57,11 +58,13 @@ def settings(mpirun: str, environment: dict[str, str], session: str, as_root: bo
         "PRTE_MCA_plm": "^slurm,lsf,tm,pals",
         "PRTE_MCA_prte_default_hostfile": "none",
         "OMPI_MCA_pml": "ob1",
-        # Ranks of one machine talk through shared memory. The others need not even be loaded.
+        # Ranks of one machine talk through shared memory. Other transports need not even be loaded.
         "OMPI_MCA_btl": "self,vader" if is_version_4 else "^tcp,openib,usnic,ofi",
         # What it knows of a few ranks need not be in shared segments of megabytes.
         "PMIX_MCA_gds": "hash",
     }
+    if any(environment.get(name) for name in _ASK_FOR_NODES):
+        del defaults["OMPI_MCA_btl"]  # the user has named other machines
     found = {name: value for name, value in defaults.items() if name not in environment}
     # The folder that Open MPI would use is shared by all jobs and removed by whichever ends last, while another begins.
     # The memory that ranks share lies in the session, too: a killed rank leaves its own behind, for a later job with
