@@ -171,7 +171,14 @@ Ranks discover_ranks(const Environment& env) {
   }
 
   Found found = torchrun.complete() ? torchrun : started_by;
-  if (!found.complete()) found = {{"none", "", "", "LOCAL_RANK", ""}, 0, 1, 0, 1};
+  if (!found.complete()) {
+    // Without this, each rank of MPICH's launchers would train by itself.
+    if (const int ranks = number(env, "PMI_SIZE", 1).value_or(1); ranks > 1) {
+      refuse("PMI_SIZE is %d: these ranks were started by a launcher of another MPI; use Open MPI's mpirun, torchrun, or srun",
+             ranks);
+    }
+    found = {{"none", "", "", "LOCAL_RANK", ""}, 0, 1, 0, 1};
+  }
   for (const Found* other : {&open_mpi, &slurm}) {
     if (!found.same_ranks(*other)) continue;
     if (!found.local_rank) found.local_rank = other->local_rank;

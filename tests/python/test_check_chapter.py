@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checks of a chapter run, which of their verdicts counts, and what is said. The checks just say something."""
+
 import os
 import subprocess
 
@@ -35,15 +36,39 @@ class Chapter:
         for line in lines:
             name, program, ranks, status, verdict, todos, *options = line.split("|")
             source = "one.cu" if program == "a" else "two.cu"
-            text += "\t".join([name, program, ranks, f"{self.folder}/say", "--fingerprints",
-                               f"{self.folder}/fingerprints.txt", "--todos", f"{self.folder}/{source}", status, verdict,
-                               *todos.split(","), "--", "--epochs", "3", *[w for o in options for w in o.split()]]) + "\n"
+            text += (
+                "\t".join(
+                    [
+                        name,
+                        program,
+                        ranks,
+                        f"{self.folder}/say",
+                        "--fingerprints",
+                        f"{self.folder}/fingerprints.txt",
+                        "--todos",
+                        f"{self.folder}/{source}",
+                        status,
+                        verdict,
+                        *todos.split(","),
+                        "--",
+                        "--epochs",
+                        "3",
+                        *[w for o in options for w in o.split()],
+                    ]
+                )
+                + "\n"
+            )
         (self.folder / "build" / "checks" / "02_x").write_text(text)
 
     def judge(self, *options):
         """Status, what was said, and which checks ran."""
-        done = subprocess.run([os.path.join(ROOT, "checker", "check_chapter"), *options, "--state", "state", "build", "02_x"],
-                              cwd=self.folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [os.path.join(ROOT, "checker", "check_chapter"), *options, "--state", "state", "build", "02_x"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.progress = done.stderr
         ran = self.folder / "build" / "tests" / "run"
         names = sorted(path.parent.name for path in ran.glob("*/status.txt"))
@@ -72,7 +97,9 @@ def test_a_todo_that_is_not_reached_is_not_right(chapter):
 
 
 def test_a_note_is_said_once(chapter):
-    chapter.checks("one|a|2|0|fine|right 02.1", "two|a|4|0|Note: it waits|right 02.1", "three|b|2|0|Note: it waits|right 02.2")
+    chapter.checks(
+        "one|a|2|0|fine|right 02.1", "two|a|4|0|Note: it waits|right 02.1", "three|b|2|0|Note: it waits|right 02.2"
+    )
     assert chapter.judge()[1] == "all 2 TODOs right\nNote: it waits\nright 02.1 02.2\n"
 
 
@@ -85,19 +112,27 @@ def test_that_something_was_not_compared_counts_only_if_it_never_was(chapter):
 
 
 def test_the_first_that_is_certainly_wrong_is_shown(chapter):
-    chapter.checks("one|a|1|1|crash|right 02.1,wrong 02.2,blame likely 02.2",
-                   "two|b|2|1|TODO 02.10 late|right 02.2,wrong 02.10,blame certain 02.10",
-                   "three|c|4|1|TODO 02.3 (x) first|wrong 02.3,blame certain 02.3")
+    chapter.checks(
+        "one|a|1|1|crash|right 02.1,wrong 02.2,blame likely 02.2",
+        "two|b|2|1|TODO 02.10 late|right 02.2,wrong 02.10,blame certain 02.10",
+        "three|c|4|1|TODO 02.3 (x) first|wrong 02.3,blame certain 02.3",
+    )
     status, said, _ = chapter.judge()
     assert status == 1
-    assert said == ("TODO 02.3 (x) first\nThis run: ./workshop run 02 c -n 4 -- --epochs 3\nStuck? ./workshop hint 02.3\n"
-                    "right 02.1 · wrong 02.2 02.3 02.10\n3 runs are wrong in all: --verbose shows them\n")
+    assert said == (
+        "TODO 02.3 (x) first\nThis run: ./workshop run 02 c -n 4 -- --epochs 3\nStuck? ./workshop hint 02.3\n"
+        "right 02.1 · wrong 02.2 02.3 02.10\n3 runs are wrong in all: --verbose shows them\n"
+    )
 
 
 class TestWhichRun:
-    LINES = ("one|a|2|1|TODO 02.1|" + CERTAIN, "two|a|4|1|x|" + CERTAIN,
-             "three|b|1|1|Your program did not finish|wrong 02.2,blame likely 02.2", "four|b|2|1|x|wrong 02.2",
-             "five|c|2|0|x|right 02.3")
+    LINES = (
+        "one|a|2|1|TODO 02.1|" + CERTAIN,
+        "two|a|4|1|x|" + CERTAIN,
+        "three|b|1|1|Your program did not finish|wrong 02.2,blame likely 02.2",
+        "four|b|2|1|x|wrong 02.2",
+        "five|c|2|0|x|right 02.3",
+    )
 
     def test_what_is_certain_or_does_not_end_is_the_last_of_its_program(self, chapter):
         chapter.checks(*self.LINES)
@@ -112,33 +147,56 @@ class TestWhichRun:
     def test_narrowed(self, chapter):
         chapter.checks(*self.LINES)
         assert chapter.judge("--program", "b", "--ranks", "1")[1].startswith(
-            "Your program did not finish\nThis run: ./workshop run 02 b -n 1 -- --epochs 3\n")
+            "Your program did not finish\nThis run: ./workshop run 02 b -n 1 -- --epochs 3\n"
+        )
         said = chapter.judge("--todo", "02.1")[1]
         assert "TODO 02.1: wrong\n" in said and "did not finish" not in said
         status, said, _ = chapter.judge("--ranks", "3")
         assert status == 2 and "on 3 ranks; there are:\n  a on 2 ranks\n  a on 4 ranks\n" in said
 
     def test_two_more_where_mistakes_are_known(self, chapter):
-        chapter.fingerprints("run a 2 --epochs 3", "02.2-x | y", "run a 3 --epochs 3", "02.1-x | y", "run a 5 --epochs 3",
-                             "02.1-x | y", "run a 6 --epochs 3", "02.1-x | y")
-        chapter.checks(f"one|a|1|1|first|{CERTAIN}", f"two|a|2|1|second|{CERTAIN}", f"three|a|3|1|third|{CERTAIN}",
-                       f"four|a|5|1|fourth|{CERTAIN}", f"five|a|6|1|fifth|{CERTAIN}")
+        chapter.fingerprints(
+            "run a 2 --epochs 3",
+            "02.2-x | y",
+            "run a 3 --epochs 3",
+            "02.1-x | y",
+            "run a 5 --epochs 3",
+            "02.1-x | y",
+            "run a 6 --epochs 3",
+            "02.1-x | y",
+        )
+        chapter.checks(
+            f"one|a|1|1|first|{CERTAIN}",
+            f"two|a|2|1|second|{CERTAIN}",
+            f"three|a|3|1|third|{CERTAIN}",
+            f"four|a|5|1|fourth|{CERTAIN}",
+            f"five|a|6|1|fifth|{CERTAIN}",
+        )
         _, said, ran = chapter.judge()
         assert ran == "four one three" and said.startswith("first\n")
-        chapter.checks(f"one|a|1|1|first|{CERTAIN}", f"two|a|2|1|second|{CERTAIN}", f"three|a|3|1|third|{CERTAIN} known",
-                       f"four|a|5|1|fourth|{CERTAIN}")
+        chapter.checks(
+            f"one|a|1|1|first|{CERTAIN}",
+            f"two|a|2|1|second|{CERTAIN}",
+            f"three|a|3|1|third|{CERTAIN} known",
+            f"four|a|5|1|fourth|{CERTAIN}",
+        )
         _, said, ran = chapter.judge()
         assert ran == "one three" and said.startswith("third\n")
 
 
 def test_what_is_open_counts_less_than_what_is_wrong(chapter):
     chapter.checks("one|a|2|77|Next: TODO 02.2|right 02.1,open 02.2,unreached 02.3")
-    assert chapter.judge()[:2] == (77, "Next: TODO 02.2\nStuck? ./workshop hint 02.2\n"
-                                       "right 02.1 · open 02.2 · not reached 02.3\n")
-    chapter.checks("one|a|2|77|Next: TODO 02.2|right 02.1,open 02.2,unchecked 02.3",
-                   "two|b|2|0|x|unreached 02.3,unreached 02.4")
-    assert ("right 02.1 · open 02.2 · not reached 02.4 · not checked 02.3, behind what is open or wrong\n"
-            in chapter.judge()[1])
+    assert chapter.judge()[:2] == (
+        77,
+        "Next: TODO 02.2\nStuck? ./workshop hint 02.2\n" "right 02.1 · open 02.2 · not reached 02.3\n",
+    )
+    chapter.checks(
+        "one|a|2|77|Next: TODO 02.2|right 02.1,open 02.2,unchecked 02.3", "two|b|2|0|x|unreached 02.3,unreached 02.4"
+    )
+    assert (
+        "right 02.1 · open 02.2 · not reached 02.4 · not checked 02.3, behind what is open or wrong\n"
+        in chapter.judge()[1]
+    )
 
 
 def test_what_did_not_run_is_not_wrong(chapter):
@@ -182,8 +240,11 @@ class TestOneTodo:
         assert self.judge(chapter)[2] == "one"
 
     def test_what_is_open_ends_it(self, chapter):
-        chapter.checks("one|a|1|77|Next: TODO 02.1|open 02.1", "two|a|2|77|Next: TODO 02.1|open 02.1",
-                       "three|b|1|0|fine|right 02.1")
+        chapter.checks(
+            "one|a|1|77|Next: TODO 02.1|open 02.1",
+            "two|a|2|77|Next: TODO 02.1|open 02.1",
+            "three|b|1|0|fine|right 02.1",
+        )
         assert self.judge(chapter)[::2] == (77, "one")
 
     def test_both_precisions_are_built(self, chapter):

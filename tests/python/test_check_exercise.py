@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check_exercise says of programs, with scripts in their place, and compare_runs of the build (WORKSHOP_BUILD_FOLDER)."""
+"""What check_exercise says of programs, with scripts in their place, and compare_runs of the build
+(WORKSHOP_BUILD_FOLDER)."""
+
 import os
 import subprocess
 import time
@@ -8,7 +10,9 @@ import pytest
 from conftest import ROOT
 from workshop import check_exercise
 
-COMPARE = os.path.join(os.environ.get("WORKSHOP_BUILD_FOLDER", os.path.join(ROOT, "build", "cpu")), "tools", "compare_runs")
+COMPARE = os.path.join(
+    os.environ.get("WORKSHOP_BUILD_FOLDER", os.path.join(ROOT, "build", "cpu")), "tools", "compare_runs"
+)
 pytestmark = pytest.mark.skipif(not os.path.exists(COMPARE), reason="compare_runs is not built")
 
 
@@ -17,13 +21,17 @@ class Exercise:
         self.folder = folder
         self.checks = folder / "run" / "check"
         self.checks.mkdir(parents=True)
-        (folder / "x.cu").write_text("  // TODO 02.1: Sum.\n  // END TODO 02.1\n  // TODO 02.2: More.\n  // END TODO 02.2\n")
+        (folder / "x.cu").write_text(
+            "  // TODO 02.1: Sum.\n  // END TODO 02.1\n  // TODO 02.2: More.\n  // END TODO 02.2\n"
+        )
         self.program("solution", 1, ":")
 
     def program(self, name, value, does):
         """A program of one TODO, of which it records this value; then it `does` something."""
-        probe = ('{"type":"probe","rank":0,"id":"02.1","name":"sum","step":0,"sequence":0,"shape":[2],"values":[%s,2],"l2":3,'
-                 '"sum":3}' % value)
+        probe = (
+            '{"type":"probe","rank":0,"id":"02.1","name":"sum","step":0,"sequence":0,"shape":[2],"values":[%s,2],"l2":3,'
+            '"sum":3}' % value
+        )
         (self.folder / name).write_text(f"""#!/bin/bash
 echo started >>"{self.folder}/{name}.starts"
 while [[ $1 != --record ]]; do shift; done
@@ -36,14 +44,35 @@ printf '%s\\n' "$run" '{probe}' '{{"type":"end","status":"complete","steps":1,"s
         (self.folder / name).chmod(0o755)
 
     def command(self, seconds=60):
-        return [os.path.join(ROOT, "checker", "check_exercise"), "-n", "1", "-t", str(seconds), "--todos", f"{self.folder}/x.cu",
-                "--sources", "/nowhere", "--compare", COMPARE, "--solution", f"{self.folder}/solution", "--mine",
-                f"{self.folder}/mine"]
+        return [
+            os.path.join(ROOT, "checker", "check_exercise"),
+            "-n",
+            "1",
+            "-t",
+            str(seconds),
+            "--todos",
+            f"{self.folder}/x.cu",
+            "--sources",
+            "/nowhere",
+            "--compare",
+            COMPARE,
+            "--solution",
+            f"{self.folder}/solution",
+            "--mine",
+            f"{self.folder}/mine",
+        ]
 
     def judge(self, value=1, does=":", seconds=60):
         self.program("mine", value, does)
-        done = subprocess.run(self.command(seconds), cwd=self.checks, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(
+            self.command(seconds),
+            cwd=self.checks,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         return done.returncode, done.stdout
 
     def starts_of_solution(self):
@@ -57,7 +86,9 @@ def exercise(tmp_path):
 
 def test_right(exercise):
     status, said = exercise.judge()
-    assert status == 0 and "right: TODO 02.1: tensors (1) agree" in said and "Not reached in this run: TODO 02.2" in said
+    assert (
+        status == 0 and "right: TODO 02.1: tensors (1) agree" in said and "Not reached in this run: TODO 02.2" in said
+    )
     assert (exercise.checks / "todos.txt").read_text() == "right 02.1\nunreached 02.2\n"
     assert (exercise.checks / "verdict.txt").read_text() == said
 
@@ -89,12 +120,16 @@ def test_a_program_that_does_not_start_is_no_verdict(exercise):
     assert not (exercise.checks / "todos.txt").exists()
 
 
-@pytest.mark.parametrize("value,does,seconds,text", [
-    (1, "exit 0", 60, "is where your program ended too early"),
-    (7, "exit 3", 60, "TODO 02.1 (Sum.) is the first that differs"),
-    (7, "exit 3", 60, "ended with status 3"),
-    (1, "sleep 60", 3, "did not finish on 1 rank"),
-    (1, "kill -SEGV $$", 60, "crashed on 1 rank: signal SEGV")])
+@pytest.mark.parametrize(
+    "value,does,seconds,text",
+    [
+        (1, "exit 0", 60, "is where your program ended too early"),
+        (7, "exit 3", 60, "TODO 02.1 (Sum.) is the first that differs"),
+        (7, "exit 3", 60, "ended with status 3"),
+        (1, "sleep 60", 3, "did not finish on 1 rank"),
+        (1, "kill -SEGV $$", 60, "crashed on 1 rank: signal SEGV"),
+    ],
+)
 def test_a_program_that_does_not_come_to_its_end(exercise, value, does, seconds, text):
     status, said = exercise.judge(value, does, seconds)
     assert status == 1 and text in said
@@ -107,8 +142,12 @@ def test_much_output_is_cut(exercise):
 
 def test_two_at_a_time(exercise):
     exercise.program("mine", 1, "sleep 0.5")
-    both = [subprocess.Popen(exercise.command(), cwd=exercise.checks, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            exercise.command(), cwd=exercise.checks, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for _ in range(2)
+    ]
     said = [process.communicate()[0] for process in both]
     assert all("right: TODO 02.1: tensors (1) agree" in text for text in said)
     assert sum("waiting for another check" in text for text in said) == 1
@@ -122,8 +161,10 @@ def test_a_signal_ends_the_program(exercise):
         time.sleep(0.05)
     process.terminate()
     assert process.wait(30) == 143
-    assert not os.path.exists(f"/proc/{pid.read_text().strip()}/cmdline") or "sleep" not in open(
-        f"/proc/{pid.read_text().strip()}/cmdline").read()
+    assert (
+        not os.path.exists(f"/proc/{pid.read_text().strip()}/cmdline")
+        or "sleep" not in open(f"/proc/{pid.read_text().strip()}/cmdline").read()
+    )
 
 
 @pytest.mark.parametrize("seconds,patience", [(3, 1), (20, 6), (30, 10), (60, 10), (90, 15)])

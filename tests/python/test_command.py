@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ./workshop answers without building anything, and the parts that it is made of."""
+
 import fcntl
 import io
 import os
@@ -15,56 +16,66 @@ WORKSHOP = os.path.join(ROOT, "workshop")
 
 
 def workshop(*words, **environment):
-    return subprocess.run([WORKSHOP, *words], env=dict(os.environ, WORKSHOP_BACKEND="cpu", **environment),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [WORKSHOP, *words],
+        env=dict(os.environ, WORKSHOP_BACKEND="cpu", **environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 # ---- one line for whatever it does not know ----
 
 
-@pytest.mark.parametrize("words,text", [
-    ("fly", "unknown verb 'fly'"),
-    ("run 99", "no chapter '99'"),
-    ("check 9", "no chapter '09'"),
-    ("check 02.77", "no TODO 02.77 in 02_ddp"),
-    ("check 2 --ranks two", "--ranks expects a number of ranks, not 'two'"),
-    ("check 02 --epochs 3", "check knows --ranks and --verbose, not '--epochs'"),
-    ("check 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
-    ("watch 99", "no chapter '99'"),
-    ("reset", "which chapter"),
-    ("reset 02 ddp", "reset takes one chapter and -y, not 'ddp'"),
-    ("run 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
-    ("run 02 -n many", "-n expects a number of ranks, not 'many'"),
-    ("run 02 -n", "-n expects a number of ranks, not 'nothing'"),
-    ("run 02 --launcher ssh", "--launcher is mpirun or env, not 'ssh'"),
-    ("run 02 --epochs 3", "not '--epochs'"),
-    ("submit 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
-    ("submit 02 --nodes two", "--nodes expects a number of nodes, not 'two'"),
-    ("submit 02 --gpus", "--gpus expects a number of GPUs per node, not 'nothing'"),
-    ("submit 02 --epochs 3", "submit knows --nodes, --gpus, --solution, --check, --report, --wait and --"),
-    ("submit 02 --check --solution", "submit --check takes --gpus, --wait and --"),
-    ("submit 02.1", "no chapter '02.1'"),
-    ("doctor --cluster --all", "doctor --cluster knows --nodes and --gpus, not '--all'"),
-    ("doctor now", "doctor takes no arguments but --cluster, not 'now'"),
-    ("scaling 02 --ranks all", "--ranks expects numbers such as 1,2,4,8, not 'all'"),
-    ("scaling 02 --epochs 3", "scaling knows --ranks, --weak, --solution, --json and --"),
-    ("report", "report expects a chapter"),
-    ("report 99", "no chapter '99'"),
-    ("report 02 -n two", "expects numbers of ranks such as 2 or 1,2,4, not 'two'"),
-    ("report run.jsonl -n 2", "takes --terminal and -o alone"),
-    ("bench --json", "bench: --json lacks its value"),
-    ("bench --torch /no/such", "bench: '/no/such' is no Python with torch"),
-    ("list --backend tpu", "cpu or cuda, not 'tpu'"),
-    ("list all", "list takes no arguments, not 'all'"),
-    ("demo fast", "demo takes no arguments, not 'fast'"),
-    ("setup --what", "setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '--what'"),
-    ("hint", "expects the number of a TODO, such as 02.4, not ''"),
-    ("hint 02", "expects the number of a TODO, such as 02.4, not '02'"),
-    ("hint 02.4a", "expects the number of a TODO, such as 02.4, not '02.4a'"),
-    ("hint 02.77", "there is no TODO 02.77; 02_ddp/README.md"),
-    ("hint 99.1", "no chapter '99'"),
-    ("hint 02.4 -n", "hint knows --all, not '-n'"),
-    ("hint 02.4 02.5", "hint takes one TODO, not '02.5' too")])
+@pytest.mark.parametrize(
+    "words,text",
+    [
+        ("fly", "unknown verb 'fly'"),
+        ("run 99", "no chapter '99'"),
+        ("check 9", "no chapter '09'"),
+        ("check 02.77", "no TODO 02.77 in 02_ddp"),
+        ("check 2 --ranks two", "--ranks expects a number of ranks, not 'two'"),
+        ("check 02 --epochs 3", "check knows --ranks and --verbose, not '--epochs'"),
+        ("check 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+        ("watch 99", "no chapter '99'"),
+        ("reset", "which chapter"),
+        ("reset 02 ddp", "reset takes one chapter and -y, not 'ddp'"),
+        ("run 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+        ("run 02 -n many", "-n expects a number of ranks, not 'many'"),
+        ("run 02 -n", "-n expects a number of ranks, not 'nothing'"),
+        ("run 02 --launcher ssh", "--launcher is mpirun or env, not 'ssh'"),
+        ("run 02 --epochs 3", "not '--epochs'"),
+        ("submit 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
+        ("submit 02 --nodes two", "--nodes expects a number of nodes, not 'two'"),
+        ("submit 02 --gpus", "--gpus expects a number of GPUs per node, not 'nothing'"),
+        ("submit 02 --epochs 3", "submit knows --nodes, --gpus, --solution, --check, --report, --wait and --"),
+        ("submit 02 --check --solution", "submit --check takes --gpus, --wait and --"),
+        ("submit 02.1", "no chapter '02.1'"),
+        ("doctor --cluster --all", "doctor --cluster knows --nodes and --gpus, not '--all'"),
+        ("doctor now", "doctor takes no arguments but --cluster, not 'now'"),
+        ("scaling 02 --ranks all", "--ranks expects numbers such as 1,2,4,8, not 'all'"),
+        ("scaling 02 --epochs 3", "scaling knows --ranks, --weak, --solution, --json and --"),
+        ("report", "report expects a chapter"),
+        ("report 99", "no chapter '99'"),
+        ("report 02 -n two", "expects numbers of ranks such as 2 or 1,2,4, not 'two'"),
+        ("report run.jsonl -n 2", "takes --terminal and -o alone"),
+        ("bench --json", "bench: --json lacks its value"),
+        ("bench --torch /no/such", "bench: '/no/such' is no Python with torch"),
+        ("list --backend tpu", "cpu or cuda, not 'tpu'"),
+        ("list all", "list takes no arguments, not 'all'"),
+        ("demo fast", "demo takes no arguments, not 'fast'"),
+        ("setup --what", "setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '--what'"),
+        ("hint", "expects the number of a TODO, such as 02.4, not ''"),
+        ("hint 02", "expects the number of a TODO, such as 02.4, not '02'"),
+        ("hint 02.4a", "expects the number of a TODO, such as 02.4, not '02.4a'"),
+        ("hint 02.77", "there is no TODO 02.77; 02_ddp/README.md"),
+        ("hint 99.1", "no chapter '99'"),
+        ("hint 02.4 -n", "hint knows --all, not '-n'"),
+        ("hint 02.4 02.5", "hint takes one TODO, not '02.5' too"),
+    ],
+)
 def test_refusals(words, text):
     done = workshop(*words.split())
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and text in done.stderr
@@ -80,9 +91,12 @@ def test_help_of_a_verb():
     done = workshop("check", "--help")
     assert done.stdout.startswith("  check CHAPTER") and "  watch" not in done.stdout
     assert command.help_of("list").count("\n") == 1
-    assert set(command.VERBS) | {"progress"} == {verb for verb in
-                                                 [line.split()[0] for line in command.USAGE.split("\n")
-                                                  if line.startswith("  ") and line[2:3].isalpha()]} - {"help"}
+    assert set(command.VERBS) | {"progress"} == {
+        verb
+        for verb in [
+            line.split()[0] for line in command.USAGE.split("\n") if line.startswith("  ") and line[2:3].isalpha()
+        ]
+    } - {"help"}
 
 
 def test_list():
@@ -93,20 +107,39 @@ def test_list():
 
 def test_it_works_from_anywhere_and_through_a_link(tmp_path):
     (tmp_path / "link").symlink_to(WORKSHOP)
-    done = subprocess.run([str(tmp_path / "link"), "list"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env=dict(os.environ, WORKSHOP_BACKEND="cpu", CDPATH=".", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere",
-                                   GREP_OPTIONS="-x", POSIXLY_CORRECT="1", BASH_ENV="/nowhere"))
+    done = subprocess.run(
+        [str(tmp_path / "link"), "list"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(
+            os.environ,
+            WORKSHOP_BACKEND="cpu",
+            CDPATH=".",
+            PYTHONPATH="/nowhere",
+            PYTHONHOME="/nowhere",
+            GREP_OPTIONS="-x",
+            POSIXLY_CORRECT="1",
+            BASH_ENV="/nowhere",
+        ),
+    )
     assert done.returncode == 0 and done.stdout.startswith("chapter ") and done.stderr == ""
 
 
 def test_without_python_one_line_says_so(tmp_path):
     for name in ("sh", "dirname", "readlink", "id"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    start = (tmp_path / "start")
+    start = tmp_path / "start"
     start.write_text(open(os.path.join(ROOT, "tools/python/start")).read().replace("/usr/bin/python3", "/no/python3"))
     start.chmod(0o755)
-    done = subprocess.run(["/bin/sh", str(start), "command", "list"], env={"PATH": str(tmp_path)}, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        ["/bin/sh", str(start), "command", "list"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "install python3" in done.stderr
 
 
@@ -117,7 +150,9 @@ def test_backend_stands_anywhere_before_the_options_of_a_program(monkeypatch):
     monkeypatch.delenv("WORKSHOP_BACKEND", raising=False)
     assert command.read_backend(["--backend", "cuda", "run", "02"]) == ("cuda", ["run", "02"])
     assert command.read_backend(["run", "02", "--backend", "cpu", "--", "--backend", "x"]) == (
-        "cpu", ["run", "02", "--", "--backend", "x"])
+        "cpu",
+        ["run", "02", "--", "--backend", "x"],
+    )
 
 
 def test_sets_of_options():
@@ -126,13 +161,24 @@ def test_sets_of_options():
     assert verbs_measure.sets_of(["--", "--a", "--", "--b", "--", "--c"]) == [["--a"], ["--a", "--b"], ["--a", "--c"]]
 
 
-@pytest.mark.parametrize("text,ranks", [("1,2,4", [1, 2, 4]), ("8", [8]), ("", None), ("0", None), ("1,", None), ("a", None)])
+@pytest.mark.parametrize(
+    "text,ranks", [("1,2,4", [1, 2, 4]), ("8", [8]), ("", None), ("0", None), ("1,", None), ("a", None)]
+)
 def test_ranks(text, ranks):
     assert context.parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("program,ranks", [("01_single_gpu/gpt", 1), ("02_ddp/ddp", 2), ("03_model_parallel/one_process", 1),
-                                           ("03_model_parallel/model_parallel", 2), ("07_3d/plan", 1), ("07_3d/train_3d", 2)])
+@pytest.mark.parametrize(
+    "program,ranks",
+    [
+        ("01_single_gpu/gpt", 1),
+        ("02_ddp/ddp", 2),
+        ("03_model_parallel/one_process", 1),
+        ("03_model_parallel/model_parallel", 2),
+        ("07_3d/plan", 1),
+        ("07_3d/train_3d", 2),
+    ],
+)
 def test_default_ranks(program, ranks, monkeypatch):
     monkeypatch.chdir(ROOT)
     chapter, name = program.split("/")
@@ -144,12 +190,15 @@ def test_a_program_is_built_for_the_precision_of_its_options(monkeypatch):
     chapter = chapters.choose("02")
     assert context.targets_of(chapter, "ddp", True, ["--epochs", "3"]) == ["solution_02_ddp_ddp"]
     assert context.targets_of(chapter, "ddp", False, ["--precision", "bf16"]) == ["02_ddp_ddp", "02_ddp_ddp_bf16"]
-    assert context.targets_of(chapters.choose("00"), "hello", False, ["--precision", "bf16"]) == ["00_collectives_hello"]
+    assert context.targets_of(chapters.choose("00"), "hello", False, ["--precision", "bf16"]) == [
+        "00_collectives_hello"
+    ]
 
 
 def test_slots_of_gpus():
     def slots(*free):
         return [gpu["slots"] for gpu in verbs_setup.gpu_slots(list(free))["local"][0]["gpus"]]
+
     assert slots("81000", "7000", "[N/A]") == [8, 4, 3] and slots("4000") == [8]
 
 
@@ -159,7 +208,9 @@ def test_slots_of_gpus():
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "CMakeLists.txt").write_text("workshop_chapter(02_ddp ddp ddp_overlap)\nworkshop_chapter(10_less local)\n")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "workshop_chapter(02_ddp ddp ddp_overlap)\nworkshop_chapter(10_less local)\n"
+    )
     for folder, code in (("solutions/02_ddp", "  all();\n"), ("02_ddp", '  todo("02.10");\n')):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "ddp.h").write_text(f"  // TODO 02.10: Ten.\n{code}  // END TODO 02.10\n")
@@ -178,7 +229,9 @@ def test_todos_are_in_order(clone):
     chapter = chapters.choose("02")
     assert chapters.todos(chapter) == ["02.9", "02.10"]
     assert [(found.todo, found.place) for found in chapters.open_todos(chapter)] == [
-        ("02.9", "02_ddp/ddp.cu:2"), ("02.10", "02_ddp/ddp.h:2")]
+        ("02.9", "02_ddp/ddp.cu:2"),
+        ("02.10", "02_ddp/ddp.h:2"),
+    ]
 
 
 @pytest.mark.parametrize("name", [".ddp.h.swp", "#ddp.h#", "ddp.h~", "ddp.h.mine", "ddp.h.orig"])
@@ -240,14 +293,25 @@ def test_progress_now_and_then():
 
 
 def test_what_a_compiler_says_is_shown_if_it_fails():
-    said = progress(["[1/2] Building CXX object a.o", "a.cpp:1: warning: unused", "[2/2] Building CXX object b.o",
-                     "FAILED: b.o", "/usr/bin/c++ -c b.cpp", "b.cpp:3: error: what", "ninja: build stopped: subcommand failed."])
+    said = progress(
+        [
+            "[1/2] Building CXX object a.o",
+            "a.cpp:1: warning: unused",
+            "[2/2] Building CXX object b.o",
+            "FAILED: b.o",
+            "/usr/bin/c++ -c b.cpp",
+            "b.cpp:3: error: what",
+            "ninja: build stopped: subcommand failed.",
+        ]
+    )
     assert "warning" not in said and "/usr/bin/c++" not in said
     assert said.endswith("FAILED: b.o\nb.cpp:3: error: what\nninja: build stopped: subcommand failed.\n")
 
 
 def test_an_error_of_ninja_is_shown_with_what_came_before():
-    assert progress(["CMake Error at CMakeLists.txt:3", "ninja: error: rebuilding 'build.ninja'"]).startswith("CMake Error")
+    assert progress(["CMake Error at CMakeLists.txt:3", "ninja: error: rebuilding 'build.ninja'"]).startswith(
+        "CMake Error"
+    )
 
 
 def test_a_build_folder_of_another_clone_is_built_anew(tmp_path, monkeypatch, capsys):
@@ -276,6 +340,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.Refused, match="WORKSHOP_BUILD"):
         building.Lock(str(tmp_path / "file" / "build"), "build.lock", "").__enter__()
+
+
+@pytest.mark.parametrize("path,odd", [("/home/a [2026]/w", "'['"), ("/a;b", "';'"), ("/a$b", "'$'"), ("/a*", "'*'")])
+def test_a_path_that_cmake_does_not_take_is_refused(path, odd):
+    with pytest.raises(errors.Refused, match="move this clone") as refused:
+        building.Builder.require_plain_path(path)
+    assert odd in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["/home/Zoë Ångström/a b/w", "/a(b)/c'd/e,f/ü+~#"])
+def test_other_paths_are_taken(path):
+    building.Builder.require_plain_path(path)
 
 
 def test_one_build_at_a_time(tmp_path, capsys):
@@ -308,6 +384,9 @@ def test_cores_are_not_those_of_openmp(monkeypatch):
 
 
 def test_scratch_folders_differ(tmp_path):
-    with verbs_measure.Scratch(str(tmp_path), "report") as first, verbs_measure.Scratch(str(tmp_path), "report") as second:
+    with (
+        verbs_measure.Scratch(str(tmp_path), "report") as first,
+        verbs_measure.Scratch(str(tmp_path), "report") as second,
+    ):
         assert first != second and os.path.isdir(second)
     assert not os.listdir(tmp_path)

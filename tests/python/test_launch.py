@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tools/launch promises: statuses, messages, and that nothing is left behind."""
+
 import os
 import shutil
 import signal
@@ -26,13 +27,22 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(*words, **environment):
-    return subprocess.run([LAUNCH, *words], env=dict(os.environ, **environment), stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [LAUNCH, *words],
+        env=dict(os.environ, **environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def begin(*words):
-    return subprocess.Popen([LAUNCH, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [LAUNCH, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def until(condition, seconds=60):
@@ -55,8 +65,18 @@ def assert_nothing_left(folder):
 # ---- the command line ----
 
 
-@pytest.mark.parametrize("words", ["-n 2 -- /no/such/program", "-n 0 -- true", "-n x -- true", "-n 2", "-n 2 -t soon -- true",
-                                   "--what", "-n ² -- true"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-n 2 -- /no/such/program",
+        "-n 0 -- true",
+        "-n x -- true",
+        "-n 2",
+        "-n 2 -t soon -- true",
+        "--what",
+        "-n ² -- true",
+    ],
+)
 def test_a_wrong_command_line_is_refused_in_one_line(words):
     done = run(*words.split())
     assert done.returncode == 2 and done.stdout.startswith("launch: ") and done.stdout.count("\n") == 1
@@ -68,8 +88,18 @@ def test_parse():
     assert launch.parse(["-n", "1", "--", "true"]).seconds is None
 
 
-@pytest.mark.parametrize("value,ranks,expected", [
-    (None, 2, 60), ("7", 2, 7), ("0.5", 2, None), ("0", 2, None), ("soon", 2, None), ("7", 1, None), ("9999999", 2, None)])
+@pytest.mark.parametrize(
+    "value,ranks,expected",
+    [
+        (None, 2, 60),
+        ("7", 2, 7),
+        ("0.5", 2, None),
+        ("0", 2, None),
+        ("soon", 2, None),
+        ("7", 1, None),
+        ("9999999", 2, None),
+    ],
+)
 def test_deadline(value, ranks, expected):
     assert launch.deadline({} if value is None else {"WORKSHOP_TIMEOUT": value}, ranks) == expected
 
@@ -77,7 +107,9 @@ def test_deadline(value, ranks, expected):
 def test_another_mpi_is_named(folder):
     (folder / "mpirun").write_text("#!/bin/sh\necho HYDRA build details:\n")
     (folder / "mpirun").chmod(0o755)
-    with pytest.raises(launch.Refused, match=r"need Open MPI's mpirun; .*/mpirun is of another MPI \(HYDRA build details:\)"):
+    with pytest.raises(
+        launch.Refused, match=r"need Open MPI's mpirun; .*/mpirun is of another MPI \(HYDRA build details:\)"
+    ):
         launch.choose(launch.Job(2, None, False, ["true"]), {"PATH": str(folder)})
     with pytest.raises(launch.Refused, match="mpirun is missing"):
         launch.choose(launch.Job(2, None, False, ["true"]), {"PATH": "/nowhere"})
@@ -101,8 +133,14 @@ class TestRanks:
     @pytest.mark.skipif(not shutil.which("script"), reason="there is no script, which makes a terminal")
     def test_there_is_a_terminal(self, mode):
         command = f"'{LAUNCH}' {' '.join(mode)} -n 2 -- sh -c 'echo \"${{WORKSHOP_TERMINAL-none}}\"'"
-        done = subprocess.run(["script", "-qec", command, "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["script", "-qec", command, "/dev/null"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.stdout.split() == ["1", "1"]
 
     def test_hwloc_looks_for_no_displays(self, mode):
@@ -130,8 +168,15 @@ class TestRanks:
         assert_nothing_left(folder)
 
     def test_usr1_reaches_the_ranks(self, mode, folder):
-        started = begin(*mode, "-n", "2", "--", "bash", "-c", f'trap "echo saved >got.{RANK}; exit 0" USR1; echo $$ >spin.{RANK}; '
-                                                              'while :; do sleep 0.1; done')
+        started = begin(
+            *mode,
+            "-n",
+            "2",
+            "--",
+            "bash",
+            "-c",
+            f'trap "echo saved >got.{RANK}; exit 0" USR1; echo $$ >spin.{RANK}; ' "while :; do sleep 0.1; done",
+        )
         until(lambda: len(spinning(folder)) == 2)
         started.send_signal(signal.SIGUSR1)
         assert started.wait(60) == 0
@@ -149,16 +194,26 @@ class TestRanks:
         if not os.path.exists("/dev/full"):
             pytest.skip("there is no /dev/full")
         with open("/dev/full", "w") as full:
-            done = subprocess.run([LAUNCH, *mode, "-n", "2", "--", "sh", "-c", "echo text"], stdout=full,
-                                  stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60, check=False)
+            done = subprocess.run(
+                [LAUNCH, *mode, "-n", "2", "--", "sh", "-c", "echo text"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                timeout=60,
+                check=False,
+            )
         assert done.returncode != 0
 
 
-@pytest.mark.parametrize("variables", [
-    {"SLURM_JOBID": "1", "SLURM_JOB_ID": "1", "SLURM_NODELIST": "node17", "SLURM_TASKS_PER_NODE": "1"},
-    {"SGE_ROOT": "/sge", "ARC": "lx", "PE_HOSTFILE": "/no/such", "JOB_ID": "7"},
-    {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "7", "PBS_NODEFILE": "/no/such"},
-    {"OMPI_MCA_rmaps_base_mapping_policy": ""}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_JOBID": "1", "SLURM_JOB_ID": "1", "SLURM_NODELIST": "node17", "SLURM_TASKS_PER_NODE": "1"},
+        {"SGE_ROOT": "/sge", "ARC": "lx", "PE_HOSTFILE": "/no/such", "JOB_ID": "7"},
+        {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "7", "PBS_NODEFILE": "/no/such"},
+        {"OMPI_MCA_rmaps_base_mapping_policy": ""},
+    ],
+)
 @HAS_MPIRUN
 def test_variables_of_a_batch_system_lead_nowhere(variables):
     done = run("-n", "2", "--", "true", **variables)
@@ -166,8 +221,15 @@ def test_variables_of_a_batch_system_lead_nowhere(variables):
 
 
 def test_torchrun_variables():
-    done = run("--env", "-n", "3", "--", "bash", "-c",
-               'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $((MASTER_PORT > 0))"')
+    done = run(
+        "--env",
+        "-n",
+        "3",
+        "--",
+        "bash",
+        "-c",
+        'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $((MASTER_PORT > 0))"',
+    )
     assert sorted(done.stdout.splitlines()) == [f"{rank} 3 {rank} 3 127.0.0.1 1" for rank in range(3)]
 
 
@@ -198,22 +260,32 @@ def fake_mpirun(folder, text):
 
 def test_notes_of_mpirun(folder):
     dashes = 74 * "-"
-    done = run("-n", "2", "--", "true", **fake_mpirun(folder, f"""
-kill -PIPE $$  # does not end it
-printf '[vm:%07d] [[30112,0],0] ORTE_ERROR_LOG: Out of resource\\n' $$ >&2
-printf '%s\\n' 'one ra{dashes}' 'MPI_ABORT was invoked on rank 1' {dashes} 'nk speaks' {dashes} 'Something else' {dashes} >&2
-"""))
+    done = run(
+        "-n",
+        "2",
+        "--",
+        "true",
+        **fake_mpirun(
+            folder,
+            f""" kill -PIPE $$  # does not end it printf '[vm:%07d] [[30112,0],0] ORTE_ERROR_LOG: Out of resource\\n' $$
+            >&2 printf '%s\\n' 'one ra{dashes}' 'MPI_ABORT was invoked on rank 1' {dashes} 'nk speaks' {dashes}
+            'Something else' {dashes} >&2 """,
+        ),
+    )
     assert done.stdout == f"one rank speaks\n{dashes}\nSomething else\n{dashes}\n"
 
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_an_mpirun_that_hangs_when_its_ranks_have_ended(folder, status):
-    fake = fake_mpirun(folder, """
+    fake = fake_mpirun(
+        folder,
+        """
 shift 5  # --oversubscribe --bind-to none -n 2
 for rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" & done
 wait
 sleep 60
-""")
+""",
+    )
     began = time.monotonic()
     done = run("-n", "2", "--", "bash", "-c", f"sleep 0.5; echo here; exit {status}", WORKSHOP_TIMEOUT="2", **fake)
     assert (done.returncode, set(done.stdout.split())) == (status, {"here"}) and time.monotonic() - began < 30

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of checker/mistakes/NN_name.txt, what CMake is told of it, and the lists themselves."""
+
 import glob
 import os
 
@@ -49,7 +50,13 @@ def test_checks():
 def test_fillings():
     chapter = parsed(LIST)
     assert [use.name for use in chapter.uses] == ["02.1-sum", "02.1-late", "02.1-by-hand", "02.2-crash", "02.1-sum"]
-    assert [use.expects for use in chapter.uses] == ["TODO 02.1", "did not finish|x", "right", "see TODO 02.2", "TODO 02.1"]
+    assert [use.expects for use in chapter.uses] == [
+        "TODO 02.1",
+        "did not finish|x",
+        "right",
+        "see TODO 02.2",
+        "TODO 02.1",
+    ]
     assert chapter.uses[2].is_right and not chapter.uses[0].is_right
     assert chapter.code["02.1-sum"] == "  ncclSum;\n\n  more;\n" and chapter.code["02.1-by-hand"] == "  by_hand;\n"
     crash = chapter.uses[3].run
@@ -58,23 +65,29 @@ def test_fillings():
 
 
 def test_sentences_by_todo():
-    assert parsed(LIST).sentences() == {"02.1": ["You summed; the text asks for the average.", "It is late."],
-                                        "02.2": ["It crashes."]}
+    assert parsed(LIST).sentences() == {
+        "02.1": ["You summed; the text asks for the average.", "It is late."],
+        "02.2": ["It crashes."],
+    }
 
 
-@pytest.mark.parametrize("text,message", [
-    ("check 2", "list.txt:1: a line 'program NAME' must come first"),
-    ("program a\ncheck two", "list.txt:2: expected numbers of ranks"),
-    ("program a\ncheck 2 within soon", "expected numbers of ranks"),
-    ("program a\ncheck 0", "expected numbers of ranks"),
-    ("program a\ncheck 2\nrun 3", "list.txt:3: no check is like this run on 3 ranks"),
-    ("program a\ncheck 2\nrun 2 -- --x", "no check is like this run"),
-    ("program a\ncheck 2\n02.1-x", "list.txt:3: no run is above 02.1-x"),
-    ("program a\ncheck 2\nrun 2\nwhat is this", "list.txt:4: what is 'what is this'?"),
-    ("  code", "list.txt:1: code without a filling"),
-    ("says x", "'says' must follow"),
-    ("cpu_only x", "'cpu_only' must follow a run"),
-    ("program a\ncheck 2\nrun 2\n02.1-x\n  code\n02.1-x\n  other", "02.1-x has its code already")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("check 2", "list.txt:1: a line 'program NAME' must come first"),
+        ("program a\ncheck two", "list.txt:2: expected numbers of ranks"),
+        ("program a\ncheck 2 within soon", "expected numbers of ranks"),
+        ("program a\ncheck 0", "expected numbers of ranks"),
+        ("program a\ncheck 2\nrun 3", "list.txt:3: no check is like this run on 3 ranks"),
+        ("program a\ncheck 2\nrun 2 -- --x", "no check is like this run"),
+        ("program a\ncheck 2\n02.1-x", "list.txt:3: no run is above 02.1-x"),
+        ("program a\ncheck 2\nrun 2\nwhat is this", "list.txt:4: what is 'what is this'?"),
+        ("  code", "list.txt:1: code without a filling"),
+        ("says x", "'says' must follow"),
+        ("cpu_only x", "'cpu_only' must follow a run"),
+        ("program a\ncheck 2\nrun 2\n02.1-x\n  code\n02.1-x\n  other", "02.1-x has its code already"),
+    ],
+)
 def test_what_is_wrong_is_said_with_its_line(text, message):
     with pytest.raises(mistakes.Wrong) as wrong:
         parsed(text)
@@ -86,16 +99,23 @@ def test_what_cmake_has_to_do():
     lines = text.splitlines()
     assert lines[0] == "workshop_check(02_x ddp RANKS 2 4 OPTIONS --max-steps 3 --name [==[two words]==])"
     assert lines[1] == "workshop_check(02_x ddp RANKS 3 OPTIONS)"
-    assert lines[2].startswith("workshop_filling(02_x ddp 02.1-sum RANKS 2 EXPECT [==[TODO 02.1]==] "
-                               "SAYS [==[You summed. the text asks for the average\\.]==] CPU_ONLY [==[the order")
+    assert lines[2].startswith(
+        "workshop_filling(02_x ddp 02.1-sum RANKS 2 EXPECT [==[TODO 02.1]==] "
+        "SAYS [==[You summed. the text asks for the average\\.]==] CPU_ONLY [==[the order"
+    )
     assert "SAYS" not in lines[3]  # any rank may be the first to speak
     assert " RIGHT OPTIONS " in lines[4] and "TIMEOUT 15 CPU_ONLY [==[it stands in a kernel]==]" in lines[5]
-    assert lines[-3:] == ["set(_fillings 02.1-sum 02.1-late 02.1-by-hand 02.2-crash)", "set(_programs ddp)",
-                          "set(_programs_in_bf16 )"]
+    assert lines[-3:] == [
+        "set(_fillings 02.1-sum 02.1-late 02.1-by-hand 02.2-crash)",
+        "set(_programs ddp)",
+        "set(_programs_in_bf16 )",
+    ]
 
 
 def test_mistakes_that_only_the_cpu_backend_shows():
-    assert mistakes.only_by_checkers("a | status 1, order: x\na | status 1, bounds: y\nb | status 1, order: x\nb | probe\n") == {"a"}
+    assert mistakes.only_by_checkers(
+        "a | status 1, order: x\na | status 1, bounds: y\nb | status 1, order: x\nb | probe\n"
+    ) == {"a"}
 
 
 def test_fillings_that_are_up_to_date_stay(tmp_path):
@@ -109,10 +129,13 @@ def test_fillings_that_are_up_to_date_stay(tmp_path):
 
 def test_sentences_of_fingerprints_are_renewed():
     assert make_fingerprints.renewed("# head\nsays a old\nrun x\na | y\n", ["says a new", "says b c"]) == (
-        "# head\nsays a new\nsays b c\nrun x\na | y\n")
+        "# head\nsays a new\nsays b c\nrun x\na | y\n"
+    )
 
 
-@pytest.mark.parametrize("name", [os.path.basename(path)[:-4] for path in sorted(glob.glob(f"{ROOT}/checker/mistakes/[0-9]*.txt"))])
+@pytest.mark.parametrize(
+    "name", [os.path.basename(path)[:-4] for path in sorted(glob.glob(f"{ROOT}/checker/mistakes/[0-9]*.txt"))]
+)
 def test_the_lists_of_the_chapters(name):
     chapter = mistakes.read_chapter(name, with_mutants=True)
     assert chapter.checks and chapter.uses

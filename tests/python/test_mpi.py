@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which mpirun is taken, what it is told, and which of its lines are shown."""
+
 import os
 import shutil
 
@@ -51,9 +52,15 @@ def test_lines_of_mpirun_itself_are_left_out():
     assert shown("[vm:0004242] [[1,0],0] ORTE_ERROR_LOG", "[vm:00017] mine") == "[vm:00017] mine\n"
 
 
-@pytest.mark.parametrize("line", [
-    "[warn] Epoll MOD(1) on fd 26 failed.", "btl: Unable to find reachable pairing between local and remote",
-    "../../../../opal/mca/btl/tcp/btl_tcp_proc.c:266:mca_btl_tcp_proc_create_interface_graph", "\0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[warn] Epoll MOD(1) on fd 26 failed.",
+        "btl: Unable to find reachable pairing between local and remote",
+        "../../../../opal/mca/btl/tcp/btl_tcp_proc.c:266:mca_btl_tcp_proc_create_interface_graph",
+        "\0",
+    ],
+)
 def test_noise_is_left_out(line):
     assert shown(line, "after") == "after\n"
 
@@ -72,7 +79,10 @@ def test_settings_keep_the_ranks_on_this_machine():
     assert found["OMPI_MCA_plm"] == "isolated" and found["OMPI_MCA_ras"].startswith("^slurm,gridengine")
     assert found["OMPI_MCA_orte_default_hostfile"] == "none" and found["OMPI_MCA_btl"] == "self,vader"
     assert found["OMPI_MCA_orte_tmpdir_base"] == found["OMPI_MCA_btl_vader_backing_directory"] == "/s"
-    assert "OMPI_ALLOW_RUN_AS_ROOT" not in found and mpi.settings("mpirun", {}, "/s", True)["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert (
+        "OMPI_ALLOW_RUN_AS_ROOT" not in found
+        and mpi.settings("mpirun", {}, "/s", True)["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    )
 
 
 def test_open_mpi_5_keeps_its_own_names_for_shared_memory():
@@ -82,6 +92,10 @@ def test_open_mpi_5_keeps_its_own_names_for_shared_memory():
 def test_settings_of_the_user_stay():
     found = mpi.settings("/usr/bin/orterun", {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_plm": "rsh"}, "/s", False)
     assert "OMPI_MCA_btl" not in found and "OMPI_MCA_plm" not in found
+
+
+def test_who_names_machines_may_reach_them():
+    assert "OMPI_MCA_btl" not in mpi.settings("orterun", {"OMPI_MCA_orte_default_hostfile": "/hosts"}, "/s", False)
 
 
 def test_without_process_vm_readv_ranks_copy_through_shared_memory(monkeypatch):

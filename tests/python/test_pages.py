@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tools/pages takes for the same, and what it finds wrong in pages."""
+
 import importlib.machinery
 import importlib.util
 import os
@@ -12,22 +13,26 @@ pages = importlib.util.module_from_spec(importlib.util.spec_from_loader("pages",
 loader.exec_module(pages)
 
 
-@pytest.mark.parametrize("sample,output,simulated,same", [
-    (["a", "b"], ["a", "b"], False, True),
-    (["a", "b"], ["a", "c"], False, False),
-    (["a", "…"], ["a", "b", "c"], False, True),
-    (["…", "c"], ["a", "b", "c"], False, True),
-    (["…", "b", "…"], ["a", "b", "c"], False, True),
-    (["a … c"], ["a b c"], False, True),
-    (["a"], ["a", "b"], False, False),
-    (["took 3.1 ms"], ["took 12 ms"], False, True),
-    (["took 3.1 ms"], ["took 12 ms"], True, False),
-    (["20 GB/s   x"], ["1.25 GB/s x"], False, True),
-    (["loss 1.256364"], ["loss 1.256365"], False, True),
-    (["loss 1.256364"], ["loss 1.266364"], False, False),
-    (["at x.h:17"], ["at x.h:18"], False, False),
-    (["a (b) [c] *"], ["a (b) [c] *"], False, True),
-    (["difference 1.2e-07"], ["difference 0.0e+00"], False, True)])
+@pytest.mark.parametrize(
+    "sample,output,simulated,same",
+    [
+        (["a", "b"], ["a", "b"], False, True),
+        (["a", "b"], ["a", "c"], False, False),
+        (["a", "…"], ["a", "b", "c"], False, True),
+        (["…", "c"], ["a", "b", "c"], False, True),
+        (["…", "b", "…"], ["a", "b", "c"], False, True),
+        (["a … c"], ["a b c"], False, True),
+        (["a"], ["a", "b"], False, False),
+        (["took 3.1 ms"], ["took 12 ms"], False, True),
+        (["took 3.1 ms"], ["took 12 ms"], True, False),
+        (["20 GB/s   x"], ["1.25 GB/s x"], False, True),
+        (["loss 1.256364"], ["loss 1.256365"], False, True),
+        (["loss 1.256364"], ["loss 1.266364"], False, False),
+        (["at x.h:17"], ["at x.h:18"], False, False),
+        (["a (b) [c] *"], ["a (b) [c] *"], False, True),
+        (["difference 1.2e-07"], ["difference 0.0e+00"], False, True),
+    ],
+)
 def test_samples(sample, output, simulated, same):
     assert pages.agrees(sample, output, simulated) == same
 
@@ -42,15 +47,21 @@ def test_plain_output():
 
 
 def test_anchors_are_those_of_github():
-    assert pages.anchors("# What it *costs*: α\n\n## Run\n```\n# no heading\n```\n## Run\n") >= {"what-it-costs-α", "run", "run-1"}
+    assert pages.anchors("# What it *costs*: α\n\n## Run\n```\n# no heading\n```\n## Run\n") >= {
+        "what-it-costs-α",
+        "run",
+        "run-1",
+    }
     assert "no-heading" not in pages.anchors("```\n# no heading\n```\n")
 
 
 def test_links_and_marks(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", str(tmp_path))
     (tmp_path / "b.md").write_text("# There\n")
-    (tmp_path / "a.md").write_text("[x](b.md#there) [y](b.md#not) [z](c.md) [w](https://e.org/x) `[v](d.md)`\n"
-                                   "```sh\nls\n```\n\n```\nprinted\n```\n\n<!-- example -->\n```\nmade up\n```\n")
+    (tmp_path / "a.md").write_text(
+        "[x](b.md#there) [y](b.md#not) [z](c.md) [w](https://e.org/x) `[v](d.md)`\n"
+        "```sh\nls\n```\n\n```\nprinted\n```\n\n<!-- example -->\n```\nmade up\n```\n"
+    )
     assert list(pages.check_links("a.md")) == ["a.md: b.md has no heading '#not'", "a.md: there is no c.md"]
     assert list(pages.check_marks("a.md")) == ["a.md:6: no comment says what prints this block (tools/pages)"]
 

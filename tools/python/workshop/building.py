@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuring and building, in one build folder."""
+
 from __future__ import annotations
 
 import fcntl
@@ -27,8 +28,10 @@ class Lock:
             os.makedirs(self._folder, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise Refused(f"{self._folder} cannot be written ({error.strerror}): name a folder for what is built in "
-                          "WORKSHOP_BUILD") from None
+            raise Refused(
+                f"{self._folder} cannot be written ({error.strerror}): name a folder for what is built in "
+                "WORKSHOP_BUILD"
+            ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -40,8 +43,8 @@ class Lock:
 
 
 class Progress:
-    """Shows how far a build is, "[3/40] …": on a terminal in one line, elsewhere now and then. What a compiler says is shown
-    as soon as it fails, and not otherwise. Nothing is shown if everything is built."""
+    """Shows how far a build is, "[3/40] …": on a terminal in one line, elsewhere now and then. What a compiler says is
+    shown as soon as it fails, and not otherwise. Nothing is shown if everything is built."""
 
     def __init__(self, output, terminal: bool):
         self._output, self._terminal = output, terminal
@@ -62,7 +65,9 @@ class Progress:
                 self._write("Building\n")
             done, total = int(step[1]), int(step[2])
             if self._terminal:
-                self._write(f"\r\x1b[K[{done}/{total}] {os.path.basename(step[3].split()[-1] if step[3].split() else '')}")
+                self._write(
+                    f"\r\x1b[K[{done}/{total}] {os.path.basename(step[3].split()[-1] if step[3].split() else '')}"
+                )
             elif 10 * done // total > self._tenth:
                 self._tenth = 10 * done // total
                 self._write(f"[{done}/{total}]\n")
@@ -104,7 +109,8 @@ class Builder:
         return found[1] if found else ""
 
     def prebuilt(self) -> str:
-        """The build folder of another clone that has everything but the participant's own programs; "" if there is none."""
+        """The build folder of another clone that has everything but the participant's own programs; "" if there is
+        none."""
         clone = os.environ.get("WORKSHOP_PREBUILT")
         if not clone:
             return ""
@@ -112,7 +118,8 @@ class Builder:
         return "" if folder == os.path.realpath(self.folder) else folder  # this may be the clone that others take from
 
     def _forget_other_source(self) -> None:
-        """A clone that was copied or moved has a build folder of another source: those programs would be built and judged."""
+        """A clone that was copied or moved has a build folder of another source: those programs would be built and
+        judged."""
         source = self._cached("CMAKE_HOME_DIRECTORY")
         if source and os.path.realpath(source) != os.path.realpath("."):
             print(f"{self.folder} was built from {source}: building it anew for this clone", file=sys.stderr)
@@ -120,40 +127,65 @@ class Builder:
 
     @staticmethod
     def _settle_clocks() -> None:
-        """Ninja configures again and again while a file that CMake reads is dated in the future: the clock of a file server
-        may be ahead."""
+        """Ninja configures again and again while a file that CMake reads is dated in the future: the clock of a file
+        server may be ahead."""
         now = time.time()
-        files = ["CMakeLists.txt", "CMakePresets.json", *glob.glob("*/CMakeLists.txt"), *glob.glob("*/*/CMakeLists.txt"),
-                 *glob.glob("tools/cmake/*.cmake"), *glob.glob("checker/*.cmake"), *glob.glob("checker/mistakes/*.txt"),
-                 *glob.glob("checker/mistakes/fingerprints/*.txt"), *glob.glob("checker/mutants/*.txt"),
-                 *glob.glob("tools/python/workshop/*.py")]
+        files = [
+            "CMakeLists.txt",
+            "CMakePresets.json",
+            *glob.glob("*/CMakeLists.txt"),
+            *glob.glob("*/*/CMakeLists.txt"),
+            *glob.glob("tools/cmake/*.cmake"),
+            *glob.glob("checker/*.cmake"),
+            *glob.glob("checker/mistakes/*.txt"),
+            *glob.glob("checker/mistakes/fingerprints/*.txt"),
+            *glob.glob("checker/mutants/*.txt"),
+            *glob.glob("tools/python/workshop/*.py"),
+        ]
         ahead = [file for file in files if os.path.exists(file) and os.stat(file).st_mtime > now + 1]
         if ahead:
-            print(f"{ahead[0]}{' and others are' if len(ahead) > 1 else ' is'} dated in the future; setting the date to now",
-                  file=sys.stderr)
+            print(
+                f"{ahead[0]}{' and others are' if len(ahead) > 1 else ' is'} dated in the future; setting the date to now",
+                file=sys.stderr,
+            )
             for file in ahead:
                 os.utime(file)
 
     def _unconfigured(self, prebuilt: str) -> bool:
-        return not os.path.exists(os.path.join(self.folder, "build.ninja")) or prebuilt != self._cached("WORKSHOP_PREBUILT")
+        return not os.path.exists(os.path.join(self.folder, "build.ninja")) or prebuilt != self._cached(
+            "WORKSHOP_PREBUILT"
+        )
 
     def install_missing(self) -> None:
         machine.install_missing(self.backend, self.folder, self.yes, self.with_slurm, self.with_fuzz)
 
+    @staticmethod
+    def require_plain_path(path: str) -> None:
+        """CMake takes some characters in a path for patterns or lists."""
+        odd = sorted(set(path) & set('[]*?;$\\"\n'))
+        if odd:
+            raise Refused(f"CMake cannot build in {path!r}, which has {odd[0]!r}: move this clone to another folder")
+
     def build(self, *targets: str) -> None:
-        """Installs, configures and builds what these targets need. With WORKSHOP_PREBUILT, only a participant's own programs
-        are built here; their targets begin with their chapter."""
+        """Installs, configures and builds what these targets need. With WORKSHOP_PREBUILT, only a participant's own
+        programs are built here; their targets begin with their chapter."""
         prebuilt = self.prebuilt()
+        for path in (os.getcwd(), os.path.abspath(self.folder), prebuilt):
+            self.require_plain_path(path)
         with Lock(self.folder, "build.lock", "Waiting for another build to end"):
             self._forget_other_source()
             os.makedirs(self.folder, exist_ok=True)
             if self._unconfigured(prebuilt):
-                print(f"Configuring for the {self.backend} backend{' with what is prebuilt in ' + prebuilt if prebuilt else ''}",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"Configuring for the {self.backend} backend{' with what is prebuilt in ' + prebuilt if prebuilt else ''}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if not prebuilt:
                     self.install_missing()
                 if self._unconfigured(prebuilt) and machine.quietly(
-                        ["cmake", "--preset", self.backend, "-B", self.folder, "-D", f"WORKSHOP_PREBUILT={prebuilt}"]):
+                    ["cmake", "--preset", self.backend, "-B", self.folder, "-D", f"WORKSHOP_PREBUILT={prebuilt}"]
+                ):
                     raise Failed(1)
             wanted = [target for target in targets if not prebuilt or re.match("[0-9]|programs$", target)]
             if wanted:
@@ -162,8 +194,13 @@ class Builder:
 
     def _ninja(self, targets: list[str]) -> None:
         command = ["cmake", "--build", self.folder, "-j", str(self.jobs), "--target", *targets]
-        with subprocess.Popen(command, env=dict(os.environ, NINJA_STATUS="[%f/%t] "), stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(
+            command,
+            env=dict(os.environ, NINJA_STATUS="[%f/%t] "),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
             assert process.stdout
             progress = Progress(sys.stderr, sys.stderr.isatty())
             for line in process.stdout:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chapters, their programs and their TODOs, as the files of the clone have them."""
+
 from __future__ import annotations
 
 import glob
@@ -26,8 +27,9 @@ class Chapter:
 
     def sources(self, folder: str = "solutions") -> list[str]:
         """Its files with code, as handed out ("."), or solved."""
-        return sorted(file for end in ("cu", "h") for file in glob.glob(
-            os.path.join(glob.escape(folder), self.name, f"*.{end}")))
+        return sorted(
+            file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(folder), self.name, f"*.{end}"))
+        )
 
 
 def read(path: str) -> str:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a participant's programs of a chapter: runs the checks that the build lists for it, and makes one verdict of all.
+"""Judges a participant's programs of a chapter: runs the checks that the build lists for it, and makes one verdict of
+all.
 
   check_chapter [--program NAME] [--todo NN.k] [--ranks N] [--verbose] [--jobs N] [--state FILE] [--build COMMAND]
                 BUILD CHAPTER
 
-BUILD/checks/CHAPTER has the checks, one per line (checker/Exercises.cmake). A check that finds a known mistake, or does not
-end, is the last of its program, unless --verbose. After one that finds something certain, at most two more run: those in
-which mistakes of this TODO are known. With --todo, other programs and precisions follow only if the TODO is wrong and its
-mistake is not known, and then only with checks in which mistakes of it are known. --state keeps what is known of each
-TODO, a line "right 02.1" each. Before the checks of a program, COMMAND CHAPTER PROGRAM runs, and for its twin of another
-precision COMMAND CHAPTER PROGRAM_bf16.
-Status: 0 right, 1 wrong, 77 a TODO is not filled in, 2 not comparable.
-"""
+BUILD/checks/CHAPTER has the checks, one per line (checker/Exercises.cmake). A check that finds a known mistake, or does
+not end, is the last of its program, unless --verbose. After one that finds something certain, at most two more run:
+those in which mistakes of this TODO are known. With --todo, other programs and precisions follow only if the TODO is
+wrong and its mistake is not known, and then only with checks in which mistakes of it are known. --state keeps what is
+known of each TODO, a line "right 02.1" each. Before the checks of a program, COMMAND CHAPTER PROGRAM runs, and for its
+twin of another precision COMMAND CHAPTER PROGRAM_bf16. Status: 0 right, 1 wrong, 77 a TODO is not filled in, 2 not
+comparable. """
+
 from __future__ import annotations
 
 import os
@@ -42,10 +43,10 @@ class Check:
     def __init__(self, line: str, build: str):
         self.name, self.program, self.ranks, *self.command = line.rstrip("\n").split("\t")
         self.folder = os.path.join(build, "tests", "run", self.name)
-        self.options = self.command[self.command.index("--") + 1:] if "--" in self.command else []
+        self.options = self.command[self.command.index("--") + 1 :] if "--" in self.command else []
 
     def values(self, option: str) -> list[str]:
-        words = self.command[:len(self.command) - len(self.options)]
+        words = self.command[: len(self.command) - len(self.options)]
         return [words[i + 1] for i in range(len(words) - 1) if words[i] == option]
 
     @property
@@ -85,8 +86,14 @@ class Check:
     def run(self) -> None:
         os.makedirs(self.folder, exist_ok=True)
         with open(os.path.join(self.folder, "messages.txt"), "wb") as messages:
-            status = subprocess.run(self.command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                    stderr=messages, check=False).returncode
+            status = subprocess.run(
+                self.command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                check=False,
+            ).returncode
         with open(os.path.join(self.folder, "status.txt"), "w", encoding="ascii") as file:
             file.write(f"{status}\n")
 
@@ -122,8 +129,12 @@ class Progress:
     def show(self, place: int, check: Check) -> None:
         text = f"[{place}/{self._total}] {check.text}"
         with self._lock:
-            print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr,
-                  flush=True)
+            print(
+                f"\r\x1b[K{text}" if self._terminal else text,
+                end="" if self._terminal else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def end(self) -> None:
         if self._terminal:
@@ -157,8 +168,11 @@ class Stopping:
         todos = check.todos()
         certain = [words for words in todos if words[:2] == ["blame", "certain"]]
         with self._lock:
-            if (any(words[-1] == "known" for words in certain) or (self._todo and ["open", self._todo] in todos)
-                    or "did not finish" in check.read("verdict.txt")):
+            if (
+                any(words[-1] == "known" for words in certain)
+                or (self._todo and ["open", self._todo] in todos)
+                or "did not finish" in check.read("verdict.txt")
+            ):
                 self._stopped.add(check.program)
             elif certain:
                 if check.program not in self._blamed:
@@ -194,7 +208,7 @@ def wrapped(text: str) -> str:
     """Breaks long lines; what goes on in the next line is indented by two spaces more."""
     lines = []
     for line in text.splitlines():
-        indent = line[:len(line) - len(line.lstrip(" "))] + "  "
+        indent = line[: len(line) - len(line.lstrip(" "))] + "  "
         while len(line) > WIDTH:
             end = line[:WIDTH].rfind(" ")
             while end > 0 and line[end - 1] == " ":
@@ -202,7 +216,7 @@ def wrapped(text: str) -> str:
             if end < len(indent):
                 break
             lines.append(line[:end])
-            line = indent + line[end + 1:]
+            line = indent + line[end + 1 :]
         lines.append(line)
     return "".join(line + "\n" for line in lines)
 
@@ -233,8 +247,9 @@ class Verdict:
             if of_run == RIGHT:
                 continue
             self.others += of_run != OPEN
-            # A TODO that is certainly wrong, the first of them, from a run in which its mistake is known if there is one;
-            # then one that probably is; then a run that blames none; then what did not run; then what is not filled in.
+            # A TODO that is certainly wrong, the first of them, from a run in which its mistake is known if there is
+            # one; then one that probably is; then a run that blames none; then what did not run; then what is not
+            # filled in.
             kind = {"certain": 0, "likely": 1}.get(certainty, {WRONG: 2, OPEN: 4}.get(of_run, 3))
             key = (kind, blamed, not is_known)
             if best_key is None or key < best_key:
@@ -248,8 +263,11 @@ class Verdict:
         return sorted((todo for todo, known in self.known.items() if known == word), key=number)
 
     def state(self) -> str:
-        return "".join(f"{word} {todo}\n" for word in ("right", "wrong", "open", "unreached", "unchecked")
-                       for todo in self.those(word))
+        return "".join(
+            f"{word} {todo}\n"
+            for word in ("right", "wrong", "open", "unreached", "unchecked")
+            for todo in self.those(word)
+        )
 
     def summary(self) -> str:
         parts = []
@@ -327,21 +345,28 @@ class Arguments:
 def chosen(arguments: Arguments, lines: list[str]) -> list[Check]:
     """The checks that are asked for, those of bf16 last."""
     checks = [Check(line, arguments.build) for line in lines]
-    checks = [check for check in checks
-              if arguments.program in ("", check.program) and arguments.ranks in ("", check.ranks)
-              and (not arguments.todo or check.has(arguments.todo))]
+    checks = [
+        check
+        for check in checks
+        if arguments.program in ("", check.program)
+        and arguments.ranks in ("", check.ranks)
+        and (not arguments.todo or check.has(arguments.todo))
+    ]
     return sorted(checks, key=lambda check: check.group.endswith("_bf16"))
 
 
 def run_groups(arguments: Arguments, checks: list[Check], build: Callable[[str], bool] | None) -> bool:
-    """Runs the checks, program by program. `build`, if any, builds what a program's checks take and returns whether that went
-    well. Returns whether what is asked for could be built."""
+    """Runs the checks, program by program. `build`, if any, builds what a program's checks take and returns whether
+    that went well. Returns whether what is asked for could be built."""
     stopping, progress = Stopping(arguments.todo, arguments.verbose), Progress(len(checks))
     is_wrong = False  # a program before has found the TODO wrong: others say more only if they know its mistakes
     for group in dict.fromkeys(check.group for check in checks):
         todo = arguments.todo
-        of_group = [(place, check) for place, check in enumerate(checks, 1)
-                    if check.group == group and (not is_wrong or check.knows(todo))]
+        of_group = [
+            (place, check)
+            for place, check in enumerate(checks, 1)
+            if check.group == group and (not is_wrong or check.knows(todo))
+        ]
         if not of_group:
             continue
         if build and not build(group):
@@ -389,9 +414,11 @@ def check(arguments: Arguments, build: Callable[[str], bool] | None) -> int:
     lines = read(os.path.join(arguments.build, "checks", arguments.chapter)).splitlines()
     checks = chosen(arguments, lines)
     if not checks:
-        asked = ((f" with TODO {arguments.todo}" if arguments.todo else "")
-                 + (f" of {arguments.program}" if arguments.program else "")
-                 + (f" on {arguments.ranks} ranks" if arguments.ranks else ""))
+        asked = (
+            (f" with TODO {arguments.todo}" if arguments.todo else "")
+            + (f" of {arguments.program}" if arguments.program else "")
+            + (f" on {arguments.ranks} ranks" if arguments.ranks else "")
+        )
         there = sorted({f"  {one.program} on {one.ranks} ranks" for one in (Check(line, "") for line in lines)})
         print("\n".join([f"{arguments.chapter} has no such check{asked}; there are:", *there]))
         return NOT_COMPARABLE
@@ -415,6 +442,8 @@ def main(words: list[str]) -> int:
     command = shlex.split(arguments.build_command)
 
     def build(group: str) -> bool:
-        return subprocess.run([*command, arguments.chapter, group], stdin=subprocess.DEVNULL, check=False).returncode == 0
+        return (
+            subprocess.run([*command, arguments.chapter, group], stdin=subprocess.DEVNULL, check=False).returncode == 0
+        )
 
     return check(arguments, build if command else None)

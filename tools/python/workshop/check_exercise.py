@@ -7,6 +7,7 @@
 Writes verdict.txt in the working directory, and todos.txt: what is known of each TODO (compare_runs --summary).
 Status: 0 right, 1 wrong, 77 a TODO is not filled in, 2 not comparable.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -65,10 +66,20 @@ class Check:
     def key(self) -> str:
         """What the solution's record depends on, as the name of its folder."""
         about = os.stat(self.solution)
-        text = "\n".join([os.path.abspath(self.solution), str(about.st_mtime_ns), str(about.st_size),
-                          str(os.stat(__file__).st_mtime_ns), self.ranks, *self.options,
-                          os.environ.get("WORKSHOP_BACKEND", "")])
-        return f"{os.path.basename(self.solution)}.{zlib.crc32(text.encode('utf-8', 'surrogateescape')):08x}-{len(text)}"
+        text = "\n".join(
+            [
+                os.path.abspath(self.solution),
+                str(about.st_mtime_ns),
+                str(about.st_size),
+                str(os.stat(__file__).st_mtime_ns),
+                self.ranks,
+                *self.options,
+                os.environ.get("WORKSHOP_BACKEND", ""),
+            ]
+        )
+        return (
+            f"{os.path.basename(self.solution)}.{zlib.crc32(text.encode('utf-8', 'surrogateescape')):08x}-{len(text)}"
+        )
 
 
 class Bounded:
@@ -81,13 +92,13 @@ class Bounded:
 
     def add(self, data: bytes) -> None:
         space = self.FIRST - len(self.first)
-        self.first += data[:max(space, 0)]
-        self.last += data[max(space, 0):]
+        self.first += data[: max(space, 0)]
+        self.last += data[max(space, 0) :]
         if len(self.last) > 2 * self.LAST:
-            self.last = self.last[-self.LAST:]
+            self.last = self.last[-self.LAST :]
 
     def all(self) -> bytes:
-        return self.first + self.last[-self.LAST:]
+        return self.first + self.last[-self.LAST :]
 
 
 class Locked:
@@ -129,8 +140,12 @@ class Runner:
     def run(self, command: list[str], settings: dict[str, str]) -> tuple[int, bytes]:
         """The status of a command, and what it printed."""
         reader, writer = os.pipe()
-        self._pid = os.posix_spawn(command[0], command, dict(os.environ, **settings),
-                                   file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)])
+        self._pid = os.posix_spawn(
+            command[0],
+            command,
+            dict(os.environ, **settings),
+            file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)],
+        )
         os.close(writer)
         printed = Bounded()
         while data := os.read(reader, 1 << 16):
@@ -161,21 +176,23 @@ def last_lines(output: bytes) -> str:
     return "\n".join(["The last lines of output:", *lines])
 
 
-def run_program(check: Check, runner: Runner, record: str, seconds: int, program: str,
-                settings: dict[str, str]) -> tuple[int, bytes]:
+def run_program(
+    check: Check, runner: Runner, record: str, seconds: int, program: str, settings: dict[str, str]
+) -> tuple[int, bytes]:
     """Runs a program with a record and journals; its output goes to RECORD.out, too."""
     remove([record, *of_ranks(record)])
     status, output = runner.run(
         [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
-        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", **settings})
+        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", **settings},
+    )
     with open(record + ".out", "wb") as file:
         file.write(output)
     return status, output
 
 
 def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
-    """Makes sure that `kept` has the solution's record. It lies beside the folders of the checks, for all of them that run
-    the solution on as many ranks with the same options. Returns what is wrong, or None."""
+    """Makes sure that `kept` has the solution's record. It lies beside the folders of the checks, for all of them that
+    run the solution on as many ranks with the same options. Returns what is wrong, or None."""
     records = os.path.dirname(kept)
     os.makedirs(records, exist_ok=True)
     with Locked(kept + ".lock"):
@@ -229,15 +246,30 @@ def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
         at = text.find("Not filled in yet:")
         verdict = text[at:].rstrip("\n") + "\n" if at >= 0 and (at == 0 or text[at - 1] == "\n") else ""
     status, said = runner.run(
-        [check.compare, os.path.join(kept, "record.jsonl"), judged, *check.of_todos, "--summary", "todos.txt", "--status",
-         str(status), "--output", "mine.jsonl.out", *how], {})
+        [
+            check.compare,
+            os.path.join(kept, "record.jsonl"),
+            judged,
+            *check.of_todos,
+            "--summary",
+            "todos.txt",
+            "--status",
+            str(status),
+            "--output",
+            "mine.jsonl.out",
+            *how,
+        ],
+        {},
+    )
     return status, verdict + said.decode("utf-8", "replace").rstrip("\n")
 
 
 def says_what_is_wrong(output: bytes) -> bool:
     """Whether a program that wrote no journal says itself what is wrong, for example that an option is bad."""
-    return any(line.startswith((b"rank ", b"error: ", b"order: ", b"bounds: ", b"verdict: ", b"Not filled in yet"))
-               for line in output.splitlines())
+    return any(
+        line.startswith((b"rank ", b"error: ", b"order: ", b"bounds: ", b"verdict: ", b"Not filled in yet"))
+        for line in output.splitlines()
+    )
 
 
 def main(words: list[str]) -> int:
@@ -256,7 +288,8 @@ def main(words: list[str]) -> int:
         elif not os.access(check.mine, os.X_OK):
             status, verdict = WRONG, (
                 "The program does not compile for --precision bf16: the compiler's messages say where. Weights, activations\n"
-                "and their gradients have the type Real, in kernels Reals and ConstReals, not float: model/precision.h")
+                "and their gradients have the type Real, in kernels Reals and ConstReals, not float: model/precision.h"
+            )
         else:
             status, verdict = judge(check, runner, kept)
         with open("verdict.txt", "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workshop's one command: reads the command line and calls a verb."""
+
 from __future__ import annotations
 
 import os
@@ -62,15 +63,25 @@ USAGE = """\
                                    and links, and says in a line each what is wrong
   help                             this text
 
-A chapter is its number (02, 2) or its folder (02_ddp); VERB --help shows what a verb takes. --backend cpu|cuda, before or after the verb, or WORKSHOP_BACKEND,
-chooses what to run on; the default is cuda where there is a GPU and nvcc, and cpu elsewhere; for jobs, slurm/site.sh's.
-"""
+A chapter is its number (02, 2) or its folder (02_ddp); VERB --help shows what a verb takes. --backend cpu|cuda, before
+or after the verb, or WORKSHOP_BACKEND, chooses what to run on; the default is cuda where there is a GPU and nvcc, and
+cpu elsewhere; for jobs, slurm/site.sh's. """
 
 VERBS = {
-    "setup": verbs_setup.setup, "doctor": verbs_setup.doctor, "test": verbs_setup.test, "submit": verbs_setup.submit,
-    "list": verbs_learn.list_, "run": verbs_learn.run, "check": verbs_learn.check, "watch": verbs_learn.watch,
-    "hint": verbs_learn.hint, "reset": verbs_learn.reset,
-    "demo": verbs_measure.demo, "bench": verbs_measure.bench, "scaling": verbs_measure.scaling, "report": verbs_measure.report,
+    "setup": verbs_setup.setup,
+    "doctor": verbs_setup.doctor,
+    "test": verbs_setup.test,
+    "submit": verbs_setup.submit,
+    "list": verbs_learn.list_,
+    "run": verbs_learn.run,
+    "check": verbs_learn.check,
+    "watch": verbs_learn.watch,
+    "hint": verbs_learn.hint,
+    "reset": verbs_learn.reset,
+    "demo": verbs_measure.demo,
+    "bench": verbs_measure.bench,
+    "scaling": verbs_measure.scaling,
+    "report": verbs_measure.report,
 }
 
 
@@ -89,7 +100,8 @@ def help_of(verb: str) -> str:
 
 def read_backend(words: list[str]) -> tuple[str, list[str]]:
     """The value of --backend, which may stand anywhere before a --, and the other words."""
-    backend, rest, words = os.environ.get("WORKSHOP_BACKEND", ""), [], list(words)
+    backend, words = os.environ.get("WORKSHOP_BACKEND", ""), list(words)
+    rest: list[str] = []
     while words:
         word = words.pop(0)
         if word == "--":
@@ -103,8 +115,12 @@ def read_backend(words: list[str]) -> tuple[str, list[str]]:
 
 def is_for_cluster(words: list[str]) -> bool:
     """Whether what the nodes have counts, and not what the machine has that jobs are submitted on."""
-    return (words[:1] == ["submit"] or words[:2] == ["doctor", "--cluster"]
-            or words[:1] == ["scaling"] and machine.in_slurm_job())
+    return (
+        words[:1] == ["submit"]
+        or words[:2] == ["doctor", "--cluster"]
+        or words[:1] == ["scaling"]
+        and machine.in_slurm_job()
+    )
 
 
 def choose_backend(backend: str, words: list[str]) -> str:
@@ -124,7 +140,7 @@ def choose_backend(backend: str, words: list[str]) -> str:
 def call(words: list[str]) -> int:
     backend, words = read_backend(words)
     verb, arguments = (words[0], words[1:]) if words else ("help", [])
-    own = arguments[:arguments.index("--")] if "--" in arguments else arguments
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if verb in ("help", "-h", "--help"):
         print(USAGE, end="")
         return 0

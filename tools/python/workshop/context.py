@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all verbs of ./workshop share: the backend, the build folder, and building."""
+
 from __future__ import annotations
 
 import os
@@ -45,7 +46,9 @@ class Context:
 def targets_of(chapter: Chapter, program: str, solution: bool, options: list[str]) -> list[str]:
     """What is built for a run. A program that offers --precision is built once for each."""
     target = f"{'solution_' if solution else ''}{chapter.name}_{program}"
-    in_bf16 = "--precision bf16" in " ".join(options) and "with_precision" in read(f"solutions/{chapter.name}/{program}.cu")
+    in_bf16 = "--precision bf16" in " ".join(options) and "with_precision" in read(
+        f"solutions/{chapter.name}/{program}.cu"
+    )
     return [target, target + "_bf16"] if in_bf16 else [target]
 
 

@@ -10,6 +10,7 @@ The status is the program's. The first rank that fails ends the others, and its 
 and others do not within WORKSHOP_TIMEOUT seconds (60; 0: no deadline), the status is 86. SIGUSR1 and SIGUSR2 are passed
 on to the ranks.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -74,8 +75,9 @@ def needs_mpi(program: str, backend: str) -> bool:
         return True
     import subprocess
 
-    linked = subprocess.run(["ldd", processes.which(program) or program], stdout=subprocess.PIPE,
-                            stderr=subprocess.DEVNULL, check=False)
+    linked = subprocess.run(
+        ["ldd", processes.which(program) or program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+    )
     return b"libmpi" in linked.stdout
 
 
@@ -85,10 +87,12 @@ def common_settings(environment: dict[str, str], terminal: bool) -> dict[str, st
         "OMPI_MCA_mpi_yield_when_idle": "1",  # with more ranks than cores, those that wait must let the others run
         "OPENBLAS_NUM_THREADS": "1",  # the cpu backend runs kernels on threads of its own
     }
-    # hwloc, which Open MPI asks for cores, need not look for displays and devices: with slow name servers, its search for
-    # an X server takes seconds, and reading the PCI bus is a quarter of a start. Loading its plugins is a tenth.
-    for name, value in (("HWLOC_PLUGINS_PATH", "/dev/null"),
-                        ("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi,-pci,-linuxio")):
+    # hwloc, which Open MPI asks for cores, need not look for displays and devices: with slow name servers, its search
+    # for an X server takes seconds, and reading the PCI bus is a quarter of a start. Loading its plugins is a tenth.
+    for name, value in (
+        ("HWLOC_PLUGINS_PATH", "/dev/null"),
+        ("HWLOC_COMPONENTS", "-gl,-opencl,-cuda,-nvml,-rsmi,-pci,-linuxio"),
+    ):
         if name not in environment:
             found[name] = value
     if terminal:
@@ -112,8 +116,15 @@ def free_port() -> int:
 
 
 def torchrun_settings(rank: int, ranks: int, port: int, token: str) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORKSHOP_JOB_TOKEN": token}
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORKSHOP_JOB_TOKEN": token,
+    }
 
 
 def deadline(environment: dict[str, str], ranks: int) -> int | None:
@@ -250,7 +261,7 @@ class Launcher:
         self.lost_output = False
         self._readers = {}  # what to do with data from a descriptor; None for one that just wakes this process
         self._poll = select.poll()
-        self._pipes = set()  # descriptors of mpirun's output
+        self._pipes: set[int] = set()  # descriptors of mpirun's output
         self._notes: mpi.Notes | None = None
         self._pending = b""  # the begin of a line of mpirun's standard error
 
@@ -287,9 +298,26 @@ class Launcher:
         environment.update(mpi.settings(mpirun, environment, self.session.path, os.geteuid() == 0))
         # Its output comes through this process: mpirun drops what it cannot write, on a full disk for example, and ends
         # well. It may write to a rank that has just ended, so it must survive a broken pipe.
-        command = processes.dying_with_me(["sh", "-c", "trap '' PIPE; exec \"$@\"", "sh", mpirun, "--oversubscribe",
-                                           "--bind-to", "none", "-n", str(self.job.ranks), "sh", "-c", AS_RANK,
-                                           self.session.path, *self.job.command], "TERM")
+        command = processes.dying_with_me(
+            [
+                "sh",
+                "-c",
+                "trap '' PIPE; exec \"$@\"",
+                "sh",
+                mpirun,
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+                "-n",
+                str(self.job.ranks),
+                "sh",
+                "-c",
+                AS_RANK,
+                self.session.path,
+                *self.job.command,
+            ],
+            "TERM",
+        )
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         self.started.append(Child(command, environment, {1: its_out, 2: its_err}))
         os.close(its_out)
@@ -307,7 +335,7 @@ class Launcher:
     def _print(self, data: bytes) -> None:
         try:
             while data and not self.lost_output:
-                data = data[os.write(1, data):]
+                data = data[os.write(1, data) :]
         except OSError as error:
             self._tell(f"cannot write: {error.strerror}")
             self.lost_output = True
@@ -329,7 +357,7 @@ class Launcher:
         try:
             data = text.encode("utf-8", "surrogateescape")
             while data:
-                data = data[os.write(2, data):]
+                data = data[os.write(2, data) :]
         except OSError:
             pass
 
@@ -337,7 +365,8 @@ class Launcher:
         self._write_error(f"launch: {message}\n")
 
     def _read(self, seconds: float) -> None:
-        """Passes on what has been printed. Returns after `seconds`, or when something was printed or a process ended."""
+        """Passes on what has been printed. Returns after `seconds`, or when something was printed or a process
+        ended."""
         for descriptor, _ in self._poll.poll(int(seconds * 1000)):
             reader = self._readers[descriptor]
             data = os.read(descriptor, 1 << 16) if reader else b""
@@ -352,8 +381,9 @@ class Launcher:
 
     def _ranks_that_run(self) -> tuple[list[int], int]:
         """The ranks that run on this machine, and how many there are once all have started."""
-        rank_name, size_name = ("RANK", "LOCAL_WORLD_SIZE") if self.job.env else (
-            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        rank_name, size_name = (
+            ("RANK", "LOCAL_WORLD_SIZE") if self.job.env else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        )
         pids = [child.pid for child in self.started]
         if not self.job.env:
             try:
@@ -467,8 +497,10 @@ def choose(job: Job, environment: dict[str, str]) -> str | None:
     if mpirun:
         return mpirun
     if others:
-        raise Refused(f"the programs need Open MPI's mpirun; {others[0]} is of another MPI "
-                      f"({mpi.first_line_of_version(others[0])})")
+        raise Refused(
+            f"the programs need Open MPI's mpirun; {others[0]} is of another MPI "
+            f"({mpi.first_line_of_version(others[0])})"
+        )
     raise Refused("mpirun is missing ('./workshop setup' installs it)")
 
 

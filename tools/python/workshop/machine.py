@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is installed on this machine, and installing what is missing."""
+
 from __future__ import annotations
 
 import os
@@ -20,8 +21,9 @@ def has(program: str, extra_path: str = "") -> bool:
 def said(*command: str, **options) -> str:
     """What a command prints on stdout; "" if it is not there or fails."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              check=False, **options)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, **options
+        )
     except OSError:
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
@@ -62,8 +64,15 @@ def has_libfuzzer() -> bool:
     if not has("clang++"):
         return False
     source = b'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
-    return subprocess.run(["clang++", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-o", os.devnull, "-"],
-                          input=source, capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["clang++", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-o", os.devnull, "-"],
+            input=source,
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 def libfuzzer_package() -> str:
@@ -73,8 +82,11 @@ def libfuzzer_package() -> str:
 
 
 def has_pytest() -> bool:
-    return any(subprocess.run([python, "-c", "import pytest"], capture_output=True, check=False).returncode == 0
-               for python in ("/usr/bin/python3", "python3") if has(python))
+    return any(
+        subprocess.run([python, "-c", "import pytest"], capture_output=True, check=False).returncode == 0
+        for python in ("/usr/bin/python3", "python3")
+        if has(python)
+    )
 
 
 class Missing:
@@ -88,15 +100,17 @@ class Missing:
 
 
 def missing(backend: str, folder: str = "", with_slurm: bool = False, with_fuzz: bool = False) -> list[Missing]:
-    """What is missing: what CMake needs to run; if that is here, what CMake misses (tools/cmake/Dependencies.cmake), which
-    is asked in a folder without a past. If `folder` has none, it is that one, and configured if nothing is missing."""
+    """What is missing: what CMake needs to run; if that is here, what CMake misses (tools/cmake/Dependencies.cmake),
+    which is asked in a folder without a past. If `folder` has none, it is that one, and configured if nothing is
+    missing."""
     lack = []
     for there, what, packages in (
-            (has_cmake(), "CMake 3.25 or newer", "cmake"),
-            (has("ninja"), "Ninja", "ninja-build"),
-            (has(os.environ.get("CXX") or "c++"), "a C++ compiler", "g++"),
-            (has("git"), "git", "git"),
-            (not with_slurm or has_slurm(), "Slurm", "slurm-wlm munge")):
+        (has_cmake(), "CMake 3.25 or newer", "cmake"),
+        (has("ninja"), "Ninja", "ninja-build"),
+        (has(os.environ.get("CXX") or "c++"), "a C++ compiler", "g++"),
+        (has("git"), "git", "git"),
+        (not with_slurm or has_slurm(), "Slurm", "slurm-wlm munge"),
+    ):
         if not there:
             lack.append(Missing(what, packages))
     if with_fuzz and not has_libfuzzer():
@@ -105,8 +119,13 @@ def missing(backend: str, folder: str = "", with_slurm: bool = False, with_fuzz:
         return lack
     own = bool(folder) and not os.path.exists(os.path.join(folder, "CMakeCache.txt"))
     scratch = folder if own else tempfile.mkdtemp()
-    done = subprocess.run(["cmake", "--preset", backend, "-B", scratch], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        ["cmake", "--preset", backend, "-B", scratch],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if own and done.returncode == 0:
         return []
     if own:
@@ -121,10 +140,15 @@ def missing(backend: str, folder: str = "", with_slurm: bool = False, with_fuzz:
 
 def wanted() -> list[str]:
     """Packages that are good to have."""
-    return [package for there, package in (
-        (has("ccache"), "ccache"),
-        (has("ip"), "iproute2"),  # the tests of several nodes
-        (has_pytest(), "python3-pytest")) if not there]
+    return [
+        package
+        for there, package in (
+            (has("ccache"), "ccache"),
+            (has("ip"), "iproute2"),  # the tests of several nodes
+            (has_pytest(), "python3-pytest"),
+        )
+        if not there
+    ]
 
 
 def may_install() -> bool:
@@ -132,8 +156,9 @@ def may_install() -> bool:
         return False
     if os.geteuid() == 0:
         return True
-    return has("sudo") and (sys.stdin.isatty() or subprocess.run(["sudo", "-n", "true"], capture_output=True,
-                                                                 check=False).returncode == 0)
+    return has("sudo") and (
+        sys.stdin.isatty() or subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+    )
 
 
 def confirm(question: str) -> bool:
@@ -146,8 +171,9 @@ def confirm(question: str) -> bool:
 
 def quietly(command: list[str], **options) -> int:
     """Runs a command and shows its output only if it fails. Returns its status."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                          **options)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options
+    )
     if done.returncode:
         sys.stderr.write(done.stdout.decode("utf-8", "replace"))
         sys.stderr.flush()
@@ -156,8 +182,19 @@ def quietly(command: list[str], **options) -> int:
 
 def install(packages: list[str]) -> bool:
     root = [] if os.geteuid() == 0 else ["sudo"]
-    command = [*root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "-q",
-               "--no-install-recommends", *packages]
+    command = [
+        *root,
+        "env",
+        "DEBIAN_FRONTEND=noninteractive",
+        "apt-get",
+        "-o",
+        "DPkg::Lock::Timeout=300",
+        "install",
+        "-y",
+        "-q",
+        "--no-install-recommends",
+        *packages,
+    ]
     print(f"Installing {' '.join(packages)}", flush=True)
     # Package lists that are old or absent make the first attempt fail; most machines need no update.
     if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
@@ -181,9 +218,16 @@ def install_missing(backend: str, folder: str, yes: bool, with_slurm: bool = Fal
             break
     if not lack:
         return
-    print("These are missing (after the colon: the Debian and Ubuntu packages that have them):", *lack, sep="\n",
-          file=sys.stderr)
+    print(
+        "These are missing (after the colon: the Debian and Ubuntu packages that have them):",
+        *lack,
+        sep="\n",
+        file=sys.stderr,
+    )
     if cmake_version() and not has_cmake():
-        print(f"CMake here is {cmake_version()}. Ubuntu 22.04 and older have no newer one: use Kitware's packages "
-              "(https://apt.kitware.com), or 'pip install cmake'.", file=sys.stderr)
+        print(
+            f"CMake here is {cmake_version()}. Ubuntu 22.04 and older have no newer one: use Kitware's packages "
+            "(https://apt.kitware.com), or 'pip install cmake'.",
+            file=sys.stderr,
+        )
     raise Failed(1)

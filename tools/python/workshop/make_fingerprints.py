@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes checker/mistakes/fingerprints/CHAPTER.txt: what each wrong filling of checker/mistakes/CHAPTER.txt looks like in
-each of the chapter's checks. Run it after a change of the fillings, of the checks, or of what the solutions record.
+"""Writes checker/mistakes/fingerprints/CHAPTER.txt: what each wrong filling of checker/mistakes/CHAPTER.txt looks like
+in each of the chapter's checks. Run it after a change of the fillings, of the checks, or of what the solutions record.
 
   make_fingerprints [--quick | --says] [BUILD] CHAPTER...
 
-BUILD, build/cpu, holds compare_runs and the chapter's targets wrong_… and solution_…. --quick: runs each mistake only as its
-tests do, and not in all other checks that reach its TODO: a tenth of the time, for while you work on it. --says: renews only
-the sentences and runs nothing.
-"""
+BUILD, build/cpu, holds compare_runs and the chapter's targets wrong_… and solution_…. --quick: runs each mistake only
+as its tests do, and not in all other checks that reach its TODO: a tenth of the time, for while you work on it. --says:
+renews only the sentences and runs nothing. """
+
 from __future__ import annotations
 
 import glob
@@ -34,27 +34,37 @@ class Runs:
 
     def __init__(self, chapter: mistakes.Chapter, build: str, folder: str):
         self.chapter, self.build, self.folder = chapter, build, folder
-        sources = [file for end in ("cu", "h") for file in sorted(glob.glob(f"{ROOT}/solutions/{chapter.name}/*.{end}"))]
+        sources = [
+            file for end in ("cu", "h") for file in sorted(glob.glob(f"{ROOT}/solutions/{chapter.name}/*.{end}"))
+        ]
         self.todos = ["--sources", f"{build}/fillings", *[word for file in sources for word in ("--todos", file)]]
         self.probed = set(re.findall(r'"(\d\d\.\d+)"', "".join(mistakes.read_text(file) for file in sources)))
-        self.programs = {}  # of each mistake
+        self.programs: dict[str, set[str]] = {}  # of each mistake
         for use in chapter.uses:
             self.programs.setdefault(use.name, set()).add(use.run.program)
         self.tested = {(use.name, use.run.on(ranks)) for use in chapter.uses for ranks in use.run.ranks}
 
     def start(self, program: str, run: mistakes.Run, ranks: int, record: str, filling: str = "") -> int:
         remove([record, *[os.path.join(self.folder, name) for name in of_ranks(record)]])
-        environment = dict(os.environ, WORKSHOP_TIMEOUT="8", WORKSHOP_ORDER="1", WORKSHOP_JOURNAL="1",
-                           WORKSHOP_FILLING=filling)
+        environment = dict(
+            os.environ, WORKSHOP_TIMEOUT="8", WORKSHOP_ORDER="1", WORKSHOP_JOURNAL="1", WORKSHOP_FILLING=filling
+        )
         for name in ("WORKSHOP_SLOW", "WORKSHOP_PROBES"):
             environment.pop(name, None)
         with open(record + ".out", "wb") as output:
-            return subprocess.run([LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *run.options, "--record", record],
-                                  cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                  stderr=subprocess.STDOUT, check=False).returncode
+            return subprocess.run(
+                [LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *run.options, "--record", record],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
 
     def reached(self, name: str, program: str, expected: str) -> bool:
-        """Whether the solution's run gets to the TODO of a mistake. One without a probe may be reached wherever it is run."""
+        """Whether the solution's run gets to the TODO of a mistake. One without a probe may be reached wherever it is
+        run."""
         todo = name.partition("-")[0]
         return f'"id":"{todo}"' in expected if todo in self.probed else program in self.programs[name]
 
@@ -85,11 +95,28 @@ class Runs:
                 for journal in journals:
                     with open(journal, "rb") as of_rank:
                         shutil.copyfileobj(of_rank, file)
-        done = subprocess.run([f"{self.build}/tools/compare_runs", "--sightings", "--status", str(status), "--output",
-                               os.path.join(self.folder, "mine.jsonl.out"), *how, *self.todos, expected, record],
-                              cwd=ROOT, stdout=subprocess.PIPE, check=False)
-        return [line[len("sighting: "):] for line in done.stdout.decode("utf-8", "replace").splitlines()
-                if line.startswith("sighting: ")]
+        done = subprocess.run(
+            [
+                f"{self.build}/tools/compare_runs",
+                "--sightings",
+                "--status",
+                str(status),
+                "--output",
+                os.path.join(self.folder, "mine.jsonl.out"),
+                *how,
+                *self.todos,
+                expected,
+                record,
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        return [
+            line[len("sighting: ") :]
+            for line in done.stdout.decode("utf-8", "replace").splitlines()
+            if line.startswith("sighting: ")
+        ]
 
 
 def renewed(text: str, sentences: list[str]) -> str:
@@ -114,8 +141,10 @@ def main(words: list[str]) -> int:
         if only_says:
             text = renewed(mistakes.read_text(path), says(chapter))
         else:
-            lines = [f"# Written by checker/make_fingerprints: what the mistakes of {name} look like (checker/fingerprints.h).",
-                     *says(chapter)]
+            lines = [
+                f"# Written by checker/make_fingerprints: what the mistakes of {name} look like (checker/fingerprints.h).",
+                *says(chapter),
+            ]
             with tempfile.TemporaryDirectory() as folder:
                 runs = Runs(chapter, build, folder)
                 for check in chapter.checks:

@@ -5,6 +5,7 @@
 
 checker/mistakes/README.md describes the format. checker/mutants/NN_name.txt has the same.
 """
+
 from __future__ import annotations
 
 import os
@@ -59,7 +60,9 @@ class Chapter:
     name: str
     checks: list[Run] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
-    says: dict[str, str] = field(default_factory=dict)  # by filling: the sentence for a participant who made the mistake
+    says: dict[str, str] = field(
+        default_factory=dict
+    )  # by filling: the sentence for a participant who made the mistake
     code: dict[str, str] = field(default_factory=dict)  # by filling
 
     def sentences(self) -> dict[str, list[str]]:
@@ -202,8 +205,20 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
     by_checkers = only_by_checkers(fingerprints)
     lines = []
     for check in chapter.checks:
-        lines.append(quoted(["workshop_check", chapter.name, check.program, "RANKS", *map(str, check.ranks), "OPTIONS",
-                             *check.options]).replace(" ", "(", 1) + ")")
+        lines.append(
+            quoted(
+                [
+                    "workshop_check",
+                    chapter.name,
+                    check.program,
+                    "RANKS",
+                    *map(str, check.ranks),
+                    "OPTIONS",
+                    *check.options,
+                ]
+            ).replace(" ", "(", 1)
+            + ")"
+        )
         if check.is_bf16:
             lines.append(f"_workshop_needs_bf16({chapter.name} {check.program})")
     for use in chapter.uses:
@@ -215,8 +230,9 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
             words += ["SAYS", escaped(sentence)]
         if use.run.seconds:
             words += ["TIMEOUT", str(use.run.seconds)]
-        reason = use.run.cpu_only or ("the order and bounds checkers, of the cpu backend, find it"
-                                      if use.name in by_checkers else "")
+        reason = use.run.cpu_only or (
+            "the order and bounds checkers, of the cpu backend, find it" if use.name in by_checkers else ""
+        )
         if reason:
             words += ["CPU_ONLY", reason]
         lines.append(f"workshop_filling({quoted(words + ['OPTIONS', *use.run.options])})")

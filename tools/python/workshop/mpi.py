@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open MPI's mpirun: finding it, making it run on this machine only, and leaving out what it says beside the ranks."""
+
 from __future__ import annotations
 
 import os
 
 # Batch systems and hostfiles that mpirun would follow to other machines.
+_ASK_FOR_NODES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _ALLOCATIONS = "^slurm,gridengine,lsf,loadleveler,tm,alps,pbs,pals"
 
 
@@ -18,8 +20,14 @@ def first_line_of_version(program: str) -> str:
     import subprocess  # only for an mpirun with a name of its own
 
     try:
-        said = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=20, check=False).stdout
+        said = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=20,
+            check=False,
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     return (said.decode("utf-8", "replace").strip().splitlines() or [""])[0].strip()
@@ -38,8 +46,8 @@ def find_mpirun(path: str) -> tuple[str | None, list[str]]:
 
 
 def settings(mpirun: str, environment: dict[str, str], session: str, as_root: bool) -> dict[str, str]:
-    """Variables for mpirun and its ranks. `session` is a folder for everything that they keep in the file system. Values
-    that the user has set stay."""
+    """Variables for mpirun and its ranks. `session` is a folder for everything that they keep in the file system.
+    Values that the user has set stay."""
     is_version_4 = os.path.basename(os.path.realpath(mpirun)) == "orterun"
     defaults = {
         # All ranks run here. Open MPI 4 and 5 need not look for a batch system, hosts or networks.
@@ -50,17 +58,23 @@ def settings(mpirun: str, environment: dict[str, str], session: str, as_root: bo
         "PRTE_MCA_plm": "^slurm,lsf,tm,pals",
         "PRTE_MCA_prte_default_hostfile": "none",
         "OMPI_MCA_pml": "ob1",
-        # Ranks of one machine talk through shared memory. The others need not even be loaded.
+        # Ranks of one machine talk through shared memory. Other transports need not even be loaded.
         "OMPI_MCA_btl": "self,vader" if is_version_4 else "^tcp,openib,usnic,ofi",
         # What it knows of a few ranks need not be in shared segments of megabytes.
         "PMIX_MCA_gds": "hash",
     }
+    if any(environment.get(name) for name in _ASK_FOR_NODES):
+        del defaults["OMPI_MCA_btl"]  # the user has named other machines
     found = {name: value for name, value in defaults.items() if name not in environment}
     # The folder that Open MPI would use is shared by all jobs and removed by whichever ends last, while another begins.
-    # The memory that ranks share lies in the session, too: a killed rank leaves its own behind, for a later job with the
-    # same process ids to stumble over. The names are those of Open MPI 4, then of Open MPI 5.
-    found.update(OMPI_MCA_orte_tmpdir_base=session, PRTE_MCA_prte_tmpdir_base=session,
-                 OMPI_MCA_btl_vader_backing_directory=session, OMPI_MCA_btl_sm_backing_directory=session)
+    # The memory that ranks share lies in the session, too: a killed rank leaves its own behind, for a later job with
+    # the same process ids to stumble over. The names are those of Open MPI 4, then of Open MPI 5.
+    found.update(
+        OMPI_MCA_orte_tmpdir_base=session,
+        PRTE_MCA_prte_tmpdir_base=session,
+        OMPI_MCA_btl_vader_backing_directory=session,
+        OMPI_MCA_btl_sm_backing_directory=session,
+    )
     # When a rank fails, mpirun sends the others TERM and, a second later, KILL. They do nothing on TERM but end.
     found.update(OMPI_MCA_odls_base_sigkill_timeout="0", PRTE_MCA_odls_base_sigkill_timeout="0")
     if as_root:
@@ -100,17 +114,19 @@ def _can_read_itself() -> bool:
 class Notes:
     """Leaves out mpirun's notes on a failed rank, because the rank has explained the failure better.
 
-    Notes stand between two lines of dashes. Some versions of Open MPI crash at every other failure in MPI_Init; what they
-    say of that is left out, too, and so is what they say of a rank that goes on in MPI_Init after the others gave up.
-    """
+    Notes stand between two lines of dashes. Some versions of Open MPI crash at every other failure in MPI_Init; what
+    they say of that is left out, too, and so is what they say of a rank that goes on in MPI_Init after the others gave
+    up. """
 
     def __init__(self, mpirun_pid: int):
         import re  # only when mpirun or a rank says something
 
         self._about_failure = re.compile(
-            r"(mpirun|prterun) (has exited|detected)|Primary job +terminated|MPI_ABORT was invoked")
+            r"(mpirun|prterun) (has exited|detected)|Primary job +terminated|MPI_ABORT was invoked"
+        )
         self._of_rank = re.compile(
-            r"(error|order|bounds|verdict|note|warning|launch): |rank [0-9]|TODO |Not filled in yet")
+            r"(error|order|bounds|verdict|note|warning|launch): |rank [0-9]|TODO |Not filled in yet"
+        )
         self._noise = re.compile(r"Unable to find reachable pairing|^\[warn\] Epoll |btl_tcp_proc\.c:")
         self._dashes = re.compile(r"-{70,}$")
         self._speaker = re.compile(r"\[[^][]*:([0-9]+)\]( \*\*\* )?")
@@ -136,7 +152,7 @@ class Notes:
         if dashes and (dashes.start() == 0 or not self._inside):
             shown = ""
             if not self._inside:
-                shown = line[:dashes.start()]  # of a line that the note breaks; its rest comes after the note
+                shown = line[: dashes.start()]  # of a line that the note breaks; its rest comes after the note
             elif not self._given_up and not self._about_failure.search(self._note):
                 shown = f"{dashes[0]}\n{self._note}{dashes[0]}\n"
             self._inside = not self._inside

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of this machine, as /proc shows them: ps is not installed everywhere."""
+
 from __future__ import annotations
 
 import os

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the participants of a course are: what is known of each TODO of each of them. Nothing of theirs runs. A TODO is open
-while its todo() is there; otherwise it is what their last `./workshop check` of the chapter found, unless a file has changed
-since.
+"""How far the participants of a course are: what is known of each TODO of each of them. Nothing of theirs runs. A TODO
+is open while its todo() is there; otherwise it is what their last `./workshop check` of the chapter found, unless a
+file has changed since.
 
   progress [--html FILE] FOLDER...     a FOLDER is a participant's clone
 
 Prints a table for each chapter that someone has begun. Names folders that are no clones, and shows the others.
 Status: 0, or 2 if a folder is no clone.
 """
+
 from __future__ import annotations
 
 import glob
@@ -24,8 +25,11 @@ TITLES = {"unreached": "not reached", "unchecked": "not checked as it is"}
 
 def newest_state(clone: str, chapter: chapters.Chapter) -> dict[str, str]:
     """What the last check found, by TODO; nothing if the chapter has changed since."""
-    files = [file for file in glob.glob(os.path.join(glob.escape(clone), "build", "*", "checks", chapter.name + ".state"))
-             if os.stat(file).st_size]
+    files = [
+        file
+        for file in glob.glob(os.path.join(glob.escape(clone), "build", "*", "checks", chapter.name + ".state"))
+        if os.stat(file).st_size
+    ]
     if not files:
         return {}
     newest = max(files, key=lambda file: os.stat(file).st_mtime_ns)
@@ -62,41 +66,43 @@ class Table:
         lines = [f"{self.name}: {len(self.todos)} TODOs"]
         for name, words in self.rows:
             signs = "".join(SIGNS[word] for word in words)
-            signs = " ".join(signs[i:i + 5] for i in range(0, len(signs), 5))
+            signs = " ".join(signs[i : i + 5] for i in range(0, len(signs), 5))
             wrong = words.count("wrong")
-            lines.append(f"  {name:<{width}}  {signs}  {words.count('right')} right{f', {wrong} wrong' if wrong else ''}")
+            lines.append(
+                f"  {name:<{width}}  {signs}  {words.count('right')} right{f', {wrong} wrong' if wrong else ''}"
+            )
         if self.wrong():
             lines.append("  wrong: " + ", ".join(self.wrong()))
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:
-        lines = [f"<h2>{self.name}</h2>\n<table>",
-                 "<tr><th></th>" + "".join(f"<th>{todo}</th>" for todo in self.todos) + "<th>right</th></tr>"]
+        lines = [
+            f"<h2>{self.name}</h2>\n<table>",
+            "<tr><th></th>" + "".join(f"<th>{todo}</th>" for todo in self.todos) + "<th>right</th></tr>",
+        ]
         for name, words in self.rows:
-            cells = "".join(f'<td class="{word}" title="{todo}: {TITLES.get(word, word)}">{SIGNS[word]}</td>'
-                            for todo, word in zip(self.todos, words))
+            cells = "".join(
+                f'<td class="{word}" title="{todo}: {TITLES.get(word, word)}">{SIGNS[word]}</td>'
+                for todo, word in zip(self.todos, words)
+            )
             lines.append(f"<tr><th>{html.escape(name)}</th>{cells}<td>{words.count('right')}</td></tr>")
-        totals = "".join(f"<td>{sum(words[i] == 'right' for _, words in self.rows)}</td>" for i in range(len(self.todos)))
+        totals = "".join(
+            f"<td>{sum(words[i] == 'right' for _, words in self.rows)}</td>" for i in range(len(self.todos))
+        )
         return "\n".join([*lines, f"<tr><th>right</th>{totals}<td></td></tr>", "</table>\n"])
 
 
 def page(tables: list[Table]) -> str:
-    legend = "".join(f'<span class="{word}">&nbsp;{sign}&nbsp;</span> {TITLES.get(word, word)} &nbsp; '
-                     for word, sign in SIGNS.items())
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>Progress</title>
-<style>
-body {{ font: 14px sans-serif; margin: 2em }} table {{ border-collapse: collapse; margin: 1em 0 }}
-th, td {{ padding: 3px 6px; border: 1px solid #ccc; font-weight: normal; text-align: center }} th:first-child {{ text-align: left }}
-.right {{ background: #b7e1b0 }} .wrong {{ background: #f4a39a }} .unreached {{ background: #f5e6b3 }} .unchecked {{ background: #cfdcf3 }}
-@media print {{ body {{ margin: 0 }} * {{ print-color-adjust: exact }} }}
-</style>
-<h1>Progress</h1>
-<p>{legend}</p>
-{''.join(table.html() for table in tables)}</html>
-"""
+    legend = "".join(
+        f'<span class="{word}">&nbsp;{sign}&nbsp;</span> {TITLES.get(word, word)} &nbsp; '
+        for word, sign in SIGNS.items()
+    )
+    return f"""<!DOCTYPE html> <html lang="en"> <meta charset="utf-8"> <title>Progress</title> <style> body {{ font:
+    14px sans-serif; margin: 2em }} table {{ border-collapse: collapse; margin: 1em 0 }} th, td {{ padding: 3px 6px;
+    border: 1px solid #ccc; font-weight: normal; text-align: center }} th:first-child {{ text-align: left }} .right {{
+    background: #b7e1b0 }} .wrong {{ background: #f4a39a }} .unreached {{ background: #f5e6b3 }} .unchecked {{
+    background: #cfdcf3 }} @media print {{ body {{ margin: 0 }} * {{ print-color-adjust: exact }} }} </style>
+    <h1>Progress</h1> <p>{legend}</p> {''.join(table.html() for table in tables)}</html> """
 
 
 def main(words: list[str]) -> int:

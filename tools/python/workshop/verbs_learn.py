@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of participants: list, run, check, watch, hint, reset."""
+
 from __future__ import annotations
 
 import filecmp
@@ -21,10 +22,13 @@ from .errors import Failed, Refused
 
 
 def last_check(folder: str, chapter: Chapter) -> str:
-    """"; last check: 2 right, 1 wrong", or ""."""
+    """ "; last check: 2 right, 1 wrong", or ""."""
     state = chapters.state_file(folder, chapter)
     known = chapters.read_state(state)
-    counts = [(word, sum(found == word for found, _ in known)) for word in ("right", "wrong", "open", "unreached", "unchecked")]
+    counts = [
+        (word, sum(found == word for found, _ in known))
+        for word in ("right", "wrong", "open", "unreached", "unchecked")
+    ]
     text = ", ".join(f"{count} {word.replace('un', 'not ', 1)}" for word, count in counts if count)
     if not text:
         return ""
@@ -38,7 +42,9 @@ def list_(context: Context, words: list[str]) -> int:
     for chapter in chapters.all_chapters():
         todos, left = chapters.todos(chapter), chapters.open_todos(chapter)
         last = last_check(context.folder, chapter)
-        print(f"{chapter.name:<20} {' '.join(chapter.programs):<42} {len(todos) - len(left)} of {len(todos)} filled in{last}")
+        print(
+            f"{chapter.name:<20} {' '.join(chapter.programs):<42} {len(todos) - len(left)} of {len(todos)} filled in{last}"
+        )
         # What was wrong before the last change may be right now.
         if not wrong and not last.endswith("changed since"):
             known = chapters.read_state(chapters.state_file(context.folder, chapter))
@@ -47,7 +53,7 @@ def list_(context: Context, words: list[str]) -> int:
         begins = 0 < len(left) < len(todos)
         if left and not begun and (begins or not following):
             todo = left[0].todo
-            following = (f"TODO {todo}, at {left[0].place}: ./workshop hint {todo}, ./workshop check {chapter.number}")
+            following = f"TODO {todo}, at {left[0].place}: ./workshop hint {todo}, ./workshop check {chapter.number}"
             begun = begins
     if wrong:
         print(f"Next: TODO {wrong} is wrong: ./workshop check {wrong} says how")
@@ -83,8 +89,18 @@ def run(context: Context, words: list[str]) -> int:
     require(launcher in ("mpirun", "env"), f"--launcher is mpirun or env, not '{launcher}'")
     context.build(*targets_of(chapter, program, solution, options))
     sys.stdout.flush()
-    os.execv(LAUNCH, [LAUNCH, *(["--env"] if launcher == "env" else []), "-n", ranks, "--",
-                      context.program(chapter, program, solution), *options])
+    os.execv(
+        LAUNCH,
+        [
+            LAUNCH,
+            *(["--env"] if launcher == "env" else []),
+            "-n",
+            ranks,
+            "--",
+            context.program(chapter, program, solution),
+            *options,
+        ],
+    )
 
 
 # ---- check ---------------------------------------------------------------------------------------------------------
@@ -118,8 +134,12 @@ class Wanted:
         require(not self.ranks or is_number(self.ranks), f"--ranks expects a number of ranks, not '{self.ranks}'")
 
     def words(self) -> list[str]:
-        return ([self.todo or self.chapter.name] + [self.program] * bool(self.program)
-                + (["--ranks", self.ranks] if self.ranks else []) + ["--verbose"] * self.verbose)
+        return (
+            [self.todo or self.chapter.name]
+            + [self.program] * bool(self.program)
+            + (["--ranks", self.ranks] if self.ranks else [])
+            + ["--verbose"] * self.verbose
+        )
 
 
 def build_checks(context: Context, wanted: Wanted) -> None:
@@ -137,12 +157,12 @@ def build_checks(context: Context, wanted: Wanted) -> None:
 
 
 def build_twin(context: Context, chapter: Chapter, target: str) -> None:
-    """Builds a participant's program for another precision. What does not compile for that is judged for this one all the
-    same."""
+    """Builds a participant's program for another precision. What does not compile for that is judged for this one all
+    the same."""
     try:
         context.build(target)
     except Failed:
-        program = context.path(chapter.name, target[len(chapter.name) + 1:])
+        program = context.path(chapter.name, target[len(chapter.name) + 1 :])
         if os.path.exists(program):
             os.unlink(program)
 
@@ -175,9 +195,17 @@ def first_program(wanted: Wanted) -> str:
 def check(context: Context, words: list[str]) -> int:
     wanted = Wanted(words)
     arguments = check_chapter.Arguments(
-        (["--todo", wanted.todo] if wanted.todo else []) + (["--program", wanted.program] if wanted.program else [])
-        + (["--ranks", wanted.ranks] if wanted.ranks else []) + ["--verbose"] * wanted.verbose
-        + ["--jobs", "1" if context.backend == "cuda" else str(context.builder.jobs), context.folder, wanted.chapter.name])
+        (["--todo", wanted.todo] if wanted.todo else [])
+        + (["--program", wanted.program] if wanted.program else [])
+        + (["--ranks", wanted.ranks] if wanted.ranks else [])
+        + ["--verbose"] * wanted.verbose
+        + [
+            "--jobs",
+            "1" if context.backend == "cuda" else str(context.builder.jobs),
+            context.folder,
+            wanted.chapter.name,
+        ]
+    )
     if not arguments.narrowed:
         arguments.state = chapters.state_file(context.folder, wanted.chapter)
     with Lock(context.folder, "check.lock", "Waiting for another check to end"):
@@ -198,10 +226,14 @@ def check_on_cpu(wanted: Wanted) -> int:
     """A GPU does not show what the cpu backend does: an event or a write that is missing, and often goes well."""
     sys.stdout.flush()
     if machine.missing("cpu"):
-        print("Not checked, because a GPU rarely shows it: missing events, and memory that is read before it is written. "
-              "'./workshop setup --backend cpu' installs what that takes.")
+        print(
+            "Not checked, because a GPU rarely shows it: missing events, and memory that is read before it is written. "
+            "'./workshop setup --backend cpu' installs what that takes."
+        )
         return 0
-    print("And on the cpu backend, which shows missing events, and memory that is read before it is written:", flush=True)
+    print(
+        "And on the cpu backend, which shows missing events, and memory that is read before it is written:", flush=True
+    )
     environment = dict(os.environ, WORKSHOP_BACKEND="cpu")
     environment.pop("WORKSHOP_BUILD", None)
     return subprocess.run(["./workshop", "check", *wanted.words()], env=environment, check=False).returncode
@@ -231,7 +263,11 @@ def watch(context: Context, words: list[str]) -> int:
         except Failed:
             pass
         sys.stdout.flush()
-        print(f"\n{time.strftime('%H:%M:%S')}  Waiting for a change in {chapter.name}; Ctrl-C ends", file=sys.stderr, flush=True)
+        print(
+            f"\n{time.strftime('%H:%M:%S')}  Waiting for a change in {chapter.name}; Ctrl-C ends",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 # ---- hint ----------------------------------------------------------------------------------------------------------
@@ -276,7 +312,9 @@ def hint(context: Context, words: list[str]) -> int:
             file.write(f"{last}\n")
     except OSError:
         if not show_all:
-            print("(The build folder cannot be written, so the next call shows the same hint; --all shows all of them.)")
+            print(
+                "(The build folder cannot be written, so the next call shows the same hint; --all shows all of them.)"
+            )
     return 0
 
 
@@ -310,12 +348,18 @@ def reset(context: Context, words: list[str]) -> int:
     require(not rest, f"reset takes one chapter and -y, not '{rest.peek()}'")
     context.build("make_exercises")
     with tempfile.TemporaryDirectory() as fresh:
-        if subprocess.run([context.path("tools", "make_exercises"), "solutions", fresh, chapter.name], check=False).returncode:
+        if subprocess.run(
+            [context.path("tools", "make_exercises"), "solutions", fresh, chapter.name], check=False
+        ).returncode:
             raise Failed(1)
-        files = sorted(os.path.relpath(os.path.join(folder, name), fresh)
-                       for folder, _, names in os.walk(fresh) for name in names)
-        changed = [file for file in files
-                   if os.path.exists(file) and not filecmp.cmp(file, os.path.join(fresh, file), shallow=False)]
+        files = sorted(
+            os.path.relpath(os.path.join(folder, name), fresh) for folder, _, names in os.walk(fresh) for name in names
+        )
+        changed = [
+            file
+            for file in files
+            if os.path.exists(file) and not filecmp.cmp(file, os.path.join(fresh, file), shallow=False)
+        ]
         if changed and not yes:
             require(sys.stdin.isatty(), f"{' '.join(changed)} would be overwritten; -y does it and keeps a copy")
             if not machine.confirm(f"Overwrite {' '.join(changed)}? Copies are kept as *.mine."):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs that run programs and show what came of it: demo, bench, scaling, report."""
+
 from __future__ import annotations
 
 import os
@@ -9,7 +10,18 @@ import sys
 import tempfile
 
 from . import chapters, machine
-from .context import LAUNCH, Context, Words, default_ranks, in_slurm_job, output_of, parse_ranks, require, run, targets_of
+from .context import (
+    LAUNCH,
+    Context,
+    Words,
+    default_ranks,
+    in_slurm_job,
+    output_of,
+    parse_ranks,
+    require,
+    run,
+    targets_of,
+)
 from .errors import Failed, Refused
 
 
@@ -47,15 +59,31 @@ DEMO = """
 def demo(context: Context, words: list[str]) -> int:
     require(not words, f"demo takes no arguments, not '{(words or [''])[0]}'")
     strategies = [line.split() for line in DEMO.strip().split("\n")]
-    context.build("summarize_runs", "solution_01_single_gpu_gpt",
-                  *dict.fromkeys(f"solution_{chapter}_{program}" for chapter, program, *_ in strategies))
+    context.build(
+        "summarize_runs",
+        "solution_01_single_gpu_gpt",
+        *dict.fromkeys(f"solution_{chapter}_{program}" for chapter, program, *_ in strategies),
+    )
     with Scratch("runs", "demo") as folder:
-        records = []
+        records: list[str] = []
         for chapter, program, ranks, *options in strategies:
             records.append(os.path.join(folder, f"{len(records)}.{program}.jsonl"))
             print(f"Training {chapter} {program} on {ranks} rank(s)", file=sys.stderr, flush=True)
-            if machine.quietly([LAUNCH, "-n", ranks, "-t", "120", "--", context.path("solutions", chapter, program),
-                                "--no-shuffle", *options, "--record", records[-1]]):
+            if machine.quietly(
+                [
+                    LAUNCH,
+                    "-n",
+                    ranks,
+                    "-t",
+                    "120",
+                    "--",
+                    context.path("solutions", chapter, program),
+                    "--no-shuffle",
+                    *options,
+                    "--record",
+                    records[-1],
+                ]
+            ):
                 raise Failed(1)
         run([context.path("tools", "summarize_runs"), *records])
         demo_of_gpt(context, os.path.join(folder, "gpt"))
@@ -65,13 +93,51 @@ def demo(context: Context, words: list[str]) -> int:
 def demo_of_gpt(context: Context, checkpoints: str) -> None:
     """A language model, trained on a mesh of 2 × 2 × 2 ranks, continues a text on one rank, from the checkpoint."""
     print("Training 07_3d train_3d --model gpt, a language model, on 8 rank(s)", file=sys.stderr, flush=True)
-    said = output_of([LAUNCH, "-n", "8", "-t", "600", "--", context.path("solutions", "07_3d", "train_3d"), "--model", "gpt",
-                      "--dp", "2", "--pp", "2", "--tp", "2", "--log-every", "0", "--checkpoints", checkpoints])
+    said = output_of(
+        [
+            LAUNCH,
+            "-n",
+            "8",
+            "-t",
+            "600",
+            "--",
+            context.path("solutions", "07_3d", "train_3d"),
+            "--model",
+            "gpt",
+            "--dp",
+            "2",
+            "--pp",
+            "2",
+            "--tp",
+            "2",
+            "--log-every",
+            "0",
+            "--checkpoints",
+            checkpoints,
+        ]
+    )
     print("\nA language model, trained on 8 ranks (data 2, pipeline 2, tensor 2) on stories:")
     print("\n".join(re.findall(r"^(?:test loss|the best possible|[0-9]+ tokens).*", said, re.M)))
     print('\nWhat it makes of "one sunny morning":', flush=True)
-    said = output_of([LAUNCH, "-n", "1", "--", context.path("solutions", "01_single_gpu", "gpt"), "--batch-size", "32",
-                      "--resume", checkpoints, "--generate", "one sunny morning", "--tokens", "60", "--temperature", "0.7"])
+    said = output_of(
+        [
+            LAUNCH,
+            "-n",
+            "1",
+            "--",
+            context.path("solutions", "01_single_gpu", "gpt"),
+            "--batch-size",
+            "32",
+            "--resume",
+            checkpoints,
+            "--generate",
+            "one sunny morning",
+            "--tokens",
+            "60",
+            "--temperature",
+            "0.7",
+        ]
+    )
     print(re.sub(r"\A.*?^the best possible[^\n]*\n", "", said, flags=re.M | re.S), end="")
 
 
@@ -110,28 +176,69 @@ def bench(context: Context, words: list[str]) -> int:
             there = False
         require(there, f"bench: '{torch}' is no Python with torch")
     runs = [line.split() for line in BENCH.strip().split("\n")]
-    context.build("bench", "bench_report", "solution_00_collectives_bandwidth",
-                  *dict.fromkeys("solution_" + program.split("/", 1)[1].replace("/", "_") for program, *_ in runs))
+    context.build(
+        "bench",
+        "bench_report",
+        "solution_00_collectives_bandwidth",
+        *dict.fromkeys("solution_" + program.split("/", 1)[1].replace("/", "_") for program, *_ in runs),
+    )
     with Scratch(context.folder, "bench") as folder:
         if context.backend == "cpu":
             blas_in_use(context)
         parts = [os.path.join(folder, name) for name in ("all_reduce.json", "mlp_step.json", "overlap.timeline.json")]
-        bandwidth = ([context.path("tools", "bench"), "--part", "all_reduce"] if context.backend == "cpu" else
-                     # There is no bare MPI call to compare with: the sizes, times and bandwidths of nccl-tests.
-                     [context.path("solutions", "00_collectives", "bandwidth"), "--op", "all_reduce"])
+        bandwidth = (
+            [context.path("tools", "bench"), "--part", "all_reduce"]
+            if context.backend == "cpu"
+            else
+            # There is no bare MPI call to compare with: the sizes, times and bandwidths of nccl-tests.
+            [context.path("solutions", "00_collectives", "bandwidth"), "--op", "all_reduce"]
+        )
         run([LAUNCH, "-n", "2", "--", *bandwidth, "--json", parts[0]])
         run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "mlp_step", "--json", parts[1]])
-        # Kernels that wait, as if on a device: on cores that are all busy, nothing could overlap. A simulated machine would
-        # say nothing of how streams and NCCL run here.
-        run([LAUNCH, "-n", "2", "--", context.path("solutions", "02_ddp", "ddp_overlap"), "--layers", "256,256,256,256,256",
-             "--bucket-mb", "0.2", "--max-steps", "10", "--timeline", parts[2]],
-            env=dict(os.environ, WORKSHOP_SLOW="kernels"), stdout=subprocess.DEVNULL)
-        # Long epochs: in a short one, the host has launched most of the small steps before the device's thread is awake, and
-        # the time of launching would not be seen.
+        # Kernels that wait, as if on a device: on cores that are all busy, nothing could overlap. A simulated machine
+        # would say nothing of how streams and NCCL run here.
+        run(
+            [
+                LAUNCH,
+                "-n",
+                "2",
+                "--",
+                context.path("solutions", "02_ddp", "ddp_overlap"),
+                "--layers",
+                "256,256,256,256,256",
+                "--bucket-mb",
+                "0.2",
+                "--max-steps",
+                "10",
+                "--timeline",
+                parts[2],
+            ],
+            env=dict(os.environ, WORKSHOP_SLOW="kernels"),
+            stdout=subprocess.DEVNULL,
+        )
+        # Long epochs: in a short one, the host has launched most of the small steps before the device's thread is
+        # awake, and the time of launching would not be seen.
         for program, ranks, *options in runs:
             parts.append(os.path.join(folder, f"{len(parts)}.{os.path.basename(program)}.jsonl"))
-            run([LAUNCH, "-n", ranks, "--", context.path(program), "--samples", "20480", "--epochs", "5", "--log-every", "0",
-                 *options, "--record", parts[-1]], stdout=subprocess.DEVNULL)
+            run(
+                [
+                    LAUNCH,
+                    "-n",
+                    ranks,
+                    "--",
+                    context.path(program),
+                    "--samples",
+                    "20480",
+                    "--epochs",
+                    "5",
+                    "--log-every",
+                    "0",
+                    *options,
+                    "--record",
+                    parts[-1],
+                ],
+                stdout=subprocess.DEVNULL,
+            )
         if torch:
             parts.append(os.path.join(folder, "torch.json"))
             with open(parts[-1], "w", encoding="utf-8") as file:
@@ -161,7 +268,7 @@ class SlurmJob:
         self.per_node = -(-self.tasks // self.nodes)
 
     def ranks(self) -> list[int]:
-        return [2 ** i for i in range(self.tasks.bit_length()) if 2 ** i <= self.tasks]
+        return [2**i for i in range(self.tasks.bit_length()) if 2**i <= self.tasks]
 
 
 def scaling(context: Context, words: list[str]) -> int:
@@ -181,8 +288,10 @@ def scaling(context: Context, words: list[str]) -> int:
         elif word == "--":
             options = rest.rest()
         elif word.startswith("-"):
-            raise Refused("scaling knows --ranks, --weak, --solution, --json and -- before the program's own options, "
-                          f"not '{word}'")
+            raise Refused(
+                "scaling knows --ranks, --weak, --solution, --json and -- before the program's own options, "
+                f"not '{word}'"
+            )
         else:
             program = word
     chapter.program(program)
@@ -190,7 +299,10 @@ def scaling(context: Context, words: list[str]) -> int:
     ranks = parse_ranks(asked) if asked else job.ranks() if job else [1, 2, 4, 8]
     require(ranks, f"--ranks expects numbers such as 1,2,4,8, not '{asked}'")
     for n in ranks if job else []:
-        require(n <= job.tasks, f"--ranks has {n}, but Slurm job {job.id} has {job.tasks} task(s): ask salloc or sbatch for more")
+        require(
+            n <= job.tasks,
+            f"--ranks has {n}, but Slurm job {job.id} has {job.tasks} task(s): ask salloc or sbatch for more",
+        )
     context.build_program(chapter, program, solution, options, "scaling")
     if job:
         print(f"Slurm job {job.id}: up to {job.per_node} rank(s) on each of {job.nodes} node(s)", flush=True)
@@ -201,8 +313,21 @@ def scaling(context: Context, words: list[str]) -> int:
         for n in ranks:
             start = ["slurm/step", "-n", str(n), "-N", str(-(-n // job.per_node))] if job else [LAUNCH, "-n", str(n)]
             files += [os.path.join(folder, f"{n}.jsonl"), os.path.join(folder, f"{n}.json")]
-            run([*start, "--", context.program(chapter, program, solution), "--log-every", "0", *options, "--record",
-                 files[-2], "--timeline", files[-1]], stdout=subprocess.DEVNULL)
+            run(
+                [
+                    *start,
+                    "--",
+                    context.program(chapter, program, solution),
+                    "--log-every",
+                    "0",
+                    *options,
+                    "--record",
+                    files[-2],
+                    "--timeline",
+                    files[-1],
+                ],
+                stdout=subprocess.DEVNULL,
+            )
         run([context.path("tools", "scaling"), *show, *files])
     return 0
 
@@ -224,7 +349,9 @@ def report(context: Context, words: list[str]) -> int:
         elif word == "--terminal":
             terminal = True
         elif word.startswith("-"):
-            raise Refused(f"report knows -n, --solution, --terminal, -o and -- before the program's own options, not '{word}'")
+            raise Refused(
+                f"report knows -n, --solution, --terminal, -o and -- before the program's own options, not '{word}'"
+            )
         else:
             named.append(word)
     options = rest.rest()
@@ -232,8 +359,10 @@ def report(context: Context, words: list[str]) -> int:
     require(page, "-o expects a file")
     with Scratch("runs", "report") as folder:
         if os.path.isfile(named[0]) or ".json" in named[0]:
-            require(not asked and not solution and not options,
-                    "report FILE... takes --terminal and -o alone, for it runs nothing")
+            require(
+                not asked and not solution and not options,
+                "report FILE... takes --terminal and -o alone, for it runs nothing",
+            )
             files = named
         else:
             files = record_runs(context, folder, named, asked, solution, sets_of(options))
@@ -255,8 +384,8 @@ def report(context: Context, words: list[str]) -> int:
 
 
 def sets_of(words: list[str]) -> list[list[str]]:
-    """The sets of options, each behind a --. A later set begins with the first one: of options that are there twice, the last
-    counts."""
+    """The sets of options, each behind a --. A later set begins with the first one: of options that are there twice,
+    the last counts."""
     sets: list[list[str]] = []
     for word in words or ["--"]:
         if word == "--":
@@ -266,33 +395,62 @@ def sets_of(words: list[str]) -> list[list[str]]:
     return sets
 
 
-def record_runs(context: Context, folder: str, named: list[str], asked: str, solution: bool, sets: list[list[str]]) -> list[str]:
+def record_runs(
+    context: Context, folder: str, named: list[str], asked: str, solution: bool, sets: list[list[str]]
+) -> list[str]:
     """Runs each program on each number of ranks with each set of options. Returns their records and timelines."""
     chapter = chapters.choose(named[0])
     programs = [chapter.program(name) for name in named[1:]] or chapter.programs[:1]
     ranks = parse_ranks(asked) if asked else [default_ranks(chapter, programs[0])]
     require(ranks, f"-n expects numbers of ranks such as 2 or 1,2,4, not '{asked}'")
-    context.build(*dict.fromkeys(target for program in programs for options in sets
-                                 for target in targets_of(chapter, program, solution, options)))
+    context.build(
+        *dict.fromkeys(
+            target
+            for program in programs
+            for options in sets
+            for target in targets_of(chapter, program, solution, options)
+        )
+    )
     context.simulate()
     files: list[str] = []
     for options in sets:
         for program in programs:
             for n in ranks:
                 place = os.path.join(folder, str(len(files) // 2))
-                print(f"Running {program} on {n} rank(s){': ' + ' '.join(options) if options else ''}", file=sys.stderr, flush=True)
+                print(
+                    f"Running {program} on {n} rank(s){': ' + ' '.join(options) if options else ''}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 files += [place + ".jsonl", place + ".json"]
-                run([LAUNCH, "-n", str(n), "--", context.program(chapter, program, solution), "--log-every", "0", *options,
-                     "--record", files[-2], "--timeline", files[-1]],
-                    env=dict(os.environ, WORKSHOP_PROBES="0"), stdout=subprocess.DEVNULL)  # a report needs no probes
+                run(
+                    [
+                        LAUNCH,
+                        "-n",
+                        str(n),
+                        "--",
+                        context.program(chapter, program, solution),
+                        "--log-every",
+                        "0",
+                        *options,
+                        "--record",
+                        files[-2],
+                        "--timeline",
+                        files[-1],
+                    ],
+                    env=dict(os.environ, WORKSHOP_PROBES="0"),
+                    stdout=subprocess.DEVNULL,
+                )  # a report needs no probes
     return files
 
 
 def plotly_here() -> str:
     """A Python that has plotly: the one that comes first, or the distribution's."""
     for python in ("python3", "/usr/bin/python3"):
-        if machine.has(python) and subprocess.run([python, "-c", "import plotly"], capture_output=True,
-                                                  check=False).returncode == 0:
+        if (
+            machine.has(python)
+            and subprocess.run([python, "-c", "import plotly"], capture_output=True, check=False).returncode == 0
+        ):
             return python
     return ""
 
@@ -300,11 +458,13 @@ def plotly_here() -> str:
 def python_with_plotly() -> str:
     """The same; installs what only pages take, and so nothing else installs."""
     python = plotly_here()
-    if not python and not in_slurm_job() and machine.may_install() and (
-            not sys.stdin.isatty() or machine.confirm("Install python3-plotly with apt?")):
+    if (
+        not python
+        and not in_slurm_job()
+        and machine.may_install()
+        and (not sys.stdin.isatty() or machine.confirm("Install python3-plotly with apt?"))
+    ):
         machine.install(["python3-plotly"])
         python = plotly_here()
     require(python, "pages are drawn with plotly: install python3-plotly, or take --terminal")
     return python
-
-

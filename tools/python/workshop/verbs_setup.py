@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs about machines and jobs: setup, doctor, test, submit."""
+
 from __future__ import annotations
 
 import json
@@ -29,8 +30,10 @@ def setup(context: Context, words: list[str]) -> int:
         elif word == "--with-fuzz":
             builder.with_fuzz = True
         elif word == "--prebuilt":
-            require(context.folder == f"build/{context.backend}",
-                    f"other clones look in build/{context.backend}: --prebuilt is not for WORKSHOP_BUILD")
+            require(
+                context.folder == f"build/{context.backend}",
+                f"other clones look in build/{context.backend}: --prebuilt is not for WORKSHOP_BUILD",
+            )
             targets = ["programs", "prebuilt"]
         else:
             raise Refused(f"setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '{word}'")
@@ -93,14 +96,14 @@ def doctor_of_cluster(context: Context, words: list[str]) -> int:
 
 # ---- test ----------------------------------------------------------------------------------------------------------
 
-# What a rank takes of a GPU's memory: CUDA's context, NCCL's and cuBLAS's buffers. And how many ranks may take turns on a
-# GPU: with more, those that wait for each other miss their deadlines. No test starts more than that.
+# What a rank takes of a GPU's memory: CUDA's context, NCCL's and cuBLAS's buffers. And how many ranks may take turns on
+# a GPU: with more, those that wait for each other miss their deadlines. No test starts more than that.
 MIB_PER_RANK, MOST_RANKS = 1500, 8
 
 
 def gpu_slots(free_mib: list[str]) -> dict:
-    """The GPUs and their slots, one for each rank that has room, as ctest's --resource-spec-file wants them. All together
-    have enough for the largest test, alone."""
+    """The GPUs and their slots, one for each rank that has room, as ctest's --resource-spec-file wants them. All
+    together have enough for the largest test, alone."""
     least = -(-MOST_RANKS // len(free_mib))
     gpus = []
     for number, mib in enumerate(free_mib):
@@ -113,15 +116,22 @@ def test(context: Context, words: list[str]) -> int:
     which = ["-LE", "^soak$"]
     if words[:1] == ["--soak"]:
         which, words = ["-L", "^soak$"], words[1:]
-    require(not os.environ.get("WORKSHOP_PREBUILT"),
-            "the tests are those of the clone that has built what WORKSHOP_PREBUILT names")
+    require(
+        not os.environ.get("WORKSHOP_PREBUILT"),
+        "the tests are those of the clone that has built what WORKSHOP_PREBUILT names",
+    )
     context.build("all")
-    # More tests at a time than there are cores, because many of them wait for a deadline. On GPUs, as many as have room.
+    # More tests at a time than there are cores, because many of them wait for a deadline. On GPUs, as many as have
+    # room.
     command = ["ctest", "--test-dir", context.folder, "-j", str(2 * context.builder.jobs + 1)]
     if context.backend == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        free = machine.said("nvidia-smi", *([f"--id={visible}"] if visible else []), "--query-gpu=memory.free",
-                            "--format=csv,noheader,nounits").split("\n")
+        free = machine.said(
+            "nvidia-smi",
+            *([f"--id={visible}"] if visible else []),
+            "--query-gpu=memory.free",
+            "--format=csv,noheader,nounits",
+        ).split("\n")
         free = [line.strip() for line in free if line.strip()]
         require(free, "nvidia-smi shows no GPU")
         spec = os.path.abspath(context.path("gpus.json"))
@@ -152,8 +162,12 @@ def job_size(context: Context, nodes: str, gpus: str) -> list[str]:
 
 def submit_job(follow: bool, words: list[str]) -> int:
     """Calls sbatch with these words; with `follow`, shows what the job prints and ends as it does."""
-    with subprocess.Popen(["sbatch", "--parsable", *(["--wait"] if follow else []), *words], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, text=True) as waiter:
+    with subprocess.Popen(
+        ["sbatch", "--parsable", *(["--wait"] if follow else []), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as waiter:
         # sbatch prints the job's id at once and, with --wait, ends when the job does, with its status.
         assert waiter.stdout
         job = waiter.stdout.readline().strip().partition(";")[0]  # the rest is the cluster
@@ -219,13 +233,17 @@ def submit(context: Context, words: list[str]) -> int:
         elif word == "--":
             options = rest.rest()
         elif word.startswith("-"):
-            raise Refused("submit knows --nodes, --gpus, --solution, --check, --report, --wait and -- before the program's own "
-                          f"options, not '{word}'")
+            raise Refused(
+                "submit knows --nodes, --gpus, --solution, --check, --report, --wait and -- before the program's own "
+                f"options, not '{word}'"
+            )
         else:
             program = [word]
     if is_check:
-        require(not nodes and not solution and not report,
-                "submit --check takes --gpus, --wait and -- before options of check: it runs on one node")
+        require(
+            not nodes and not solution and not report,
+            "submit --check takes --gpus, --wait and -- before options of check: it runs on one node",
+        )
         wanted = Wanted([asked, *program, *options])
         size = job_size(context, "1", gpus)
         build_checks(context, wanted)
@@ -239,8 +257,12 @@ def submit(context: Context, words: list[str]) -> int:
 
 def settings_of_site() -> dict[str, str]:
     """The environment that slurm/site.sh sets up for jobs."""
-    done = subprocess.run(["bash", "-c", "source slurm/site.sh >&2 && exec env -0"], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        ["bash", "-c", "source slurm/site.sh >&2 && exec env -0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
     if done.returncode:
         raise Failed(done.returncode)
     entries = done.stdout.decode("utf-8", "surrogateescape").split("\0")
