@@ -59,8 +59,8 @@ TEST_F(ArgumentsTest, AreInAnyOrder) {
 
 TEST_F(ArgumentsTest, BadOnesAreRefusedInOneLine) {
   EXPECT_EQ(refusal({}), "tool: FROM is missing: where to read from\n");
-  EXPECT_EQ(refusal({"--strong"}), "tool: there is no option '--strong'; --help lists those there are\n");
-  EXPECT_EQ(refusal({"from", "--strong"}), "tool: there is no option '--strong'; --help lists those there are\n");
+  EXPECT_EQ(refusal({"--strong"}), "tool: there is no option '--strong'; --help lists all options\n");
+  EXPECT_EQ(refusal({"from", "--strong"}), "tool: there is no option '--strong'; --help lists all options\n");
   EXPECT_EQ(refusal({"from", "1", "2"}), "tool: '2' is one argument too many\n");
   EXPECT_EQ(refusal({"from", "--json"}), "tool: --json lacks its value\n");
   EXPECT_EQ(refusal({"from", "--tolerance", "1x"}), "tool: --tolerance: '1x' is not a number\n");
