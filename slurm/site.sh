@@ -10,7 +10,7 @@
 # The modules that the programs were built with. If jobs do not know 'module', source its init file first.
 # module load gcc/12 cuda/12.4 nccl openmpi cmake
 
-# The backend (cuda, or cpu for nodes without GPUs) and the GPUs per node, all of which 'submit --nodes 2' takes.
+# The backend (cuda, or cpu for nodes without GPUs) and the GPUs per node. 'submit --nodes 2' takes all of these GPUs.
 export WORKSHOP_BACKEND=${WORKSHOP_BACKEND:-cuda}
 export WORKSHOP_GPUS_PER_NODE=${WORKSHOP_GPUS_PER_NODE:-4}
 [[ $WORKSHOP_BACKEND == cuda ]] || export SBATCH_GPUS_PER_NODE=0

@@ -143,7 +143,8 @@ TEST(Report, ARoundOfLocalSgdIsOneStep) {
 // Nothing is reported about the server, because it does not compute.
 TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const TemporaryFolder folder;
-  const std::string run = R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
+  const std::string run =
+      R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
   const std::vector<std::string> events{step(0, 0, 0),
                                         end(0, 100),
                                         step(1, 0, 0),
@@ -154,8 +155,7 @@ TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const json all = report(folder.write("t.json", timeline(events, run)))["runs"].at(0);
   EXPECT_TRUE(all["headline"].get<std::string>().starts_with("Rank 1 does not compute for 60 % of a step"))
       << all["headline"];
-  EXPECT_TRUE(all["advice"].get<std::string>().starts_with("All that is sent passes through one rank"))
-      << all["advice"];
+  EXPECT_TRUE(all["advice"].get<std::string>().starts_with("All messages pass through one rank")) << all["advice"];
 }
 
 // Changes at the same time are kept apart, so that each of them can be drawn.

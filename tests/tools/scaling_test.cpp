@@ -85,7 +85,7 @@ TEST(Scaling, ErrorsAreOneLine) {
   EXPECT_EQ(run_tool("scaling /no/a").output, "scaling: expects pairs of a record and a timeline\n");
   EXPECT_EQ(run_tool("scaling /no/a /no/b").output, "scaling: cannot read /no/a\n");
   const std::string one = folder.write("1.jsonl", record(1, 0));
-  EXPECT_EQ(run_tool("scaling " + one + " x").output, "scaling: " + one + " has no time of a step: too few steps?\n");
+  EXPECT_EQ(run_tool("scaling " + one + " x").output, "scaling: " + one + " has no time per step: too few steps?\n");
 }
 
 }  // namespace
