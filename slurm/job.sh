@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What the jobs of all chapters share. Their scripts call it on the job's first node, in the folder of the repository:
+# Shared by the jobs of all chapters. Their scripts call it on the job's first node, in the folder of the repository:
 #
 #   slurm/job.sh CHAPTER DEFAULT [PROGRAM] [--solution] [--report] [OPTION]...
 #
-# starts the chapter's program, by default DEFAULT, on all of the job's nodes, with the options given. With --report it then
-# says what the run has done, and draws it where there is plotly.
+# Starts the chapter's PROGRAM (or DEFAULT) on all nodes of the job, with these options. With --report it then prints a
+# report of the run, and draws it if plotly is installed.
 set -u
 # shellcheck disable=SC1091  # it is checked by itself
 source slurm/site.sh
@@ -30,5 +30,5 @@ WORKSHOP_PROBES=0 "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" --record "${
 if tools/report/python_with_plotly >/dev/null; then
   ./workshop report -o "$report.html" "${files[@]}"
 else
-  echo "Where plotly is, './workshop report ${files[*]}' draws it"
+  echo "With plotly installed, './workshop report ${files[*]}' draws it"
 fi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints the kernels with which the cpu backend's matrix products run, and on how many cores of a rank that is alone.
+// Prints the kernels that the cpu backend uses for matrix products, and the number of cores that a single rank uses.
 #include <workshop_cpu.h>
 
 #include <cstdio>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the workshop's own images as the files of CIFAR-10: the same that --model alexnet trains on without --images.
+// Writes the workshop's own images, which --model alexnet trains on without --images, in CIFAR-10's files and format.
 //
 //   draw_images FOLDER [SAMPLES [SEED [CLASSES]]]
 //
-// SAMPLES of the training, in five files, and a fifth as many of the test.
+// Writes SAMPLES training samples, in five files, and a fifth as many test samples.
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -41,12 +41,11 @@ void draw(const fs::path& folder, int samples, int seed, int classes) {
 int main(int argc, char** argv) {
   std::string folder;
   int samples = 4096, seed = 1138, classes = 10;
-  tools::Arguments arguments("draw_images",
-                             "Writes the images that --model alexnet trains on as the files of CIFAR-10.");
+  tools::Arguments arguments("draw_images", "Writes the images that --model alexnet trains on as CIFAR-10's files.");
   arguments.require("FOLDER", folder, "where to write them");
-  arguments.add("SAMPLES", samples, "of the training, in five files; a fifth as many are of the test", 5, 1'000'000);
-  arguments.add("SEED", seed, "of the images", 0, 1 << 30);
-  arguments.add("CLASSES", classes, "of the images", 2, 10);
+  arguments.add("SAMPLES", samples, "training samples, in five files; the test has a fifth as many", 5, 1'000'000);
+  arguments.add("SEED", seed, "seed of the images", 0, 1 << 30);
+  arguments.add("CLASSES", classes, "number of classes", 2, 10);
   return arguments.run(argc, argv, [&] {
     draw(folder, samples, seed, classes);
     return 0;

@@ -417,7 +417,7 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   EXPECT_EQ(compare("").output.find("times"), std::string::npos);
 }
 
-// A choice that may be made in several ways is judged by its result.
+// Values that may be computed in several ways are judged by their result.
 TEST_F(CompareRuns, AnotherWay) {
   expected.lines.clear();
   mine.lines.clear();
@@ -543,7 +543,7 @@ TEST_F(CompareRuns, UnfinishedAndWrong) {
   verdict(1, {"TODO 02.1 is the first that differs"});
 }
 
-// Runs that failed, which leave the journals of their ranks and their output.
+// Failed runs, which leave their ranks' journals and output.
 class EndedRuns : public CompareRuns {
  protected:
   EndedRuns() {
@@ -654,7 +654,7 @@ TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
         {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
 }
 
-// If a TODO worked before, its caller passed wrong arguments.
+// If a TODO worked before, its caller has passed wrong arguments.
 TEST_F(EndedRuns, AFailedCallInAFunctionOfAnotherTodoIsTheCallers) {
   const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n}\n";
   const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n}\n";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chapter 10: the parameter server. Asynchronous runs are repeatable from a record of which worker made which update.
+// Chapter 10: the parameter server. Asynchronous runs are repeatable from a record of who made each update.
 #include <algorithm>
 #include <cmath>
 #include <fstream>

@@ -210,7 +210,7 @@ TESTS(alexnet_checkpoint_interval) {
 }
 
 TESTS(alexnet_ledger) {
-  // 15 images in two steps of four micro-batches. The 3 test images are split into four micro-batches, one of which is
+  // 15 images in two steps of four micro-batches. The 3 test images are split into four micro-batches; one is
   // empty. Activations and gradients cross one boundary. It is as wide as the feature map below it or, with equal
   // shares of the parameters, as a linear layer, because the first stage then has all layers up to the largest one. The
   // ranks sum up both loss and accuracy of the test.

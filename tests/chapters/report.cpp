@@ -118,7 +118,7 @@ TESTS(formulas) {
 
 // ---- over time -----------------------------------------------------------------------------------------------------
 
-// The accounts' changes start and end at nothing and lead to the peaks of the record. There are none between the first
+// The accounts' changes start and end at nothing and lead to the peaks of the record. Nothing changes between the first
 // step of an epoch and its last.
 TESTS(memory) {
   test("solution.report.memory", {.ranks = 2}, [] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host waits for with WORKSHOP_BLOCKING=1. CUDA and NCCL may wait at the same places (backend_cpu/blocking.h).
+// WORKSHOP_BLOCKING=1: calls in which the host then waits, as it may with CUDA and NCCL (backend_cpu/blocking.h).
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the harnesses share.
+// Shared by the harnesses.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 // Called by libFuzzer, or by replay.cpp.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-// Ends the harness: a finding.
+// Ends the harness with a finding if the condition is false.
 inline void require(bool condition, const std::string& what) {
   if (condition) return;
   std::fprintf(stderr, "finding: %s\n", what.c_str());
   std::abort();
 }
 
-// An error message is one line that a terminal shows as it is, and quotes no more than 200 characters of the input.
+// Requires that an error message is one line of at most 400 printable characters.
 inline void require_one_line(const std::string& message) {
   const auto printable = [](char c) { return c >= ' ' && c <= '~'; };
   require(!message.empty() && message.size() <= 400, "a message of " + std::to_string(message.size()) + " characters");

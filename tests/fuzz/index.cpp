@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// index.json of a checkpoint. The input is tried as it is, and again with a right checksum, which anyone can make.
+// index.json of a checkpoint. Tries the input as it is, and again with a correct checksum, which anyone can compute.
 #include "common/checkpoint/index.h"
 
 #include <zlib.h>
@@ -32,7 +32,7 @@ void read(const std::string& text) {
   generator.randperm(10);
 }
 
-// The text with the checksum that it should have; empty if it is no object.
+// Returns the text with a correct checksum, or "" if it is not an object.
 std::string with_checksum(const std::string& text) {
   const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth < 8; };
   Json json = Json::parse(text, shallow, /*allow_exceptions=*/false);

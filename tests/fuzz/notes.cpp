@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A watchdog's note, and what is said about it: by the ranks that receive it, to the user.
+// A watchdog's note, and what the ranks that receive it tell the user about it.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   require(again && make_note_message(kJob, *again) == make_note_message(kJob, *note),
           "a note that changes when it is sent");
   describe(*note);
-  // Against another rank's note that says the same of itself.
+  // Together with a second rank's note that has the same content.
   Note other = *note;
   other.rank = (note->rank + 1) % kWorld;
   find_verdict({*note, other}, kWorld);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to each other that meet without MPI. Who does not know the key gets nothing believed; who knows it may
-// still say anything: the input is tried as it is, and as a message with a proof.
+// The messages of ranks that meet without MPI. A sender without the key must not be believed, and a sender with the key
+// may still send anything. So the input is tried as it is, and as a message with a valid proof.
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -23,7 +23,7 @@ void read_as_it_is(std::string_view input) {
   require(!read_answer(kKey, kNonce, input), "an answer without a proof");
 }
 
-// The input's first bytes are the rank and the size of the world.
+// The first bytes of the input are the rank and the world size.
 void read_hello_of(std::string_view input) {
   Hello said{0, 0, kNonce};
   if (input.size() < 8) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a harness over the files of a folder, in place of libFuzzer: replay FOLDER.
+// replay FOLDER: runs a harness on the files of a folder, without libFuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -19,10 +19,10 @@ int main(int argc, char** argv) {
   std::sort(inputs.begin(), inputs.end());
   for (const auto& path : inputs) {
     std::printf("%s\n", path.c_str());
-    std::fflush(stdout);  // so that it is the last line where the harness crashes
+    std::fflush(stdout);  // so that this is the last line if the harness crashes
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    // A copy of its own, so that a sanitizer sees what is read beyond it.
+    // A separate copy, so that a sanitizer sees reads past its end.
     const std::vector<std::uint8_t> input(text.begin(), text.end());
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }

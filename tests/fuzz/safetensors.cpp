@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A safetensors file: the length of its header, the header, and the values.
+// A safetensors file: header length, header and values.
 #include "common/checkpoint/safetensors.h"
 
 #include <cstring>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// Every value that a tensor is said to have must be in the file.
+// Reads all values of all tensors, which must lie within the file.
 void read(std::string_view content) {
   try {
     float sum = 0;
@@ -30,9 +30,9 @@ void read(std::string_view content) {
 
 }  // namespace
 
-// The input is tried as it is, and again as a header in front of which stands its length.
+// Tries the input as it is, and again as a header, with its length in front.
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // As a mapped file, the content begins at a multiple of any type's size.
+  // As in a mapped file, the content must start at a multiple of any type's size.
   std::vector<std::uint64_t> file(size / 8 + 2);
   char* bytes = reinterpret_cast<char*>(file.data());
   std::memcpy(bytes, data, size);

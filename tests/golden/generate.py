@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Train the workshop's model with PyTorch on the CPU and keep what came out as golden files.
+"""Train the workshop's model with PyTorch on the CPU and write the results to golden files.
 
-generate.py                      every golden file of this folder
+generate.py                      all golden files that this script makes
 generate.py NAME ...             these (single_default, ddp2_default, ...)
 generate.py --out FILE OPTIONS   one run with options of your own (--help lists them)
 
@@ -67,21 +67,21 @@ class RandomTensorDataset(Dataset):
 
 
 class Trainer:
-    """The model, the data and the optimizer of one rank. Several ranks meet through the file `store`."""
+    """Model, data and optimizer of one rank. Ranks meet through the file `store`."""
 
     def __init__(self, options, rank=0, store=None):
         torch.set_num_threads(1)
         if options.ddp:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.world)
-        # The programs of the course seed only their data set; a run that is to be repeated needs the model's seed too.
+        # The course's programs seed only their data set. A reproducible run must also seed the model.
         torch.manual_seed(options.model_seed)
         self.model = build_model(options.layers, ACTIVATIONS[options.activation])
         self.type = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.precision]
         self.model.to(self.type)
         self.network = DistributedDataParallel(self.model) if options.ddp else self.model
         decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
-        # What the optimizer updates: the parameters or, where they are no floats, floats that begin as they are.
+        # The optimizer updates the parameters or, if they are not float32, float32 copies of them.
         self.parameters = list(self.model.parameters())
         self.exact = self.parameters
         if options.precision != "fp32":
@@ -98,7 +98,7 @@ class Trainer:
     def train_epoch(self, epoch):
         """Return the loss of every step."""
         losses = []
-        next(iter(self.loader))  # the course prints the size of a first batch, which draws random numbers
+        next(iter(self.loader))  # the course prints the size of the first batch, which draws random numbers
         if self.sampler:
             self.sampler.set_epoch(epoch)
         for inputs, targets in self.loader:
@@ -141,12 +141,12 @@ def run_rank(rank, options, store, results):
 
 
 def shorten(values):
-    """Nine significant digits: enough to tell any two float32 apart."""
+    """Round to nine significant digits, which identify any float32."""
     return [float(f"{value:.9g}") for value in values]
 
 
 def run(options):
-    """Train on options.world processes; return what a golden file holds."""
+    """Train on options.world processes; return the content of a golden file."""
     with mp.Manager() as manager, tempfile.TemporaryDirectory() as folder:
         results = manager.dict()
         mp.spawn(run_rank, args=(options, f"{folder}/store", results), nprocs=options.world)
@@ -192,7 +192,7 @@ def parse(arguments=None):
     options.layers = [int(width) for width in options.layers.split(",")]
     options.ddp = options.ddp or options.world > 1
     if options.model_seed is None:
-        # The seeds from which the course's own runs happened to start, as in common/options/options.cpp.
+        # Seeds from which the course's own runs happened to start, as in common/options/options.cpp.
         options.model_seed = 1507988244 if not options.shuffle else 1952748940 if options.ddp else 3787541278
     return options
 

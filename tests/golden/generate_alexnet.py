@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Train AlexNet with PyTorch and torchvision on the CPU and keep what came out as golden files.
+"""Train AlexNet with PyTorch and torchvision on the CPU and write the results to golden files.
 
-generate_alexnet.py            every alexnet_*.json of this folder, and images/, which they are of
+generate_alexnet.py            every alexnet_*.json of this folder, and the images/ that they use
 generate_alexnet.py NAME ...   these (alexnet_224, alexnet_ddp2, ...)
 
-The options are those of the workshop's programs. Besides losses and parameters a file holds the gradients of the first
-step: of each its sum, its norm and its first values. Dropout is off, because its masks are PyTorch's.
+The options are those of the workshop's programs. In addition to losses and parameters, a file has the gradients of the
+first step: sum, norm and first values of each. Dropout is off, because PyTorch draws different masks.
 
-Where a ReLU's input is zero but for rounding, or two values that a pool chooses from are equal but for rounding, the
-gradient is one of two, and which one depends on the order in which the machine at hand adds. No run comes near such a
-place: each has a model seed that avoids it, and the script refuses those that do not.
+If a ReLU's input is zero up to rounding, or a pool chooses between two values that are equal up to rounding, the gradient
+has two possible values, and the machine's order of additions decides between them. No run comes near such a place: each
+has a model seed that avoids it, and the script rejects other seeds.
 """
 
 import argparse
@@ -43,9 +43,9 @@ GOLDEN = {
     "--max-steps 2 --model-seed 1140",
     "alexnet_ddp2": f"--world 2 --image-size 64 --shrink 16 --batch-size 4 {TRAINED}",
 }
-SIDE, IMAGES = 32, 3  # pixels, images a file
+SIDE, IMAGES = 32, 3  # pixels, images per file
 KEPT = 32  # values of each tensor
-MARGIN = 1e-6  # between values and such places, in standard deviations of a layer's values; rounding is a tenth of it
+MARGIN = 1e-6  # distance from such places, in standard deviations of a layer's values; rounding is a tenth of it
 
 
 def write_images():
@@ -64,7 +64,7 @@ def write_images():
 
 
 class Images(Dataset):
-    """Labels and images of these files, as the course's program transforms torchvision's CIFAR10."""
+    """Labels and images of these files, transformed as in the course's program."""
 
     def __init__(self, names, size):
         self.records = [
@@ -90,7 +90,7 @@ class Images(Dataset):
 
 
 class AlexNet(nn.Module):
-    """torchvision's, with its widths divided by `shrink`, and a first stride that fits the size of the images."""
+    """torchvision's AlexNet, with widths divided by `shrink` and a first stride that fits the image size."""
 
     def __init__(self, classes, size, shrink):
         super().__init__()
@@ -134,7 +134,7 @@ def build_model(options):
 
 
 def watch_margins(model):
-    """Return a list that gets the smallest margin of every ReLU and max pool in every training step."""
+    """Return a list to which every ReLU and max pool appends its smallest margin in every training step."""
     margins = []
 
     def of_relu(_, inputs):
@@ -198,12 +198,12 @@ def summary(tensor):
 
 
 def shorten(values):
-    """Nine significant digits: enough to tell any two float32 apart."""
+    """Round to nine significant digits, which identify any float32."""
     return [float(f"{value:.9g}") for value in values]
 
 
 def run(options):
-    """Train on options.world processes; return what a golden file holds, and the smallest margin."""
+    """Train on options.world processes; return the content of a golden file, and the smallest margin."""
     with mp.Manager() as manager, tempfile.TemporaryDirectory() as folder:
         results = manager.dict()
         mp.spawn(run_rank, args=(options, f"{folder}/store", results), nprocs=options.world)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PyTorch computed, and what the programs compute with the same options: a test a file and program. More of them
-// are with the chapters.
+// PyTorch's results against those of the programs with the same options: one test per file and program. The chapters'
+// tests have more of them.
 #include <filesystem>
 
 #include "tests/harness/expect.h"

@@ -36,7 +36,7 @@ struct TestCase {
   // Returns why the test cannot run here, or "".
   std::string cpu_only() const {
     if (!kCuda) return "";
-    return properties.measures ? "it holds times against those that the cpu backend simulates" : properties.cpu_only;
+    return properties.measures ? "it compares times with those that the cpu backend simulates" : properties.cpu_only;
   }
 };
 

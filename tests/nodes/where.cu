@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says where each rank is: node, local rank and device, and what NCCL is told where ranks share one.
+// Prints where each rank runs (node, local rank and device), and what NCCL is told if ranks share a device.
 #include <unistd.h>
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// calls NAME: makes the calls of one case, right or wrong, and ends. CMakeLists.txt says what must be said about it.
+// calls NAME: makes the calls of one case, correct or not, and ends. CMakeLists.txt has the expected report.
 #include <cublas_v2.h>
 
 #include <cstdio>
@@ -58,7 +58,7 @@ struct Case {
   }
 };
 
-// The next device, which is current as long as this lives, with a stream and some memory.
+// Makes the next device current during its lifetime. Has a stream and some memory there.
 struct OnTheOther {
   int before = current_device(), device = before + 1;
   OnDevice on_device{device};
@@ -81,7 +81,7 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
        t.read(t.second, t.a.data());
      }},
-    {"by_way_of_a_third",  // and the default stream is one
+    {"by_way_of_a_third",  // the default stream is the third
      [](Case& t) {
        t.write(t.first, t.a.data());
        CUDA_CHECK(cudaEventRecord(t.event, t.first));
@@ -118,7 +118,7 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        launch(copy, kFloats, t.second, t.c.data(), t.a.data(), kFloats);
      }},
     {"neighbors",
-     [](Case& t) {  // of 8 rows, the first 4 and the last 4 of each column
+     [](Case& t) {  // first and last 4 of 8 rows in each column
        CUDA_CHECK(cudaMemsetAsync(t.a.data(), 0, kBytes / 2, t.first));
        CUDA_CHECK(cudaMemsetAsync(t.a.data() + kFloats / 2, 0, kBytes / 2, t.second));
        CUDA_CHECK(cudaDeviceSynchronize());
@@ -272,7 +272,7 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
     {"kernel_in_a_vector",
      [](Case& t) {
        std::vector<DeviceBuffer<float>> buffers;
-       buffers.emplace_back(kFloats, Memory::data);  // allocates in a line of the standard library
+       buffers.emplace_back(kFloats, Memory::data);  // the allocation is in a line of the standard library
        launch(set, kFloats + 2, t.first, buffers[0].data(), 1.0f, kFloats + 2);
      }},
     {"kernel_at_the_end",

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -P architectures_test.cmake: for which GPUs tools/cmake/Cuda.cmake builds where nobody says it. The module is run
-# as a script, with made-up toolkits and an nvidia-smi that is missing, finds no driver, or finds a GPU.
+# cmake -P architectures_test.cmake: tests which GPU architectures tools/cmake/Cuda.cmake selects by default. Runs the
+# module as a script, with made-up toolkits, and with an nvidia-smi that is missing, finds no driver, or finds a GPU.
 find_program(nvcc nvcc PATHS /usr/local/cuda/bin NO_CACHE)
 find_program(bash bash NO_CACHE REQUIRED)
 get_filename_component(source ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 
-# What a script cannot do, and the test does not ask about.
+# Commands that do not exist in scripts, and that the test does not need.
 foreach(command add_library target_include_directories target_link_libraries target_compile_definitions)
   cmake_language(EVAL CODE "function(${command})\nendfunction()")
 endforeach()
@@ -13,7 +13,7 @@ function(enable_language language)
   set(CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES /usr/lib/gcc/x86_64-linux-gnu/13 /usr/lib PARENT_SCOPE)
 endfunction()
 
-# expect(VERSION ARCHITECTURES SAYS [OPTION]): what is chosen with that toolkit, where `nvidia-smi` does what SAYS says.
+# expect(VERSION ARCHITECTURES SAYS [OPTION]): what must be selected with this toolkit if `nvidia-smi` runs SAYS.
 set(failures 0)
 function(expect version expected says)
   set(bin ${CMAKE_CURRENT_BINARY_DIR}/nvidia)
@@ -55,8 +55,8 @@ foreach(version 12.4.131 13.0.88)
   expect(${version} 70 "echo 'GPU 0: Tesla T4 (UUID: GPU-0)'" 70)
 endforeach()
 
-# What that means for the toolkit at hand. It runs on a GPU of the same major version that is not older: from T4, with CUDA
-# 12 from V100, up to H100.
+# The meaning of this selection for the installed toolkit. The program runs on any GPU of the same major version that is
+# not older: from T4, or with CUDA 12 from V100, up to H100.
 if(nvcc)
   file(WRITE kernel.cu "__global__ void kernel() {}\n")
   execute_process(COMMAND ${nvcc} -arch=all-major --dryrun -c kernel.cu ERROR_VARIABLE steps)

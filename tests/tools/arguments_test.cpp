@@ -16,7 +16,7 @@ using workshop::tools::Arguments;
 
 class ArgumentsTest : public testing::Test {
  protected:
-  // What a tool returns that is called with these words.
+  // Returns the status of a tool that is called with these words.
   int run(std::vector<std::string> words) {
     Arguments arguments("tool", "A tool.");
     arguments.require("FROM", from_, "where to read from");
@@ -31,7 +31,7 @@ class ArgumentsTest : public testing::Test {
     for (std::string& word : words) argv.push_back(word.data());
     return arguments.run(static_cast<int>(argv.size()), argv.data(), [&] { return 7; });
   }
-  // The line that these words are refused with.
+  // Returns the error message for these words.
   std::string refusal(const std::vector<std::string>& words) {
     testing::internal::CaptureStderr();
     EXPECT_EQ(run(words), 2);
@@ -59,8 +59,8 @@ TEST_F(ArgumentsTest, AreInAnyOrder) {
 
 TEST_F(ArgumentsTest, BadOnesAreRefusedInOneLine) {
   EXPECT_EQ(refusal({}), "tool: FROM is missing: where to read from\n");
-  EXPECT_EQ(refusal({"--strong"}), "tool: there is no option '--strong'; --help lists those there are\n");
-  EXPECT_EQ(refusal({"from", "--strong"}), "tool: there is no option '--strong'; --help lists those there are\n");
+  EXPECT_EQ(refusal({"--strong"}), "tool: there is no option '--strong'; --help lists all options\n");
+  EXPECT_EQ(refusal({"from", "--strong"}), "tool: there is no option '--strong'; --help lists all options\n");
   EXPECT_EQ(refusal({"from", "1", "2"}), "tool: '2' is one argument too many\n");
   EXPECT_EQ(refusal({"from", "--json"}), "tool: --json lacks its value\n");
   EXPECT_EQ(refusal({"from", "--tolerance", "1x"}), "tool: --tolerance: '1x' is not a number\n");
@@ -77,7 +77,7 @@ TEST(Arguments, SoIsWhatGoesWrongAfterwards) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "tool: cannot read x\n");
 }
 
-// Of every tool, with the status that their callers rely on.
+// Every tool, with the status that its callers rely on.
 TEST(Tools, RefuseBadArguments) {
   for (const char* tool : {"bench_report", "compare_runs", "draw_images", "make_exercises", "make_mutants", "report",
                            "scaling", "summarize_runs"}) {

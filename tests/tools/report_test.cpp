@@ -37,8 +37,8 @@ std::string timeline(const std::vector<std::string>& events, const std::string& 
   return text + "\n]}\n";
 }
 
-// One step of 1,000 microseconds. Rank 1 receives from the start on what rank 0 sends when it has computed for 300;
-// rank 0 then waits for what rank 1 sends back at 800. A message takes 50.
+// One step of 1,000 microseconds. Rank 1 waits from the start for a message that rank 0 sends after computing for 300.
+// Rank 0 then waits for the reply, which is sent at 800. A message takes 50.
 std::string two_stages() {
   return timeline({step(0, 0, 0), end(0, 1000), step(1, 0, 0), end(1, 1000),  //
                    span("forward 0", 0, 0, 0, 300), span("ncclSend", 0, 0, 300, 350, call("ncclSend", 0, 1, 1)),
@@ -94,7 +94,7 @@ TEST(Report, InCharacters) {
       << result.output;
 }
 
-// As in tensor parallelism, where a layer has its all-reduce in its own forward pass.
+// As in tensor parallelism, where a layer's all-reduce lies in its forward pass.
 TEST(Report, AnAllReduceInAForwardPassIsNoComputation) {
   const TemporaryFolder folder;
   const json run = report(folder.write("t.json", timeline({step(0, 0, 0), end(0, 100), span("forward 0", 0, 0, 0, 100),
@@ -115,14 +115,14 @@ TEST(Report, RunsAreToldApartAndCompared) {
       report(folder.write("a", timeline(events, gpipe)) + " " + folder.write("b", timeline(events, other)));
   EXPECT_EQ(all["runs"][0]["title"], "04_pipeline pipeline gpipe, 4 ranks");
   EXPECT_EQ(all["runs"][1]["title"], "04_pipeline pipeline 1f1b, 4 ranks");
-  // Chapter 04's chart: the last stage begins in slot 3, and all are done after 22.
+  // Chapter 04's chart: the last stage begins in slot 3, and all stages are done after 22 slots.
   const json& schedule = all["runs"][1]["schedule"];
   EXPECT_EQ(schedule.size(), 4 * 16);
   EXPECT_NE(std::ranges::find(schedule, json::parse("[3, 3, true, 0, 0]")), schedule.end());
   EXPECT_NE(std::ranges::find(schedule, json::parse("[0, 21, false, 7, 0]")), schedule.end());
 }
 
-// Of a round of two steps one communicates, for a sixth of their time. The first three steps do not count.
+// In a round of two steps, one step communicates, for a sixth of the round's time. The first three steps do not count.
 TEST(Report, ARoundOfLocalSgdIsOneStep) {
   const TemporaryFolder folder;
   const std::string run =
@@ -140,7 +140,7 @@ TEST(Report, ARoundOfLocalSgdIsOneStep) {
   EXPECT_TRUE(all["headline"].get<std::string>().starts_with("The rank does not compute for 33 %")) << all["headline"];
 }
 
-// Nothing is said of the server, which is not there to compute.
+// Nothing is reported about the server, because it does not compute.
 TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const TemporaryFolder folder;
   const std::string run = R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
@@ -154,11 +154,10 @@ TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const json all = report(folder.write("t.json", timeline(events, run)))["runs"].at(0);
   EXPECT_TRUE(all["headline"].get<std::string>().starts_with("Rank 1 does not compute for 60 % of a step"))
       << all["headline"];
-  EXPECT_TRUE(all["advice"].get<std::string>().starts_with("All that is sent passes through one rank"))
-      << all["advice"];
+  EXPECT_TRUE(all["advice"].get<std::string>().starts_with("All messages pass through one rank")) << all["advice"];
 }
 
-// Changes at one moment are kept apart, so that each of them can be drawn.
+// Changes at the same time are kept apart, so that each of them can be drawn.
 TEST(Report, MemoryOverTime) {
   const TemporaryFolder folder;
   const auto held = [](double at, int bytes) {
@@ -173,7 +172,7 @@ TEST(Report, MemoryOverTime) {
                              R"("bytes":{"parameters":[8.0,16.0,0.0],"data":[1.0,1.0,1.0]}})"));
 }
 
-// Options that no run has lead to no formula, and to no error.
+// Options that no run can have must cause neither a formula nor an error.
 TEST(Report, FormulasOfImpossibleRuns) {
   const TemporaryFolder folder;
   for (

@@ -7,7 +7,7 @@
 
 namespace {
 
-// Runs of one epoch: 8 steps on one rank and 4 on two, each rank with 32 samples a step.
+// Returns the record of a run of one epoch: 8 steps on one rank or 4 on two, with 32 samples per rank and step.
 std::string record(int world, double seconds_per_step, const std::string& options = "") {
   std::string text = R"({"type":"run","chapter":"02_ddp","program":"ddp","world":)" + std::to_string(world) +
                      R"(,"options":{"batch-size":32,"epochs":1)" + options + "}}\n";
@@ -25,14 +25,15 @@ std::string span(const std::string& name, int rank, int stream, int begin, int e
          R"(,"ts":)" + std::to_string(begin) + R"(,"dur":)" + std::to_string(end - begin) + "}";
 }
 
-// The beginning of a step, or, of step -1, the end of the last one.
+// Returns the event for the start of a step, or, for step -1, for the end of the last step.
 std::string begin_of(int step, int rank, int at) {
   const std::string arguments = step < 0 ? "" : R"(,"args":{"step":)" + std::to_string(step) + "}";
   return R"({"name":"step","ph":"i","s":"t","pid":)" + std::to_string(rank) + R"(,"tid":0,"ts":)" + std::to_string(at) +
          arguments + "}";
 }
 
-// Two steps; the broadcast comes before them. Of 3,000 microseconds of the all-reduces on each rank, 1,000 are hidden.
+// Returns a timeline of two steps after a broadcast. On each rank 1,000 of the all-reduces' 3,000 microseconds are
+// hidden.
 std::string timeline(int ranks) {
   std::string text = R"({"traceEvents": [{"name":"thread_name","ph":"M","pid":0,"tid":0,"args":{"name":"stream 0"}})";
   for (int rank = 0; rank < ranks; ++rank) {
@@ -65,7 +66,7 @@ TEST(Scaling, SpeedUpEfficiencyAndExposedCommunication) {
   EXPECT_DOUBLE_EQ(rows[1].at("exposed_seconds_per_step"), 0.002 / 2);
   EXPECT_DOUBLE_EQ(rows[1].at("peak_memory"), 2 << 20);
 
-  // An epoch of twice the samples, which two ranks make in as many steps as one rank makes for its own.
+  // An epoch with twice as many samples: two ranks need as many steps for it as one rank for half of them.
   EXPECT_EQ(run_tool("scaling --weak --json " + (folder / "weak") + " " + files).status, 0);
   EXPECT_DOUBLE_EQ(nlohmann::json::parse(folder.read("weak"))[1].at("seconds_per_epoch"), 0.1);
 }
@@ -84,7 +85,7 @@ TEST(Scaling, ErrorsAreOneLine) {
   EXPECT_EQ(run_tool("scaling /no/a").output, "scaling: expects pairs of a record and a timeline\n");
   EXPECT_EQ(run_tool("scaling /no/a /no/b").output, "scaling: cannot read /no/a\n");
   const std::string one = folder.write("1.jsonl", record(1, 0));
-  EXPECT_EQ(run_tool("scaling " + one + " x").output, "scaling: " + one + " has no time of a step: too few steps?\n");
+  EXPECT_EQ(run_tool("scaling " + one + " x").output, "scaling: " + one + " has no time per step: too few steps?\n");
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D BUILD=FOLDER -P slots_test.cmake: every test of a build folder has what ./workshop test needs to spread tests
-# over the GPUs of a machine: a slot of a GPU for each rank that it starts, and tests/on_gpus, which shows it the GPUs of
-# these slots. A test has neither if it was added with add_test(), not workshop_test() or the harness's test().
+# cmake -D BUILD=FOLDER -P slots_test.cmake: checks that every test of a build folder has what ./workshop test needs to
+# distribute tests over the GPUs of a machine: one GPU slot for each rank that the test starts, and tests/on_gpus, which
+# makes the GPUs of these slots visible. A test has neither if it was added with add_test() instead of workshop_test()
+# or the harness's test().
 foreach(list tests complete failures)
   set_property(GLOBAL PROPERTY ${list} "")
 endforeach()
@@ -10,19 +11,19 @@ function(failure text)
   set_property(GLOBAL APPEND PROPERTY failures x)
 endfunction()
 
-# What CMake and the harness have written for CTest is carried out with these in place of CTest's commands.
+# Runs the files that CMake and the harness have written for CTest, with these functions instead of CTest's commands.
 function(subdirs folder)
   include("${CMAKE_CURRENT_LIST_DIR}/${folder}/CTestTestfile.cmake")
 endfunction()
 function(add_test name program)
-  if(name STREQUAL "chapter_tests_NOT_BUILT")  # which fails by itself
+  if(name STREQUAL "chapter_tests_NOT_BUILT")  # this one fails by itself
     return()
   endif()
   set_property(GLOBAL APPEND PROPERTY tests "${name}")
   if(NOT program MATCHES "/tests/on_gpus$")
     failure("${name}: its command does not begin with tests/on_gpus")
   endif()
-  # The largest number after -n is the most ranks that a command says it starts.
+  # The largest number after -n is the most ranks that a command starts.
   string(REGEX MATCHALL ";-n;[0-9]+" starts ";${ARGN}")
   string(REGEX MATCHALL "[0-9]+" starts "0;${starts}")
   list(SORT starts COMPARE NATURAL ORDER DESCENDING)

@@ -104,7 +104,7 @@ std::string at(const MeetingPoint& point) { return "127.0.0.1:" + std::to_string
 TEST(Rendezvous, AllCome) {
   for (int world : {1, 2, 3, 8, 16}) {
     std::vector<int> ranks(world);
-    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 comes last, so the others must wait for it
+    for (int rank = 0; rank < world; ++rank) ranks[rank] = world - 1 - rank;  // rank 0 last: the others wait for it
     expect_all(come_all(free_point(30), ranks, world), "the id");
   }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that do not do what the others wait for, one way a run:
+// Ranks that fail to make the calls that others wait for, in one way per run:
 //
 //   misbehave --fault skip|flood|count|operation|send-first|leave|exit|kill|stop|compute|nap|files|todo|launch|group
 //             |open-group|none
 //
-// The last rank is at fault; send first do all. With "nap" and "files" it only takes its time. With "flood" the others
-// go on enqueueing until the queue is full. With "todo" rank 0 comes to a TODO while its stream is stuck. With "launch"
-// a kernel cannot be launched. With "group" nothing is wrong, but a probe stands in an open group, which "open-group"
-// does not close.
+// The last rank is at fault; with "send-first", all are. With "nap" and "files" it is only slow. With "flood" the
+// others enqueue work until the queue is full. With "todo" rank 0 reaches a TODO while its stream is stuck. With
+// "launch" a kernel launch fails. With "group" nothing is wrong, but there is a probe in an open group; "open-group"
+// never closes this group.
 #include <signal.h>
 #include <unistd.h>
 
@@ -48,14 +48,14 @@ void broadcast(const DeviceBuffer<float>& data, const Group& group) {
   NCCL_CHECK(ncclBroadcast(data.data(), data.data(), group.count, ncclFloat, 0, group.comm, group.stream));
 }
 
-// Round the ring, without a group.
+// Each rank sends to the next one in the ring before it receives, without a group.
 void send_first(const DeviceBuffer<float>& data, const Group& group) {
   const int next = (group.rank + 1) % group.world, previous = (group.rank + group.world - 1) % group.world;
   NCCL_CHECK(ncclSend(data.data(), group.count, ncclFloat, next, group.comm, group.stream));
   NCCL_CHECK(ncclRecv(data.data(), group.count, ncclFloat, previous, group.comm, group.stream));
 }
 
-// More than any queue holds.
+// Enqueues more than any queue holds.
 void flood(const DeviceBuffer<float>& data, const Group& group) {
   for (int i = 0; i < 100'000; ++i) launch(clear, 1, group.stream, data.data(), 1);
 }
@@ -67,7 +67,7 @@ void launch_on_no_stream(const DeviceBuffer<float>& data) {
   launch(clear, 1, stream, data.data(), 1);
 }
 
-// Something to record, and something that never ends.
+// Records something and then waits for something that never ends.
 void run_into_todo(const DeviceBuffer<float>& data, const Group& group) {
   if (group.rank > 0) sleep(60);
   probe("00.0", "sum", data.data(), {4}, group.stream);
@@ -75,7 +75,7 @@ void run_into_todo(const DeviceBuffer<float>& data, const Group& group) {
   todo("00.0");
 }
 
-// What the probe shows is there only when the group has ended: as many ones as there are ranks.
+// The probe's values exist only after the end of the group: each is the number of ranks.
 void probe_in_group(const DeviceBuffer<float>& data, const Group& group, bool close) {
   const std::vector<float> ones(group.count, 1);
   CUDA_CHECK(cudaMemcpyAsync(data.data(), ones.data(), data.bytes(), cudaMemcpyHostToDevice, group.stream));
@@ -86,7 +86,7 @@ void probe_in_group(const DeviceBuffer<float>& data, const Group& group, bool cl
   if (close) NCCL_CHECK(ncclGroupEnd());
 }
 
-// What the rank at fault does instead of the second all-reduce. False where it leaves the job.
+// Does what the rank at fault does instead of the second all-reduce. Returns false if it leaves the job.
 bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const Group& group) {
   if (fault == "count") all_reduce(data, group.count / 2, group);
   if (fault == "operation") reduce(data, group);
@@ -106,13 +106,13 @@ bool misbehave(const std::string& fault, const DeviceBuffer<float>& data, const 
 void run(const std::string& fault, const Group& group) {
   const DeviceBuffer<float> data(group.count, Memory::data);
   CUDA_CHECK(cudaMemsetAsync(data.data(), 0, data.bytes(), group.stream));
-  // NCCL connects the ranks at the first call of each kind, where the host would wait for the rank at fault.
+  // NCCL connects the ranks at the first call of each kind, in which the host would wait for the rank at fault.
   broadcast(data, group);
   reduce(data, group);
   all_reduce(data, group.count, group);
   if (fault == "flood") {
     CUDA_CHECK(cudaStreamSynchronize(group.stream));
-    sleep(1);  // the watchdog sees that these have completed; during the flood it gets no answer
+    sleep(1);  // so that the watchdog sees these completed; during the flood it cannot ask
   }
   if (fault == "launch") launch_on_no_stream(data);
   if (fault == "todo") run_into_todo(data, group);

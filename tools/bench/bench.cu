@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What our plumbing costs, as ratios within one run: part of ./workshop bench, which README.md describes.
+// Measures what the common layer and the cpu backend cost, as ratios within one run. Part of ./workshop bench, which
+// README.md describes.
 //
-//   bench --part all_reduce   all-reduce through nccl.h beside the MPI call that the cpu backend stands on, on all
-//   ranks;
-//                             on GPUs 00_collectives/bandwidth measures it instead, as nccl-tests do
-//   bench --part mlp_step     a training step of an MLP beside its matrix products alone, on one rank
+//   bench --part all_reduce   all-reduce through nccl.h, compared with the MPI call that the cpu backend uses, on all
+//                             ranks; on GPUs, use 00_collectives/bandwidth, which measures like nccl-tests
+//   bench --part mlp_step     a training step of an MLP, compared with only its matrix products, on one rank
 //
-// Each measurement is repeated and the two sides take turns; the best time of each side counts, because whatever else
-// runs on the machine only ever adds. --json FILE writes the numbers.
+// Each measurement alternates between the two sides and repeats. The best time of each side counts, because other work
+// on the machine can only add time. --json FILE writes the numbers.
 #ifdef WORKSHOP_BACKEND_CPU
 #include <mpi.h>
 #endif
@@ -30,7 +30,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// The time of work on the stream, between two events as on a GPU. `start` is called when all of it is enqueued.
+// Returns the time of work on the stream, measured with two events as on a GPU. Calls `start` once everything is
+// enqueued.
 double stream_seconds(
     cudaStream_t stream, const std::function<void()>& enqueue, const std::function<void()>& start = [] {}) {
   const Event begin(cudaEventDefault), end(cudaEventDefault);
@@ -44,7 +45,7 @@ double stream_seconds(
   return milliseconds / 1e3;
 }
 
-// The best times of two ways to do the same, in seconds.
+// The best times of two ways to do the same work, in seconds.
 struct Pair {
   double ours = std::numeric_limits<double>::infinity(), bare = ours;
 };
@@ -67,7 +68,7 @@ double host_seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// One line a size: bytes, microseconds of ours and of MPI's, ratio of the bandwidths.
+// Prints one line per size: bytes, our time and MPI's in microseconds, ratio of the bandwidths.
 Json all_reduce(const Job& job) {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
@@ -76,14 +77,14 @@ Json all_reduce(const Job& job) {
   print0("all-reduce on %d ranks        nccl.h          MPI   bandwidth ratio\n", job.world());
   for (int kib = 1; kib <= 64 << 10; kib *= 4) {
     const int count = kib * 256;
-    // As many as a stream takes ahead of time: the ranks then have the cores for the calls alone, as with MPI.
+    // As many as a stream can queue, so that the cores run only the calls, as with MPI.
     const int calls = std::clamp((64 << 10) / kib, 2, 800);
     DeviceBuffer<float> in(count, Memory::data), out(count, Memory::data);
     launch(fill, count, stream, in.data(), 1.0f, count);
     launch(fill, count, stream, out.data(), 1.0f, count);
     stream.synchronize();
     const auto ours = [&] {
-      // All calls are in the queue before the first one starts: what counts is the stream, not the host.
+      // All calls are in the queue before the first one starts, so the time is that of the stream and not of the host.
       std::atomic<bool> closed = true;
       const auto wait = [](void* gate) {
         while (*static_cast<std::atomic<bool>*>(gate)) std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -165,7 +166,7 @@ Json mlp_step(const Options& shared) {
   };
   const Pair best = compare(20, step, gemms);
   const double ratio = best.ours / best.bare;
-  print0("MLP of %d x %d, GELU, batch %d, AdamW: a step %.2f ms, its products alone %.2f ms, ratio %.2f\n", depth,
+  print0("MLP of %d x %d, GELU, batch %d, AdamW: %.2f ms per step, %.2f ms for its products only, ratio %.2f\n", depth,
          width, rows, best.ours / steps * 1e3, best.bare / steps * 1e3, ratio);
   return {
       {"mlp_step", {{"step_ms", best.ours / steps * 1e3}, {"products_ms", best.bare / steps * 1e3}, {"ratio", ratio}}}};
@@ -181,7 +182,7 @@ int main(int argc, char** argv) {
   options.add("--json", json_file, "file to write the numbers to", {});
   options.parse(argc, argv);
   options.optimizer = OptimizerKind::adamw;
-  options.lr = 1e-4;  // with more this width diverges, and numbers too small for float32 take the processor far longer
+  options.lr = 1e-4;  // with more, this width diverges, and the processor computes denormal numbers far more slowly
   const Job job(options);
 
   Json json;
@@ -191,7 +192,7 @@ int main(int argc, char** argv) {
 #ifdef WORKSHOP_BACKEND_CPU
     json = all_reduce(job);
 #else
-    usage_error("--part is 'all_reduce', which is for the cpu backend; on GPUs 00_collectives/bandwidth measures it");
+    usage_error("--part all_reduce is for the cpu backend; on GPUs use 00_collectives/bandwidth");
 #endif
   }
   if (job.rank() == 0 && !json_file.empty() && !(std::ofstream(json_file) << json << "\n")) {

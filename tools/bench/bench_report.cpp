@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the parts of ./workshop bench together: bench_report [--json FILE] PART...
+// Combines the parts of ./workshop bench and prints the times per step, next to PyTorch's if those were measured.
+//
+//   bench_report [--json FILE] PART...
+//
 // A part is a JSON object that a measurement wrote (bench, bench_torch.py), the run record of a training program
-// (*.jsonl) or a timeline (*.timeline.json). The first record is that of one process. Prints the times a step, beside
-// PyTorch's where those were measured.
+// (*.jsonl) or a timeline (*.timeline.json). The first record must be that of one process.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -21,8 +23,8 @@ namespace {
 using workshop::tools::Arguments;
 using Json = nlohmann::ordered_json;
 
-// The time a step of a training program in microseconds, under its name and number of ranks, and the mean share of time
-// that its ranks idle, where they measure that.
+// Adds a training program's name, its number of ranks, its microseconds per step and, if its ranks measured it, the
+// mean share of time that they idle.
 void add_record(const std::string& path, std::ifstream& file, Json& report) {
   Json entry;
   double idle = 0;
@@ -38,7 +40,7 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
       idle += line["value"].get<double>();
       ++measured;
     } else if (line["type"] == "end") {
-      if (line["status"] != "complete") throw std::runtime_error(path + ": the run did not end well");
+      if (line["status"] != "complete") throw std::runtime_error(path + ": the run did not finish");
       entry["step_us"] = line["seconds_per_step"].get<double>() * 1e6;
       if (measured > 0) entry["idle_share"] = idle / measured;
       report["steps"].push_back(entry);
@@ -48,7 +50,7 @@ void add_record(const std::string& path, std::ifstream& file, Json& report) {
   throw std::runtime_error(path + ": not a complete run record");
 }
 
-// The share of the time of all communication that computation hides, from a timeline.
+// Adds the share of communication that computation hides, from a timeline.
 void add_timeline(const std::string& path, Json& report) {
   const workshop::tools::Communication of_run = workshop::tools::communication(workshop::tools::read_timeline(path));
   report["overlap_share"] = of_run.seconds > 0 ? 1 - of_run.exposed / of_run.seconds : 0;
@@ -65,7 +67,7 @@ void add_part(const std::string& path, Json& report) {
                        {"mlp", part["mlp_us_per_step"]},
                        {"ddp", part["ddp2_us_per_step"]},
                        {"large", part["large"]}};
-  } else if (part.contains("op")) {  // what 00_collectives/bandwidth writes
+  } else if (part.contains("op")) {  // from 00_collectives/bandwidth
     report["bandwidth"] = part;
   } else {
     report.update(part);
@@ -75,8 +77,8 @@ void add_part(const std::string& path, Json& report) {
 void print_steps(const Json& report) {
   const bool with_torch = report.contains("torch");
   const double one_process = report["steps"][0]["step_us"];
-  std::printf("%-26s %5s %12s %10s %6s", "6-4-2, batch 32 a run", "ranks", "time a step", "to mlp's", "idle");
-  if (with_torch) std::printf(" %12s %8s", "PyTorch", "times");
+  std::printf("%-26s %5s %12s %10s %6s", "6-4-2, --batch-size 32", "ranks", "time/step", "to mlp's", "idle");
+  if (with_torch) std::printf(" %12s %8s", "PyTorch", "ratio");
   std::printf("\n");
   for (const Json& step : report["steps"]) {
     const std::string program = step["program"];
@@ -94,12 +96,12 @@ void print_steps(const Json& report) {
     std::printf("\n");
   }
   if (report.contains("overlap_share")) {
-    std::printf("ddp_overlap, 4 layers of 256 in buckets of one, 2 ranks%s: %.0f %% of the communication is hidden\n",
+    std::printf("ddp_overlap, 4 layers of 256, one per bucket, 2 ranks%s: %.0f %% of the communication is hidden\n",
                 report["backend"] == "cpu" ? ", slow kernels" : "", report["overlap_share"].get<double>() * 100);
   }
 }
 
-// The best times of a model that keeps the processor busy, ours and PyTorch's, and our best as a share of its best.
+// Prints the times of a model that keeps the processor busy, ours and PyTorch's, and the ratio of the best ones.
 void print_large(const Json& model, const std::string& torch) {
   std::printf("%s; PyTorch %s with fused AdamW\n", model["title"].get<std::string>().c_str(), torch.c_str());
   for (const Json& line : model["lines"]) {
@@ -111,7 +113,7 @@ void print_large(const Json& model, const std::string& torch) {
       double& best = name.starts_with("PyTorch") ? theirs : ours;
       best = std::min(best, time);
     }
-    std::printf(" best to best %.2f\n", ours / theirs);
+    std::printf(" ratio of the best %.2f\n", ours / theirs);
   }
 }
 
@@ -120,9 +122,9 @@ void print_large(const Json& model, const std::string& torch) {
 int main(int argc, char** argv) {
   std::string out;
   std::vector<std::string> parts;
-  Arguments arguments("bench_report", "Puts the parts of ./workshop bench together.");
+  Arguments arguments("bench_report", "Combines the parts of ./workshop bench.");
   arguments.add("--json", out, "file to write the numbers to");
-  arguments.require("PART", parts, "what a measurement wrote, a run record (*.jsonl) or a timeline (*.timeline.json)");
+  arguments.require("PART", parts, "the JSON of a measurement, a run record (*.jsonl) or a timeline (*.timeline.json)");
   return arguments.run(argc, argv, [&] {
     Json report;
     for (const std::string& part : parts) add_part(part, report);

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time PyTorch's own programs on the CPU beside the workshop's.
+"""Time PyTorch programs on the CPU, for comparison with the workshop's.
 
 bench_torch.py LAUNCH FOLDER     tools/launch, and the folder with the solutions' programs
 
 Prints one JSON object with PyTorch's version and
 - microseconds per optimizer step of the course's 6-4-2 network, in one process and with DDP on two ranks (gloo over
-  loopback), one thread a rank, without start-up, and the losses of the first epoch;
-- milliseconds per step of a network that keeps a processor busy, the workshop's and PyTorch's in turn, best of several
-  rounds: 4 x 1024, GELU, batch 128 a rank, fused AdamW; one rank with all cores, DDP on two with half of them each;
-  PyTorch eager and, where there is a C++ compiler, compiled;
-- the same of a language model of 4 blocks, width 256, 8 heads, context 128, vocabulary 1,024, batch 8 a rank.
+  loopback), one thread per rank, without start-up, and the losses of the first epoch;
+- milliseconds per step of a network that keeps a processor busy, alternating between the workshop and PyTorch, best of
+  several rounds: 4 x 1024, GELU, batch 128 per rank, fused AdamW; one rank with all cores, DDP on two ranks with half
+  of them each; PyTorch eager and, if there is a C++ compiler, compiled;
+- the same for a language model of 4 blocks, width 256, 8 heads, context 128, vocabulary 1,024, batch 8 per rank.
 """
 
 import json
@@ -30,14 +30,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "golden"))
-sys.dont_write_bytecode = True  # no __pycache__ beside the golden files
-import generate  # the programs themselves
+sys.dont_write_bytecode = True  # no __pycache__ next to the golden files
+import generate  # the PyTorch programs
 
 ROUNDS = 5
-EPOCHS = {1: 25, 2: 15}  # a round of each program, by ranks: some 0.4 s
+EPOCHS = {1: 25, 2: 15}  # ranks: epochs per round, which take some 0.4 s
 
 WIDTH, DEPTH, BATCH, LR = 1024, 4, 128, 0.001
-WARM_UP, STEPS = 3, 10  # a round; the workshop's programs do not time their first three steps
+WARM_UP, STEPS = 3, 10  # steps per round; the workshop's programs do not time their first three steps
 
 
 def time_rank(rank, options, store, results):
@@ -56,7 +56,7 @@ def time_rank(rank, options, store, results):
 
 
 def time_program(arguments):
-    """Return what each rank measured."""
+    """Return a list with each rank's results."""
     options = generate.parse(arguments)
     with mp.Manager() as manager, tempfile.TemporaryDirectory() as folder:
         results = manager.dict()
@@ -68,7 +68,7 @@ class Wide:
     """The network of linear layers."""
 
     rounds = 9
-    title = f"{DEPTH} x {WIDTH}, GELU, batch {BATCH} a rank, AdamW"
+    title = f"{DEPTH} x {WIDTH}, GELU, batch {BATCH} per rank, AdamW"
     programs = {1: ["01_single_gpu/mlp"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
 
     def arguments(self, ranks):
@@ -88,7 +88,7 @@ class Gpt:
 
     rounds = 4
     blocks, width, heads, context, vocabulary, batch = 4, 256, 8, 128, 1024, 8
-    title = f"gpt: {blocks} blocks, width {width}, {heads} heads, context {context}, batch {batch} a rank, AdamW"
+    title = f"gpt: {blocks} blocks, width {width}, {heads} heads, context {context}, batch {batch} per rank, AdamW"
     programs = {1: ["01_single_gpu/gpt"], 2: ["02_ddp/ddp", "02_ddp/ddp_overlap"]}
 
     def __init__(self):
@@ -105,7 +105,7 @@ class Gpt:
 
     @staticmethod
     def make():
-        """Return what Wide.make() does, of layers that attend with scaled_dot_product_attention."""
+        """Return the same as Wide.make(). The layers use scaled_dot_product_attention."""
 
         class Model(nn.Module):
             def __init__(self):
@@ -142,7 +142,7 @@ class Gpt:
 
 
 class Workshop:
-    """One of the workshop's programs; a round is a run of it."""
+    """One of the workshop's programs. A round is one run."""
 
     def __init__(self, launch, program, arguments, ranks):
         self.record = tempfile.NamedTemporaryFile(suffix=".jsonl")
@@ -158,7 +158,7 @@ class Workshop:
 
 
 class PyTorch:
-    """Processes that make a round of steps whenever they are asked."""
+    """Processes that run a round of steps on request."""
 
     def __init__(self, kind, ranks, compiled):
         self.folder = tempfile.TemporaryDirectory()
@@ -204,7 +204,7 @@ def serve_rank(kind, rank, ranks, compiled, folder, pipe):
 
 
 def time_large(launch, folder, kind):
-    """Return one entry for 1 and 2 ranks each: the best milliseconds per step of every contestant."""
+    """Return an entry for 1 rank and one for 2: the best milliseconds per step of every contestant."""
     report = []
     for ranks, programs in kind.programs.items():
         arguments = kind.arguments(ranks)

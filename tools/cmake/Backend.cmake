@@ -4,7 +4,7 @@ add_library(workshop_backend INTERFACE)
 add_library(workshop::backend ALIAS workshop_backend)
 target_include_directories(workshop_backend INTERFACE ${CMAKE_SOURCE_DIR})
 
-# For what calls MPI itself: common/, not the chapters, which compile the same with and without it.
+# For code that calls MPI: common/. The chapters do not, and compile the same with and without it.
 add_library(workshop_mpi INTERFACE)
 if(WORKSHOP_MPI)
   target_link_libraries(workshop_mpi INTERFACE MPI::MPI_CXX)
@@ -12,8 +12,8 @@ if(WORKSHOP_MPI)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
-  # Users build for the machine they run on. Kernels that take a root or call erff or expf vectorize with -fno-math-errno
-  # only, because a vector has no errno. Not -ffast-math: that would lose NaNs.
+  # Users build for the machine they run on. Kernels with a square root, erff or expf vectorize only with
+  # -fno-math-errno, because vector functions do not set errno. Do not use -ffast-math: it would lose NaNs.
   target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CPU)
   add_subdirectory(${CMAKE_SOURCE_DIR}/backend_cpu ${CMAKE_BINARY_DIR}/backend_cpu)

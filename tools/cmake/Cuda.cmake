@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The language CUDA: what GPUs to compile for, with which compiler and standard.
+# The CUDA language: GPU architectures, compiler and standard.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  # Build for the GPU of this machine; on a login node without one, for all that the toolkit supports.
+  # Build for this machine's GPU or, on a login node without one, for every architecture that the toolkit supports.
   execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE no_gpu OUTPUT_QUIET ERROR_QUIET)
   if(no_gpu)
     set(CMAKE_CUDA_ARCHITECTURES all-major CACHE STRING "GPU architectures to build for")
@@ -12,12 +12,12 @@ endif()
 enable_language(CUDA)
 string(REGEX MATCH "^[0-9]+[.][0-9]+" _nvcc ${CMAKE_CUDA_COMPILER_VERSION})
 if(NOT "${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}" STREQUAL _nvcc)
-  message(FATAL_ERROR "nvcc is of CUDA ${_nvcc}, the toolkit in ${CUDAToolkit_INCLUDE_DIRS} of ${CUDAToolkit_VERSION}. "
-                      "CUDAToolkit_ROOT says where nvcc's is.")
+  message(FATAL_ERROR "nvcc belongs to CUDA ${_nvcc}, but the toolkit in ${CUDAToolkit_INCLUDE_DIRS} is "
+                      "${CUDAToolkit_VERSION}. Set CUDAToolkit_ROOT to nvcc's toolkit.")
 endif()
-# nvcc may use an older GCC than CMake, as on Debian 13. The C++ compiler links, and with its own library alone.
+# nvcc may use an older GCC than CMake does, as on Debian 13. The C++ compiler links, and only with its own library.
 list(FILTER CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES EXCLUDE REGEX "/gcc/[^/]+/[0-9.]+$")
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know yet that nvcc has it
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know that nvcc supports C++20
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# NCCL::NCCL, looked for under NCCL_ROOT, beside the CUDA Toolkit, in the active conda environment, in the pip wheels of
-# the python3 on the PATH (nvidia/nccl), and in the system's folders.
+# Finds NCCL::NCCL: under NCCL_ROOT, next to the CUDA Toolkit, in the active conda environment, in the pip wheels of the
+# python3 on the PATH (nvidia/nccl), and in the system's folders.
 set(_nccl_hints ${NCCL_ROOT} $ENV{NCCL_ROOT} $ENV{NCCL_HOME} ${CUDAToolkit_LIBRARY_ROOT} ${CUDAToolkit_TARGET_DIR}
     $ENV{CONDA_PREFIX})
 find_program(_nccl_python python3)
@@ -10,7 +10,7 @@ if(_nccl_python)
   list(APPEND _nccl_hints ${_nccl_wheel})
 endif()
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${_nccl_hints} PATH_SUFFIXES include)
-# The library of these headers, before any other. The wheel ships libnccl.so.2 without the name that the linker asks for.
+# Prefer the library that belongs to the header. The wheel has only libnccl.so.2, without the name that the linker uses.
 get_filename_component(_nccl_folder ${NCCL_INCLUDE_DIR} DIRECTORY)
 find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR HINTS ${_nccl_folder} ${_nccl_hints}
              PATH_SUFFIXES lib lib64)

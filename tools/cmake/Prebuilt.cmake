@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Thirty participants need not build common/, the tools and the solutions thirty times. A teacher's clone builds them
-# (./workshop setup --prebuilt); a clone that is configured with WORKSHOP_PREBUILT, that build folder, takes them from there,
-# as they are, and builds the participant's own programs alone.
+# (./workshop setup --prebuilt). A clone with WORKSHOP_PREBUILT set to that clone's build folder uses them unchanged and
+# builds only the participant's own programs.
 
 set(_prebuilt_tools make_exercises compare_runs summarize_runs bench bench_report scaling report draw_images)
 if(WORKSHOP_BACKEND STREQUAL "cpu")
   list(APPEND _prebuilt_tools blas_in_use)
 endif()
 
-# _workshop_version(result FOLDER): a hash of all that is prebuilt from, and of what judges it.
+# _workshop_version(result FOLDER): a hash of all sources of the prebuilt files, and of the checker.
 function(_workshop_version result folder)
   file(GLOB_RECURSE files RELATIVE ${folder} ${folder}/backend_cpu/* ${folder}/checker/* ${folder}/common/* ${folder}/model/*
        ${folder}/solutions/* ${folder}/tools/*.cpp ${folder}/tools/*.h ${folder}/tools/*.cu ${folder}/tools/cmake/*)
@@ -23,7 +23,7 @@ function(_workshop_version result folder)
   set(${result} ${version} PARENT_SCOPE)
 endfunction()
 
-# workshop_export(): writes down what there is for others to take, once all chapters are known.
+# workshop_export(): exports the targets that other clones use. Call it after all chapters.
 function(workshop_export)
   if(WORKSHOP_PREBUILT)
     return()
@@ -35,7 +35,7 @@ function(workshop_export)
     list(APPEND libraries workshop_cpu)
   endif()
   export(TARGETS ${libraries} ${_prebuilt_tools} ${all} FILE ${CMAKE_BINARY_DIR}/prebuilt/targets.cmake)
-  # Written when it is built: what is there then is of this version.
+  # The version is written at build time, because it is that of the files built then.
   add_custom_target(prebuilt DEPENDS ${all} ${_prebuilt_tools} VERBATIM
                     COMMAND ${CMAKE_COMMAND} -D WORKSHOP_BACKEND=${WORKSHOP_BACKEND} -D FOLDER=${CMAKE_SOURCE_DIR}
                             -D VERSION_FILE=${CMAKE_BINARY_DIR}/prebuilt/version.txt -P ${CMAKE_CURRENT_FUNCTION_LIST_FILE})
@@ -48,13 +48,13 @@ if(VERSION_FILE)  # the command above
 endif()
 if(WORKSHOP_PREBUILT)
   if(NOT EXISTS ${WORKSHOP_PREBUILT}/prebuilt/version.txt)
-    message(FATAL_ERROR "WORKSHOP_PREBUILT: nothing is prebuilt in ${WORKSHOP_PREBUILT}; './workshop setup --prebuilt' "
-                        "in the clone it belongs to does that")
+    message(FATAL_ERROR "WORKSHOP_PREBUILT: nothing is prebuilt in ${WORKSHOP_PREBUILT}; run './workshop setup "
+                        "--prebuilt' in the clone that it belongs to")
   endif()
   file(STRINGS ${WORKSHOP_PREBUILT}/prebuilt/version.txt theirs)
   _workshop_version(mine ${CMAKE_SOURCE_DIR})
   if(NOT theirs MATCHES "^${WORKSHOP_BACKEND} ")
-    message(FATAL_ERROR "WORKSHOP_PREBUILT: ${WORKSHOP_PREBUILT} is not of the ${WORKSHOP_BACKEND} backend")
+    message(FATAL_ERROR "WORKSHOP_PREBUILT: ${WORKSHOP_PREBUILT} is not for the ${WORKSHOP_BACKEND} backend")
   elseif(NOT theirs STREQUAL "${WORKSHOP_BACKEND} ${mine}")
     message(FATAL_ERROR "WORKSHOP_PREBUILT: ${WORKSHOP_PREBUILT} is of another version of the workshop: its common/, "
                         "solutions/, tools/ or checker/ differ from this clone's")
@@ -62,7 +62,7 @@ if(WORKSHOP_PREBUILT)
   include(${WORKSHOP_PREBUILT}/prebuilt/targets.cmake)
 endif()
 
-# ./workshop finds them where they would be if they were built here.
+# Links the prebuilt folders to where ./workshop expects them: where they would be if they were built here.
 foreach(folder solutions tools)
   set(_here ${CMAKE_BINARY_DIR}/${folder})
   if(WORKSHOP_PREBUILT)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # How chapters and tests are built and run.
 
-# How programs are optimized on the CPU: kernels vectorize as at -O3 and are as fast, and the rest, which takes no time,
-# compiles in two thirds of it.
+# Optimization of programs on the CPU: kernels vectorize and run as fast as with -O3, and the rest, whose run time does
+# not matter, compiles in two thirds of the time.
 set(WORKSHOP_OPTIMIZATION "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1;-ftree-vectorize;-funswitch-loops>")
 
-# workshop_unity(target group file…): these files of a target are compiled together, for most of the time goes into the
-# headers that they include. clang-tidy wants to see each by itself. What has options of its own is not for this.
+# workshop_unity(target group file…): compiles these files of a target together, because most of the time goes into the
+# headers that they include. Turn it off for clang-tidy, which must see each file by itself. Do not use it for files
+# with compile options of their own.
 option(WORKSHOP_UNITY "compile files of common/, tools/ and tests/ together" ON)
 function(workshop_unity target group)
   if(WORKSHOP_UNITY)
@@ -15,11 +16,11 @@ function(workshop_unity target group)
   endif()
 endfunction()
 
-# _workshop_source(target file): how a .cu file is compiled, as CUDA or as C++, and what it is linked to.
+# _workshop_source(target file): sets up a .cu file as CUDA or C++, with its options, include folders and libraries.
 function(_workshop_source target file)
   if(WORKSHOP_BACKEND STREQUAL "cpu")
-    # Sums that may be added up in any order say so, with #pragma omp simd, for which no OpenMP is needed otherwise.
-    # GCC takes half of AVX-512's registers unless it is asked for the whole.
+    # #pragma omp simd marks sums that may be added up in any order; nothing else of OpenMP is used. Without
+    # -mprefer-vector-width=512, GCC uses only half of each AVX-512 register.
     set(options -x c++ -fopenmp-simd)
     if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
       list(APPEND options -mprefer-vector-width=512)
@@ -33,8 +34,9 @@ function(_workshop_source target file)
   target_link_libraries(${target} PUBLIC workshop_common)
 endfunction()
 
-# workshop_program(target SOURCE file INCLUDE folder… [MODELS target…]): one program from one .cu file, and the models it
-# trains. With it comes what the checker has it do besides (common/record/self_test.h), from the headers that are its own.
+# workshop_program(target SOURCE file OUTPUT folder INCLUDE folder… [MODELS target…]): builds one program from one .cu
+# file and the models that it trains. Adds the checker's self-tests of that program (common/record/self_test.h),
+# compiled with the program's own headers.
 function(workshop_program target)
   cmake_parse_arguments(arg "" "SOURCE;OUTPUT" "INCLUDE;MODELS" ${ARGN})
   get_filename_component(name ${arg_SOURCE} NAME_WE)
@@ -51,8 +53,8 @@ function(workshop_program target)
   endif()
 endfunction()
 
-# workshop_models(target SOURCE file INCLUDE folder… [MODELS target…] [OPTIONS …]): the models of a chapter, compiled once
-# for all programs, and once more for --precision bf16 as target_bf16.
+# workshop_models(target SOURCE file INCLUDE folder… [MODELS target…] [OPTIONS …]): compiles the models of a chapter
+# once for all programs, and once more as target_bf16 for --precision bf16.
 function(workshop_models target)
   cmake_parse_arguments(arg "" "SOURCE" "INCLUDE;MODELS;OPTIONS" ${ARGN})
   foreach(precision "" _bf16)
@@ -68,9 +70,9 @@ function(workshop_models target)
   target_compile_definitions(${target}_bf16 PRIVATE WORKSHOP_BF16)
 endfunction()
 
-# _workshop_files(result FILE OTHERS): what a chapter's FILE, "02_ddp/ddp.cu", is made of: itself, the headers of its own
-# chapter that it includes, and the .cu files of the same names. With OTHERS also those of the other chapters. It is kept
-# for the thousand tests of the same few programs.
+# _workshop_files(result FILE OTHERS): the files that make up a chapter's FILE, "02_ddp/ddp.cu": itself, the headers of
+# its chapter that it includes, and the .cu files of the same names. If OTHERS is true, includes those of other
+# chapters. The result is cached, because a thousand tests ask about the same few programs.
 function(_workshop_files result file others)
   get_property(known GLOBAL PROPERTY WORKSHOP_FILES_${file}_${others})
   if(known)
@@ -101,8 +103,8 @@ function(_workshop_files result file others)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# _workshop_exercises(result FILE…): those of these files of the solutions, "02_ddp/ddp.h", that have a TODO, and so are
-# exercises.
+# _workshop_exercises(result FILE…): the files of the solutions, of those given, that have a TODO and so are exercises.
+# A FILE is "02_ddp/ddp.h".
 function(_workshop_exercises result)
   set(exercises)
   foreach(file ${ARGN})
@@ -126,8 +128,8 @@ function(_workshop_sources result chapter)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# _workshop_place(result FILE FOLDER): where FILE, "02_ddp/ddp.cu", is compiled from: the exercises in FOLDER if it has a
-# TODO, else the solutions.
+# _workshop_place(result FILE FOLDER): the path of FILE, "02_ddp/ddp.cu": in FOLDER, which holds the exercises, if it
+# has a TODO, else in the solutions.
 function(_workshop_place result file folder)
   _workshop_exercises(exercise ${file})
   if(NOT exercise)
@@ -136,10 +138,10 @@ function(_workshop_place result file folder)
   set(${result} ${folder}/${file} PARENT_SCOPE)
 endfunction()
 
-# _workshop_include(result chapter): where a chapter's exercises look for "02_ddp/ddp.h": among the participant's files of
-# this chapter, then among the solutions. Every chapter is a folder of the repository, so that -I of that would find
-# the participant's files of earlier chapters too, as -DWORKSHOP_BUILD_ON=mine wants it. For this chapter alone, a
-# folder of its own has a header of one line for each of its exercises.
+# _workshop_include(result chapter): the include folders of a chapter's exercises, which look for "02_ddp/ddp.h" among
+# the participant's files of this chapter, then among the solutions. -I with the repository's folder would also find the
+# participant's files of earlier chapters, which only -DWORKSHOP_BUILD_ON=mine wants. Otherwise, a generated folder has
+# a one-line header for each exercise of this chapter.
 function(_workshop_include result chapter)
   if(WORKSHOP_BUILD_ON STREQUAL "mine")
     set(${result} ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/solutions PARENT_SCOPE)
@@ -155,8 +157,9 @@ function(_workshop_include result chapter)
   set(${result} ${folder} ${CMAKE_SOURCE_DIR}/solutions PARENT_SCOPE)
 endfunction()
 
-# _workshop_models(result FILE OWN OTHERS): the libraries of models that a program or another library is linked to: those
-# of its own chapter are called OWN_CHAPTER_models, those of earlier ones OTHERS_CHAPTER_models.
+# _workshop_models(result FILE OWN OTHERS): the libraries of models that a program or a library of models links to.
+# Those of its own chapter are called OWN_CHAPTER_models, those of earlier chapters OTHERS_CHAPTER_models, with the
+# prefixes OWN and OTHERS.
 function(_workshop_models result file own others)
   string(REGEX REPLACE "/.*" "" chapter ${file})
   _workshop_files(files ${file} TRUE)
@@ -174,7 +177,7 @@ function(_workshop_models result file own others)
   set(${result} ${libraries} PARENT_SCOPE)
 endfunction()
 
-# workshop_twin(target): the same program for --precision bf16, target_bf16, beside it as PROGRAM_bf16.
+# workshop_twin(target): builds the same program for --precision bf16: target_bf16, in the same folder as PROGRAM_bf16.
 function(workshop_twin target)
   foreach(property SOURCES INCLUDE_DIRECTORIES RUNTIME_OUTPUT_DIRECTORY COMPILE_OPTIONS LINK_LIBRARIES OUTPUT_NAME
           MANUALLY_ADDED_DEPENDENCIES)
@@ -193,8 +196,8 @@ function(workshop_twin target)
                         RUNTIME_OUTPUT_DIRECTORY ${RUNTIME_OUTPUT_DIRECTORY})
 endfunction()
 
-# workshop_bf16(01_single_gpu mlp gpt): these programs of a chapter for --precision bf16 too. The exercises' are built
-# when they are asked for.
+# workshop_bf16(01_single_gpu mlp gpt): builds these programs of a chapter for --precision bf16 too. Those of the
+# exercises are built only on request.
 function(workshop_bf16 chapter)
   foreach(name ${ARGN})
     workshop_twin(${chapter}_${name})
@@ -206,12 +209,12 @@ function(workshop_bf16 chapter)
   endforeach()
 endfunction()
 
-# workshop_chapter(02_ddp ddp ddp_overlap): the solution and the exercise of each program of a chapter. The target
-# `programs` builds those of all chapters, without the tests.
+# workshop_chapter(02_ddp ddp ddp_overlap): builds the solution and the exercise of each program of a chapter. The
+# target `programs` builds those of all chapters, without the tests.
 add_custom_target(programs)
-# GCC 12 warns of overlapping copies in its own std::string.
+# -Wno-restrict: GCC 12 warns about overlapping copies in its own std::string.
 set(WORKSHOP_WARNINGS -Wall -Wextra -Wformat-security -Wno-restrict)
-# A program with a TODO in it has variables that nothing uses yet.
+# In a program with a TODO, some variables are not used yet.
 set(WORKSHOP_EXERCISE_WARNINGS ${WORKSHOP_WARNINGS} -Wno-unused -Wno-unused-parameter)
 function(workshop_chapter chapter)
   set(others solution_)
@@ -220,7 +223,7 @@ function(workshop_chapter chapter)
   endif()
   _workshop_include(include ${chapter})
   set(exercise $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS}>
-               $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)  # never referenced, or set but not used
+               $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)  # variables never referenced, or set but never used
   set(solution $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_WARNINGS}>)
   _workshop_sources(models ${chapter})
   list(FILTER models INCLUDE REGEX "models[.]cu$")
@@ -253,20 +256,20 @@ function(workshop_chapter chapter)
   endforeach()
 endfunction()
 
-# The sanitizers' options in tests. Open MPI is not built with them, so what they say about it means nothing; to know
-# that a leak is Open MPI's takes the whole stack.
+# The sanitizers' options in tests. Open MPI is not built with them, so ignore their reports about it. Only the full
+# stack (fast_unwind_on_malloc=0) shows that a leak is Open MPI's.
 set(_supp ${CMAKE_SOURCE_DIR}/tests/sanitizers)
 set(WORKSHOP_SANITIZER_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=${_supp}/tsan.supp"
     "ASAN_OPTIONS=fast_unwind_on_malloc=0"
     "LSAN_OPTIONS=suppressions=${_supp}/lsan.supp:print_suppressions=0" "UBSAN_OPTIONS=print_stacktrace=1")
 
-# A job on GPUs takes seconds to make contexts and communicators: all time limits of tests are so many times as long.
+# Factor for all time limits of tests. On GPUs, a job takes seconds to create contexts and communicators.
 set(WORKSHOP_PATIENCE 1)
 if(WORKSHOP_BACKEND STREQUAL "cuda")
   set(WORKSHOP_PATIENCE 4)
 endif()
 
-# The most ranks that a test starts at a time: the largest number after -n, or 8 where its command does not say.
+# The largest number of ranks that a test starts at a time: the largest number after -n, or 8 if its command has no -n.
 function(_workshop_most_ranks result command)
   string(REGEX MATCHALL ";-n;[0-9]+" numbers ";${command}")
   string(REGEX MATCHALL "[0-9]+" numbers "${numbers}")
@@ -279,10 +282,12 @@ function(_workshop_most_ranks result command)
 endfunction()
 
 # workshop_test(name COMMAND … [RANKS n] [LABELS …] [TIMEOUT s] [ENVIRONMENT …] [STATUS n] [MOST_RANKS n]
-# [CPU_ONLY reason]): a test in a working directory of its own. With RANKS the command is started on that many ranks;
-# STATUS is the exit status expected. On the cuda backend a test that is CPU_ONLY, or asks for what only the cpu backend
-# can do, is skipped and says why. Every test takes a slot of a GPU for each of MOST_RANKS ranks, where ctest is told of
-# GPUs (./workshop test does).
+# [CPU_ONLY reason]): adds a test, which runs in a working directory of its own.
+#   RANKS        starts the command on that many ranks
+#   STATUS       the expected exit status
+#   CPU_ONLY     skips the test on the cuda backend and prints the reason; so does an ENVIRONMENT with a setting of the
+#                cpu backend
+#   MOST_RANKS   GPU slots that the test takes, one per rank, if ctest knows of GPUs (see ./workshop test)
 function(workshop_test name)
   cmake_parse_arguments(arg "" "RANKS;TIMEOUT;STATUS;MOST_RANKS;CPU_ONLY" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   set(command ${arg_COMMAND})
@@ -293,7 +298,7 @@ function(workshop_test name)
     set(command ${CMAKE_SOURCE_DIR}/tests/expect_status ${arg_STATUS} ${command})
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)  # a few seconds on a machine that is not busy
+    set(arg_TIMEOUT 300)  # the test takes a few seconds on a machine that is not busy
   endif()
   math(EXPR arg_TIMEOUT "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
   if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_BLOCKING|WORKSHOP_DEVICE_[A-Z]+)=")
@@ -306,7 +311,7 @@ function(workshop_test name)
     _workshop_most_ranks(arg_MOST_RANKS "${command}")
   endif()
   list(POP_FRONT command program)
-  if(TARGET ${program})  # add_test() knows a target only where it comes first
+  if(TARGET ${program})  # add_test() resolves a target only as the first word of its command
     set(program $<TARGET_FILE:${program}>)
   endif()
   string(MAKE_C_IDENTIFIER ${name} folder)

@@ -12,22 +12,22 @@
 
 namespace workshop {
 
-// Plans are the solution's, which has probes in it: here nothing is recorded, and no rank is there to be ended.
+// The plan is the solution's, which contains probes and calls to fail(). This tool records nothing and ends no rank.
 void probe(const char*, Label, std::span<const double>) {}
 void fail(int, const std::string& message) { throw std::runtime_error(message); }
 
 namespace tools {
 namespace {
 
-constexpr int kMost = 1 << 16;  // of anything that a record may count
+constexpr int kMost = 1 << 16;  // largest count accepted from a record
 
-// An option as a whole number of at least 1, as all are that count something here; 0 where it is none.
+// Returns an option that must be a whole number of at least 1; 0 if it is not.
 int whole(const RunRecord& run, const std::string& name, int otherwise) {
   const double value = option(run, name, otherwise);
   return value >= 1 && value <= kMost ? static_cast<int>(value) : 0;
 }
 
-// Whether each of these options is missing or as given. The rest of them does not change what a rank holds.
+// True if each of these options is missing or has the given value. Other options do not change what a rank holds.
 bool plain(const RunRecord& run, const std::map<std::string, std::string>& expected) {
   return std::ranges::all_of(expected, [&](const auto& one) {
     const auto found = run.settings.find(one.first);
@@ -35,7 +35,7 @@ bool plain(const RunRecord& run, const std::map<std::string, std::string>& expec
   });
 }
 
-// The mesh of ranks that a program is. Batches whose gradients are added up are micro-batches.
+// The mesh of ranks that a program uses. Accumulated batches count as micro-batches.
 std::optional<Layout> layout_of(const RunRecord& run) {
   const std::string name = run.chapter + "/" + run.program;
   Layout layout{.micro_batches = whole(run, "accumulation-steps", 1)};
@@ -69,7 +69,7 @@ std::string setting(const RunRecord& run, const std::string& name) {
   return found == run.settings.end() ? "" : found->second;
 }
 
-// Of whole models alone: the programs balance a language model's parts by their parameters, a plan by its blocks.
+// Only for whole models: programs balance the parts of a language model by parameters, a plan by blocks.
 std::optional<ModelShape> gpt_of(const RunRecord& run, Layout& layout) {
   const auto head = std::ranges::find(run.parameters, "head.weight", &Tensor::name);
   const auto number = [&](const char* name) { return whole(run, name, 0); };
@@ -99,7 +99,7 @@ std::optional<ModelShape> model_of(const RunRecord& run, Layout& layout) {
   if (kind == "mlp" || kind.empty()) model = mlp_of(run);
   if (!model) return {};
   const bool cuts_batches = layout.pp > 1 || run.chapter == "07_3d" || run.chapter == "04_pipeline";
-  const int batches = cuts_batches ? 1 : layout.micro_batches;  // else the micro-batches are whole ones
+  const int batches = cuts_batches ? 1 : layout.micro_batches;  // the program cuts batches, or accumulates whole ones
   model->activation = setting(run, "activation") == "none" ? Activation::none : Activation::gelu;
   model->optimizer = setting(run, "optimizer") == "adamw" ? OptimizerKind::adamw : OptimizerKind::sgd;
   const std::int64_t rows = std::int64_t{whole(run, "batch-size", 1)} * batches * layout.dp;
@@ -107,9 +107,10 @@ std::optional<ModelShape> model_of(const RunRecord& run, Layout& layout) {
   return model;
 }
 
-// ---- what differs from a plan --------------------------------------------------------------------------------------
+// ---- differences from a plan ---------------------------------------------------------------------------------------
 
-// Chapter 04 under its other schedule, and chapter 03, which is one micro-batch whose messages are activations.
+// Chapter 04 with the GPipe schedule, and chapter 03, which has one micro-batch and counts the buffers of messages as
+// activations.
 void change_pipeline(Formula& formula, const RunRecord& run, const ModelShape& model, const Layout& layout, int s) {
   const std::vector<int> bounds = stage_bounds(model, layout);
   const StageShape part = make_part(model, layout, bounds[s], bounds[s + 1]);
@@ -124,14 +125,15 @@ void change_pipeline(Formula& formula, const RunRecord& run, const ModelShape& m
   }
 }
 
-// A message is the parameters or their gradient, and a word more. Nothing tells how often each worker gets its turn.
+// A message holds the parameters or their gradient, and one more word. How many steps each worker makes is unknown, so
+// there is no formula for what it sends.
 void change_server(Formula& formula, const RunRecord& run, double parameters, int rank) {
   const double message = 4 * (parameters + 1), workers = run.world - 1;
   formula.sent.clear();
   if (rank == 0) {
     formula.memory["gradients"] = 0;
     formula.memory["buckets"] = 2 * workers * message;
-    formula.memory.erase("activations");  // for its evaluations alone
+    formula.memory.erase("activations");  // the server needs them only for evaluation
     formula.sent["data"] = message;
   } else {
     formula.memory["parameters"] = formula.memory["gradients"] = message;
@@ -139,7 +141,7 @@ void change_server(Formula& formula, const RunRecord& run, double parameters, in
   }
 }
 
-// Chapter 10's programs, which do not average whole gradients in each step.
+// The programs of chapter 10, which do not average whole gradients in every step.
 void change_replicas(Formula& formula, const RunRecord& run, double parameters, int rank) {
   const double ranks = run.world, whole = 4 * parameters, all_reduce = 2 * (ranks - 1) / ranks;
   double& sent = formula.sent["data"];
@@ -154,10 +156,10 @@ void change_replicas(Formula& formula, const RunRecord& run, double parameters, 
   } else if (run.program == "ddp_compressed") {
     const std::string kind = setting(run, "compress");
     const double kept = option(run, "ratio", 0) * parameters, code = (kind == "int8" ? 1 : 1.0 / 8) * parameters;
-    if (kind == "topk") sent = (ranks - 1) * 8 * kept;    // each value with its place, to all others
-    if (kind == "randomk") sent = all_reduce * 4 * kept;  // all know the places
+    if (kind == "topk") sent = (ranks - 1) * 8 * kept;    // each value with its place, to all other ranks
+    if (kind == "randomk") sent = all_reduce * 4 * kept;  // values only: all ranks know the places
     if (kind == "int8" || kind == "sign")
-      sent = code + (ranks - 1) / ranks * code;  // of parts to all, itself too, and of the means
+      sent = code + (ranks - 1) / ranks * code;  // a part to every rank, including itself, then the means
     formula.memory.erase("buckets");
   } else if (run.program == "parameter_server") {
     change_server(formula, run, parameters, rank);
@@ -197,7 +199,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
   const std::optional<ModelShape> model = known ? model_of(run, *layout) : std::nullopt;
   if (!model || layout->dp < 1 || layout->micro_batches < 1 || layout->zero > 3) return {};
   if (run.world < 1 || run.world > kMost || model->rows < 1) return {};
-  const Cluster machine{run.world, run.world, 0, 1, 1, 1, {0, 1}, {0, 1}};  // of which times alone depend
+  const Cluster machine{run.world, run.world, 0, 1, 1, 1, {0, 1}, {0, 1}};  // affects only times
   if (run.program != "parameter_server" && !infeasible_because(*model, machine, *layout).empty()) return {};
   const Plan plan = make_plan(*model, machine, *layout);
   const double parameters = make_part(*model, {}, 0, model->gpt ? model->gpt->blocks : model->layers()).parameters;
@@ -208,7 +210,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
     if (run.chapter == "10_less_communication") change_replicas(formula, run, parameters, rank);
     if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline")
       change_pipeline(formula, run, *model, *layout, stage);
-    // Each of their units has buffers of its own for gradients, where a plan counts one pair (chapter 07).
+    // In chapter 06, each unit has its own buffers for gradients; a plan counts one pair (chapter 07).
     if (run.chapter == "06_fsdp") formula.memory.erase("activations");
   }
   return result;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a run hold and send by the formulas of the READMEs: chapter 07's plan of the mesh that the program
-// is, and where a program keeps something else, what its own README says.
+// Computes what the ranks of a run should hold and send by the formulas in the READMEs: those of chapter 07's plan for
+// the program's mesh and, where a program differs from the plan, those of its own README.
 #pragma once
 
 #include <map>
@@ -11,15 +11,15 @@
 namespace workshop::tools {
 
 struct Formula {
-  // Bytes by kind, without the data set and the host's; a kind that no formula tells is missing.
+  // Bytes by kind, without the data set and host memory. A kind without a formula is missing.
   std::map<std::string, double> memory;
-  // Bytes sent in a step by group, as group() names them. Those of a run's begin and end, such as a broadcast and the
-  // losses, and the padding of shards are left out, as in plans.
+  // Bytes sent per step by group, as group() names them. As in plans, these leave out the padding of shards, and what
+  // is sent at the beginning and the end of a run, such as a broadcast and the losses.
   std::map<std::string, double> sent;
 };
 
-// By rank; empty where no formula is known: for models other than the MLP, and for options that change what is held,
-// such as recomputation, hybrid sharding, clipping and other units than single layers.
+// Returns the formulas by rank. Returns nothing if no formula is known: for options that change what is held, such as
+// recomputation, hybrid sharding, clipping and units of several layers, and for most models other than the MLP.
 std::map<int, Formula> formulas(const RunRecord& run);
 
 }  // namespace workshop::tools

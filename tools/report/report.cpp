@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs have done, from their records and timelines: in characters, or with --json as report_page.py draws it.
+// Reports what runs did, from their records and timelines: as text or, with --json, as data for report_page.py.
 //
-//   report [--json] FILE...      of --record and --timeline
+//   report [--json] FILE...      files of --record and --timeline
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,7 +30,7 @@ Json json_of(const Shares& s) {
   return {{"compute", s.compute}, {"communication", s.communication}, {"waiting", s.waiting}, {"idle", s.idle}};
 }
 
-// Texts that come again and again are written once.
+// Stores each text once; repeated texts refer to it by number.
 class Texts {
  public:
   std::size_t operator()(const std::string& text) {
@@ -44,7 +44,7 @@ class Texts {
   std::map<std::string, std::size_t> places_;
 };
 
-// A column for each property of the spans: 100,000 of them are a few megabytes.
+// One array for each property of the spans, so that 100,000 spans take only a few megabytes.
 Json json_of(const Timeline& timeline, const std::pair<double, double>& view) {
   Texts names, calls;
   std::map<std::pair<int, int>, std::size_t> lanes;
@@ -70,7 +70,7 @@ Json json_of(const Timeline& timeline, const std::pair<double, double>& view) {
   return json;
 }
 
-// Shares over time: of so many steps together that there are some 100 parts.
+// Shares over time, in some 100 parts of whole steps. A single step is cut into 100 parts.
 Json utilization(const Timeline& timeline) {
   constexpr std::size_t kParts = 100;
   Json ranks = Json::array();
@@ -111,14 +111,14 @@ Json ledger(const RunRecord& run) {
   return lines;
 }
 
-// Of all parameters, as the record has them at the end.
+// Bytes of all parameters at the end of the run.
 double model_bytes(const RunRecord& run) {
   double bytes = 0;
   for (const Tensor& parameter : run.parameters) bytes += 4 * parameter.size();
   return bytes;
 }
 
-// What a rank sends in a step, by group, as the formulas have it: on average over the steps.
+// Bytes that a rank sent per step, averaged over the steps, by the groups of the formulas.
 std::map<std::string, double> sent_by_group(const RunRecord& run, int rank) {
   std::map<std::string, double> sent;
   for (const Collective& c : run.collectives) {
@@ -137,7 +137,7 @@ Json formulas_json(const RunReport& run) {
   return ranks;
 }
 
-// What each rank holds, from one change to the next. No two are at the same moment, so that each can be drawn.
+// The memory of each rank, at each change. Changes at the same time are moved apart, so that each can be drawn.
 Json memory_over_time(const Timeline& timeline) {
   Json all = Json::array();
   for (const auto& [place, changes] : timeline.memory) {
@@ -155,7 +155,7 @@ Json memory_over_time(const Timeline& timeline) {
   return all;
 }
 
-// Of the rank that sends most.
+// The bytes by step of the rank that sends most.
 Json traffic(const RunReport& run) {
   Json most{{"bytes", Json::array()}};
   double largest = -1;
@@ -210,7 +210,7 @@ Json json_of(const RunReport& run) {
   return json;
 }
 
-// Speed-up and efficiency of runs of one program, beside the one on the fewest ranks.
+// Speed-up and efficiency of the runs of one program, relative to the run on the fewest ranks.
 Json scaling(const std::vector<RunReport>& runs) {
   std::map<std::string, std::vector<const RunReport*>> by_program;
   for (const RunReport& run : runs) {
@@ -231,7 +231,7 @@ Json scaling(const std::vector<RunReport>& runs) {
   return all;
 }
 
-// ---- in characters -------------------------------------------------------------------------------------------------
+// ---- as text -------------------------------------------------------------------------------------------------------
 
 constexpr int kWidth = 64;
 constexpr char kCompute = '#', kCommunication = '=', kWaiting = '~', kNothing = ' ';
@@ -248,7 +248,7 @@ std::string bar(const Shares& s) {
   return text;
 }
 
-// What fills most of each of kWidth parts of the view, a line for each stream that does anything in it.
+// One line per stream that does anything in the view. Each of its kWidth characters shows what takes most of that time.
 std::string chart(const Timeline& timeline, const std::pair<double, double>& view) {
   const double width = (view.second - view.first) / kWidth;
   Intervals parts;
@@ -284,10 +284,10 @@ std::string schedule_text(const RunReport& run) {
     }
     text += formatted("  stage %-14d |%s|\n", stage, line.c_str());
   }
-  return "The schedule, a slot a forward or a backward:\n" + text;
+  return "The schedule, with one slot per forward or backward:\n" + text;
 }
 
-// What the formulas tell of a rank: of its memory, if they tell all kinds.
+// A rank's memory and traffic by the formulas; memory only if all kinds have one.
 std::string by_formula(const RunReport& run, int rank) {
   const auto found = run.formulas.find(rank);
   if (found == run.formulas.end()) return "";
@@ -299,7 +299,7 @@ std::string by_formula(const RunReport& run, int rank) {
     text += (text.empty() ? "; by the formulas " : " and ") + bytes_text(sum) + per;
   };
   if (found->second.memory.size() == kKinds) add(found->second.memory, "");
-  if (!found->second.sent.empty()) add(found->second.sent, " a step");
+  if (!found->second.sent.empty()) add(found->second.sent, " per step");
   return text;
 }
 
@@ -314,7 +314,7 @@ void print(const RunReport& run) {
     std::printf("loss %.6g -> %.6g in %zu steps", training.front().second, training.back().second, training.size());
   if (!validation.empty()) std::printf(", validation %.6g", validation.back().second);
   if (run.seconds_per_step > 0)
-    std::printf("%s%.4g ms a step", training.empty() ? "" : "; ", run.seconds_per_step * 1e3);
+    std::printf("%s%.4g ms per step", training.empty() ? "" : "; ", run.seconds_per_step * 1e3);
   if (!training.empty() || run.seconds_per_step > 0) std::printf("\n");
   if (run.timeline) {
     std::printf("rank  compute  communication  waiting   idle   # compute  = communication  ~ waiting  . idle\n");
@@ -328,7 +328,7 @@ void print(const RunReport& run) {
   for (const auto& [rank, bytes] : record.peak_memory) {
     double sent = 0;
     for (const Collective& c : record.collectives) sent += c.rank == rank ? bytes_sent(c) : 0;
-    std::printf("rank %d held %s at most and sent %s a step%s\n", rank, bytes_text(bytes).c_str(),
+    std::printf("rank %d held at most %s and sent %s per step%s\n", rank, bytes_text(bytes).c_str(),
                 bytes_text(sent / std::max(1, record.steps)).c_str(), by_formula(run, rank).c_str());
   }
 }
@@ -338,8 +338,8 @@ void print(const RunReport& run) {
 int main(int argc, char** argv) {
   bool json = false;
   std::vector<std::string> files;
-  Arguments arguments("report", "Says what runs have done.");
-  arguments.add("--json", json, "as data for report_page.py");
+  Arguments arguments("report", "Reports what runs did.");
+  arguments.add("--json", json, "print data for report_page.py");
   arguments.require("FILE", files, "the records and timelines of the runs");
   return arguments.run(argc, argv, [&] {
     const std::vector<RunReport> runs = read_runs(files);

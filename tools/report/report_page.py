@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what tools/report has found out: one HTML file that needs nothing else, neither files nor a network.
+"""Draws a report as one HTML file, which needs no other files and no network.
 
-    report_page.py DATA PAGE      DATA is what tools/report --json prints
+    report_page.py DATA PAGE      DATA is the output of tools/report --json
 
-The charts are plotly's, as Debian and Ubuntu have it (python3-plotly, 5.4 and newer). The timeline alone is drawn in the
-browser, by tools/report/report_timeline.js: of 100,000 spans, those that can be seen.
+The charts are made with plotly as in Debian and Ubuntu (python3-plotly, 5.4 and newer). Only the timeline is drawn in
+the browser, by tools/report/report_timeline.js: of its 100,000 spans, those that can be seen.
 """
 import html
 import json
@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-WIDTH = 1160  # of all charts: readable on a screen of 1,280 pixels
+WIDTH = 1160  # of all charts: fits on a screen of 1,280 pixels
 COLORS = {"compute": "#2f6fb0", "communication": "#e08a1e", "waiting": "#b9467a", "idle": "#dfe3e8"}
 FORWARD, BACKWARD = "#7fb2e5", COLORS["compute"]
 NAMES = {"compute": "compute", "communication": "communication that nothing hides", "waiting": "waiting for another rank",
@@ -24,14 +24,14 @@ NAMES = {"compute": "compute", "communication": "communication that nothing hide
 RUN_COLORS = ["#2f6fb0", "#e08a1e", "#3a9b6c", "#b9467a", "#7a5cb0", "#8a6d3b", "#4aa3b5", "#666666"]
 KINDS = {"parameters": "#2f6fb0", "gradients": "#e08a1e", "optimizer": "#3a9b6c", "activations": "#7fb2e5",
          "buckets": "#b9467a", "data": "#c9ced6", "host": "#8a6d3b"}
-OF_MODEL = ["parameters", "gradients", "optimizer", "activations", "buckets"]  # the kinds that formulas tell
-OTHER_ROADS = ["ddp_compressed", "decentralized", "local_sgd", "parameter_server"]  # whose steps need not send alike
-NO_FORMULA = "No formula is known for this model with these options; the chapter's README has those of its program."
-# What a rank sends of the bytes of a call on P ranks, with the ring algorithms.
+OF_MODEL = ["parameters", "gradients", "optimizer", "activations", "buckets"]  # the kinds with formulas
+OTHER_ROADS = ["ddp_compressed", "decentralized", "local_sgd", "parameter_server"]  # may send differently in each step
+NO_FORMULA = "There is no formula for this model with these options; the chapter's README has those of its program."
+# What a rank sends in a call on P ranks, in terms of its bytes, with ring algorithms.
 FORMULAS = {"ncclAllReduce": "2(P−1)/P · bytes", "ncclReduceScatter": "(P−1) · bytes", "ncclAllGather": "(P−1) · bytes",
             "ncclAlltoAll": "(P−1) · bytes", "ncclBroadcast": "(P−1)/P · bytes", "ncclReduce": "(P−1)/P · bytes",
             "ncclGather": "(P−1)/P · bytes", "ncclScatter": "(P−1)/P · bytes", "ncclSend": "bytes",
-            "ncclRecv": "0: counted where it is sent"}
+            "ncclRecv": "0: counted by the sender"}
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def percent(share):
 
 
 def span_text(values, text):
-    """One text where all ranks have the same value."""
+    """Returns a range, or one text if all ranks have the same value."""
     low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low} – {high}"
 
@@ -70,7 +70,7 @@ def table(head, rows):
 # ---- charts --------------------------------------------------------------------------------------------------------
 
 class Page:
-    """The parts of the page in order; a chart is drawn when the page is loaded."""
+    """The parts of the page, in order. The browser draws the charts when it loads the page."""
 
     def __init__(self):
         self.parts, self.charts = [], {}
@@ -134,7 +134,7 @@ def utilization_chart(run):
 
 
 def add_passes(figure, row, passes):
-    """A bar for each (lane, begin, length, is forward, micro-batch, chunk)."""
+    """Adds a bar for each (lane, begin, length, is forward, micro-batch, chunk)."""
     chunks = max(one[5] for one in passes) + 1
     for forward, name, color in ((True, "forward", FORWARD), (False, "backward", BACKWARD)):
         those = [one for one in passes if one[3] == forward]
@@ -147,7 +147,7 @@ def add_passes(figure, row, passes):
 
 
 def schedule_chart(run):
-    """The schedule with slots of equal length and, if there is a timeline, below it what happened in a step."""
+    """Draws the schedule with slots of equal length and, if there is a timeline, what happened in a step below it."""
     plan = [[f"stage {stage}", begin, 1, forward, batch, chunk]
             for stage, begin, forward, batch, chunk in run["schedule"]]
     ran = [[f"rank {rank}", begin / 1e3, duration / 1e3, forward, batch, chunk]
@@ -158,7 +158,7 @@ def schedule_chart(run):
         add_passes(figure, row, passes)
         figure.update_xaxes(title=dict(text=unit, standoff=2), row=row, col=1,
                             range=[min(0, *(one[1] for one in passes)), max(one[1] + one[2] for one in passes)])
-        # As in a book: the first stage above.
+        # The first stage is at the top.
         figure.update_yaxes(autorange="reversed", type="category", categoryorder="array", row=row, col=1,
                             categoryarray=sorted({one[0] for one in passes}, key=lambda name: int(name.split()[1])))
     return figure
@@ -169,7 +169,7 @@ def schedule_height(run):
 
 
 def unit_for(largest):
-    """The name and the size of the unit in which so many bytes are a number from 1 to 1,024."""
+    """Returns the name and the size of the unit in which the largest value is below 1,024."""
     for name, size in (("B", 1), ("KiB", 2**10), ("MiB", 2**20)):
         if largest < 1024 * size:
             return name, size
@@ -229,7 +229,7 @@ def memory_over_time_chart(run):
 
 
 def by_step_chart(runs, values, title, shape="linear"):
-    """A line for each run of what values(run) has, as (step, value)."""
+    """Draws a line per run through values(run), a list of (step, value)."""
     figure = go.Figure()
     for number, run in enumerate(runs):
         if points := values(run):
@@ -251,7 +251,7 @@ def staleness_chart(run):
             counts[value] = counts.get(value, 0) + 1
         figure.add_bar(x=list(counts), y=list(counts.values()), name=f"worker {worker:.0f}",
                        marker_color=RUN_COLORS[number % len(RUN_COLORS)])
-    figure.update_xaxes(title="updates that others have made since the worker has read the parameters", dtick=1)
+    figure.update_xaxes(title="updates by other workers since this worker read the parameters", dtick=1)
     figure.update_yaxes(title="updates")
     return figure
 
@@ -289,8 +289,8 @@ def runs_table(runs):
                      else "–", time_text(run["seconds_per_step"]), *map(mean, COLORS),
                      bytes_text(max(held)) if held else "–",
                      bytes_text(max(sent.values(), default=0) / run["steps"]) if run["steps"] else "–"])
-    return table(["run", "final loss", "time a step", "compute", "communication", "waiting", "idle", "peak memory a rank",
-                  "sent a rank and step"], rows)
+    return table(["run", "final loss", "time per step", "compute", "communication", "waiting", "idle",
+                  "peak memory per rank", "sent per rank and step"], rows)
 
 
 def ledger_table(run):
@@ -299,8 +299,8 @@ def ledger_table(run):
         lines.setdefault((line["op"], line["communicator"]), []).append(line)
     steps = max(1, run["steps"])
     count = lambda value: f"{value:,.0f}"
-    return table(["operation", "communicator", "P", "ranks", "calls a rank", "bytes a rank", "sent, by the formula",
-                  "sent a rank", "sent a rank and step"],
+    return table(["operation", "communicator", "P", "ranks", "calls per rank", "bytes per rank", "sent, by the formula",
+                  "sent per rank", "sent per rank and step"],
                  [[op, communicator, of[0]["ranks"], len(of), span_text([line["calls"] for line in of], count),
                    span_text([line["bytes"] for line in of], count), FORMULAS.get(op, ""),
                    span_text([line["sent"] for line in of], count),
@@ -309,13 +309,13 @@ def ledger_table(run):
 
 
 def formula_table(run):
-    """What the ranks hold and send, beside the formulas: a line where all ranks have the same of both."""
+    """Compares what the ranks hold and send with the formulas. Ranks with equal numbers share a line."""
     lines = {}
     for formula in run["formulas"]:
         rank = formula["rank"]
         peak = next((memory["peak"] for memory in run.get("memory") or [] if memory["rank"] == rank), {})
         compared = [("held: " + kind, peak.get(kind), count) for kind, count in formula["memory"].items()]
-        compared += [(f"sent a step: {group} group", formula.get("measured", {}).get(group, 0), count)
+        compared += [(f"sent per step: {group} group", formula.get("measured", {}).get(group, 0), count)
                      for group, count in formula["sent"].items()]
         for what, found, expected in compared:
             if found is not None and (found or expected):
@@ -335,23 +335,23 @@ def add_overview(page, runs, scaling):
         page.add(f"<section class=headline><h2>{html.escape(run['title'])}</h2><p>{html.escape(run['headline'])}</p>"
                  f"<p class=advice>{html.escape(run['advice'])}</p></section>")
     page.add(runs_table(runs))
-    page.add("<p class=note>Shares are medians over steps, of local_sgd over rounds, on average over the ranks; peak memory "
-             "is without the data set.</p>")
+    page.add("<p class=note>Shares are medians over the steps (for local_sgd, over the rounds), averaged over the ranks. Peak "
+             "memory does not include the data set.</p>")
     timed = [run for run in runs if run.get("shares")]
     if timed:
         bars = sum(len(run["shares"]) for run in timed)
         page.chart("shares", shares_chart(timed), 90 + 26 * bars, "Where the time of a step goes",
-                   "Computation hides what happens beside it: only what is left counts as communication or waiting.")
+                   "Communication and waiting count only while the rank does not compute: computation hides the rest.")
     for number, series in enumerate(scaling):
         page.chart(f"scaling-{number}", scaling_chart(series["rows"]), 330, f"How {series['program']} scales")
     if any(run["training"] for run in runs):
         page.chart("loss", loss_chart(runs), 330, "Loss")
     if any(run["distance"] for run in runs):
         page.chart("distance", by_step_chart(runs, lambda run: run["distance"], "distance"), 300,
-                   "Distance between the replicas", "The root of the mean of ‖wᵢ − w̄‖², at the end of each epoch.")
+                   "Distance between the replicas", "The square root of the mean of ‖wᵢ − w̄‖², at the end of each epoch.")
     if any(run["program"] in OTHER_ROADS and run.get("traffic", {}).get("bytes") for run in runs):
         page.chart("traffic", by_step_chart(runs, sent_by_step, "KiB", shape="hvh"), 300, "Bytes sent in each step",
-                   "By the rank that sends the most.")
+                   "Of the rank that sends the most.")
 
 
 def sent_by_step(run):
@@ -364,30 +364,30 @@ def add_run(page, number, run):
         page.add(f"<p class=note>On a simulated machine: {html.escape(run['simulated'])}</p>")
     if run.get("schedule"):
         page.chart(f"schedule-{number}", schedule_chart(run), schedule_height(run), "The schedule and what happened",
-                   "Above, as if a forward and a backward took one slot each and messages none; below, a typical step.")
+                   "Above: as if each forward and backward took one slot and messages took no time. Below: a typical step.")
     if run.get("timeline", {}).get("lane"):
         page.add(f"<p class=buttons><button data-chart=timeline-{number} data-view=step>one step</button> "
                  f"<button data-chart=timeline-{number} data-view=run>the whole run</button></p>")
         page.frame(f"timeline-{number}", 100 + 30 * len(run["timeline"]["lanes"]), "What ran when",
-                   "Drag to zoom, double-click to see one step again. A call of NCCL waits until the last of its ranks "
-                   "has begun its own.")
+                   "Drag to zoom, double-click to see one step again. An NCCL call waits until the last of its ranks has "
+                   "begun its own.")
         page.chart(f"utilization-{number}", utilization_chart(run), 90 + 45 * len(run["utilization"]),
                    "Utilization over time")
     if run.get("memory"):
         bars = len(run["memory"]) + len(run["formulas"])
         page.chart(f"memory-{number}", memory_chart(run), 100 + 26 * bars, "Memory by kind, at its peaks", NO_FORMULA if not
-                   run["formulas"] else "Hatched: by the formulas of the chapters' READMEs, without what they do not tell.")
+                   run["formulas"] else "Hatched: by the formulas of the chapters' READMEs, without kinds that have none.")
     if run.get("memory_over_time"):
         page.chart(f"memory-over-time-{number}", memory_over_time_chart(run), 90 + 75 * len(run["memory_over_time"]),
-                   "Memory by kind over time", "Steps are made between the dashed lines, and allocate nothing.")
+                   "Memory by kind over time", "The steps run between the dashed lines, and allocate nothing.")
     if run["staleness"]:
         page.chart(f"staleness-{number}", staleness_chart(run), 280, "Staleness of the gradients")
     if run["formulas"] and run.get("memory"):
-        page.add("<h3>Held and sent, beside the formulas</h3>" + formula_table(run) + "<p class=note>Formulas leave out what "
-                 "is sent once a run or an epoch, such as the first parameters and the losses, and the padding of shards."
-                 "</p>")
+        page.add("<h3>Held and sent, compared with the formulas</h3>" + formula_table(run) + "<p class=note>Formulas leave "
+                 "out what is sent once per run or epoch, such as the first parameters and the losses, and the padding of "
+                 "shards.</p>")
     if run["ledger"]:
-        page.add("<h3>Ledger: what the program's NCCL calls have sent</h3>" + ledger_table(run))
+        page.add("<h3>Ledger: what the program's NCCL calls sent</h3>" + ledger_table(run))
 
 
 STYLE = """
@@ -408,7 +408,7 @@ th:first-child, td:first-child { text-align: left; } td { white-space: nowrap; }
 
 
 def script(text, **attributes):
-    # Nothing in a script may look like its end.
+    # The text must not contain the end tag of a script.
     names = "".join(f' {name}="{value}"' for name, value in attributes.items())
     return f"<script{names}>{text}</script>\n"
 
@@ -437,7 +437,7 @@ def main():
         sys.exit("usage: report_page.py DATA PAGE")
     with open(sys.argv[1], encoding="utf-8") as file:
         data = json.load(file)
-    # The page of an earlier report stays until this one is whole.
+    # Keep the page of an earlier report until this one is complete.
     whole = sys.argv[2] + ".new"
     with open(whole, "w", encoding="utf-8") as file:
         write_page(data, file)

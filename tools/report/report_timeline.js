@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part of the page that report_page.py writes: draws its charts, and the timelines piece by piece.
+// Part of the page that report_page.py writes: draws its charts, and the visible parts of the timelines.
 'use strict';
 
 const data = JSON.parse(document.getElementById('data').textContent);
@@ -27,12 +27,12 @@ function lookOf(timeline, i) {
   return name.startsWith('forward') ? 0 : name.startsWith('backward') ? 1 : 2;
 }
 
-// Microseconds are shown in the unit that fits one step.
+// The unit that fits the length of a step, in microseconds.
 function unitOf(step) {
   return step < 2e3 ? {name: 'µs', size: 1} : step < 2e6 ? {name: 'ms', size: 1e3} : {name: 's', size: 1e6};
 }
 
-// The pieces between two times, those that are too narrow to be seen put together with their neighbors of the same look.
+// The pieces between two times. Pieces that are too narrow to see are joined with neighbors of the same look.
 function pieces(timeline, unit, from, to) {
   const traces = looks.map(() => ({base: [], x: [], y: [], width: [], text: [], hovertext: []}));
   const narrow = (to - from) / 1000, open = {};
@@ -53,7 +53,7 @@ function pieces(timeline, unit, from, to) {
         `<br>waits ${(timeline.wait[i] / unit.size).toPrecision(4)} ${unit.name} for rank ${timeline.waits_for[i]}`;
     trace.base.push((begin - timeline.view[0]) / unit.size);
     trace.x.push(duration / unit.size);
-    // A computation inside of another, a layer in a micro-batch, say, is a strip at its lower end.
+    // A computation inside another, such as a layer in a micro-batch, is a strip at the bottom.
     const strip = timeline.kind[i] === 0 && timeline.depth[i] > 0;
     trace.y.push(timeline.lane[i] + (strip ? 0.36 : 0));
     trace.width.push(strip ? 0.12 : timeline.depth[i] > 0 ? 0.6 : 0.84);
@@ -91,7 +91,7 @@ function drawTimeline(name, timeline, length) {
     yaxis: {range: [lanes.length - 0.5, -0.5], fixedrange: true, tickvals: lanes, showgrid: false, zeroline: false,
             ticktext: timeline.lanes.map(lane => `rank ${lane.rank} · stream ${lane.stream}`)},
   };
-  // Half a width more on each side, to be seen while the chart is dragged.
+  // Draws half a width more on each side, to show while the user drags the chart.
   const traces = () => {
     const [from, to] = div.layout ? div.layout.xaxis.range.map(Number) : layout.xaxis.range, half = (to - from) / 2;
     return pieces(timeline, unit, timeline.view[0] + (from - half) * unit.size, timeline.view[0] + (to + half) * unit.size);
@@ -106,7 +106,7 @@ function drawTimeline(name, timeline, length) {
   }
 }
 
-// All with the same scale, so that steps can be compared.
+// All timelines have the same scale, so that steps can be compared.
 const drawn = data.runs.map((run, i) => [`timeline-${i}`, run.timeline]).filter(([name]) => document.getElementById(name));
 const longest = Math.max(0, ...drawn.map(([, timeline]) => timeline.view[1] - timeline.view[0]));
 for (const [name, timeline] of drawn) drawTimeline(name, timeline, longest);

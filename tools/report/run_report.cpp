@@ -11,7 +11,7 @@
 namespace workshop::tools {
 namespace {
 
-// A record is lines, each an object of some type; a timeline is one object.
+// A record is a JSON object per line; a timeline is one object.
 bool is_record(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -27,7 +27,7 @@ std::string first_title(const RunReport& run) {
   return r.chapter + " " + r.program + (r.variant.empty() ? "" : " " + r.variant) + ", " + ranks(r.world);
 }
 
-// Runs with the same title are told apart by the options in which they differ.
+// Adds the options in which they differ to runs with the same title.
 void tell_apart(std::vector<RunReport>& runs) {
   std::map<std::string, std::vector<RunReport*>> by_title;
   for (RunReport& run : runs) by_title[run.title].push_back(&run);
@@ -50,7 +50,7 @@ void tell_apart(std::vector<RunReport>& runs) {
   }
 }
 
-// The step of median length, so that a pause of the machine is not what is looked at.
+// The step of median length, so that the report does not show a pause of the machine.
 std::pair<double, double> typical_step(Intervals steps) {
   if (steps.empty()) return {0, 0};
   const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
@@ -58,7 +58,7 @@ std::pair<double, double> typical_step(Intervals steps) {
   return *middle;
 }
 
-// So many steps as one, where they are not alike: of a round of local SGD the last one alone communicates.
+// Joins steps that are not alike into rounds: in a round of local SGD, only the last step communicates.
 Intervals rounds(const Intervals& steps, std::size_t together) {
   if (together == 1 || steps.size() < together) return steps;
   Intervals rounds;
@@ -67,14 +67,15 @@ Intervals rounds(const Intervals& steps, std::size_t together) {
   return rounds;
 }
 
-// The passes of a rank in its step number `step`. A stage comes to the chunks of a micro-batch in order, and back.
+// Adds the passes of a rank in one of its steps. A stage goes forward through the chunks of a micro-batch in order, and
+// backward in reverse order.
 void add_passes(std::vector<Pass>& passes, const Timeline& timeline, int rank, std::size_t step, int chunks) {
   const auto found = timeline.steps.find(rank);
   if (found == timeline.steps.end() || step >= found->second.size()) return;
   const auto [begin, end] = found->second[step];
   std::map<std::pair<bool, int>, int> made;
   for (const Span& span : timeline.spans) {
-    // Those of layers, which may have such names too, lie in others.
+    // Spans of layers may have such names too, but lie within others.
     if (span.rank != rank || span.depth > 0 || span.begin < begin || span.begin >= end) continue;
     const bool forward = span.name.starts_with("forward ");
     const std::size_t digits = span.name.find_first_of("0123456789");
@@ -115,7 +116,7 @@ void complete(RunReport& run) {
 }  // namespace
 
 int RunReport::seen_rank() const {
-  const bool serves = record.program == "parameter_server";  // rank 0, which is not there to compute
+  const bool serves = record.program == "parameter_server";  // its rank 0 does not compute
   int seen = -1;
   for (const auto& [rank, s] : shares) {
     if (serves && rank == 0 && shares.size() > 1) continue;
@@ -156,7 +157,7 @@ Curve training_curve(const RunRecord& run) {
 }
 
 Curve validation_curve(const RunRecord& run) {
-  std::map<int, int> last;  // step of each epoch
+  std::map<int, int> last;  // epoch -> its last step
   for (const StepLoss& loss : run.losses) last[loss.epoch] = std::max(last[loss.epoch], loss.step);
   Curve curve;
   for (const auto& [epoch, step] : last) {
@@ -208,14 +209,14 @@ namespace {
 
 std::string percent(double share) { return formatted("%.0f %%", 100 * share); }
 
-// What a rank waits for, as the programs' readers know it.
+// Names what a rank waits for in the words of the chapters.
 std::string awaited(const RunRecord& run, int rank, const Wait& wait) {
   const std::string other = "rank " + std::to_string(wait.rank);
   if (wait.operation != "ncclRecv" && wait.operation != "ncclSend")
     return formatted("%s, which is the last to call %s on '%s'", other.c_str(), wait.operation.c_str(),
                      wait.communicator.c_str());
   const bool receives = wait.operation == "ncclRecv";
-  const std::string verb = receives ? other + "'s " : other + " to take its ";
+  const std::string verb = receives ? other + "'s " : other + " to receive its ";
   if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline" || run.chapter == "07_3d") {
     const bool gradients =
         wait.communicator == "gradients" || (run.chapter == "03_model_parallel" && (wait.rank > rank) == receives);
@@ -225,10 +226,10 @@ std::string awaited(const RunRecord& run, int rank, const Wait& wait) {
 }
 
 constexpr const char* kAdviceOnServer =
-    "All that is sent passes through one rank, the server: larger batches make it rarer (chapter 10, "
-    "parameter_server.md), and ddp_overlap needs no server.";
+    "All messages pass through one rank, the server. Larger batches make them rarer (chapter 10, parameter_server.md), "
+    "and ddp_overlap needs no server.";
 
-// Which chapter deals with ranks that wait, with communication that nothing hides, and with streams that are empty.
+// Advice on ranks that wait, and on communication that nothing hides.
 std::string advice_on_waiting(const RunRecord& run) {
   if (run.chapter == "03_model_parallel")
     return "Chapter 04 fills this time with other parts of the batch: micro-batches.";
@@ -237,29 +238,30 @@ std::string advice_on_waiting(const RunRecord& run) {
            "chunks.";
   if (run.program == "parameter_server") return kAdviceOnServer;
   if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
-    return "The ranks have different work, or different machines: chapter 10's parameter_server lets none wait for "
+    return "The ranks have different work, or different machines. In chapter 10's parameter_server, none waits for "
            "another.";
-  return "Deal the work out evenly (chapter 03, --partition; chapter 07, plan), or look for the slow machine.";
+  return "Distribute the work evenly (chapter 03, --partition; chapter 07, plan), or look for the slow machine.";
 }
 std::string advice_on_communication(const RunRecord& run) {
   if (run.program == "ddp" || run.program == "zero")
-    return run.program == "ddp" ? "Chapter 02's ddp_overlap sends it while the backward pass computes."
+    return run.program == "ddp" ? "Chapter 02's ddp_overlap communicates while the backward pass computes."
                                 : "Chapter 06's fsdp gathers the next unit while one computes.";
   if (run.program == "parameter_server") return kAdviceOnServer;
   if (run.program == "ddp_compressed")
-    return "Chapter 10: larger batches or --accumulation-steps make it rarer, a smaller --ratio or another --compress "
-           "makes it smaller.";
-  if (run.program == "local_sgd") return "Chapter 10: a larger --sync-every makes it rarer.";
+    return "Chapter 10: larger batches or --accumulation-steps make messages rarer, a smaller --ratio or a different "
+           "--compress makes them smaller.";
+  if (run.program == "local_sgd") return "Chapter 10: a larger --sync-every makes messages rarer.";
   if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
-    return "Larger batches or --accumulation-steps make it rarer (chapter 02), ddp_compressed makes it smaller "
+    return "Larger batches or --accumulation-steps make messages rarer (chapter 02), ddp_compressed makes them smaller "
            "(chapter 10).";
   if (run.chapter == "05_tensor_parallel")
-    return "Nothing can hide what each layer waits for: keep tensor groups on the fastest links (chapter 07).";
+    return "Each layer waits for its messages, so nothing can hide them: keep tensor groups on the fastest links "
+           "(chapter 07).";
   if (run.chapter == "06_fsdp")
-    return "Chapter 06: larger batches compute longer for the same gathers; --no-reshard-after-forward saves some.";
+    return "Chapter 06: larger batches compute longer for the same gathers; --no-reshard-after-forward saves gathers.";
   if (run.chapter == "07_3d") return "Chapter 07's plan says which mesh sends the least over the slow links.";
   if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline")
-    return "Chapter 04: messages travel beside computation where there are enough micro-batches.";
+    return "Chapter 04: with enough micro-batches, messages travel while the ranks compute.";
   return "Chapter 02 hides communication behind computation.";
 }
 
@@ -274,15 +276,14 @@ std::string bubble(const RunReport& run) {
 
 Headline headline(const RunReport& run) {
   const int rank = run.seen_rank();
-  if (rank < 0)
-    return {"There is no timeline, so nothing tells what the ranks did when.", "--timeline FILE writes one."};
+  if (rank < 0) return {"There is no timeline to show what the ranks did when.", "--timeline FILE writes one."};
   const Shares& s = run.shares.at(rank);
   const double lost = 1 - s.compute;
   const std::string who = run.shares.size() == 1 ? "The rank" : "Rank " + std::to_string(rank);
   if (lost < 0.1)
     return {(run.shares.size() == 1 ? "The rank computes for " : "Every rank computes for at least ") +
                 percent(s.compute) + " of a step." + bubble(run),
-            "There is little to hide: what makes this faster is faster computing, or more ranks (./workshop scaling)."};
+            "There is little to hide: only faster computation or more ranks help (./workshop scaling)."};
   const std::string idles = who + " does not compute for " + percent(lost) + " of a step: ";
   if (s.waiting >= std::max(s.communication, s.idle)) {
     const std::vector<Wait> causes = waits(*run.timeline, rank);
@@ -292,11 +293,11 @@ Headline headline(const RunReport& run) {
     return {text + bubble(run), advice_on_waiting(run.record)};
   }
   if (s.communication >= s.idle)
-    return {idles + "for " + percent(s.communication) + " it communicates, with nothing to compute beside it." +
-                bubble(run),
-            advice_on_communication(run.record)};
+    return {
+        idles + "for " + percent(s.communication) + " it communicates, and no computation hides that." + bubble(run),
+        advice_on_communication(run.record)};
   return {idles + "for " + percent(s.idle) + " its streams have nothing to do." + bubble(run),
-          "Kernels this small are over before the next one is enqueued: chapter 01, larger batches or layers."};
+          "Kernels this small finish before the next one is enqueued: use larger batches or layers (chapter 01)."};
 }
 
 }  // namespace workshop::tools

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints how a program scales, from runs of it on more and more ranks.
+// Prints how a program scales, from its runs on more and more ranks.
 //
-//   scaling [--weak] [--json FILE] RECORD TIMELINE [RECORD TIMELINE]...      of --record and --timeline
+//   scaling [--weak] [--json FILE] RECORD TIMELINE [RECORD TIMELINE]...      files of --record and --timeline
 //
-// Speed-up and efficiency are beside the first run. With --weak an epoch has as many times the samples as there are
-// replicas.
+// Speed-up and efficiency are relative to the first run. With --weak, the samples of an epoch grow in proportion to the
+// number of replicas.
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -38,7 +38,7 @@ void scaling(const std::vector<std::string>& files, bool weak, const std::string
   if (files.size() % 2 != 0) throw std::runtime_error("expects pairs of a record and a timeline");
   std::vector<Speedup> rows;
   const RunRecord first = read_run_record(files[0]);
-  if (!(first.seconds_per_step > 0)) throw std::runtime_error(files[0] + " has no time of a step: too few steps?");
+  if (!(first.seconds_per_step > 0)) throw std::runtime_error(files[0] + " has no time per step: too few steps?");
   for (std::size_t i = 0; i < files.size(); i += 2)
     rows.push_back(speedup(read_run_record(files[i]), read_timeline(files[i + 1]), first, weak));
   print(rows, first.options.contains("context"), weak);
@@ -54,8 +54,8 @@ int main(int argc, char** argv) {
   bool weak = false;
   std::string json;
   std::vector<std::string> files;
-  Arguments arguments("scaling", "Prints how a program scales, from runs of it on more and more ranks.");
-  arguments.add("--weak", weak, "an epoch has as many times the samples as there are replicas");
+  Arguments arguments("scaling", "Prints how a program scales, from its runs on more and more ranks.");
+  arguments.add("--weak", weak, "the samples of an epoch grow in proportion to the number of replicas");
   arguments.add("--json", json, "file to write the numbers to");
   arguments.require("FILE", files, "the record and the timeline of each run");
   return arguments.run(argc, argv, [&] {

@@ -5,13 +5,13 @@
 
 namespace workshop {
 
-// The schedules are the solution's, which has probes in it: here nothing is recorded.
+// The schedules are the solution's, which contain probes. This tool records nothing.
 void probe(const char*, Label, std::span<const int>) {}
 
 namespace tools {
 namespace {
 
-constexpr int kMostSlots = 2048;  // of a stage
+constexpr int kMostSlots = 2048;  // per stage
 
 Schedule make(const std::string& name, int stages, int micro_batches, int chunks) {
   if (name == "gpipe") return gpipe(stages, micro_batches);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pipeline's schedule as chapter 04 draws it: what each stage would compute when, if a forward and a backward took
-// one slot of time each and messages none.
+// A pipeline's schedule as chapter 04 draws it: when each stage would compute what if each forward and each backward
+// took one time slot and messages took no time.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Slot {
   int micro_batch, chunk;
 };
 
-// Empty where there is no such schedule, or where it is too long to be drawn.
+// Empty if there is no such schedule, or if it is too long to draw.
 std::vector<Slot> schedule_chart(const std::string& schedule, int stages, int micro_batches, int chunks);
 
 }  // namespace workshop::tools

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints a table of runs of one model: what each strategy gains and costs beside the run on one process.
+// Prints a table of runs of one model: what each strategy gains and costs, compared with a run in one process.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -32,7 +32,7 @@ double peak_memory(const RunRecord& run) {
   return most;
 }
 
-// Largest relative difference over the global losses of all steps and the parameters; infinite if one is missing.
+// The largest relative difference of the global losses of all steps and of the parameters; infinite if one is missing.
 double difference(const RunRecord& run, const RunRecord& baseline) {
   std::map<int, double> losses;
   std::map<std::string, const Tensor*> parameters;
@@ -53,7 +53,7 @@ double difference(const RunRecord& run, const RunRecord& baseline) {
   return largest;
 }
 
-// 3 significant digits and a unit.
+// Formats a value with three significant digits and a unit.
 std::string with_unit(double value, double base, const std::vector<std::string>& units) {
   std::size_t unit = 0;
   for (; value >= base && unit + 1 < units.size(); ++unit) value /= base;

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kWarmUp = 3;  // steps that do not count where there are more: those that are probed
+constexpr int kWarmUp = 3;  // the steps with probes; they do not count if there are more
 
 Span::Kind kind_of(const std::string& name) {
   if (name.starts_with("nccl")) return Span::communication;
@@ -28,7 +28,7 @@ Span::Kind kind_of(const std::string& name) {
 
 // ---- reading -------------------------------------------------------------------------------------------------------
 
-// What the calls have in common that belong together: two for a message, one of each rank for a collective.
+// Identifies the calls that belong together: both calls of a message, or one call per rank of a collective.
 using Key = std::tuple<std::string, int, int, std::int64_t>;
 Key key(const Call& call) {
   if (call.operation == "ncclSend") return {call.id, call.rank, call.peer, call.number};
@@ -46,7 +46,7 @@ std::vector<Call> read_calls(const Json& event) {
   return calls;
 }
 
-// Who began last of those that belong together: a call cannot get on before.
+// Finds, for each call, which of the calls that belong together began last: none can proceed before that.
 void find_waits(std::vector<Span>& spans) {
   struct Last {
     double begin = 0;
@@ -59,7 +59,7 @@ void find_waits(std::vector<Span>& spans) {
       if (so_far.rank < 0 || span.begin > so_far.begin) so_far = {span.begin, span.rank};
     }
   }
-  const std::string unknown(16, '0');  // the id of communicators that nothing tells apart
+  const std::string unknown(16, '0');  // the id of communicators that cannot be told apart
   for (Span& span : spans) {
     span.ready = span.begin;
     for (const Call& call : span.calls) {
@@ -74,8 +74,8 @@ void find_waits(std::vector<Span>& spans) {
 }
 
 void find_depths(std::vector<Span>& spans) {
-  constexpr double kRounding = 0.1;  // microseconds, of times that were floats
-  std::vector<double> ends;          // of the computations that the next span may lie in
+  constexpr double kRounding = 0.1;  // microseconds: the times were floats
+  std::vector<double> ends;          // ends of the computations that may contain the next span
   for (std::size_t i = 0; i < spans.size(); ++i) {
     Span& span = spans[i];
     if (i > 0 && (span.rank != spans[i - 1].rank || span.stream != spans[i - 1].stream)) ends.clear();
@@ -102,7 +102,7 @@ Timeline read(const Json& json) {
   Timeline timeline;
   if (json.contains("otherData") && json["otherData"].value("type", "") == "run")
     timeline.run = json["otherData"].dump();
-  std::map<int, std::optional<double>> begun;  // the step of each rank that has no end yet
+  std::map<int, std::optional<double>> begun;  // rank -> begin of its current step
   for (const Json& event : json.at("traceEvents")) {
     const std::string phase = event.at("ph"), name = event.at("name");
     if (phase == "X") {
@@ -144,7 +144,7 @@ Timeline read_timeline(const std::string& path) {
   try {
     return read(read_json(path));
   } catch (const Json::exception& error) {
-    throw std::runtime_error(path + ": no timeline: " + error.what());
+    throw std::runtime_error(path + ": not a timeline: " + error.what());
   }
 }
 
@@ -152,7 +152,7 @@ Timeline read_timeline(const std::string& path) {
 
 namespace {
 
-// The same time without overlaps, in order.
+// Sorts the intervals and merges those that overlap.
 Intervals merged(Intervals intervals) {
   std::ranges::sort(intervals);
   Intervals result;
@@ -191,7 +191,7 @@ double length(const Intervals& intervals) {
   return sum;
 }
 
-// How much of them lies in each of these parts.
+// The length of the intervals within each part.
 std::vector<double> lengths(const Intervals& intervals, const Intervals& parts) {
   std::vector<double> result;
   auto next = intervals.begin();
@@ -215,7 +215,7 @@ double median(std::vector<double> values) {
 
 // ---- how the time was spent ----------------------------------------------------------------------------------------
 
-// A stream does one thing at a time: a call of NCCL inside of a computation is none.
+// A stream does one thing at a time, so the time of an NCCL call inside a computation counts only as communication.
 Activity activity(const Timeline& timeline, int rank, int stream) {
   struct Stream {
     Intervals computation, communication;
@@ -271,7 +271,7 @@ Shares typical_shares(const std::vector<Shares>& steps) {
   };
   Shares typical{median_of(&Shares::compute), median_of(&Shares::communication), median_of(&Shares::waiting)};
   const double rest = 1 - typical.compute, others = typical.communication + typical.waiting;
-  if (others > rest) {  // medians need not add up
+  if (others > rest) {  // medians need not add up to 1
     typical.communication *= rest / others;
     typical.waiting *= rest / others;
   }

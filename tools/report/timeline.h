@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the timelines that programs write with --timeline, and says how the ranks have spent their time.
+// Reads the timelines that programs write with --timeline, and computes how the ranks spent their time.
 #pragma once
 
 #include <cstdint>
@@ -11,88 +11,88 @@
 
 namespace workshop::tools {
 
-// ---- what a timeline has -------------------------------------------------------------------------------------------
+// ---- the timeline --------------------------------------------------------------------------------------------------
 
-// A call of NCCL, as one rank has made it.
+// An NCCL call of one rank.
 struct Call {
   std::string operation, communicator, id;
-  int rank = 0, peer = -1;  // in the communicator; the peer of a message or the root
+  int rank = 0, peer = -1;  // ranks in the communicator; `peer` is the other rank of a message, or the root
   std::int64_t number = 0;
   double bytes = 0;
 };
 
-// All times are microseconds since the clocks began.
+// All times are microseconds since the start of the clocks.
 struct Span {
-  enum Kind { computation, communication, other };  // other: a name for what lies in it, such as "average gradients"
+  enum Kind { computation, communication, other };  // other: only a name for the spans in it: "average gradients"
   Kind kind = other;
   std::string name;
   int rank = 0, stream = 0;
   double begin = 0, end = 0;
-  int depth = 0;  // computations of its stream that it lies in
-  // Of communication:
-  double ready = 0;          // when the last of the ranks that it takes has begun its own part
-  int waits_for = -1;        // which rank that is; -1 where it is this one, or not known
-  std::string waits_in, on;  // "ncclRecv", on the communicator "gradients": the call that waits for it
+  int depth = 0;  // number of computations on its stream that contain it
+  // Only for communication:
+  double ready = 0;          // when the last participating rank began its own call
+  int waits_for = -1;        // that last rank; -1 if it is this one or unknown
+  std::string waits_in, on;  // the call that waits for it, "ncclRecv", and its communicator, "gradients"
   std::vector<Call> calls;
 
-  std::string what() const;  // "ncclRecv: 4096 bytes from 1 on gradients", with ranks of the communicator
+  std::string what() const;  // "ncclRecv: 4096 bytes from 1 on gradients", with ranks in the communicator
 };
 
-// What a rank holds on a device, from a moment on: bytes by kind.
+// The memory that a rank holds on a device from time `at` on: bytes by kind.
 struct Held {
   double at;
   std::map<std::string, double> bytes;
 };
 
 struct Timeline {
-  std::string run;          // the line of the run in its record; empty where it is not known
-  std::vector<Span> spans;  // by rank, stream and begin; a span comes before those in it
-  std::map<int, std::vector<std::pair<double, double>>> steps;  // of each rank: begin and end
+  std::string run;          // first line of the run's record; empty if unknown
+  std::vector<Span> spans;  // sorted by rank, stream and begin; a span comes before the spans in it
+  std::map<int, std::vector<std::pair<double, double>>> steps;  // rank -> begin and end of its steps
   std::map<std::pair<int, int>, std::string> streams;           // (rank, stream) -> its name
   std::map<std::pair<int, int>, std::vector<Held>> memory;      // (rank, device) -> its changes, in order
   std::set<int> ranks;
 };
 
-// Throws std::runtime_error where the file is no timeline: one line that says why.
+// Throws std::runtime_error with one line if the file is not a timeline.
 Timeline read_timeline(const std::string& path);
 
 // ---- how the time was spent ----------------------------------------------------------------------------------------
 
-using Intervals = std::vector<std::pair<double, double>>;  // begin and end; in order, without overlaps
+using Intervals = std::vector<std::pair<double, double>>;  // begin and end; sorted, without overlaps
 
-// What a rank did, on whatever stream; a moment may be in several of them.
+// What a rank did on its streams. The three kinds may overlap.
 struct Activity {
   Intervals computation;
-  Intervals waiting;   // in a call of NCCL that another rank has not begun
-  Intervals transfer;  // in a call that all of its ranks have begun
+  Intervals waiting;   // in an NCCL call that another rank has not begun
+  Intervals transfer;  // in an NCCL call that all of its ranks have begun
 };
-// On one of its streams or, with -1, on all.
+// On one stream of the rank or, with -1, on all.
 Activity activity(const Timeline& timeline, int rank, int stream = -1);
 
-// A part of the time, each moment of which is the first of these that it can be; idle is the rest.
+// Shares of an interval. Time that belongs to several kinds counts only for the first of them; idle is the rest.
 struct Shares {
   double compute = 0, communication = 0, waiting = 0, idle = 0;
 };
 std::vector<Shares> shares(const Activity& activity, const Intervals& parts);
-// The steps of a rank that count: not the first ones, in which NCCL connects the ranks. Without steps, all of its time
-// as one.
+// The steps of a rank that count: not the first ones, in which NCCL connects the ranks. If there are no steps, the
+// whole time of the rank as one step.
 Intervals counted_steps(const Timeline& timeline, int rank);
-// The median over the steps. They add up to 1.
+// The median over the steps, scaled so that the shares add up to 1.
 Shares typical_shares(const std::vector<Shares>& steps);
 
-// What a rank waits for while it does nothing else.
+// Time that a rank spends only waiting for one other rank, in one kind of call.
 struct Wait {
-  int rank;  // that comes last
+  int rank;  // the rank that is last to make the call
   std::string operation, communicator;
-  double share;  // of the time
+  double share;  // of the time of the steps that count
 };
-// In the steps that count, the longest first.
+// The waits of a rank in the steps that count, the longest first.
 std::vector<Wait> waits(const Timeline& timeline, int rank);
 
-// Seconds a step, on average over the ranks and the steps that count.
+// Seconds per step, averaged over the ranks and the steps that count.
 struct Communication {
   double seconds = 0;  // in which a rank communicates
-  double exposed = 0;  // and does not compute meanwhile
+  double exposed = 0;  // of these, seconds in which the rank does not compute
 };
 Communication communication(const Timeline& timeline);
 

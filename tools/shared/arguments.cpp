@@ -13,8 +13,8 @@
 namespace workshop::tools {
 namespace {
 
-// Checks that the whole text is a number within these bounds, and writes it in the form that CLI11 reads: it takes 010
-// for 8.
+// Checks that the whole text is a number within these bounds. Rewrites a whole number in decimal, because CLI11 reads
+// 010 as 8.
 template <typename T>
 CLI::Validator number(T at_least, T at_most, const std::string& expected) {
   const auto check = [=](std::string& text) {
@@ -28,11 +28,11 @@ CLI::Validator number(T at_least, T at_most, const std::string& expected) {
   return {check, ""};
 }
 
-// What is wrong with a command line, in one line.
+// Describes what is wrong with a command line, in one line.
 std::string message_of(const CLI::ParseError& error, const CLI::App& app) {
   const std::vector<std::string> left = app.remaining();
   const auto unknown = std::ranges::find_if(left, [](const std::string& word) { return word.starts_with('-'); });
-  if (unknown != left.end()) return "there is no option '" + *unknown + "'; --help lists those there are";
+  if (unknown != left.end()) return "there is no option '" + *unknown + "'; --help lists all options";
   if (!left.empty()) return "'" + left.front() + "' is one argument too many";
   std::string message = error.what();
   const std::string name = message.substr(0, message.find_first_of(": "));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads JSON with nlohmann-json, whose parser is compiled once: the linker would take that of any file which has one,
-// and those of the tests are not optimized.
+// Reads JSON with nlohmann-json. Its parser is compiled only here: if several files contained it, the linker might keep
+// the one of a test, which is not optimized.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,10 +8,10 @@
 
 namespace workshop::tools {
 
-// Throws nlohmann::json::exception where the text is no JSON.
+// Throws nlohmann::json::exception if the text is not JSON.
 nlohmann::json parse_json(const std::string& text);
 
-// The same of a file. Throws std::runtime_error where it cannot be read.
+// The same for a file. Throws std::runtime_error if it cannot be read.
 nlohmann::json read_json(const std::string& path);
 
 }  // namespace workshop::tools

@@ -20,13 +20,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Numbers that are not finite are strings in a record. None of them equals anything, so NaN stands for all.
+// In a record, numbers that are not finite are strings. All become NaN, because none should equal anything.
 double number(const Json& value) {
   return value.is_string() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-// A line of a record, with its array "floats" or "values", of doubles, beside it: nearly all of a record are these
-// numbers, and from_chars() reads them several times as fast as a parser of JSON does.
+// A line of a record. Its array "floats" or "values" (doubles) is parsed separately: nearly all of a record is these
+// numbers, and from_chars() reads them several times as fast as a JSON parser.
 struct Line {
   explicit Line(std::string text) {
     has_values = take_values<float>(text, "\"floats\":[") || take_values<double>(text, "\"values\":[");
@@ -40,7 +40,8 @@ struct Line {
   int unwritten = 0;
 
  private:
-  // Takes the elements of the array that begins with `key`, if there is one; in a string its quotes would be escaped.
+  // Moves the elements of the array that begins with `key` from the text to `values`. Cannot match inside a string,
+  // where the quotes of `key` would be escaped.
   template <typename T>
   bool take_values(std::string& text, std::string_view key) {
     const std::size_t found = text.find(key);
@@ -50,12 +51,12 @@ struct Line {
     return true;
   }
 
-  // Returns how many characters lie before the closing bracket.
+  // Returns the number of characters before the closing bracket.
   template <typename T>
   std::size_t read_values(std::string_view text) {
     const char *at = text.data(), *const end = text.data() + text.size();
     while (at != end && *at != ']') {
-      if (!values.empty() && *at++ != ',') throw std::runtime_error("a value is followed by what is no comma");
+      if (!values.empty() && *at++ != ',') throw std::runtime_error("there is no comma after a value");
       if (at != end && *at == '"') {
         const char* close = std::find(at + 1, end, '"');
         unwritten += std::string_view(at + 1, close) == "unwritten" ? 1 : 0;
@@ -64,7 +65,7 @@ struct Line {
       } else {
         T value;
         const auto [next, error] = std::from_chars(at, end, value);
-        if (error != std::errc()) throw std::runtime_error("a value is no number");
+        if (error != std::errc()) throw std::runtime_error("a value is not a number");
         values.push_back(value);
         at = next;
       }
@@ -82,7 +83,7 @@ Tensor read_tensor(const Line& line) {
   return tensor;
 }
 
-// Bytes of device memory of all kinds but the data set, which every rank holds whatever the strategy.
+// Sums the device memory of all kinds but the data set, which every rank holds with any strategy.
 double model_bytes(const Json& by_kind) {
   double sum = 0;
   for (const auto& [kind, bytes] : by_kind.items()) sum += kind == "data" || kind == "host" ? 0 : bytes.get<double>();
@@ -102,7 +103,7 @@ std::string variant(const Json& options) {
   return text;
 }
 
-// A rank's own device is the first of its lines.
+// The first line of a rank is about its own device.
 void read_memory(const Json& line, RunRecord& record) {
   const int rank = line.at("rank");
   const std::map<std::string, double> peaks = line.at("peak");
@@ -118,7 +119,7 @@ void read_memory(const Json& line, RunRecord& record) {
   }
 }
 
-constexpr int kVersion = 1;  // docs/record.md; older records say none and are alike
+constexpr int kVersion = 1;  // docs/record.md; older records have no version and the same format
 
 void read_line(const Line& read, RunRecord& record) {
   const Json& line = read.json;
@@ -188,7 +189,7 @@ double Tensor::size() const {
 
 double Tensor::rms() const { return size() > 0 ? l2 / std::sqrt(size()) : 0; }
 
-// The count of reduce-scatter is what a rank receives, that of all-gather and all-to-all what it gives to each rank.
+// The count of a reduce-scatter is what a rank receives; that of all-gather and all-to-all, what it sends to each rank.
 double bytes_sent(const Collective& c) {
   const double ranks = c.ranks;
   if (c.op == "ncclAllReduce") return c.bytes * 2 * (ranks - 1) / ranks;

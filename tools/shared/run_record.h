@@ -14,30 +14,30 @@ namespace workshop::tools {
 struct Tensor {
   std::string name;
   std::vector<long> shape;
-  std::vector<double> values;  // the first 4,096 at most
-  double l2 = 0, sum = 0;      // of all values
-  bool integers = false;       // ranks, counts, flags: what the host has worked out
-  int unwritten = 0;           // values that are not finite because nothing wrote the memory that they come from
+  std::vector<double> values;  // only the first 4,096
+  double l2 = 0, sum = 0;      // over all values
+  bool integers = false;       // computed by the host: ranks, counts, flags
+  int unwritten = 0;           // how many values are not finite because they come from memory that was never written
 
-  double size() const;  // product of the shape
+  double size() const;  // number of values: the product of the shape
   double rms() const;   // root mean square of all values
 };
 
 struct Probe {
-  std::string id;  // number of the TODO that wrote the tensor
+  std::string id;  // number of the TODO that computed the tensor
   int rank, step;
-  long sequence;  // running number on its rank
+  long sequence;  // counts the probes of its rank
   Tensor tensor;
 };
 
 struct StepLoss {
   int step, replica;
   double loss, global_loss;
-  double gradient_norm = 0;  // of language models
+  double gradient_norm = 0;  // only of language models
   int epoch = 0;
 };
 
-// What one rank did with one operation on one communicator.
+// All calls of one operation by one rank on one communicator.
 struct Collective {
   int rank;
   std::string op, communicator;
@@ -46,57 +46,57 @@ struct Collective {
   std::map<std::string, std::pair<double, double>> places = {};  // file:line -> calls and bytes from there
 };
 
-// Bytes that a rank sends with it, on average over the ranks, with the ring algorithms. Throws std::runtime_error for
-// an operation without a formula.
+// Returns the bytes that a rank sends in these calls, averaged over the ranks, with ring algorithms. Throws
+// std::runtime_error for an operation without a formula.
 double bytes_sent(const Collective& collective);
 
-// The group of ranks whose traffic it is, as chapter 07's plan names it: data, tensor, pipeline; "" for a broadcast,
-// which is sent before the first step.
+// Returns the group of ranks that the traffic belongs to, as chapter 07's plan names it: data, tensor or pipeline. ""
+// for a broadcast, which is sent before the first step.
 std::string group(const Collective& collective, const std::string& chapter);
 
 struct RunRecord {
   std::string chapter, program;
-  std::string variant;  // what tells runs of the program apart: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
+  std::string variant;  // distinguishes runs of the program: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
   int world = 1;
-  std::string line;                             // of the run, which its timeline has too
-  std::string simulated;                        // the machine, where it is none of metal
-  std::map<std::string, double> options;        // those that are numbers
-  std::map<std::string, std::string> settings;  // all options, as texts
+  std::string line;                             // the first line, which the run's timeline contains too
+  std::string simulated;                        // the simulated machine; empty on a real one
+  std::map<std::string, double> options;        // the options that are numbers
+  std::map<std::string, std::string> settings;  // all options, as text
   std::vector<Probe> probes;                    // in order of step, then sequence, then rank
   std::vector<StepLoss> losses;                 // in order of step, then replica
   std::vector<Tensor> parameters;
-  std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> what that rank has measured
-  std::map<std::string, std::set<std::string>> replicas;  // parameter -> the hashes that the replicas end with
+  std::map<std::pair<int, std::string>, double> values;   // (rank, name) -> a value that the rank measured
+  std::map<std::string, std::set<std::string>> replicas;  // parameter -> its hashes on the replicas, at the end
   std::vector<Collective> collectives;
   std::map<int, std::map<std::string, double>> peaks;  // rank -> kind -> bytes
-  std::map<int, double> peak_memory;  // rank -> bytes: the peaks of all kinds but the data set, summed, on
-                                      // the device of its that holds the most
-  std::map<int, std::map<std::string, double>> device;  // rank -> bytes accounted and in_use on its device, its number
-  // The same two of the other devices that a rank uses: (rank, number of the device).
+  std::map<int, double> peak_memory;  // rank -> bytes: the sum of the peaks of all kinds but the data set, on the
+                                      // rank's device that holds the most
+  std::map<int, std::map<std::string, double>> device;  // rank -> bytes "accounted" and "in_use", device "number"
+  // peaks and device for the other devices that a rank uses, by (rank, device number).
   std::map<std::pair<int, int>, std::map<std::string, double>> other_peaks, other_devices;
-  // rank -> allocations, synchronizations, events, devices, handles (cpu)
+  // rank -> counts of allocations, synchronizations, events, devices, handles (cpu backend)
   std::map<int, std::map<std::string, double>> host;
-  std::map<int, Probe> passed;  // rank -> the last probe that it came to, without its values; of a journal
-  bool complete = false;        // the run has come to its end
-  std::string todo;             // the TODO that ended the run, if one did
+  std::map<int, Probe> passed;  // rank -> the last probe that it reached, without values; only from a journal
+  bool complete = false;        // the run finished
+  std::string todo;             // the open TODO that ended the run, if one did
   int steps = 0;
   double seconds_per_step = 0;
 };
 
-// One of its options that are numbers.
+// The value of a numeric option, or `otherwise` if the run has no such option.
 double option(const RunRecord& run, const std::string& name, double otherwise);
 
-// Throws std::runtime_error with one line "file:line: what is wrong", also for a record without its `end`.
+// Throws std::runtime_error "file:line: what is wrong", also if the record has no `end` line.
 RunRecord read_run_record(const std::string& path);
 
-// What the first line of a record says.
+// Reads only the first line of a record.
 RunRecord read_run_line(const std::string& line);
 
-// What there is of a run that did not come to its end: the ranks' journals, one after the other, whose last lines may
-// be cut off.
+// Reads what a run left that did not finish: a file with the ranks' journals, one after another. Ignores lines that are
+// cut off.
 RunRecord read_journals(const std::string& path);
 
-// |a - b| relative to the larger of |b| and `scale`; infinite when one of them is not finite.
+// |a - b| relative to the larger of |b| and `scale`; infinite if a or b is not finite.
 double relative_error(double a, double b, double scale = 0);
 
 }  // namespace workshop::tools

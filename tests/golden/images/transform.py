@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What torchvision makes of an image, as the course's program has it do: writes transform.json.
+"""Write transform.json: the results of torchvision's transforms, as in the course's program.
 
-The image is one of PIL's, as torchvision.datasets.CIFAR10 gives them, with bytes from a formula. Of each result, all
-values' sum and every `stride`-th value are kept.
+The input is a PIL image, as from torchvision.datasets.CIFAR10, with bytes from a formula. Keeps the sum and every
+`stride`-th value of each result.
 """
 import json
 import pathlib
@@ -17,7 +17,7 @@ SIDE = 32
 
 
 def pixels() -> torch.Tensor:
-    """Bytes [3, SIDE, SIDE] without much of a pattern, 0 and 255 among them."""
+    """Bytes [3, SIDE, SIDE] with little pattern, including 0 and 255."""
     return torch.tensor([i * (i + 7919) // 16 % 256 for i in range(3 * SIDE * SIDE)], dtype=torch.uint8).view(3, SIDE, SIDE)
 
 

@@ -14,7 +14,7 @@
 
 namespace {
 
-// Returns a function of OpenBLAS, loaded as the cpu backend loads it, or null if there is none of this name.
+// Returns a function of OpenBLAS, loaded as the cpu backend loads it, or null if it does not exist.
 template <typename Function>
 Function find(const char* name) {
   static void* library = [] {
