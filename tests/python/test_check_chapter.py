@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from conftest import ROOT
+from workshop import check_chapter
 
 # A check that leaves behind what its arguments say: status, verdict, lines of todos.txt.
 SAY = """#!/bin/bash
@@ -263,3 +264,8 @@ def test_a_long_line_is_broken_and_keeps_its_indentation(chapter):
 
 def test_a_wrong_option_is_refused(chapter):
     assert chapter.judge("--what")[0] == 2
+
+
+def test_a_line_without_options_ends_with_a_tab(tmp_path):
+    check = check_chapter.Check("one\ta\t2\tcheck_exercise\t-n\t2\t--\t\n", str(tmp_path))
+    assert check.command == ["check_exercise", "-n", "2", "--"] and check.options == []

@@ -41,7 +41,7 @@ class Check:
     """A line of BUILD/checks/CHAPTER: folder, program, ranks and a call of check_exercise, behind a tab each."""
 
     def __init__(self, line: str, build: str):
-        self.name, self.program, self.ranks, *self.command = line.rstrip("\n").split("\t")
+        self.name, self.program, self.ranks, *self.command = line.rstrip("\t\n").split("\t")
         self.folder = os.path.join(build, "tests", "run", self.name)
         self.options = self.command[self.command.index("--") + 1 :] if "--" in self.command else []
 
