@@ -260,18 +260,12 @@ def fake_mpirun(folder, text):
 
 def test_notes_of_mpirun(folder):
     dashes = 74 * "-"
-    done = run(
-        "-n",
-        "2",
-        "--",
-        "true",
-        **fake_mpirun(
-            folder,
-            f""" kill -PIPE $$  # does not end it printf '[vm:%07d] [[30112,0],0] ORTE_ERROR_LOG: Out of resource\\n' $$
-            >&2 printf '%s\\n' 'one ra{dashes}' 'MPI_ABORT was invoked on rank 1' {dashes} 'nk speaks' {dashes}
-            'Something else' {dashes} >&2 """,
-        ),
-    )
+    done = run("-n", "2", "--", "true", **fake_mpirun(folder, f"""
+kill -PIPE $$  # does not end it
+printf '[vm:%07d] [[30112,0],0] ORTE_ERROR_LOG: Out of resource\\n' $$ >&2
+printf '%s\\n' 'one ra{dashes}' 'MPI_ABORT was invoked on rank 1' {dashes} 'nk speaks' {dashes} 'Something else' \\
+  {dashes} >&2
+"""))
     assert done.stdout == f"one rank speaks\n{dashes}\nSomething else\n{dashes}\n"
 
 

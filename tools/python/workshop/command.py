@@ -65,7 +65,8 @@ USAGE = """\
 
 A chapter is its number (02, 2) or its folder (02_ddp); VERB --help shows what a verb takes. --backend cpu|cuda, before
 or after the verb, or WORKSHOP_BACKEND, chooses what to run on; the default is cuda where there is a GPU and nvcc, and
-cpu elsewhere; for jobs, slurm/site.sh's. """
+cpu elsewhere; for jobs, slurm/site.sh's.
+"""
 
 VERBS = {
     "setup": verbs_setup.setup,

@@ -97,12 +97,22 @@ def page(tables: list[Table]) -> str:
         f'<span class="{word}">&nbsp;{sign}&nbsp;</span> {TITLES.get(word, word)} &nbsp; '
         for word, sign in SIGNS.items()
     )
-    return f"""<!DOCTYPE html> <html lang="en"> <meta charset="utf-8"> <title>Progress</title> <style> body {{ font:
-    14px sans-serif; margin: 2em }} table {{ border-collapse: collapse; margin: 1em 0 }} th, td {{ padding: 3px 6px;
-    border: 1px solid #ccc; font-weight: normal; text-align: center }} th:first-child {{ text-align: left }} .right {{
-    background: #b7e1b0 }} .wrong {{ background: #f4a39a }} .unreached {{ background: #f5e6b3 }} .unchecked {{
-    background: #cfdcf3 }} @media print {{ body {{ margin: 0 }} * {{ print-color-adjust: exact }} }} </style>
-    <h1>Progress</h1> <p>{legend}</p> {''.join(table.html() for table in tables)}</html> """
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Progress</title>
+<style>
+body {{ font: 14px sans-serif; margin: 2em }} table {{ border-collapse: collapse; margin: 1em 0 }}
+th, td {{ padding: 3px 6px; border: 1px solid #ccc; font-weight: normal; text-align: center }}
+th:first-child {{ text-align: left }}
+.right {{ background: #b7e1b0 }} .wrong {{ background: #f4a39a }} .unreached {{ background: #f5e6b3 }}
+.unchecked {{ background: #cfdcf3 }}
+@media print {{ body {{ margin: 0 }} * {{ print-color-adjust: exact }} }}
+</style>
+<h1>Progress</h1>
+<p>{legend}</p>
+{''.join(table.html() for table in tables)}</html>
+"""
 
 
 def main(words: list[str]) -> int:
