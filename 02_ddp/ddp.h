@@ -17,7 +17,7 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
     //   ncclBroadcast(send, receive, count, kReal, root, comm, stream) (docs/calls.md). The count, p.count(), is in
-    //   elements, not in bytes. kReal is their type: ncclFloat unless the program is built for another precision.
+    //   elements, not in bytes. kReal is their type: ncclFloat, or ncclBfloat16 with --precision bf16.
     todo("02.1");
     // END TODO 02.1
     probe("02.1", p.name, p.value, {p.count()}, stream);
@@ -43,15 +43,15 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
-  //   Use the call of TODO 02.2, but not in place. A loss is always a float. All ranks may have the result.
+  //   Use the call of TODO 02.2, but not in place. A loss is always a float. Every rank may get the result.
   todo("02.3");
   // END TODO 02.3
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// Computes the mean loss over the samples of validation or test. Each sample counts once, for any number of replicas.
-// add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, only one of
-// them may add it.
+// Computes the mean loss over the validation or the test samples. Each sample counts once, for any number of replicas.
+// add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, as in chapters
+// 04 to 07, only one of them may add the share.
 inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
@@ -66,7 +66,7 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
 
   training.evaluate(mine, add_loss, [&](float* loss) {
     const ncclComm_t comm = training.comm();
-    // TODO 02.5: Combine the ranks' shares of the mean, in place, on every rank: one float.
+    // TODO 02.5: All-reduce `loss`, this rank's share of the mean, over `comm`, in place: one float.
     //   Use the call of TODO 02.3. Each share is already divided by the number of all samples: do you need the sum of
     //   the shares or their average?
     todo("02.5");

@@ -57,7 +57,7 @@ class GradientReducer {
         compute_(compute) {}
 
   // Starts the all-reduce of a bucket if layer i completes it. Call it in the last backward pass of a step, for every
-  // layer, right after the layer's gradients have been enqueued.
+  // layer, right after enqueueing the work that computes the layer's gradients.
   void on_layer_done(int i) {
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;

@@ -6,9 +6,9 @@
 // held a part when it was saved.
 //
 // A checkpoint is a folder with one safetensors file ("full") or one per rank ("sharded"), and an index.json. The index
-// says where each part is, how far the training was, and the size and checksum of each file. The checkpoint is written
-// to a folder with another name, flushed to disk, and renamed. So a folder with the name of a checkpoint is always
-// complete, whenever a process dies. All ranks must see the same file system.
+// says where each part is, how far the training had got, and the size and checksum of each file. The checkpoint is
+// written to a folder with another name, flushed to disk, and renamed. So a folder with the name of a checkpoint is
+// always complete, whenever a process dies. All ranks must see the same file system.
 #pragma once
 
 #include <nccl.h>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Distributed data parallelism: every rank holds the whole model, a replica, and computes on its part of each batch.
 //
-// This is the training loop of 01_single_gpu/mlp.cu with four more calls: broadcast_parameters(), average_gradients(),
-// average_losses() and evaluate(). They are in ddp.h, with the TODOs, because later chapters call them too.
+// This is the training loop of 01_single_gpu/mlp.cu with three more calls, broadcast_parameters(), average_gradients()
+// and average_losses(), and an evaluate() over all ranks. They are in ddp.h, with the TODOs, because later chapters
+// call them too.
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"

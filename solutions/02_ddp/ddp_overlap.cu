@@ -13,7 +13,8 @@
 using namespace workshop;
 
 int main(int argc, char** argv) {
-  Options options("02_ddp/ddp_overlap", "Trains a model with data parallelism, communication behind the backward pass.",
+  Options options("02_ddp/ddp_overlap",
+                  "Trains a model with data parallelism that hides communication behind the backward pass.",
                   Sampling::distributed);
   double bucket_mb = 25;
   options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
@@ -49,7 +50,7 @@ int main(int argc, char** argv) {
         model.forward(batch, activations);
         model.loss(activations, batch.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first, [&](int layer) {
-          if (batch.last) reducer.on_layer_done(layer);  // before that, the sums over the batches are incomplete
+          if (batch.last) reducer.on_layer_done(layer);  // in earlier batches, the sums are incomplete
         });
       }
       reducer.finish();

@@ -39,7 +39,7 @@ struct ShardGroups {
   Group shard, replicate;
 };
 
-// Makes shard groups of `size` ranks, which must divide the world size. Collective over the world.
+// Makes shard groups of `size` ranks each; `size` must divide the world size. Collective over the world.
 inline ShardGroups make_shard_groups(const Group& world, int size) {
   const int rank = world.rank();
   ShardGroups groups;
@@ -84,9 +84,9 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// The number of buffers for whole units, each as long as the largest unit. The forward passes alternate between
-// `forward` buffers for parameters; the backward passes alternate between `backward` buffers for parameters and between
-// `gradients` buffers for gradients:
+// How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` are the
+// numbers of buffers for parameters between which the forward and the backward passes alternate; `gradients` is the
+// number of buffers for gradients between which the backward passes alternate:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -143,7 +143,7 @@ class UnitBuffers {
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-// The offset of each unit's shard in an array of a rank's shards of all units, and last the length of the array. All
+// Where each unit's shard begins in the array of all of a rank's shards, followed by the length of that array. All
 // shards are in one array so that their update is one launch.
 inline std::vector<int> shard_offsets(const std::deque<Unit>& units) {
   std::vector<int> offsets = {0};
@@ -192,8 +192,9 @@ class FullyShardedModel {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
-  // Computes and reduces the gradients of one batch. `first`, `last`: it is the first or the last batch of the step.
-  // After the last batch, this rank's gradient shards are the sum over the batches, averaged over all ranks.
+  // Computes and reduces the gradients of one batch. `first` and `last` say whether it is the first or the last batch
+  // of the step. After the last batch, this rank's gradient shards are the sum over the batches, averaged over all
+  // ranks.
   void backward(bool first, bool last) {
     for (int k = units(); k < 2 * units(); ++k) {
       const int u = passes_[k].unit;
@@ -217,8 +218,8 @@ class FullyShardedModel {
   Event worked_;             // recorded after the work of a pass
   Event reduced_, updated_;  // recorded after all reductions of a step, and after its update
 
-  // When the gather for pass k is enqueued. There is no pass before the first one, and no reduction between the last
-  // forward and the first backward pass.
+  // When the gather for pass k is enqueued. No pass comes before the first one, so nothing can prefetch for it. No
+  // reduction comes between the last forward and the first backward pass, so `post` means nothing there.
   Prefetch prefetch(int k) const {
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
@@ -247,7 +248,8 @@ class FullyShardedModel {
   }
 
   // Enqueues the gather for pass k on the communication stream, and records fetched_[k % 2] after it. The event matters
-  // even if nothing is gathered: it comes after the reduction that read the buffer for this pass's gradients.
+  // even if nothing is gathered: it comes after the reduction of pass k - 2, which read the buffer that takes the
+  // gradients of pass k.
   void fetch(int k) {
     const int u = passes_[k].unit;
     if (passes_[k].gather) {

@@ -36,13 +36,13 @@ struct Sharding {
   }
 
   int count, ranks, rank;
-  int shard = 0;   // values in each shard; the last ones may be padding
+  int shard = 0;   // values in each shard; the last shards may end with padding, or be padding throughout
   int offset = 0;  // index of this rank's shard in the array
   int padded() const { return shard * ranks; }
   int unpadded() const { return std::clamp(count - offset, 0, shard); }  // values of this rank's shard, without padding
 };
 
-// Consecutive layers of the network. Bind parameters and gradients to the memory where they are before each pass.
+// Consecutive layers of the network. Before each pass, bind parameters and gradients to the memory where they are then.
 struct Unit {
   Unit(const Network& network, LayerRange layers, int batch_size, int ranks, int rank, cudaStream_t stream)
       : model(network, batch_size, stream, layers, Storage::bound),
@@ -54,8 +54,8 @@ struct Unit {
   Activations activations;
 };
 
-// The smallest unit: a unit takes layer after layer until it has `layers` layers and at least `parameters` parameters.
-// The last unit takes the layers that are left.
+// How large a unit must be: it takes layer after layer until it has `layers` layers and at least `parameters`
+// parameters. The last unit takes the layers that are left.
 struct UnitSize {
   int layers = 1, parameters = 0;
 };

@@ -35,8 +35,8 @@ struct Gathers {
 inline Gathers gathers_at(int stage) {
   Gathers gathers{false, false, false};
   // TODO 06.2: At which moments does this stage have to gather a unit's values?
-  //   Set the three members of `gathers`. A rank that keeps all values: which of them become out of date, and when? A
-  //   rank that keeps only its own shard: all units share one buffer for whole values.
+  //   Set the three members of `gathers`. If a rank keeps all values, which of them become out of date, and when? If a
+  //   rank keeps only its own shard, all units share one buffer for whole values.
   gathers = {stage == 3, stage == 3, stage == 1 || stage == 2};
   // END TODO 06.2
   probe("06.2", "gathers before the forward pass, before the backward pass, after the update",
@@ -50,7 +50,7 @@ inline Gathers gathers_at(int stage) {
 // updates its shard between them. Chapter 07 uses it for a whole chunk of the model.
 class ShardedUpdate {
  public:
-  // `sharding` cuts the array over `ranks`, which must outlive this object. Probes use `name` for the array.
+  // `sharding` divides the array among `ranks`, which must outlive this object. Probes use `name` for the array.
   ShardedUpdate(const Options& options, const Sharding& sharding, const Group& ranks, std::string name,
                 cudaStream_t stream)
       : sharding_(sharding),
@@ -59,8 +59,8 @@ class ShardedUpdate {
         stream_(stream),
         optimizer_(options, sharding.shard, stream) {}
 
-  // First: averages the gradients full[padded()] over the ranks. This rank gets its shard of the averages in
-  // shard[sharding.shard].
+  // First: averages the gradients, `full` [padded() values], over the ranks. This rank gets its shard of the averages
+  // in `shard` [sharding.shard values].
   void scatter(Real* full, Real* shard) const {
     const int count = sharding_.shard;
     // TODO 06.6: Average the gradients, `full`, over the ranks, and write this rank's shard of the averages to `shard`.
@@ -74,7 +74,7 @@ class ShardedUpdate {
   // Second: updates this rank's shard with `lr_factor` times the learning rate.
   void step(Real* values, const Real* grads, double lr_factor) { optimizer_.step(values, grads, lr_factor); }
 
-  // Third: gathers every rank's shard[sharding.shard] into full[padded()], on all ranks.
+  // Third: gathers every rank's `shard` [sharding.shard values] into `full` [padded() values], on all ranks.
   void gather(const Real* shard, Real* full) const {
     const int count = sharding_.shard;
     // TODO 06.3: Gather the shards of all ranks, `count` values each, in `full`.
@@ -174,8 +174,9 @@ class ZeroModel {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
 
-  // Runs the backward passes of one batch. `first`, `last`: it is the first or the last batch of the step. After the
-  // last batch, the gradients of this rank's shards are the sum over the batches, averaged over the ranks.
+  // Runs the backward passes of one batch. `first` and `last` say whether it is the first or the last batch of the
+  // step. After the last batch, the gradients of this rank's shards are the sum over the batches, averaged over the
+  // ranks.
   void backward(bool first, bool last) {
     const bool whole = stage_ < 2;  // the rank keeps the whole gradients of a unit from batch to batch
     for (int u = units() - 1; u >= 0; --u) {
@@ -185,8 +186,8 @@ class ZeroModel {
       //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the gradients of the unit or, with
       //   accumulate, adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to
       //   those of the step's earlier batches. A rank that keeps `whole` gradients adds up those of its batches and
-      //   reduces the sum once per step. Otherwise all units share one buffer: how long does it hold the gradients of a
-      //   unit, and how long its values?
+      //   reduces the sum once per step. Otherwise all units share one buffer for gradients: how long does it hold
+      //   those of a unit? At stage 3, all units share one buffer for values, too: how long does it hold those?
       if (gathers_.before_backward) gather(u);
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
