@@ -260,7 +260,7 @@ class FullyShardedModel {
 
   // Call after enqueuing the work of pass k, which writes result[n].
   void end(int k, const Real* result, int n) {
-    // TODO 06.10: Let the communication stream wait for the work of pass k.
+    // TODO 06.10: Make the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
     todo("06.10");
@@ -302,14 +302,14 @@ class FullyShardedModel {
   // Updates this rank's shards, on the device or on the host, after clipping by the norm of the whole gradient if
   // --clip-norm asks for it.
   void update(Training& training) {
-    // TODO 06.12: Let the compute stream wait until all gradients are reduced.
+    // TODO 06.12: Make the compute stream wait until all gradients are reduced.
     //   Record the event reduced_ on one stream, and let the other wait for it. On which stream are the reductions?
     todo("06.12");
     // END TODO 06.12
     probe("06.12", "gradient shards before the update", grads_.data(), {offsets_.back()}, compute_);
     if (clipping_.enabled()) clipping_.clip(gradients_, groups_.shard, training.losses().gradient_norm());
     optimizer_.step(values_.data(), grads_.data(), training.lr_factor());
-    // TODO 06.13: Let the communication stream wait for the update.
+    // TODO 06.13: Make the communication stream wait for the update.
     //   As in TODO 06.12, with the event updated_ and the streams exchanged. What does the communication stream do next
     //   with these shards?
     todo("06.13");

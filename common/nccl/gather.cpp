@@ -9,7 +9,7 @@
 namespace workshop {
 namespace {
 
-// Device memory that is not counted, because it is not the program's own.
+// Device memory that the record of a run leaves out: it serves reporting, not the training.
 struct Scratch {
   explicit Scratch(std::size_t bytes) { CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes)); }
   ~Scratch() { CUDA_CHECK(cudaFree(data)); }

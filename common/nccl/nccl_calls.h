@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Intercepts every NCCL call of a program once, through NCCL's own profiling interface: the library's ncclX symbols are
-// weak, and each has a strong twin pncclX, like MPI's PMPI. The definitions in nccl_calls.cpp override the weak
-// symbols, notify the observers, and call the twin. Chapters need no code for this.
+// Intercepts the NCCL calls that communicate, open or close groups, and make or destroy communicators, all in one
+// place, through NCCL's own profiling interface: the library's ncclX symbols are weak, and each has a strong twin
+// pncclX, like MPI's PMPI. The definitions in nccl_calls.cpp override the weak symbols, notify the observers, and call
+// the twin. Chapters need no code for this.
 #pragma once
 
 #include <nccl.h>
@@ -21,7 +22,7 @@
 namespace workshop {
 
 struct Communicator {
-  std::uint64_t id = 0;  // the same on all of its ranks, different for all others; 0: unknown
+  std::uint64_t id = 0;  // the same on all of its ranks; every other communicator has a different one; 0: unknown
   int rank = 0, ranks = 0;
   std::string name = "unnamed";
   std::int64_t collectives = 0;                                // number called so far

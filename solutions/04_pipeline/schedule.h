@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipeline schedules as data: one list of instructions per stage, which the stage runs in this order.
+// Pipeline schedules as data: one list of instructions per stage, which the stage runs in order.
 //
-// The model is cut into stages · chunks parts of consecutive layers. Stage s holds the parts s, s + stages,
+// The model is cut into `stages` · `chunks` parts, each of consecutive layers. Stage s holds the parts s, s + stages,
 // s + 2·stages …, which are its chunks 0, 1, 2 …; with one chunk, each stage holds one part. GPipe: Huang et al.,
 // NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM),
 // SC 2021.
@@ -37,7 +37,7 @@ struct Instruction {
 struct Schedule {
   std::string name;
   int stages = 1, micro_batches = 1, chunks = 1;
-  // Indexed by stage: the largest number of micro-batches, over all chunks, that may wait for their backward.
+  // Indexed by stage: how many forwards, of all chunks together, may wait for their backward at the same time.
   std::vector<int> in_flight;
   std::vector<std::vector<Instruction>> lists;  // indexed by stage
 
@@ -92,8 +92,8 @@ inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage
   return list;
 }
 
-// Inserts the receives. The receive for a forward or backward comes `ahead` forwards or backwards earlier, in a group
-// with the send of that one: activations travel while the stage computes backwards, gradients while it computes
+// Inserts the receives. The receive for the n-th forward is in a group with the send after forward n - `ahead`; the
+// same holds for backwards. So activations travel while the stage computes backwards, gradients while it computes
 // forwards, and neither waits for the other. The first `ahead` receives of a kind come before its first forward or
 // backward.
 inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
@@ -169,8 +169,8 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
     std::vector<Instruction> order;
     // TODO 04.2: Append the order of `stage`: warm-up, then forwards and backwards alternately, then what is left.
     //   Both forwards and backwards start with micro-batch 0 and count up. Each stage after this one needs a forward of
-    //   its own before the first gradient can come back: how many forwards does this stage do until then? The last
-    //   stage does not warm up at all. There may be fewer micro-batches than that.
+    //   its own before the first gradient can come back: how many forwards must this stage do before it can alternate?
+    //   The last stage does not warm up at all. There may be fewer micro-batches than warm-up forwards.
     const int warm_up = std::min(micro_batches, stages - 1 - stage);
     for (int m = 0; m < warm_up; ++m) order.push_back({Instruction::forward, m});
     for (int m = warm_up; m < micro_batches; ++m) {
@@ -208,8 +208,8 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   probe("04.3", "micro-batch and chunk of each forward", numbers);
   for (int stage = 0; stage < stages; ++stage) {
     // The first backward belongs to the last chunk, which the first group reaches after chunks - 1 rounds of `stages`
-    // forwards. Each stage after this one delays its gradient by two more slots: one on the way up, one on the way
-    // down.
+    // forwards. Each stage after this one delays the gradient that this stage waits for by two more slots: one on the
+    // way up, one on the way down.
     const int warm_up = std::min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage));
     s.in_flight.push_back(std::min(total, warm_up + 1));
     std::vector<Instruction> order(forwards.begin(), forwards.begin() + warm_up);
@@ -230,7 +230,7 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
 inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int micro_batches, int chunk,
                                        Instruction::Kind takes, Instruction::Kind returns) {
   std::vector<int> buffer(micro_batches, -1);
-  std::vector<bool> taken;  // indexed by buffer; the pool grows with it
+  std::vector<bool> taken;  // indexed by buffer; its size is the size of the pool
   for (const Instruction& i : list) {
     const bool nothing_to_return = i.kind == returns && buffer[i.micro_batch] < 0;
     if (i.chunk != chunk || (i.kind != takes && i.kind != returns) || nothing_to_return) continue;
@@ -274,9 +274,9 @@ inline std::vector<int> groups_of(const std::vector<Task>& tasks,
   return groups;
 }
 
-// Returns the tasks of a stage in the order of its list, and for each forward, each backward and the update the groups
-// of messages that it waits for. A group of messages needs no such list: it waits for everything computed before it,
-// and its stream runs the groups of a direction one after the other.
+// Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
+// groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
+// it, and its stream runs the groups of a direction one after the other.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   for (const Instruction& i : schedule.lists[stage]) {
@@ -301,8 +301,8 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     //   i needs its input. Its result goes into one of two buffers, between which the results of a kind and a chunk
     //   alternate: the result that was in this buffer must have been sent. `earlier` holds the instructions of this
     //   kind and chunk before i, the newest last. message(schedule, stage, i, true) returns the message that brings the
-    //   input of an instruction; with `false`, the one that carries its result away. It returns nothing where no other
-    //   stage is involved, and you may append that too.
+    //   input of an instruction; with `false`, the one that carries its result away. Where no
+    //   other stage is involved, it returns std::nullopt, which you may append, too.
     messages.push_back(message(schedule, stage, i, /*input=*/true));
     if (earlier.size() >= 2) messages.push_back(message(schedule, stage, earlier.end()[-2], /*input=*/false));
     // END TODO 04.5

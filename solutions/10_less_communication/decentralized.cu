@@ -46,7 +46,7 @@ class NeighborAverage {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
-    // TODO 10.1: Let the communication stream wait for the parameters, which the compute stream has yet to update.
+    // TODO 10.1: Make the communication stream wait for the parameters, which the compute stream has yet to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.7.
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, updated_));
