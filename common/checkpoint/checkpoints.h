@@ -8,7 +8,7 @@
 // A checkpoint is a folder with one safetensors file ("full") or one per rank ("sharded"), and an index.json. The index
 // says where each part is, how far the training had got, and the size and checksum of each file. The checkpoint is
 // written to a folder with another name, flushed to disk, and renamed. So a folder with the name of a checkpoint is
-// always complete, whenever a process dies. All ranks must see the same file system.
+// always complete, no matter when a process dies. All ranks must see the same file system.
 #pragma once
 
 #include <nccl.h>
@@ -59,11 +59,11 @@ class Checkpoints {
   void add_adamw(const std::vector<TensorPart>& parts, const float* values, float* mean, float* square);
   // Adds the random state that determines the order of the samples.
   void add(RandomSampler& sampler);
-  // Adds a number of the program.
+  // Adds a number that the program wants saved and restored, such as the lowest validation loss.
   void add(const std::string& name, double& value);
 
-  // With --resume, loads the state and returns its progress. Returns the beginning without --resume, or if --resume
-  // names the folder of --checkpoints and that contains no checkpoint yet. `losses` continues counting from there.
+  // With --resume, loads the state and returns its progress. Without --resume, returns step 0; also if --resume names
+  // the folder of --checkpoints and this folder has no checkpoint yet. `losses` continues counting from there.
   Progress resume(LossLog& losses);
 
   // Call this after every optimizer step. `batches`: how many batches of the epoch are done. Saves if --save-every asks

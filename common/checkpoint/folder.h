@@ -31,7 +31,7 @@ void require_room(const std::string& folder, int step);
 std::filesystem::path unfinished_name(const std::filesystem::path& checkpoint);
 
 // Removes from `folder` what is left of checkpoints whose processes died while writing or removing them. Call this
-// before writing there. Runs at the same time must use different folders.
+// before writing there. Two jobs that run at the same time must use different folders.
 void remove_unfinished(const std::filesystem::path& folder);
 
 CheckpointIndex read_index(const std::filesystem::path& checkpoint);

@@ -28,7 +28,7 @@ struct CheckpointIndex {
   int samples = 0;                              // samples of this epoch that all replicas together have processed
   std::string random;                           // state of the generator before this epoch; empty if none is used
   std::map<std::string, std::string> settings;  // options that must be the same in a run that resumes
-  std::map<std::string, double> numbers;        // numbers of the program
+  std::map<std::string, double> numbers;        // that the program wants restored
   std::map<std::string, std::vector<int>> tensors;
   std::vector<StoredPart> parts;
   std::map<std::string, File> files;
@@ -37,8 +37,8 @@ struct CheckpointIndex {
 // Returns the text of index.json, which contains a checksum of itself.
 std::string to_text(const CheckpointIndex& index);
 
-// Converts the text of index.json back. Throws std::runtime_error with what is wrong. Rejects every index that would
-// make a reader exceed a tensor or miss some of its elements.
+// Converts the text of index.json back. Throws std::runtime_error that says what is wrong. Rejects every index that
+// would make a reader read past the end of a tensor or miss some of its elements.
 CheckpointIndex parse_index(const std::string& text);
 
 }  // namespace workshop

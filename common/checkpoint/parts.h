@@ -28,7 +28,7 @@ TensorPart whole_tensor(const std::string& name, const std::vector<int>& shape, 
 // beginning of a run. `values` points to element `begin`.
 std::vector<TensorPart> range_of(const TensorPart& part, std::int64_t begin, std::int64_t end, float* values);
 
-// Returns elements [begin, end) of the flat array that contains `parts` one after the other, such as a shard of it.
+// Returns elements [begin, end), for example a shard, of the flat array that contains `parts` one after the other.
 // Padding after the parts is left out. `values` points to element `begin`.
 std::vector<TensorPart> range_of(const std::vector<TensorPart>& parts, std::int64_t begin, std::int64_t end,
                                  float* values);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of float32 tensors in the safetensors format (https://github.com/huggingface/safetensors), which PyTorch, JAX
-// and others read. A file consists of eight bytes with the length of the header, the header in JSON, which gives each
-// tensor's type, shape and offsets, and the values.
+// and others read. A file consists of the length of the header (eight bytes), the header and the values. The header is
+// JSON and gives each tensor's type, shape and offsets.
 #pragma once
 
 #include <cstdint>
@@ -60,12 +60,12 @@ struct SafetensorsTensor {
   std::int64_t count;
 };
 
-// Returns the tensors of a file with this content. Checks the whole structure, for any content, and throws
-// std::runtime_error with what is wrong. Does not access the values.
+// Returns the tensors of a file with this content. Safe for any content: checks the whole structure, and throws
+// std::runtime_error that says what is wrong. Does not access the values.
 std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view content);
 
 // A file for reading, mapped into memory. The constructor throws std::runtime_error "FILE: what is wrong". It does not
-// accept links, pipes and devices.
+// accept links, pipes or devices.
 class SafetensorsFile {
  public:
   using Tensor = SafetensorsTensor;

@@ -36,8 +36,9 @@ struct CheckpointState {
   void agree(const std::string& error, int status) const;
 };
 
-// Returns the options that must have the same values when the state is loaded; kOrder only within an epoch.
-inline constexpr const char* kOrder = "shuffle";
+inline constexpr const char* kOrder = "shuffle";  // the option of the order of samples
+// Returns the options that must have the same values when the state is loaded. kOrder must be the same only if the
+// checkpoint was saved in the middle of an epoch.
 std::map<std::string, std::string> settings_of(const Options& options);
 
 // Calls f(first element in the whole tensor, first element in the part, count) for each run of a part.
@@ -54,7 +55,7 @@ void copy_into_whole(std::vector<float>& whole, const Part& part, const float* v
   });
 }
 
-// Loads this rank's state. Throws std::runtime_error with what is wrong.
+// Loads this rank's state. Throws std::runtime_error that says what is wrong.
 Progress load(const CheckpointState& state, const CheckpointIndex& index, const std::string& folder);
 
 // Writes the tensors of all ranks to `folder` and adds them to the index.
