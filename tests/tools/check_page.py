@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_page.py REPORT numbers|browser: the page of ./workshop report, made of runs that are known.
+"""check_page.py REPORT numbers|browser: the page of ./workshop report, made of runs that are known. Skipped if no
+Python has plotly.
 
 numbers: what the page is to draw is what the runs have, with 100,000 spans, too.
 browser: a browser without a network draws every chart, with these numbers, and has nothing to complain of.
 """
+import functools
 import json
 import os
 import re
@@ -13,6 +15,9 @@ import sys
 import tempfile
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(SOURCE, "tools", "python"))
+from workshop.verbs_measure import plotly_here  # noqa: E402  # it is found there
+
 STEP, PIECES, RANKS = 1000, 10, 4  # microseconds a step; spans of a rank in it
 
 
@@ -96,11 +101,11 @@ def write_replicas(folder, steps):
     return files
 
 
-def make_page(report, folder, files):
+def make_page(report, python, folder, files):
     with open(f"{folder}/data", "w") as data:
-        subprocess.run([report, "--json", *files], stdout=data, check=True)
+        subprocess.run([report, "--json", *files], stdout=data, check=True, timeout=240)
     page = f"{folder}/page.html"
-    subprocess.run([sys.executable, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True)
+    subprocess.run([python, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True, timeout=240)
     return page
 
 
@@ -167,9 +172,9 @@ def check_shares(charts):
         assert close(of_pipelines, [share] * RANKS), (name, of_pipelines)
 
 
-def check_numbers(report, folder):
+def check_numbers(make, folder):
     steps = 100_000 // (RANKS * PIECES)
-    page = make_page(report, folder, write_run(folder, "1f1b", steps))
+    page = make(write_run(folder, "1f1b", steps))
     text, data, charts = read_back(page)
     assert len(text.encode()) < 20_000_000, f"{len(text)} bytes"
     assert len(data["runs"][0]["timeline"]["lane"]) == 100_000, "spans are lost"
@@ -204,12 +209,11 @@ document.body.append(told);
 """
 
 
-def check_in_browser(report, folder):
+def check_in_browser(make, folder):
     browser = shutil.which("chromium") or shutil.which("google-chrome") or \
         skip("no Chromium here (package chromium), to draw the page with")
     steps = 20
-    page = make_page(report, folder, write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) +
-                     write_replicas(folder, steps))
+    page = make(write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) + write_replicas(folder, steps))
     text, data, charts = read_back(page)
     with open(page, "w", encoding="utf-8") as file:
         file.write(text.replace("</body>", READ_BACK + "</body>"))
@@ -236,9 +240,14 @@ def check_in_browser(report, folder):
 
 def main():
     report, what = os.path.abspath(sys.argv[1]), sys.argv[2]
+    python = plotly_here() or skip("no Python here has plotly (package python3-plotly)")
     # Where a browser in a sandbox can read; its processes may still write while the folder is removed.
-    with tempfile.TemporaryDirectory(dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
-        {"numbers": check_numbers, "browser": check_in_browser}[what](report, folder)
+    folder = tempfile.mkdtemp(dir=os.getcwd())
+    try:
+        check = {"numbers": check_numbers, "browser": check_in_browser}[what]
+        check(functools.partial(make_page, report, python, folder), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 main()
