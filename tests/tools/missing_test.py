@@ -55,9 +55,10 @@ class Missing(unittest.TestCase):
     maxDiff = None
 
     def test_openblas_zlib_and_openssl_are_named(self):
-        """Another library's cblas.h is not OpenBLAS's."""
-        os.makedirs("other/include", exist_ok=True)
-        open("other/include/cblas.h", "w").close()
+        """Another library's cblas.h is not OpenBLAS's, even if OpenBLAS's library is there."""
+        for file in ("other/include/cblas.h", "other/lib/libopenblas.so"):
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            open(file, "w").close()
         lines = configure(
             f"-DCMAKE_PREFIX_PATH={os.getcwd()}/other",
             f"-DCMAKE_IGNORE_PATH={';'.join(system_folders())}",
