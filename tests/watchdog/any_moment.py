@@ -72,10 +72,14 @@ class Job:
         status = status_of(self.process.wait(PATIENCE + 30))
         return status, time.monotonic() - began
 
+    def processes(self) -> list[int]:
+        """Those that belong to the job."""
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if processes.environment_of(pid).get("ANY_MOMENT") == self.scratch]
+
     def left(self, shared: str) -> list[str]:
         """Processes, and folders below `scratch` and in shared memory."""
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        found = [f"process {pid}" for pid in pids if processes.environment_of(pid).get("ANY_MOMENT") == self.scratch]
+        found = [f"process {pid}" for pid in self.processes()]
         found += [os.path.join(folder, name)
                   for folder, folders, files in os.walk(self.scratch) for name in folders + files]
         return found + [shared] * bool(shared and os.path.exists(shared))
@@ -91,6 +95,7 @@ class Job:
     def end(self) -> None:
         if self.process.poll() is None:
             end_all(self.process)
+        processes.send(signal.SIGKILL, self.processes())  # if it has failed to end them
 
 
 class Trials:
@@ -109,7 +114,7 @@ class Trials:
             status, seconds = job.wait()
         finally:
             job.end()
-        expect(status == 0, f"{read('output.txt')}\nthe job that nothing happens to failed")
+        expect(status == 0, "the job that nothing happens to failed")
         return seconds
 
     def one(self, rank: int, moment: float) -> bool:
@@ -131,8 +136,8 @@ class Trials:
         return True
 
     def run(self, count: int) -> str:
-        duration = self.duration()
         name = signal.Signals(self.signal).name[3:]
+        duration = self.duration()
         done = late = 0
         while done < count:
             rank, moment = self.random.randrange(RANKS), self.random.random() * duration
@@ -143,8 +148,7 @@ class Trials:
                     late += 1
                     expect(late <= count + 10, "most jobs end before the signal")
             except (Failure, subprocess.TimeoutExpired) as failure:
-                raise Failure(f"{read('output.txt')}\ntrial {done}, {name} to rank {rank} after {moment * 1e6:.0f} us: "
-                              f"{failure}") from None
+                raise Failure(f"trial {done}, {name} to rank {rank} after {moment * 1e6:.0f} us: {failure}") from None
         return (f"{count} times {name}, ended within {self.longest} s of the signal; "
                 f"{late} more came when the rank had ended")
 
@@ -159,7 +163,7 @@ def main(words: list[str]) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             print(Trials(launch, number, command, scratch).run(int(trials)))
     except (Failure, subprocess.TimeoutExpired) as failure:
-        print(failure)
+        print(f"{read('output.txt')}\n{failure}")
         return 1
     finally:
         for process in busy:
