@@ -35,7 +35,8 @@ function(workshop_check chapter program)
       math(EXPR number "${number} + 1")
     endwhile()
     workshop_test(exercise.${name} LABELS exercise TIMEOUT ${timeout}
-                  COMMAND ${CMAKE_SOURCE_DIR}/checker/tests/judge_exercise
+                  COMMAND ${CMAKE_SOURCE_DIR}/tests/python/with_python
+                          ${CMAKE_SOURCE_DIR}/checker/tests/judge_exercise.py
                           ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
                   COMMAND ${check_solution} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}>

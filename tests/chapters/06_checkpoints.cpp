@@ -232,10 +232,11 @@ TESTS(kills) {
                       const std::string& options) {
     test(name, {.ranks = ranks, .timeout = timeout, .processors = 2}, [=] {
       const Command training = on(ranks, program, options);
-      std::vector<std::string> arguments = {fs::read_symlink("/proc/self/exe"), std::to_string(kills),
+      std::vector<std::string> arguments = {source("tests/chapters/06_fsdp/check_kills.py").path,
+                                            fs::read_symlink("/proc/self/exe"), std::to_string(kills),
                                             std::to_string(ranks)};
       arguments.insert(arguments.end(), training.words.begin(), training.words.end());
-      script(source("tests/chapters/06_fsdp/check_kills"), arguments);
+      script(source("tests/python/with_python"), arguments);
     });
   };
   add("solution.06.kills", 300, 4, 2, fsdp, "--batch-size 16");

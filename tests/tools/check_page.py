@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_page.py REPORT numbers|browser: the page of ./workshop report, made of runs that are known.
+"""check_page.py REPORT numbers|browser: the page of ./workshop report, made of runs that are known. Skipped if no
+Python has plotly.
 
 numbers: what the page is to draw is what the runs have, with 100,000 spans, too.
 browser: a browser without a network draws every chart, with these numbers, and has nothing to complain of.
 """
+import functools
 import json
 import os
 import re
@@ -13,7 +15,10 @@ import sys
 import tempfile
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-STEP, PIECES, RANKS = 1000, 10, 4  # microseconds per step; spans per rank and step
+sys.path.insert(0, os.path.join(SOURCE, "tools", "python"))
+from workshop.verbs_measure import plotly_here  # noqa: E402  # it is found there
+
+STEP, PIECES, RANKS = 1000, 10, 4  # microseconds a step; spans of a rank in it
 
 
 def skip(reason):
@@ -44,8 +49,8 @@ def write_files(name, run, lines, steps, events):
     return [f"{name}.jsonl", f"{name}.json"]
 
 
-# A pipeline in which each rank computes for 60 % of a step, communicates for 10 % and waits for the next rank for 20 %.
-# It holds (rank + 1) MiB of four kinds: parameters from the start on, all others from 10 on.
+# A pipeline in which each rank computes for 60 % of a step, communicates for 10 and waits for the next one for 20. It holds
+# (rank + 1) MiB of four kinds: parameters from the start on, all others from 10 on.
 def write_run(folder, schedule, steps):
     run = {"type": "run", "chapter": "04_pipeline", "program": "pipeline", "world": RANKS,
            "options": {"schedule": schedule, "micro-batches": 8, "chunks": 1, "layers": [8] * 9, "batch-size": 32,
@@ -68,16 +73,15 @@ def write_run(folder, schedule, steps):
             for piece in range(PIECES - 2):
                 name = f"{'forward' if piece % 2 == 0 else 'backward'} {piece // 2}"
                 events.append({"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": at + 75 * piece, "dur": 75})
-            # The next rank's send begins 200 after the start of this rank's receive, and both end 100 later.
+            # The send of the next rank begins 200 later than the receive of this one, and both end 100 after that.
             events.append(message(rank, "ncclRecv", at + 600, 300, 1, step + 1, 64, (rank + 1) % RANKS))
             events.append(message(rank, "ncclSend", at + 800, 100, 2, step + 1, 64, (rank - 1) % RANKS))
         events.append(end_mark(rank, steps * STEP))
     return write_files(f"{folder}/{schedule}", run, lines, steps, events)
 
 
-# Replicas that are 1, 1/2, 1/3 … apart after 2, 4, 6 … steps; and a server on which the updates of worker 1 are 0, 1,
-# 2, 0 … steps stale, and those of worker 2 always 3. In step i rank 0 sends i KiB in the first run and 1 KiB in the
-# second.
+# Replicas that are 1, 1/2, 1/3 … apart after 2, 4, 6 … steps; and a server, whose updates of worker 1 are 0, 1, 2 steps
+# stale in turn, and those of worker 2 always 3. In step i rank 0 of the first sends i KiB, and of the second 1 KiB.
 def write_replicas(folder, steps):
     files = []
     for program in ("decentralized", "parameter_server"):
@@ -97,11 +101,11 @@ def write_replicas(folder, steps):
     return files
 
 
-def make_page(report, folder, files):
+def make_page(report, python, folder, files):
     with open(f"{folder}/data", "w") as data:
-        subprocess.run([report, "--json", *files], stdout=data, check=True)
+        subprocess.run([report, "--json", *files], stdout=data, check=True, timeout=240)
     page = f"{folder}/page.html"
-    subprocess.run([sys.executable, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True)
+    subprocess.run([python, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True, timeout=240)
     return page
 
 
@@ -122,7 +126,7 @@ def trace(charts, chart, name, number=0):
     return [one for one in charts[chart] if one.get("name") == name][number]
 
 
-# `charts` has the traces of each chart, as intended or as drawn. Run `number` of a page is this pipeline.
+# `charts`: the traces of each chart, as they are to be drawn or have been. Run `number` of a page is that pipeline.
 def check_pipeline(charts, number, schedule, steps):
     forms = {"gpipe": ([8] * 4, [0, 8, 8, 8]), "1f1b": ([4, 3, 2, 1], [0, 4, 3, 2])}  # sets of activations, inputs
     memory = f"memory-{number}"
@@ -138,7 +142,7 @@ def check_pipeline(charts, number, schedule, steps):
         formula = trace(charts, over_time, "formula", rank)["y"]
         assert 0 < formula[0] == formula[1] < 0.01, formula
 
-    # The chart, and below it what each rank did in a step.
+    # The chart, and below it what each rank has done in a step.
     planned, ran = (trace(charts, f"schedule-{number}", "forward", row) for row in (0, 1))
     assert len(planned["x"]) == RANKS * 8 and set(planned["x"]) == {1}
     last = [base for base, stage in zip(planned["base"], planned["y"]) if stage == "stage 3"]
@@ -168,9 +172,9 @@ def check_shares(charts):
         assert close(of_pipelines, [share] * RANKS), (name, of_pipelines)
 
 
-def check_numbers(report, folder):
+def check_numbers(make, folder):
     steps = 100_000 // (RANKS * PIECES)
-    page = make_page(report, folder, write_run(folder, "1f1b", steps))
+    page = make(write_run(folder, "1f1b", steps))
     text, data, charts = read_back(page)
     assert len(text.encode()) < 20_000_000, f"{len(text)} bytes"
     assert len(data["runs"][0]["timeline"]["lane"]) == 100_000, "spans are lost"
@@ -185,7 +189,7 @@ def check_numbers(report, folder):
     assert "it waits for rank 1&#x27;s activations." in text, data["runs"][0]["headline"]
 
 
-# Writes the traces that plotly has drawn into the page.
+# Says in the page what plotly has drawn, once it is drawn.
 READ_BACK = """
 <script>
 {
@@ -205,12 +209,11 @@ document.body.append(told);
 """
 
 
-def check_in_browser(report, folder):
+def check_in_browser(make, folder):
     browser = shutil.which("chromium") or shutil.which("google-chrome") or \
         skip("no Chromium here (package chromium), to draw the page with")
     steps = 20
-    page = make_page(report, folder, write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) +
-                     write_replicas(folder, steps))
+    page = make(write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) + write_replicas(folder, steps))
     text, data, charts = read_back(page)
     with open(page, "w", encoding="utf-8") as file:
         file.write(text.replace("</body>", READ_BACK + "</body>"))
@@ -226,7 +229,7 @@ def check_in_browser(report, folder):
     for name in [*charts, *(f"timeline-{i}" for i in range(len(data["runs"])))]:
         chart = run.stdout.split(f'id="{name}"', 1)[1].split("</figure>", 1)[0]
         assert "main-svg" in chart and chart.count("<path") > 4, f"nothing is drawn in {name}"
-    # A step of each rank, and everything within half a width of it: nothing is merged if all of it can be seen.
+    # A step of each rank, and what lies half a width beside it: nothing is put together where all of it can be seen.
     assert run.stdout.split('id="timeline-0"', 1)[1].split("</figure>", 1)[0].count('class="point"') >= RANKS * PIECES
     traces = json.loads(re.search(r'<script type="application/json" id="drawn">(.*?)</script>', run.stdout).group(1))
     check_shares(traces)
@@ -237,10 +240,14 @@ def check_in_browser(report, folder):
 
 def main():
     report, what = os.path.abspath(sys.argv[1]), sys.argv[2]
-    # In the current folder, which a sandboxed browser can read. Its processes may still write while the folder is
-    # removed.
-    with tempfile.TemporaryDirectory(dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
-        {"numbers": check_numbers, "browser": check_in_browser}[what](report, folder)
+    python = plotly_here() or skip("no Python here has plotly (package python3-plotly)")
+    # Where a browser in a sandbox can read; its processes may still write while the folder is removed.
+    folder = tempfile.mkdtemp(dir=os.getcwd())
+    try:
+        check = {"numbers": check_numbers, "browser": check_in_browser}[what]
+        check(functools.partial(make_page, report, python, folder), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 main()

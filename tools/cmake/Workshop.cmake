@@ -125,6 +125,7 @@ endfunction()
 function(_workshop_sources result chapter)
   file(GLOB_RECURSE sources RELATIVE ${CMAKE_SOURCE_DIR}/solutions CONFIGURE_DEPENDS
        ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.cu ${CMAKE_SOURCE_DIR}/solutions/${chapter}/*.h)
+  list(FILTER sources EXCLUDE REGEX "/[.]")  # of editors
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 

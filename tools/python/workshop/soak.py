@@ -7,8 +7,8 @@ checker/mutants/equivalent.txt says why nothing can tell it from the solution.
 It takes K mutants per TODO that compile (8; 0: all), drawn by the seed; with --todos, only those of these TODOs.
 BUILD/mutants/CHAPTER.results says what became of each: name, "caught", "survived", "equivalent" or "not equivalent",
 the TODO that the verdict named, how to run it, and the lines before and after. With --keep, N that were caught, of
-different TODOs, become the chapter's list in checker/mutants, which the tests run. Status: 0; 1 if a mutant survived, or
-one was caught that equivalent.txt lists; 2 if something prevents the soak.
+different TODOs, become the chapter's list in checker/mutants, which the tests run. Status: 0; 1 if a mutant survived,
+or one was caught that equivalent.txt lists; 2 if something prevents the soak.
 """
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def summary(chapter: str, made: int, drawn: int, compiled: int, results: list[Re
 
 
 def kept(results: list[Result], most: int) -> list[Result]:
-    """Those for the tests: caught by a run at full speed, with the right TODO named, at most one per TODO, and spread over
-    the chapter."""
+    """Those for the tests: caught by a run at full speed, with the right TODO named, at most one per TODO, and spread
+    over the chapter."""
     of_todo: dict[str, Result] = {}
     for result in results:
         if result.is_named and result.how.startswith("./workshop"):
