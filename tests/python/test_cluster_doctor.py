@@ -3,6 +3,7 @@
 tests/slurm/doctor_test.py runs it on a real cluster, which has no GPUs."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -57,7 +58,7 @@ def test_bandwidth():
 
 def test_a_command_and_what_it_has_started_are_ended_in_time():
     begin = time.monotonic()
-    said = cluster_doctor.say(["sh", "-c", "echo begun; sleep 60 & echo $!; wait"], 1)
+    said = cluster_doctor.say(["sh", "-c", "echo begun; sleep 60 & echo $!; wait"], 3)
     assert said.status == 124 and time.monotonic() - begin < 30
     begun, pid = said.text.split()
     assert begun == "begun" and not cluster_doctor.processes.is_running(int(pid))
@@ -153,13 +154,14 @@ def doctor(clone, **variables):
 
 
 def test_all_is_well(clone):
-    assert doctor(clone, WORKSHOP_NODE_GBS="360", WORKSHOP_INTERFACE="lo") == (
+    status, lines = doctor(clone, WORKSHOP_NODE_GBS="360", WORKSHOP_INTERFACE="lo")
+    assert (status, [re.sub("within [0-9]+ s$", "within # s", line) for line in lines]) == (
         0,
         [
             "Job 7: 2 node(s), node1 node2, with 2 task(s) each; backend cuda",
             "ok     launch   srun starts tasks on all nodes",
             f"ok     folders  all nodes see and write {clone}",
-            "ok     clocks   the nodes' clocks agree within 1 s",
+            "ok     clocks   the nodes' clocks agree within # s",
             "ok     GPUs     2 or more on every node, none slowed down by heat or power",
             "ok     NCCL     NCCL 2.19.3: The job uses what it was given",
             "ok     links    two ranks of node1: 300.0 GB/s each way, expected 360",

@@ -145,10 +145,10 @@ class TestCluster:
 
     @pytest.mark.parametrize(
         "number,seconds,status",
-        [(signal.SIGTERM, "60", 143), (signal.SIGKILL, "60", -signal.SIGKILL), (None, "2", 124)],
+        [(signal.SIGTERM, "60", 143), (signal.SIGKILL, "60", -signal.SIGKILL), (None, "6", 124)],
     )
     def test_it_is_taken_down_with_its_jobs(self, number, seconds, status):
-        started = begin(seconds, "sbatch -Q --wrap='sleep 600'; echo $CLUSTER; exec sleep 600")
+        started = begin(seconds, "sbatch -Q --output=/dev/null --wrap='sleep 600'; echo $CLUSTER; exec sleep 600")
         folder = folder_of(started)
         assert with_cluster.of_cluster(folder)
         if number:
