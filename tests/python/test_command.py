@@ -327,6 +327,18 @@ def test_a_build_folder_of_another_clone_is_built_anew(tmp_path, monkeypatch, ca
     assert not cache.exists() and "build was built from /somewhere/else: building it anew" in capsys.readouterr().err
 
 
+def test_the_build_folder_of_another_clone_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    (tmp_path / "theirs" / "CMakeCache.txt").write_text("CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else\n")
+    (tmp_path / "mine" / "build").symlink_to(tmp_path / "theirs")
+    for folder in (str(tmp_path / "theirs"), "build"):
+        with pytest.raises(errors.Refused, match="is the build folder of /somewhere/else"):
+            building.Builder("cpu", folder)._forget_other_source()
+    assert (tmp_path / "theirs" / "CMakeCache.txt").exists()
+
+
 def test_dates_in_the_future_are_set_to_now(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "CMakeLists.txt").write_text("")

@@ -121,9 +121,15 @@ class Builder:
         """A clone that was copied or moved has a build folder of another source: those programs would be built and
         judged."""
         source = self._cached("CMAKE_HOME_DIRECTORY")
-        if source and os.path.realpath(source) != os.path.realpath("."):
-            print(f"{self.folder} was built from {source}: building it anew for this clone", file=sys.stderr)
-            shutil.rmtree(self.folder)
+        if not source or os.path.realpath(source) == os.path.realpath("."):
+            return
+        if not os.path.realpath(self.folder).startswith(os.path.realpath(".") + os.sep):
+            raise Refused(
+                f"{self.folder} is the build folder of {source}: name a different one in WORKSHOP_BUILD, or take what is "
+                "built there with WORKSHOP_PREBUILT"
+            )
+        print(f"{self.folder} was built from {source}: building it anew for this clone", file=sys.stderr)
+        shutil.rmtree(self.folder)
 
     @staticmethod
     def _settle_clocks() -> None:

@@ -214,10 +214,13 @@ def remove_old(records: str, solution: str) -> None:
     """Removes what earlier builds of a solution have recorded."""
     name, built = os.path.basename(solution) + ".", os.stat(solution).st_mtime_ns
     for entry in os.scandir(records):
-        if entry.name.startswith(name) and entry.is_dir() and entry.stat().st_mtime_ns <= built:
-            for file in os.listdir(entry.path):
-                os.unlink(os.path.join(entry.path, file))
-            os.rmdir(entry.path)
+        try:
+            if entry.name.startswith(name) and entry.is_dir() and entry.stat().st_mtime_ns <= built:
+                for file in os.listdir(entry.path):
+                    os.unlink(os.path.join(entry.path, file))
+                os.rmdir(entry.path)
+        except FileNotFoundError:
+            pass  # another check removes it
 
 
 def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
