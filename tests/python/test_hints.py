@@ -149,7 +149,7 @@ def test_all_hints_at_once(clone):
 
 def test_the_todo_is_shown_with_its_hint(clone):
     todo, _, hint = clone.hint("02.8").partition("Hint 1 of 3")
-    assert "TODO 02.8 in 02_ddp/ddp_overlap.h: Average the bucket" in todo and "  It is TODO 02.2 for a whole" in hint
+    assert "TODO 02.8 in 02_ddp/ddp_overlap.h: Average the bucket" in todo and "  Do what TODO 02.2 does, but for a whole" in hint
 
 
 def test_todos_whose_numbers_begin_alike_have_their_own_hints(clone):

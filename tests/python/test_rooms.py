@@ -20,7 +20,7 @@ SOURCE = re.compile(r"\.(cu|cpp|h)$")
 def source_files(root: str) -> list[str]:
     """The files with code that git tracks or, in an unpacked archive, that are there."""
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, timeout=60, check=False)
-    if listed.returncode == 0:
+    if listed.returncode == 0 and os.path.exists(os.path.join(root, ".git")):  # not a folder in some other repository
         files = listed.stdout.split("\n")
     else:
         files = [
