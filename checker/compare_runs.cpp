@@ -414,7 +414,8 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
 }
 
-// "f.backward" of a probe named "given to f.backward: share", which records what a function was called with; "" of others.
+// "f.backward" of a probe named "given to f.backward: share", which records what a function was called with; "" of
+// others.
 std::string given_to(const ProbeKey& key) {
   constexpr std::string_view kBegin = "given to ";
   return key.name.starts_with(kBegin) ? key.name.substr(kBegin.size(), key.name.find(':') - kBegin.size()) : "";

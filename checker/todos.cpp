@@ -64,7 +64,8 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       const std::size_t colon = rest.find(": ");
       if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) continue;
       open = rest.substr(0, colon);
-      found[open] = {rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", "", number, number};
+      found[open] = {
+          rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", "", number, number};
       in_comment = true;
     } else if (const std::string id = after(line, "// END TODO "); !id.empty()) {
       if (found.contains(id)) found[id].last = number;
@@ -117,8 +118,10 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
     todo.function = found == mine.end() ? "" : found->second.function;
     todo.code_in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
     const auto has = [](const std::string& code, const char* word) { return code.find(word) != std::string::npos; };
-    todo.says_float = has(todo.code_in_solution, "kReal") && !has(todo.code_in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
-    todo.says_real = has(todo.code_in_solution, "ncclFloat") && !has(todo.code_in_solution, "kReal") && has(todo.code, "kReal");
+    todo.says_float =
+        has(todo.code_in_solution, "kReal") && !has(todo.code_in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
+    todo.says_real =
+        has(todo.code_in_solution, "ncclFloat") && !has(todo.code_in_solution, "kReal") && has(todo.code, "kReal");
   }
 }
 

@@ -17,11 +17,11 @@ struct TodoOrder {
 using TodoIds = std::set<std::string, TodoOrder>;
 
 struct Todo {
-  std::string text;         // first line of the comment
-  std::string whole_text;   // all lines of the comment, joined
-  std::string file;         // "02_ddp/ddp.h"
-  std::string function;     // the participant's function that contains it; empty if none was recognized
-  std::string code;         // the participant's code
+  std::string text;        // first line of the comment
+  std::string whole_text;  // all lines of the comment, joined
+  std::string file;        // "02_ddp/ddp.h"
+  std::string function;    // the participant's function that contains it; empty if none was recognized
+  std::string code;        // the participant's code
   std::string code_in_solution;
   int first = 0, last = 0;  // lines in the participant's file; 0 if the comment is missing there
   int first_in_solution = 0, last_in_solution = 0;

@@ -164,6 +164,29 @@ TEST_F(CompareRuns, ToleranceIsRelativeToTheTensorOnAllRanks) {
   verdict(1, {"TODO 02.2 is the first that differs"});
 }
 
+// A probe named "given to copy: …" records what copy() was called with.
+TEST_F(CompareRuns, AWrongArgumentIsTheCallersMistake) {
+  for (Record* run : {&expected, &mine}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      run->probe(rank, "02.1", "given to copy: x", 1, {3}, {1, 2, 3});
+      run->probe(rank, "02.2", "after the copy", 1, {3}, {4, 5, 6});
+    }
+  }
+  const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  // END TODO 02.1\n}\n";
+  const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n";
+  const std::string calls = "--todos " + folder_.write("calls.cu", copy + average);
+  verdict(0, {"all 2 TODOs right"}, calls);
+
+  mine.set_values("probe", 6, {7, 8, 9});
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) calls copy() with something other than expected.",
+           "tensor 'given to copy: x' on rank 0, step 1, shape [3]", "Right until there: TODO 02.1"},
+          calls);
+  verdict(0, {}, todos());  // no TODO makes the call: what comes of it shows elsewhere
+  std::erase_if(mine.lines, [](const Json& line) { return line.value("name", "") == "given to copy: x"; });
+  verdict(1, {"TODO 02.2 (Average the gradient.) does not call copy() as often as expected."}, calls);
+}
+
 TEST_F(CompareRuns, WhatIsLeftOutIsJudgedByWhatThereWas) {
   for (Record* run : {&expected, &mine}) {
     const Values left = run == &mine ? Values{1e-3, -1e-3 + 2e-6, 0, 0, 0, 0} : Values{1e-3, -1e-3, 0, 0, 0, 0};

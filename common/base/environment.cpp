@@ -174,8 +174,10 @@ Ranks discover_ranks(const Environment& env) {
   if (!found.complete()) {
     // Without this, each rank of MPICH's launchers would train by itself.
     if (const int ranks = number(env, "PMI_SIZE", 1).value_or(1); ranks > 1) {
-      refuse("PMI_SIZE is %d: these ranks were started by a launcher of another MPI; use Open MPI's mpirun, torchrun, or srun",
-             ranks);
+      refuse(
+          "PMI_SIZE is %d: these ranks were started by a launcher of another MPI; use Open MPI's mpirun, torchrun, or "
+          "srun",
+          ranks);
     }
     found = {{"none", "", "", "LOCAL_RANK", ""}, 0, 1, 0, 1};
   }

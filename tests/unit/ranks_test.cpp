@@ -128,8 +128,9 @@ TEST(Ranks, RecordedEnvironments) {
 }
 
 TEST(Ranks, ALauncherOfAnotherMpiIsRefused) {
-  EXPECT_EQ(refusal({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
-            "PMI_SIZE is 2: these ranks were started by a launcher of another MPI; use Open MPI's mpirun, torchrun, or srun");
+  EXPECT_EQ(
+      refusal({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
+      "PMI_SIZE is 2: these ranks were started by a launcher of another MPI; use Open MPI's mpirun, torchrun, or srun");
   expect(discover({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}), 0, 1, 0, 1, "none");
   expect(discover(with(kOpenMpi, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})), 2, 4, 0, 2, "mpirun");
 }
