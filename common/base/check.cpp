@@ -44,7 +44,7 @@ void end_job(int status) {
 }
 
 void fail(int status, const std::string& message) {
-  std::fprintf(stderr, "rank %d: %s\n", process_ranks().rank, message.c_str());
+  print_error(formatted("rank %d: %s\n", process_ranks().rank, message.c_str()));
   end_job(status);
 }
 
@@ -60,7 +60,7 @@ void fail_alike(int status, const std::string& message) {
   // The first rank to exit ends the whole job, so the others wait for rank 0 to print the message. If rank 0 never gets
   // here, they print it themselves.
   if (process_ranks().rank != 0) sleep(kPatienceWithRank0);
-  std::fprintf(stderr, "error: %s\n", message.c_str());
+  print_error("error: " + message + "\n");
   end_job(status);
 }
 

@@ -26,6 +26,10 @@ namespace workshop {
   return text;
 }
 
+// Writes `text` to stderr with one write, so that the lines of several ranks do not mix. (fprintf() of glibc 2.41 writes
+// 128 bytes at a time to a stream without a buffer.)
+inline void print_error(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
 // Throws std::runtime_error with this text.
 [[noreturn, gnu::format(printf, 1, 2)]] inline void throw_error(const char* format, ...) {
   va_list arguments;

@@ -154,7 +154,7 @@ void set_cuda_variables() {
 Job::Job(const Options& options) : ranks_(process_ranks()) {
 #ifdef WORKSHOP_BACKEND_CPU
   cpu::on_mistake([](const char* message) {
-    std::fprintf(stderr, "%s (rank %d)\n", message, process_ranks().rank);
+    print_error(formatted("%s (rank %d)\n", message, process_ranks().rank));
     // The probes so far may show where the mistake is. (If it is one of order, the message says where.) Another thread
     // reads them, because this one may hold locks that reading needs.
     std::future<void> read;

@@ -22,6 +22,7 @@
 
 #include "common/base/check.h"
 #include "common/base/files.h"
+#include "common/base/format.h"
 #include "common/base/roll_call.h"
 #include "common/nccl/nccl_calls.h"
 #include "common/record/recorder.h"
@@ -259,7 +260,7 @@ void todo_on_host(const char* id, const char* file, int line) {
     _exit(kTodo);
   }
   std::fflush(stdout);
-  std::fprintf(stderr, "\nNot filled in yet:\n%s  at %s:%d\n", todo_text(file, line).c_str(), file, line);
+  print_error(formatted("\nNot filled in yet:\n%s  at %s:%d\n", todo_text(file, line).c_str(), file, line));
   if (!recorder().record_path.empty()) {
     finish_probes(std::chrono::milliseconds(1000));
     const Json end{{"type", "end"}, {"status", "todo"}, {"todo", id}};

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/base/failure_hooks.h"
+#include "common/base/format.h"
 #include "common/base/place.h"
 #include "common/base/roll_call.h"
 #include "common/device/device.h"
@@ -183,7 +184,7 @@ bool others_are_waiting() {
   InCall::hold();
   const Note mine = make_note(stuck, error);
   std::fflush(stdout);
-  std::fprintf(stderr, "%s\n", describe(mine).c_str());
+  print_error(describe(mine) + "\n");
   std::vector<Note> notes;
   for (const auto& [rank, note] : watchdog().others.exchange(mine)) notes.push_back(note);
   const bool connected = watchdog().others.connected();
@@ -195,7 +196,7 @@ bool others_are_waiting() {
     const std::string verdict =
         connected ? find_verdict(notes, watchdog().ranks.world)
                   : "missing rank: not all ranks of the job reached this call; " + call_roll(watchdog().ranks);
-    std::fprintf(stderr, "verdict: %s\n", verdict.c_str());
+    print_error("verdict: " + verdict + "\n");
   }
   abort_communicators();
 }

@@ -306,6 +306,21 @@ def test_only_abandoned_folders_are_removed(folder):
     assert not os.path.exists(session.path)
 
 
+def test_a_folder_may_be_removed_before_it_is_locked(folder, monkeypatch):
+    """Another launcher that starts at this moment takes it for abandoned."""
+    mkdir, made = os.mkdir, []
+
+    def mkdir_and_another_start(path, *mode):
+        mkdir(path, *mode)
+        made.append(path)
+        if len(made) == 1:
+            launch.Session._remove_abandoned(str(folder))
+
+    monkeypatch.setattr(os, "mkdir", mkdir_and_another_start)
+    session = launch.Session(str(folder))
+    assert made == [made[0], session.path] and [str(entry) for entry in folder.iterdir()] == [session.path]
+
+
 def test_how_ranks_have_ended(folder):
     session = launch.Session(str(folder))
     assert session.first_failed() is None and not session.is_over(2)

@@ -170,9 +170,12 @@ class Session:
         while True:
             self.path = os.path.join(parent, f"workshop-launch.{os.urandom(6).hex()}")
             os.mkdir(self.path, 0o700)
-            self.lock = os.open(self.path, os.O_RDONLY)
+            try:  # until it is locked, another launcher may take it for abandoned and remove it
+                self.lock = os.open(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self.lock, fcntl.LOCK_EX)
-            if os.path.isdir(self.path):  # another launcher may have found and removed it before it was locked
+            if os.path.isdir(self.path):
                 return
             os.close(self.lock)
 
