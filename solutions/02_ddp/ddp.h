@@ -43,7 +43,7 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
 inline void average_losses(const LossLog& losses, const Group& replicas, cudaStream_t stream) {
   const ncclComm_t comm = replicas.comm();
   // TODO 02.3: Average losses.losses() over all ranks into losses.global_losses(): losses.count() floats.
-  //   Use the call of TODO 02.2, but not in place. A loss is always a float. Every rank may get the result.
+  //   Use the call of TODO 02.2, but not in place. A loss is always a float. Every rank gets the result.
   NCCL_CHECK(ncclAllReduce(losses.losses(), losses.global_losses(), losses.count(), ncclFloat, ncclAvg, comm, stream));
   // END TODO 02.3
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);

@@ -37,13 +37,17 @@ def last_check(folder: str, chapter: Chapter) -> str:
 
 def list_(context: Context, words: list[str]) -> int:
     require(not words, f"list takes no arguments, not '{(words or [''])[0]}'")
-    print(f"{'chapter':<20} {'programs':<42} TODOs")
+    all_chapters = chapters.all_chapters()
+    names = max(len(chapter.name) for chapter in all_chapters)
+    programs = max(len(" ".join(chapter.programs)) for chapter in all_chapters)
+    print(f"{'chapter':<{names}} {'programs':<{programs}} TODOs")
     wrong, following, begun = "", "", False
-    for chapter in chapters.all_chapters():
+    for chapter in all_chapters:
         todos, left = chapters.todos(chapter), chapters.open_todos(chapter)
         last = last_check(context.folder, chapter)
         print(
-            f"{chapter.name:<20} {' '.join(chapter.programs):<42} {len(todos) - len(left)} of {len(todos)} filled in{last}"
+            f"{chapter.name:<{names}} {' '.join(chapter.programs):<{programs}} "
+            f"{len(todos) - len(left)} of {len(todos)} filled in{last}"
         )
         # What was wrong before the last change may be right now.
         if not wrong and not last.endswith("changed since"):
