@@ -41,7 +41,7 @@ struct Sharding {
   int unpadded() const { return std::clamp(count - offset, 0, shard); }  // values of this rank's shard, without padding
 };
 
-// Consecutive layers of the network. Before each pass, bind parameters and gradients to the memory where they are then.
+// Consecutive layers of the network. Before each pass, bind it to the memory of its parameters and gradients.
 struct Unit {
   Unit(const Network& network, LayerRange layers, int batch_size, int ranks, int rank, cudaStream_t stream)
       : model(network, batch_size, stream, layers, Storage::bound),

@@ -388,7 +388,7 @@ void Comparison::print_drift(const ProbeKey& key, const std::string& difference)
   const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // of this TODO
   std::printf("  %s\n",
               fits ? sentence.c_str() : "Is a small constant, such as an epsilon, wrong or in the wrong place?");
-  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
 }
 
 // A tensor named "… (one way)", such as a flag, records a choice that may be made in several ways. A difference in it
@@ -411,7 +411,7 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   std::string sentence = known(seen, other_->id);
   if (sentence.empty()) sentence = diagnosis(key);
   if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
-  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
 }
 
 // "f.backward" of a probe named "given to f.backward: share", which records what a function was called with; "" of
@@ -449,7 +449,7 @@ bool Comparison::given_agrees(std::size_t position) {
   if (!sentence.empty()) details += "  " + sentence + "\n";
   blame(id, true);
   std::printf("%s%s%s%s", todos_.heading(id).c_str(), what.c_str(), todos_.place_line(id).c_str(), details.c_str());
-  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
   return false;
 }
 
@@ -509,7 +509,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     std::printf("%s  This is the result of TODO %s, which is the solution's here: its input comes from your TODOs.\n",
                 details.c_str(), key.id.c_str());
   }
-  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
   return false;
 }
 
@@ -719,7 +719,7 @@ int Comparison::print_ending() {
   if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote().c_str());
   if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice());
-  if (!right_.empty()) std::printf("Right until there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
   return 1;
 }
 

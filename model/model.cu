@@ -18,7 +18,7 @@ namespace {
 
 int product(const int* begin, const int* end) { return std::accumulate(begin, end, 1, std::multiplies()); }
 
-// Returns the array `offset` elements after another one; null if that is null.
+// Returns the address `offset` elements after the start of `array`; null if `array` is null.
 Real* behind(Real* array, int offset) { return array == nullptr ? nullptr : array + offset; }
 
 // Places the parameters one after the other in these arrays.

@@ -79,8 +79,8 @@ class Layer {
 
   int count() const;  // floats in the parameters that this rank holds
 
-  // Returns the initial values of the parameters that this rank holds, [count()]. Draws those of the whole parameters,
-  // in PyTorch's order, so that the generator's state does not depend on the cut.
+  // Returns the initial values of the parameters that this rank holds, [count()]. Draws values for the whole
+  // parameters, in PyTorch's order, so that the generator's state does not depend on how the layer is cut.
   virtual std::vector<float> initial_values(Generator& generator) const = 0;
   // Returns the floats per sample of each buffer in Saved.
   virtual std::vector<int> saved() const = 0;
@@ -107,7 +107,7 @@ class Layer {
 class Loss {
  public:
   virtual ~Loss() = default;
-  // Returns the floats per sample that add() needs as scratch. Model provides at least one float in all.
+  // Returns the floats per sample that add() needs as scratch. Even if this is 0, Model provides at least one float.
   virtual int scratch() const { return 0; }
   // Adds this batch's share of the mean loss over `samples_of_step` samples to *loss, and writes the gradient of that
   // share with respect to the output to gradient[samples, out]. `scratch` is on the device, as large as scratch() says.
@@ -125,7 +125,7 @@ struct Network {
   std::shared_ptr<const Loss> loss;
   std::shared_ptr<TokenDataset> text = nullptr;          // the training text, if any
   std::vector<std::string> vocabulary = {};              // of the text
-  double best_test_loss = 0;                             // the best that any model can reach on it; 0: unknown
+  double best_test_loss = 0;                             // the lowest that any model can reach on the text; 0: unknown
   double operations = 0;                                 // of the matrix products per token, forward and backward
   std::shared_ptr<const ImageDataset> images = nullptr;  // the training images, if any
 
@@ -133,8 +133,8 @@ struct Network {
   int depth() const { return static_cast<int>(layers.size()); }
   int input_size() const { return layers.front()->in; }   // floats per sample
   int output_size() const { return layers.back()->out; }  // floats per sample
-  // Returns the number of whole parameters of each layer, which does not depend on the rank: so all ranks of a
-  // tensor-parallel group cut the network at the same places.
+  // Returns the number of elements in each layer's whole parameters, not just in the parts held. It is the same on
+  // every rank, so all ranks of a tensor-parallel group cut the network at the same places.
   std::vector<std::int64_t> counts() const;
 };
 
@@ -209,8 +209,8 @@ class Model {
   // share with respect to the output to output_gradient(). Only for a model that holds the network's last layer.
   void loss(const Activations& activations, const void* y, int samples_of_step, float* loss);
 
-  // Computes the gradients of all parameters from output_gradient(), from the last layer down to the first, and the
-  // gradient of x in dx[samples, input_size()] unless dx is null. With `accumulate`, adds to the parameters' gradients
+  // Starting from output_gradient(), computes the gradients of all parameters, last layer first, and writes the
+  // gradient of x to dx[samples, input_size()] unless dx is null. With `accumulate`, adds to the parameters' gradients
   // instead of overwriting them. Calls ready(i) as soon as the work for the gradients of layer i is enqueued.
   void backward(const Activations& activations, bool accumulate = false, const std::function<void(int)>& ready = {},
                 Real* dx = nullptr);
@@ -229,7 +229,7 @@ class Model {
   Real *values_ = nullptr, *grads_ = nullptr;
   DeviceBuffer<Real> own_values_, own_grads_, ones_;
   DeviceBuffer<float> scratch_;
-  DeviceBuffer<Real> gradients_[2];  // on the way down: of the current layer's output and of its input
+  DeviceBuffer<Real> gradients_[2];  // during backward(): of the current layer's output and of its input
   std::vector<Extent> extents_;
   std::vector<Parameter> parameters_;
 };

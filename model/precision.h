@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixed precision (Micikevicius et al., 2018) with bfloat16. The bulk of the data, weights, activations and their
-// gradients, takes two bytes per number. The optimizer's copy of the weights, its moments, the loss and every sum must
+// Mixed precision (Micikevicius et al., 2018) with bfloat16. Most of the data (weights, activations and their
+// gradients) takes two bytes per number. The optimizer's copy of the weights, its moments, the loss and every sum must
 // be accurate and stay in float32.
 //
 // A program is built once for each precision, and --precision selects one of the two. The sources are the same: they
@@ -105,7 +105,7 @@ constexpr auto* as_floats_or_null(T* values) {
   }
 }
 
-// Returns the number of Reals as large as `floats` floats or ints, for buffers of Reals that also hold exact values.
+// Returns how many Reals fill the space of `floats` floats or ints, for buffers of Reals that also hold exact values.
 constexpr int reals_spanning(int floats) { return floats * static_cast<int>(sizeof(float) / sizeof(Real)); }
 
 // Convert n numbers.

@@ -11,8 +11,8 @@
 
 namespace workshop {
 
-// The buffers in which one group at a time keeps data for its backward pass. All groups on a device share them: indexed
-// by device, then by j, where buffer j is as large as the j-th largest buffer of any group.
+// The buffers in which one group at a time keeps data for its backward pass. All groups on a device share them. Indexed
+// by device, then by j: buffer j is large enough for the j-th largest buffer of each group.
 using SharedRoom = std::shared_ptr<std::map<int, std::vector<DeviceBuffer<Real>>>>;
 
 // Returns these consecutive layers as one layer that keeps only its output.

@@ -180,7 +180,7 @@ TEST_F(CompareRuns, AWrongArgumentIsTheCallersMistake) {
   mine.set_values("probe", 6, {7, 8, 9});
   verdict(1,
           {"TODO 02.2 (Average the gradient.) calls copy() with something other than expected.",
-           "tensor 'given to copy: x' on rank 0, step 1, shape [3]", "Right until there: TODO 02.1"},
+           "tensor 'given to copy: x' on rank 0, step 1, shape [3]", "Right up to there: TODO 02.1"},
           calls);
   verdict(0, {}, todos());  // no TODO makes the call: what comes of it shows elsewhere
   std::erase_if(mine.lines, [](const Json& line) { return line.value("name", "") == "given to copy: x"; });
@@ -215,7 +215,7 @@ TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
   verdict(1,
           {"TODO 02.2 (Average the gradient.) is the first that differs.\n  tensor 'grad' on rank 1, step 0, shape "
            "[2, 3]\n  largest difference at [1, 1]: yours 7, expected 5\n",
-           "Right until there: TODO 02.1\n"},
+           "Right up to there: TODO 02.1\n"},
           todos());
 }
 
@@ -641,7 +641,7 @@ TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
   ended(139, "launch: rank 1 was ended by signal SEGV\n",
         {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
          "\n  at 02_ddp/ddp.cu:5\n", "Last probe passed: 02.1 ('bias', step 0) on rank 1",
-         "Right until there: TODO 02.1"});
+         "Right up to there: TODO 02.1"});
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
 }
 

@@ -20,8 +20,8 @@ class Group {
   explicit Group(ncclComm_t comm);
 
   // Makes one group of all ranks of this group that pass the same color, ordered by their keys. Collective: every rank
-  // of this group must call it, and in the same order as other splits. `name` names the group in the ledger. A rank
-  // that passes NCCL_SPLIT_NOCOLOR is in none of the new groups; it gets a Group() without a communicator.
+  // of this group must call it, and all must make their splits in the same order. `name` names the group in the ledger.
+  // A rank that passes NCCL_SPLIT_NOCOLOR is in none of the new groups; it gets a Group() without a communicator.
   Group split(int color, int key, const std::string& name) const;
 
   // Returns the values of all ranks, in the order of the ranks. Collective, and waits for the result: for preparation,

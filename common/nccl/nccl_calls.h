@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Intercepts the NCCL calls that communicate, open or close groups, and make or destroy communicators, all in one
-// place, through NCCL's own profiling interface: the library's ncclX symbols are weak, and each has a strong twin
-// pncclX, like MPI's PMPI. The definitions in nccl_calls.cpp override the weak symbols, notify the observers, and call
-// the twin. Chapters need no code for this.
+// Intercepts the NCCL calls that communicate, that open or close groups, and that make or destroy communicators. Uses
+// NCCL's own profiling interface, which is like MPI's PMPI: the library's ncclX symbols are weak, and each has a strong
+// twin, pncclX. The definitions in nccl_calls.cpp, all in one place, override the weak symbols, notify the observers,
+// and call the twin. Chapters need no code for this.
 #pragma once
 
 #include <nccl.h>

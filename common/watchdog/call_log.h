@@ -33,8 +33,8 @@ class CallLog final : public CallObserver {
 
  private:
   static constexpr std::uint64_t kCalls = 1024;  // watched at a time
-  // Calls in a note, from the first that has not completed, and before it. Earlier calls are needed because small
-  // mismatched calls may complete for a while.
+  // A note has up to kTold calls, starting with the first that has not completed, and up to kToldBefore before it. The
+  // earlier calls are needed because mismatched calls, if they are small, may still complete for a while.
   static constexpr std::uint64_t kTold = 8, kToldBefore = 64;
 
   struct Entry {

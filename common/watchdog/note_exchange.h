@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges notes between the watchdogs of a job, which say what each rank is waiting in. Uses UDP datagrams, which
+// Lets the watchdogs of a job exchange notes, each of which says what a rank is waiting in. Uses UDP datagrams, which
 // work even if NCCL and MPI are stuck.
 #pragma once
 

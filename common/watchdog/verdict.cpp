@@ -98,7 +98,7 @@ const CallNote* collective(const Note& note, std::uint64_t communicator, std::in
   return found == note.calls.end() ? nullptr : &*found;
 }
 
-// Returns whether `call` agrees with the collective that follows the other rank's call `other`, which `note` contains.
+// Returns whether `call` agrees with the collective that another rank calls after `other`; `note` is that rank's note.
 bool left_out(const CallNote& call, const Note& note, const CallNote& other) {
   const CallNote* next = is_message(other) ? nullptr : collective(note, other.communicator_id, other.number + 1);
   return next != nullptr && difference(call, *next) == nullptr;
@@ -109,9 +109,9 @@ std::string tell_left_out(const Note& note, const CallNote& call, const Note& ot
          describe(other_call) + ", and goes on to " + describe(call);
 }
 
-// Finds a call that `note` makes and `other` skips, if later calls looked alike and so hid it. Goes back from
-// collective `end` as long as each next call of `note` has the place in the source of the other's current one. Returns
-// the earliest call found this way, or null.
+// Finds a call that `note` makes and `other` skips, even if the next calls look alike and so hide the skip. Goes back
+// from collective `end` as long as call n of `other` has the place in the source of call n + 1 of `note`, and not that
+// of its call n. Returns the earliest such call of `note`, or null.
 const CallNote* one_more(const Note& note, const Note& other, std::uint64_t communicator, std::int64_t end) {
   const CallNote* extra = nullptr;
   for (std::int64_t number = end - 1;; --number) {
@@ -212,7 +212,7 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   if (const auto ranks = find_all_in(notes, is_receive); !ranks.empty()) {
     return "all receive first: " + ranks + " wait in ncclRecv, none sends";
   }
-  // If the peer waits too, the problem starts elsewhere. So try peers that do not wait first.
+  // If the peer waits too, the problem starts elsewhere. So first try peers that do not wait.
   for (const bool for_a_waiting_rank : {false, true}) {
     for (const Note& note : notes) {
       const CallNote* call = first_pending(note);
@@ -230,8 +230,8 @@ std::string find_unmet_message(const std::vector<Note>& notes) {
   return "";
 }
 
-// A rank and its first pending call. The call waits for a rank that makes the matching call only after the one that it
-// waits in itself.
+// A rank and its first pending call. That call waits for another rank, which makes the matching call only after its own
+// first pending call.
 struct Wait {
   const Note* note;
   const CallNote* call;
@@ -269,9 +269,9 @@ std::string find_circle(const std::vector<Note>& notes) {
       text += (i > 0 ? "; " : "") + rank_name(circle[i].note->rank) + " waits in " + describe(*circle[i].call) +
               " for " + rank_name(next.rank);
     }
-    return text + ". Each rank makes the call that the previous one waits for only after its own: calls on one " +
-           "communicator or stream begin in the order in which a rank makes them. In one group, or on separate "
-           "communicators and streams, they do not wait for each other";
+    return text + ". On each rank, the call that the previous rank waits for comes after the call that this rank " +
+           "waits in: calls on one communicator or stream begin in the order in which a rank makes them. In one "
+           "group, or on separate communicators and streams, they do not wait for each other";
   }
   return "";
 }

@@ -37,7 +37,7 @@ using Seconds = std::chrono::duration<double>;
 using namespace std::chrono_literals;
 
 constexpr auto kTick = 100ms;     // between two checks
-constexpr auto kSuspended = 2s;   // without a check: the rank was suspended
+constexpr auto kSuspended = 2s;   // a longer gap between checks means that the rank was suspended
 constexpr auto kLastLines = 3s;   // for all ranks to print their lines
 constexpr auto kAfterError = 1s;  // timeout after a communicator has failed
 constexpr int kSlowFiles = 10;    // factor of the timeout
@@ -85,8 +85,8 @@ bool starts_communication(std::string_view call) {
   return call.starts_with("nccl") || call.starts_with("pnccl") || call.starts_with("MPI_");
 }
 
-// Measures for how long a value that changes while the rank makes progress has not changed. Time in which the rank was
-// suspended, so that this thread did not check either, does not count.
+// Watches a value that changes while the rank makes progress: measures how long it has not changed. Time in which the
+// rank was suspended, so that this thread did not check either, does not count.
 class Standstill {
  public:
   Seconds unchanged(bool waiting, std::uint64_t value) {
@@ -163,7 +163,7 @@ Note make_note(Seconds stuck, const std::string& error) {
 // ---- ending the job ------------------------------------------------------------------------------------------------
 
 [[noreturn]] void abort_communicators() {
-  // The calls that abort may themselves hang.
+  // The calls of pncclCommAbort() may hang, too.
   std::signal(SIGALRM, [](int) { _exit(kStuck); });
   alarm(5);
   for (const auto& [handle, communicator] : communicators().open) pncclCommAbort(handle);
@@ -171,8 +171,8 @@ Note make_note(Seconds stuck, const std::string& error) {
   _exit(kStuck);
 }
 
-// Returns whether notes are still arriving. Old ones do not count: a rank that was stopped finds them when it
-// continues, which it does only to be ended.
+// Returns whether notes are still arriving. Old ones do not count: a rank that was stopped finds them when it is
+// continued, and that happens only so that it can be ended.
 bool others_are_waiting() {
   while (watchdog().others.receive(0ms)) {
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The watchdog: a thread on each rank that checks whether the rank's NCCL calls, and the call that the program is in,
-// complete. If one does not, the ranks exchange notes, print what is wrong, and end the job. The thread never queries
-// the device, so it cannot get stuck like the program. A second thread asks the device which calls have completed; if
-// the device does not answer, they count as not completed.
+// The watchdog: a thread on each rank that checks whether the rank's NCCL calls complete, and whether the call that the
+// program is in returns. If one does not, the ranks exchange notes, print what is wrong, and end the job. The thread
+// never queries the device, so it cannot get stuck like the program. A second thread asks the device which calls have
+// completed; if the device does not answer, they count as not completed.
 #pragma once
 
 #include <nccl.h>
@@ -35,8 +35,8 @@ class SlowFiles {
   SlowFiles& operator=(const SlowFiles&) = delete;
 };
 
-// Returns unless a communicator has failed, because another rank made a call that does not match or has ended. In that
-// case, ends the job as if a call had not completed. `error` is the error to report; empty for the communicator's.
+// Returns unless a communicator failed, as happens if another rank ended or made a call that does not match. If one
+// failed, ends the job as if a call had not completed, and reports `error` or, if it is empty, the communicator's error.
 void report_failed_communicators(const std::string& error);
 
 }  // namespace workshop

@@ -84,9 +84,9 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` are the
-// numbers of buffers for parameters between which the forward and the backward passes alternate; `gradients` is the
-// number of buffers for gradients between which the backward passes alternate:
+// How many buffers for whole units there are, each as long as the largest unit. The forward passes alternate between
+// `forward` buffers for parameters. The backward passes alternate between `backward` buffers for parameters and between
+// `gradients` buffers for gradients:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -96,10 +96,10 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 //   * 2 if the forward pass prefetches
 //
 // With two parameter buffers, the next unit arrives in one while the work reads the other; a gather after the work
-// needs only one. With two gradient buffers, one unit is reduced while the gradients of the next are computed; if the
-// gather waits for the reduction, there is nothing to compute meanwhile. With `pre`, `forward` is always 2, because the
-// first unit of the backward pass is gathered during the last forward pass. With --no-reshard-after-forward, each unit
-// has a parameter buffer of its own.
+// needs only one. With two gradient buffers, one unit is reduced while the gradients of the next are computed. With
+// `none`, one is enough: the next gather waits for the reduction, so no gradients are computed meanwhile. With `pre`,
+// `forward` is always 2, because the first unit of the backward pass is gathered during the last forward pass. With
+// --no-reshard-after-forward, each unit has a parameter buffer of its own.
 struct BufferPlan {
   explicit BufferPlan(const FsdpOptions& fsdp) {
     const Prefetch prefetch = fsdp.backward();
@@ -143,8 +143,8 @@ class UnitBuffers {
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-// Where each unit's shard begins in the array of all of a rank's shards, followed by the length of that array. All
-// shards are in one array so that their update is one launch.
+// Returns where each unit's shard begins in the array that holds all shards of a rank, and last the length of that
+// array. All shards are in one array so that their update is one launch.
 inline std::vector<int> shard_offsets(const std::deque<Unit>& units) {
   std::vector<int> offsets = {0};
   for (const Unit& unit : units) offsets.push_back(offsets.back() + unit.sharding.shard);
@@ -226,8 +226,8 @@ class FullyShardedModel {
     return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
   }
 
-  // Call before enqueuing the work of pass k. Returns its unit, bound to parameters that have arrived when the work
-  // runs.
+  // Call before enqueuing the work of pass k. Returns its unit, bound to parameters that will have arrived by the time
+  // the work runs.
   Unit& begin(int k) {
     // TODO 06.9: Fetch the units whose turn it is, and let the compute stream wait for the gather of this pass.
     //   fetch(k) enqueues the gather for pass k on the communication stream and records the event fetched_[k % 2] after
@@ -248,8 +248,8 @@ class FullyShardedModel {
   }
 
   // Enqueues the gather for pass k on the communication stream, and records fetched_[k % 2] after it. The event matters
-  // even if nothing is gathered: it comes after the reduction of pass k - 2, which read the buffer that takes the
-  // gradients of pass k.
+  // even if nothing is gathered: it comes after the reduction of pass k - 2, and that reduction reads the buffer to
+  // which pass k will write its gradients.
   void fetch(int k) {
     const int u = passes_[k].unit;
     if (passes_[k].gather) {
@@ -328,8 +328,8 @@ class FullyShardedModel {
     probe("06.13", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
   }
 
-  // Initializes this rank's shards, from rank 0's values with --sync-module-states. Collective over `ranks`, which must
-  // be all ranks of the job. Waits for the stream.
+  // Initializes this rank's shards; with --sync-module-states, from rank 0's values. Collective over `ranks`, which
+  // must be all ranks of the job. Waits for the stream.
   void initialize(std::uint64_t seed, const Group& ranks) {
     for (int u = 0; u < units(); ++u) {
       if (fsdp_.sync_module_states) {
