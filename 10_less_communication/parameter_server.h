@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -84,8 +85,7 @@ class Clocks {
     todo("10.17");
     // END TODO 10.17
     probe("10.17", "worker, staleness, number at the worker and number of the update",
-          std::vector<int>{worker, static_cast<int>(staleness), static_cast<int>(its.updates),
-                           static_cast<int>(version_)});
+          std::array{worker, static_cast<int>(staleness), static_cast<int>(its.updates), static_cast<int>(version_)});
     return {worker, staleness};
   }
 

@@ -97,10 +97,9 @@ function(_workshop_generated prefix chapter folder)
   endforeach()
 endfunction()
 
-# workshop_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [RIGHT] [SAYS sentence] [TIMEOUT s] [OPTIONS …]
+# workshop_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [RIGHT] [SAYS regex] [TIMEOUT s] [OPTIONS …]
 # [CPU_ONLY reason]): the TODO filled in as checker/mistakes/02_ddp.txt says, and all others right, is judged wrong, unless
-# it is RIGHT, and the verdict matches and has the sentence, but where the program gives up, for any of its ranks may be
-# the first to say so.
+# it is RIGHT, and the verdict matches both.
 function(workshop_filling chapter program mistake)
   if(WORKSHOP_PREBUILT)
     return()  # the tests of the checker belong to the clone that builds it

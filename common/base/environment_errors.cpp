@@ -3,16 +3,15 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-
 #include "common/base/check.h"
+#include "common/base/format.h"
 #include "common/base/roll_call.h"
 
 namespace workshop {
 
 void environment_error(int status, const std::string& message) {
   if (first_of_job()) {
-    std::fprintf(stderr, "error: %s\n", message.c_str());
+    print_error("error: " + message + "\n");
     let_others_pass();
   } else {
     usleep(500'000);

@@ -21,6 +21,7 @@
 
 #include "common/base/check.h"
 #include "common/base/environment.h"
+#include "common/base/format.h"
 
 namespace workshop {
 namespace {
@@ -120,9 +121,8 @@ std::string started(const Roll& roll, const Ranks& ranks) {
 
 [[noreturn]] void end_start(const Ranks& ranks, int seconds) {
   if (first_of_job()) {
-    std::fprintf(stderr, "error: MPI_Init took longer than %d s (WORKSHOP_JOIN_TIMEOUT): %s\n", seconds,
-                 call_roll(ranks).c_str());
-    std::fflush(stderr);
+    print_error(formatted("error: MPI_Init took longer than %d s (WORKSHOP_JOIN_TIMEOUT): %s\n", seconds,
+                          call_roll(ranks).c_str()));
   }
   // The first process to exit ends the whole job, so give every node time to print its line.
   std::this_thread::sleep_for(ranks.local_world == ranks.world ? 500ms : 3s);

@@ -75,7 +75,7 @@ void Job::set_device(const Options& options) {
   const std::string idle =
       idle_devices(process_environment, ranks_, devices_,
                    ranks_.local_world == ranks_.world ? "this node" : node_name(), options.devices);
-  if (ranks_.local_rank == 0 && !idle.empty()) std::fprintf(stderr, "warning: %s\n", idle.c_str());
+  if (ranks_.local_rank == 0 && !idle.empty()) print_error("warning: " + idle + "\n");
 }
 
 namespace {

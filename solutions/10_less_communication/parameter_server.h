@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -87,8 +88,7 @@ class Clocks {
     ++version_;
     // END TODO 10.17
     probe("10.17", "worker, staleness, number at the worker and number of the update",
-          std::vector<int>{worker, static_cast<int>(staleness), static_cast<int>(its.updates),
-                           static_cast<int>(version_)});
+          std::array{worker, static_cast<int>(staleness), static_cast<int>(its.updates), static_cast<int>(version_)});
     return {worker, staleness};
   }
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, Failure, end_by_exception, expect, run, without_notes
+from support import LAUNCH, expect, run, run_main, without_notes
 
 NOT_REGULAR = "which cannot be written: it is not a regular file"
 
@@ -112,24 +112,19 @@ def check_output_on_full_disk(ddp: list[str]) -> None:
 def main(words: list[str]) -> int:
     solutions = words[0]
     ddp = [f"{solutions}/02_ddp/ddp", "--samples", "96", "--log-every", "0"]
-    end_by_exception()
     shutil.rmtree("files", ignore_errors=True)
     os.makedirs("files/folder")
     os.chdir("files")
     with open("old", "w", encoding="utf-8") as file:
         file.write("of an earlier run\n")
     os.mkfifo("pipe")
-    try:
-        check_refusals(solutions, ddp)
-        check_replacement(ddp)
-        check_record_on_full_disk(ddp)
-        if os.access("/dev/full", os.W_OK):
-            check_output_on_full_disk(ddp)
-    except Failure as failure:
-        print(failure)
-        return 1
+    check_refusals(solutions, ddp)
+    check_replacement(ddp)
+    check_record_on_full_disk(ddp)
+    if os.access("/dev/full", os.W_OK):
+        check_output_on_full_disk(ddp)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -11,7 +11,7 @@ import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import Failure, end_by_exception, run, without_notes
+from support import run, run_main, without_notes
 
 PATIENCE = 600  # seconds; the commands end themselves, and CTest has limits of its own
 
@@ -22,14 +22,8 @@ def is_right(status: int, output: str, expected: int, pattern: str) -> bool:
 
 def main(words: list[str]) -> int:
     expected, pattern, *command = words
-    end_by_exception()
-    try:
-        # The mpirun of Open MPI 5 puts zeros beside what it says of an abort.
-        status, output = run(command, PATIENCE, stdin=None)
-    except Failure as failure:
-        print(f"one_line: {failure}")
-        return 1
-    output = without_notes(output.replace("\0", ""))
+    status, output = run(command, PATIENCE, stdin=None)
+    output = without_notes(output.replace("\0", ""))  # mpirun of Open MPI 5 puts zeros beside what it says of an abort
     if is_right(status, output, int(expected), pattern):
         return 0
     print(f"{output}\none_line: status {status}, expected {expected} and one line that matches: {pattern}")
@@ -37,4 +31,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

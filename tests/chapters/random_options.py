@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, Failure, end_by_exception, expect, run
+from support import LAUNCH, expect, run, run_main
 
 PATIENCE = 60  # seconds for a run
 FILES = ("out.jsonl", "other.json", "pipe", "saved", "other")  # that the options below may name
@@ -144,17 +144,12 @@ def try_all(solutions: str, count: int, numbers: Random) -> None:
 
 def main(words: list[str]) -> int:
     solutions, count = words
-    end_by_exception()
     for name in FILES:
         shutil.rmtree(name) if os.path.isdir(name) else os.path.lexists(name) and os.unlink(name)
     os.mkfifo("pipe")
-    try:
-        try_all(solutions, int(count), Random(os.environ.get("WORKSHOP_TEST_SEED", "1")))
-    except Failure as failure:
-        print(failure)
-        return 1
+    try_all(solutions, int(count), Random(os.environ.get("WORKSHOP_TEST_SEED", "1")))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

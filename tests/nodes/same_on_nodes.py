@@ -11,7 +11,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, Failure, end_by_exception, run
+from support import LAUNCH, run, run_main
 
 WITH_NODES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "with_nodes")
 PATIENCE = 60  # seconds for a training
@@ -19,20 +19,15 @@ PATIENCE = 60  # seconds for a training
 
 def main(words: list[str]) -> int:
     compare, bound, nodes, ranks, *program = words
-    end_by_exception()
     training = [LAUNCH, "-n", str(int(nodes) * int(ranks)), "-t", str(PATIENCE), "--", *program, "--record"]
-    try:
-        for command in ([WITH_NODES, nodes, ranks, *training, "nodes.jsonl"], [*training, "here.jsonl"],
-                        [compare, "--compare", "here.jsonl", "nodes.jsonl", bound]):
-            status, output = run(command, 2 * PATIENCE)
-            print(output, end="", flush=True)
-            if status:
-                return status
-    except Failure as failure:
-        print(failure)
-        return 1
+    for command in ([WITH_NODES, nodes, ranks, *training, "nodes.jsonl"], [*training, "here.jsonl"],
+                    [compare, "--compare", "here.jsonl", "nodes.jsonl", bound]):
+        status, output = run(command, 2 * PATIENCE)
+        print(output, end="", flush=True)
+        if status:
+            return status
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -12,7 +12,7 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, ROOT, Failure, end_by_exception, run
+from support import LAUNCH, ROOT, run, run_main
 
 MLP = "--log-every 0 --max-steps 5"
 # The runs that make use of a file, or of those of a chapter: ranks, program, options.
@@ -66,24 +66,19 @@ def said_without(solutions: str, file: str, line: int) -> str:
 
 def main(words: list[str]) -> int:
     solutions, file = words
-    end_by_exception()
     with open(os.path.join(ROOT, "solutions", file), encoding="utf-8") as source:
         lines = lines_with_marks(source.read())
     if not lines or not runs_of(file):
         print(f"{file}: {len(lines)} records and waits, {len(runs_of(file))} runs")
         return 1
     status = 0
-    try:
-        for line in lines:
-            print(f"without {file}:{line}", flush=True)
-            said = said_without(solutions, file, line)
-            print(said or "  nothing is found", flush=True)
-            status = status if said else 1
-    except Failure as failure:
-        print(failure)
-        return 1
+    for line in lines:
+        print(f"without {file}:{line}", flush=True)
+        said = said_without(solutions, file, line)
+        print(said or "  nothing is found", flush=True)
+        status = status if said else 1
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -67,6 +67,17 @@ def end_by_exception() -> None:
         signal.signal(number, end)
 
 
+def run_main(main: Callable[[list[str]], int]) -> None:
+    """Ends this process with the status of main(words). A Failure is printed, and the status is 1."""
+    end_by_exception()
+    try:
+        status = main(sys.argv[1:])
+    except Failure as failure:
+        print(f"{os.path.basename(sys.argv[0])}: {failure}")
+        status = 1
+    sys.exit(status)
+
+
 def run(command: Sequence[str], seconds: float, **options) -> tuple[int, str]:
     """Runs a command, without input. Returns its status and what it has printed; fails if it takes longer."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}

@@ -207,6 +207,20 @@ def test_what_did_not_run_is_not_wrong(chapter):
     assert "wrong" not in (chapter.folder / "state").read_text()
 
 
+def test_a_check_that_cannot_be_started_is_not_right(chapter):
+    chapter.checks("one|a|1|0|x|right 02.1", "two|b|1|0|x|right 02.3")
+    (chapter.folder / "say").unlink()
+    status, said, _ = chapter.judge()
+    assert status == check_chapter.NOT_COMPARABLE and "say" in said + chapter.progress
+    assert "Traceback" not in chapter.progress
+
+
+def test_what_is_right_in_one_run_only_is_left_out(chapter):
+    chapter.checks("one|a|1|1|Right up to there: TODO 02.9|wrong 02.1,blame certain 02.1")
+    assert "Right up to there" not in chapter.judge()[1]
+    assert "Right up to there" in chapter.judge("--verbose")[1]
+
+
 class TestOneTodo:
     @pytest.fixture(autouse=True)
     def builds(self, chapter):

@@ -4,6 +4,7 @@
 import fcntl
 import io
 import os
+import pty
 import shutil
 import subprocess
 import time
@@ -402,3 +403,20 @@ def test_scratch_folders_differ(tmp_path):
     ):
         assert first != second and os.path.isdir(second)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("answer, agreed", [("\n", True), ("y\n", True), ("n\n", False), ("\x04", False)])
+def test_a_question_on_the_terminal(answer, agreed):
+    child, terminal = pty.fork()
+    if child == 0:
+        try:
+            os._exit(42 if machine.confirm("Really?") else 43)
+        finally:
+            os._exit(44)
+    shown = b""
+    while b"[Y/n] " not in shown:
+        shown += os.read(terminal, 1000)
+    os.write(terminal, answer.encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(terminal)
+    assert status == (42 if agreed else 43)

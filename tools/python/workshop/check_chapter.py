@@ -181,7 +181,8 @@ class Stopping:
 
 
 def run_all(checks: list[tuple[int, Check]], jobs: int, stopping: Stopping, progress: Progress) -> None:
-    queue, lock = list(checks), threading.Lock()
+    """Raises OSError if a check could not be started."""
+    queue, lock, errors = list(checks), threading.Lock(), []
 
     def work() -> None:
         while True:
@@ -189,16 +190,26 @@ def run_all(checks: list[tuple[int, Check]], jobs: int, stopping: Stopping, prog
                 if not queue:
                     return
                 place, check = queue.pop(0)
-            if stopping.runs(check):
-                progress.show(place, check)
-                check.run()
-                stopping.found(check)
+            try:
+                if stopping.runs(check):
+                    progress.show(place, check)
+                    check.run()
+                    stopping.found(check)
+            except OSError as error:
+                errors.append(error)
+                queue.clear()
 
     threads = [threading.Thread(target=work) for _ in range(min(jobs, len(queue)))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # such as Ctrl-C
+        queue.clear()
+        raise
+    if errors:
+        raise errors[0]
 
 
 # ---- one verdict ---------------------------------------------------------------------------------------------------
@@ -284,7 +295,7 @@ def shown_check(chapter: str, check: Check, verbose: bool) -> str:
     """The verdict of a check, and how to see it again."""
     text = wrapped(check.read("verdict.txt") or check.read("messages.txt"))
     if not verbose:  # what is right in this run only would be confusing beside what is right in all of them
-        text = re.sub(r"^Right (so far|until there): .*\n", "", text, flags=re.M)
+        text = re.sub(r"^Right (so far|up to there): .*\n", "", text, flags=re.M)
     if check.status == WRONG:
         options = " ".join(check.options)
         text += f"This run: ./workshop run {chapter.split('_')[0]} {check.program} -n {check.ranks}"
@@ -446,4 +457,8 @@ def main(words: list[str]) -> int:
             subprocess.run([*command, arguments.chapter, group], stdin=subprocess.DEVNULL, check=False).returncode == 0
         )
 
-    return check(arguments, build if command else None)
+    try:
+        return check(arguments, build if command else None)
+    except OSError as error:
+        print(f"check_chapter: {error}", file=sys.stderr)
+        return NOT_COMPARABLE

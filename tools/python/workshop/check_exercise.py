@@ -42,11 +42,13 @@ class Check:
             if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--compare", "--solution", "--mine"):
                 raise Refused(f"unknown option '{word}'")
             if not rest:
-                raise SystemExit(f"check_exercise: {word} lacks its value")
+                raise Refused(f"{word} lacks its value")
             value = rest.pop(0)
             if word == "-n":
                 self.ranks = value
             elif word == "-t":
+                if not value.isdecimal():
+                    raise Refused(f"-t expects a number of seconds, not '{value}'")
                 self.seconds = int(value)
             elif word in ("--todos", "--sources", "--fingerprints"):
                 self.of_todos += [word, value]
@@ -277,10 +279,13 @@ def says_what_is_wrong(output: bytes) -> bool:
 
 def main(words: list[str]) -> int:
     try:
-        check, runner = Check(words), Runner()
-    except Refused as refused:
-        print(f"check_exercise: {refused}", file=sys.stderr)
+        return judge_and_tell(Check(words), Runner())
+    except (Refused, OSError) as error:
+        print(f"check_exercise: {error}", file=sys.stderr)
         return NOT_COMPARABLE
+
+
+def judge_and_tell(check: Check, runner: Runner) -> int:
     with Locked("lock", f"check_exercise: waiting for another check in {os.getcwd()}"):
         kept = os.path.join(os.path.dirname(os.getcwd()), "records", check.key())
         wrong = None

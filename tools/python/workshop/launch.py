@@ -517,7 +517,12 @@ def main(words: list[str]) -> int:
     launcher = Launcher(job, dict(os.environ))
     launcher.handle_signals()
     try:
-        launcher.start(mpirun)
+        try:
+            launcher.start(mpirun)
+        except OSError as error:
+            print(f"launch: cannot start: {error}", file=sys.stderr)
+            processes.stop_all([child.pid for child in launcher.started])
+            return 2
         return launcher.wait() or int(launcher.lost_output)
     finally:
         launcher.close()

@@ -163,10 +163,12 @@ def may_install() -> bool:
 
 def confirm(question: str) -> bool:
     """Asks on the terminal."""
-    with open("/dev/tty", "r+", encoding="utf-8") as terminal:
+    # Python refuses to open a terminal for reading and writing text at once.
+    with open("/dev/tty", "w", encoding="utf-8") as terminal, open("/dev/tty", encoding="utf-8") as answers:
         terminal.write(f"{question} [Y/n] ")
         terminal.flush()
-        return terminal.readline().strip()[:1] in ("", "y", "Y")
+        answer = answers.readline()
+    return bool(answer) and answer.strip()[:1] in ("", "y", "Y")
 
 
 def quietly(command: list[str], **options) -> int:

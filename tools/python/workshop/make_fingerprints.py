@@ -136,7 +136,11 @@ def main(words: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     for name in names:
-        chapter = mistakes.read_chapter(name)
+        try:
+            chapter = mistakes.read_chapter(name)
+        except (mistakes.Wrong, OSError) as error:
+            print(f"make_fingerprints: {error}", file=sys.stderr)
+            return 2
         path = os.path.join(mistakes.MISTAKES, "fingerprints", name + ".txt")
         if only_says:
             text = renewed(mistakes.read_text(path), says(chapter))

@@ -14,12 +14,14 @@ import shlex
 import sys
 from dataclasses import dataclass, field, replace
 
+from .errors import Refused
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 MISTAKES = os.path.join(ROOT, "checker", "mistakes")
 MUTANTS = os.path.join(ROOT, "checker", "mutants")
 
 
-class Wrong(Exception):
+class Wrong(Refused):
     """A list that does not have the format: "FILE:LINE: what is wrong"."""
 
 

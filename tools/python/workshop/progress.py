@@ -43,7 +43,7 @@ def states(clone: str, chapter: chapters.Chapter, todos: list[str]) -> list[str]
     if not os.path.isdir(os.path.join(clone, chapter.name)):
         return ["open"] * len(todos)
     open_ones = {found.todo for found in chapters.open_todos(chapter, clone)}
-    found = {todo: word for todo, word in newest_state(clone, chapter).items() if word != "open"}
+    found = {todo: word for todo, word in newest_state(clone, chapter).items() if word in SIGNS and word != "open"}
     return ["open" if todo in open_ones else found.get(todo, "unchecked") for todo in todos]
 
 

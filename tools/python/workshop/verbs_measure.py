@@ -254,6 +254,18 @@ def blas_in_use(context: Context) -> None:
     run([context.path("tools", "blas_in_use")])
 
 
+def run_recorded(start: list[str], binary: str, options: list[str], place: str, **environment: str) -> list[str]:
+    """Starts a program that prints nothing. Returns the files that it writes: PLACE.jsonl, its record, and PLACE.json,
+    its timeline."""
+    files = [place + ".jsonl", place + ".json"]
+    run(
+        [*start, "--", binary, "--log-every", "0", *options, "--record", files[0], "--timeline", files[1]],
+        env=dict(os.environ, **environment),
+        stdout=subprocess.DEVNULL,
+    )
+    return files
+
+
 # ---- scaling -------------------------------------------------------------------------------------------------------
 
 
@@ -312,22 +324,8 @@ def scaling(context: Context, words: list[str]) -> int:
         files = []
         for n in ranks:
             start = ["slurm/step", "-n", str(n), "-N", str(-(-n // job.per_node))] if job else [LAUNCH, "-n", str(n)]
-            files += [os.path.join(folder, f"{n}.jsonl"), os.path.join(folder, f"{n}.json")]
-            run(
-                [
-                    *start,
-                    "--",
-                    context.program(chapter, program, solution),
-                    "--log-every",
-                    "0",
-                    *options,
-                    "--record",
-                    files[-2],
-                    "--timeline",
-                    files[-1],
-                ],
-                stdout=subprocess.DEVNULL,
-            )
+            binary = context.program(chapter, program, solution)
+            files += run_recorded(start, binary, options, os.path.join(folder, str(n)))
         run([context.path("tools", "scaling"), *show, *files])
     return 0
 
@@ -422,25 +420,9 @@ def record_runs(
                     file=sys.stderr,
                     flush=True,
                 )
-                files += [place + ".jsonl", place + ".json"]
-                run(
-                    [
-                        LAUNCH,
-                        "-n",
-                        str(n),
-                        "--",
-                        context.program(chapter, program, solution),
-                        "--log-every",
-                        "0",
-                        *options,
-                        "--record",
-                        files[-2],
-                        "--timeline",
-                        files[-1],
-                    ],
-                    env=dict(os.environ, WORKSHOP_PROBES="0"),
-                    stdout=subprocess.DEVNULL,
-                )  # a report needs no probes
+                binary = context.program(chapter, program, solution)
+                start = [LAUNCH, "-n", str(n)]
+                files += run_recorded(start, binary, options, place, WORKSHOP_PROBES="0")  # a report needs no probes
     return files
 
 
