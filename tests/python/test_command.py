@@ -254,7 +254,7 @@ def test_what_the_last_check_found(clone, capsys):
     assert verbs_learn.last_check("build", chapter).endswith("; changed since")
     state.write_text("wrong 02.9\n")
     os.utime(state, (later + 5, later + 5))
-    assert verbs_learn.list_(context.Context("cpu", "build", ""), []) == 0
+    assert verbs_learn.list_(context.Context("cpu", "build"), []) == 0
     assert "Next: TODO 02.9 is wrong: ./workshop check 02.9" in capsys.readouterr().out
 
 
@@ -262,6 +262,21 @@ def test_hints():
     text = "# head\nTODO 02.1\n1. one\n   more\n2. two\n\nTODO 02.10\n1. ten\n"
     assert chapters.hints(text, "02.1") == [["one", "more"], ["two"]]
     assert chapters.hints(text, "02.10") == [["ten"]] and chapters.hints(text, "02.2") == []
+
+
+def test_run_makes_the_folder_of_the_records(clone, monkeypatch):
+    class Ended(Exception):
+        pass
+
+    def execv(path, words):
+        raise Ended
+
+    monkeypatch.setattr(context.Context, "build", lambda *_: None)
+    monkeypatch.setattr(os, "execv", execv)
+    for options, made in [(["--epochs", "3"], False), (["--record", "runs/a.jsonl"], True)]:
+        with pytest.raises(Ended):
+            verbs_learn.run(context.Context("cpu", "build"), ["02", "--", *options])
+        assert os.path.isdir("runs") == made
 
 
 def test_copies_of_what_was_written_are_kept(tmp_path):

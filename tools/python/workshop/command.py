@@ -152,10 +152,9 @@ def call(words: list[str]) -> int:
         raise Refused(f"unknown verb '{verb}'; './workshop help' lists them")
     if verb == "progress":  # its folders and its file are those that the caller sees
         return progress.main(arguments)
-    caller = os.getcwd()
     os.chdir(ROOT)
     backend = choose_backend(backend, words)
-    context = Context(backend, os.environ.get("WORKSHOP_BUILD") or f"build/{backend}", caller)
+    context = Context(backend, os.environ.get("WORKSHOP_BUILD") or f"build/{backend}")
     return VERBS[verb](context, arguments)
 
 

@@ -17,10 +17,9 @@ COURSE_MACHINE = "compute=1T,link=2us+10G/s,node=4,between=5us+5G/s"
 
 
 class Context:
-    def __init__(self, backend: str, folder: str, caller: str):
+    def __init__(self, backend: str, folder: str):
         self.backend = backend
         self.folder = folder  # what is built
-        self.caller = caller  # the folder in which the command was typed
         self.builder = building.Builder(backend, folder)
 
     def build(self, *targets: str) -> None:

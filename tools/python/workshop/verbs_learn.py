@@ -92,6 +92,8 @@ def run(context: Context, words: list[str]) -> int:
     require(is_number(ranks), f"-n expects a number of ranks, not '{ranks}'")
     require(launcher in ("mpirun", "env"), f"--launcher is mpirun or env, not '{launcher}'")
     context.build(*targets_of(chapter, program, solution, options))
+    if any("runs/" in option for option in options):  # the README's commands keep their records there
+        os.makedirs("runs", exist_ok=True)
     sys.stdout.flush()
     os.execv(
         LAUNCH,
