@@ -20,13 +20,10 @@ namespace fs = std::filesystem;
 std::map<std::string, std::string> settings_of(const Options& options) {
   const auto all = nlohmann::json::parse(options.json());
   std::map<std::string, std::string> settings;
-  for (const char* name :
-       {"layers", "activation", "optimizer", "samples", "seed", "validation-samples", "heads", kOrder}) {
-    settings[name] = all.value(name, nlohmann::json(0)).dump();
-  }
-  for (const char* name : {"context", "blocks"}) {  // of language models
+  for (const char* name : kSettings) {
     if (all.contains(name)) settings[name] = all.at(name).dump();
   }
+  settings[kModel] = nlohmann::json(options.model_name()).dump();
   return settings;
 }
 
@@ -48,8 +45,9 @@ void CheckpointState::agree(const std::string& error, int status) const {
 
 namespace {
 
-// Returns the checkpoint to resume from, or "" to start from the beginning. Creates the folder of --checkpoints.
-std::string find(const CheckpointState& state) {
+// Returns the checkpoint to resume from, or "" to start from the beginning. Creates and locks the folder of
+// --checkpoints.
+std::string find(CheckpointState& state) {
   // Only rank 0 searches, so that all ranks use the same checkpoint.
   std::string found;
   state.attempt(kUsage, [&] {
@@ -59,7 +57,9 @@ std::string find(const CheckpointState& state) {
       if (!source.empty()) found = find_checkpoint(source);
       if (found.empty() && !source.empty() && source != target)
         throw std::runtime_error("--resume is '" + source + "', but there is no checkpoint there");
-      if (!target.empty()) fs::create_directories(target);
+      if (target.empty()) return;
+      fs::create_directories(target);
+      state.lock.emplace(target);
     } catch (const fs::filesystem_error& failed) {
       throw std::runtime_error(failed.path1().string() + ": " + failed.code().message());
     }

@@ -80,18 +80,30 @@ void load_parts(const CheckpointState& state, const CheckpointIndex& index, cons
   }
 }
 
+// `order`: whether the samples must have the same order too.
+void require_same_settings(const std::map<std::string, std::string>& run,
+                           const std::map<std::string, std::string>& saved, const std::string& folder, bool order) {
+  // A program that lacks an option behaves as if it were 0. Old checkpoints have no model.
+  const auto value = [](const auto& settings, const std::string& name) {
+    const auto found = settings.find(name);
+    return found == settings.end() ? "0" : found->second;
+  };
+  if (saved.contains(kModel) && saved.at(kModel) != run.at(kModel)) {
+    throw_error("the checkpoint %s has the model %s; this run trains %s", folder.c_str(),
+                shown(saved.at(kModel)).c_str(), run.at(kModel).c_str());
+  }
+  for (const char* name : kSettings) {
+    if (name == std::string(kOrder) && !order) continue;
+    if (value(run, name) == value(saved, name)) continue;
+    throw_error("--%s is %s; the checkpoint %s was made with %s", name, value(run, name).c_str(), folder.c_str(),
+                shown(value(saved, name)).c_str());
+  }
+}
+
 }  // namespace
 
 Progress load(const CheckpointState& state, const CheckpointIndex& index, const std::string& folder) {
-  for (const auto& [name, value] : settings_of(state.options)) {
-    if (name == kOrder && index.samples == 0) continue;
-    const auto saved = index.settings.find(name);
-    const std::string other = saved == index.settings.end() ? "none" : saved->second;
-    if (value != other) {
-      throw_error("--%s is %s; the checkpoint %s was made with %s", name.c_str(), value.c_str(), folder.c_str(),
-                  shown(other).c_str());
-    }
-  }
+  require_same_settings(settings_of(state.options), index.settings, folder, index.samples > 0);
   const Options& options = state.options;
   if (index.epoch > options.epochs || index.samples >= state.samples) {
     throw_error("the checkpoint %s is %d samples into epoch %d; --epochs is %d, --samples %d", folder.c_str(),

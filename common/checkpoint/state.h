@@ -3,12 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/checkpoint/checkpoints.h"
+#include "common/checkpoint/folder.h"
 #include "common/checkpoint/index.h"
 
 namespace workshop {
@@ -22,6 +25,7 @@ struct CheckpointState {
   std::vector<TensorPart> parts = {};
   RandomSampler* sampler = nullptr;
   std::map<std::string, double*> numbers = {};
+  std::optional<FolderLock> lock = {};  // on rank 0: of the folder to save to
   // The parts of all ranks, each element once, and the rank that writes each part. Filled by the first save.
   struct OwnedPart {
     TensorPart part;  // `values` is null except on the owner
@@ -36,9 +40,13 @@ struct CheckpointState {
   void agree(const std::string& error, int status) const;
 };
 
-inline constexpr const char* kOrder = "shuffle";  // the option of the order of samples
-// Returns the options that must have the same values when the state is loaded. kOrder must be the same only if the
-// checkpoint was saved in the middle of an epoch.
+// The options that must have the same values when the state is loaded, besides the model. kOrder must be the same only
+// if the checkpoint was saved in the middle of an epoch.
+inline constexpr const char* kModel = "model";
+inline constexpr const char* kOrder = "shuffle";
+inline constexpr std::array kSettings = {"layers",  "activation", "optimizer",          "samples", "seed",
+                                         "context", "blocks",     "validation-samples", "heads",   kOrder};
+// Returns the values of these options and the model, as JSON.
 std::map<std::string, std::string> settings_of(const Options& options);
 
 // Calls f(first element in the whole tensor, first element in the part, count) for each run of a part.

@@ -48,6 +48,7 @@ class WordReader {
     if (!bytes_.open(path_, std::ios::in | std::ios::binary)) {
       throw std::runtime_error(path_ + ": cannot be read: " + std::strerror(errno));
     }
+    skip_byte_order_mark();
   }
 
   // Returns the next word, "<eos>" after the words of a line, and "" at the end of the file. Valid until the next call.
@@ -73,6 +74,12 @@ class WordReader {
 
  private:
   static constexpr char32_t kEnd = 0xffffffff;
+
+  // Some editors on Windows put one in front of a text. It is no part of the first word.
+  void skip_byte_order_mark() {
+    constexpr std::array<int, 3> mark = {0xef, 0xbb, 0xbf};
+    if (!std::ranges::all_of(mark, [this](int byte) { return read_byte() == byte; })) bytes_.pubseekpos(0);
+  }
 
   std::string_view end_line() {
     in_line_ = end_of_line_ = false;

@@ -153,7 +153,7 @@ void Options::with_models(const std::vector<std::string>& recompute) {
 // Ends the program if an option of another model is given. Leaves such options out of the record, and sets the defaults
 // of the chosen model.
 void Options::use_model() {
-  const std::string& name = kModels[static_cast<std::size_t>(model)];
+  const std::string& name = model_name();
   impl_->only_for("mlp or alexnet", {"--validation-samples"});
   for (const auto& [option, models] : impl_->of_models) {
     if ((" " + models + " ").find(" " + name + " ") != std::string::npos) continue;
@@ -286,6 +286,8 @@ std::string Options::layers_text() const {
   for (int width : layers) text += (text.empty() ? "" : ",") + std::to_string(width);
   return text;
 }
+
+const std::string& Options::model_name() const { return kModels[static_cast<std::size_t>(model)]; }
 
 std::string Options::json() const {
   nlohmann::json json = nlohmann::json::object();

@@ -96,6 +96,7 @@ class Options {
   void parse(int argc, char** argv);
 
   const std::string& program() const { return program_; }
+  const std::string& model_name() const;  // as --model calls it
   Sampling sampling() const { return sampling_; }
   std::string layers_text() const;  // "6,4,2"
   std::string json() const;         // all options and their values, for the run record; call after parse()

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints in all chapters: common/checkpoint/parts.h.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -348,13 +352,23 @@ TESTS(bad) {
         {"--shuffle is true; the checkpoint", "--resume saved --shuffle"},
         {"saved already has a checkpoint of step 3: continue from there with --resume saved", "--checkpoints saved"},
         {"saved already has a checkpoint of step 3", "--checkpoints saved --resume other"},
-        {"long/step-00000018 is 0 samples into epoch 3; --epochs is 2, --samples 96", "--resume long --epochs 2"}};
+        {"long/step-00000018 is 0 samples into epoch 3; --epochs is 2, --samples 96", "--resume long --epochs 2"},
+        {"saved/step-00000003 has the model \"mlp\"; this run trains \"alexnet\"",
+         "--resume saved --model alexnet --image-size 32 --shrink 64"}};
     for (const auto& [line, options] : refusals) {
       for (int ranks : {1, 3}) {
         expect_one_line(run(on(ranks, ddp, base, options)), 2, line);
         EXPECT_TRUE(contents("saved") == before) << options << ": files were written";
       }
     }
+    const int other_run = open("long/.lock", O_RDONLY);  // as a run holds it that saves there
+    ASSERT_EQ(flock(other_run, LOCK_EX | LOCK_NB), 0);
+    for (const std::string& resume : {std::string(), std::string("--resume long")})
+      expect_one_line(run(on(3, ddp, base, "--epochs 9 --checkpoints long", resume)), 2,
+                      "another run is saving its checkpoints to long: choose another folder");
+    succeed(on(2, ddp, base, "--batch-size 8 --epochs 4 --resume long --checkpoints elsewhere"));
+    close(other_run);
+    succeed(on(2, ddp, base, "--batch-size 8 --epochs 4 --resume long --checkpoints long"));
   });
 }
 

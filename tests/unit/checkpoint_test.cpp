@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -314,6 +315,21 @@ TEST(CheckpointFolder, AnIndexIsARegularFileOfSensibleLength) {
   std::ofstream(path) << "{";
   fs::resize_file(path, std::uintmax_t{1} << 40);  // a sparse terabyte, which takes no space
   refused();
+}
+
+TEST(CheckpointFolder, IsLockedForOneRun) {
+  const fs::path folder = empty_folder("locked");
+  std::optional<FolderLock> lock(folder);
+  try {
+    const FolderLock second(folder);
+    ADD_FAILURE() << "two locks";
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(error.what(), "another run is saving its checkpoints to " + folder.string() +
+                                ": choose another folder for --checkpoints");
+  }
+  lock.reset();
+  const FolderLock third(folder);
+  EXPECT_THROW(FolderLock(folder / "missing"), std::runtime_error);
 }
 
 TEST(CheckpointFolder, WhatAKilledProcessLeftGoes) {

@@ -67,6 +67,15 @@ TEST_F(ReadText, NumbersWordsByFrequencyThenByFirstAppearance) {
   EXPECT_EQ(text.test, (Tokens{5, 1}));
 }
 
+TEST_F(ReadText, SkipsAByteOrderMark) {
+  write("\xef\xbb\xbf" "a b", "\xef\xbb\xbf" "b", "\xef\xbb\xbf" "a");
+  EXPECT_EQ(read().vocabulary, (Words{"<unk>", "<eos>", "a", "b"}));
+  write("a \xef\xbb\xbf" "b", "b", "a");  // elsewhere, it is a character as any other
+  EXPECT_EQ(read().vocabulary, (Words{"<unk>", "<eos>", "a", "\xef\xbb\xbf" "b"}));
+  write("\xef\xbb\xbf", "b", "a");
+  expect_error("@/train.txt: it is empty");
+}
+
 TEST_F(ReadText, KeepsTheMostFrequentWords) {
   write("b a c a\nd c", "c b", "d");
   for (int all : {6, 7, 1000}) EXPECT_EQ(read(all).train, read().train);
