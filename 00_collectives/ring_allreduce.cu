@@ -2,6 +2,7 @@
 // All-reduce from sends and receives: the ranks form a ring, and each sends to the next rank and receives from the
 // previous one. Compares the result with ncclAllReduce.
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstdio>
@@ -89,7 +90,7 @@ void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
     //   Which chunk can it send in the next step, and which of its chunks does this step overwrite?
     todo("00.13");
     // END TODO 00.13
-    probe("00.13", "offset to send from and offset to overwrite", std::vector{outgoing.begin, incoming.begin});
+    probe("00.13", "offset to send from and offset to overwrite", std::array{outgoing.begin, incoming.begin});
     probe("00.13", "finished chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
     probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, data + incoming.begin, incoming, ring);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <sstream>
@@ -32,7 +33,7 @@ inline int next_token(const std::vector<float>& logits, double temperature, doub
   //   The probability of token i is weights[i] / sum. If rounding leaves the sum of all at or below u, take the last.
   todo("01.19");
   // END TODO 01.19
-  probe("01.19", "next token", std::vector<int>{token});
+  probe("01.19", "next token", std::array{token});
   return token;
 }
 

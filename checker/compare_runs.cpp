@@ -139,6 +139,8 @@ class Comparison {
   bool given_agrees(std::size_t position);  // of what a function was given
   // The TODO that makes the call: the first of those that make such calls whose own probe follows. "" if there is none.
   std::string caller(std::size_t position) const;
+  bool caused_before(const ProbeKey& key, const std::string& id, const std::string& difference, double largest_before);
+  void print_right() const;
   void print_drift(const ProbeKey& key, const std::string& difference);
   void print_other_way(const ProbeKey& key, const std::string& difference);
   bool losses_agree();
@@ -388,7 +390,7 @@ void Comparison::print_drift(const ProbeKey& key, const std::string& difference)
   const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // of this TODO
   std::printf("  %s\n",
               fits ? sentence.c_str() : "Is a small constant, such as an epsilon, wrong or in the wrong place?");
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  print_right();
 }
 
 // A tensor named "… (one way)", such as a flag, records a choice that may be made in several ways. A difference in it
@@ -411,7 +413,7 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   std::string sentence = known(seen, other_->id);
   if (sentence.empty()) sentence = diagnosis(key);
   if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  print_right();
 }
 
 // "f.backward" of a probe named "given to f.backward: share", which records what a function was called with; "" of
@@ -430,16 +432,35 @@ std::string Comparison::caller(std::size_t position) const {
   return "";
 }
 
+// Whether a tensor that differs, of this TODO, shows what an earlier TODO did; if so, prints that.
+bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const std::string& difference,
+                               double largest_before) {
+  if (difference.empty()) return false;
+  if (other_ && todos_.contains(other_->id)) {
+    print_other_way(key, difference);
+    return true;
+  }
+  if (drift_ && drift_->id != id && error_ <= kGrowth * largest_before) {
+    print_drift(key, difference);
+    return true;
+  }
+  return false;
+}
+
+void Comparison::print_right() const {
+  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+}
+
 bool Comparison::given_agrees(std::size_t position) {
   const ProbeKey& key = expected_order_[position];
   const auto mine = mine_probes_.find(key);
   if (mine == mine_probes_.end() && !mine_.complete) return true;
   const Tensor& expected = expected_probes_.at(key)->tensor;
   std::string what = " does not call " + given_to(key) + "() as often as expected.\n";
-  std::string details = "  " + tensor_of(key) + ": not there\n";
+  std::string details = "  " + tensor_of(key) + ": not there\n", difference;
   const double largest_before = largest_;
   if (mine != mine_probes_.end()) {
-    const std::string difference = differing(mine->second->tensor, expected, scale(key));
+    difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty() || one_rounding_apart(mine->second->tensor, expected)) return true;
     what = " calls " + given_to(key) + "() with something other than expected.\n";
     details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference;
@@ -449,12 +470,13 @@ bool Comparison::given_agrees(std::size_t position) {
     largest_ = largest_before;
     return true;
   }
+  if (caused_before(key, id, difference, largest_before)) return false;
   std::string sentence = known(key, id);
   if (sentence.empty() && mine != mine_probes_.end()) sentence = diagnosis(key);
   if (!sentence.empty()) details += "  " + sentence + "\n";
   blame(id, true);
   std::printf("%s%s%s%s", todos_.heading(id).c_str(), what.c_str(), todos_.place_line(id).c_str(), details.c_str());
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  print_right();
   return false;
 }
 
@@ -483,14 +505,7 @@ bool Comparison::probe_agrees(std::size_t position) {
       if (todos_.contains(key.id)) right_.insert(key.id);
       return true;
     }
-    if (other_ && todos_.contains(other_->id)) {
-      print_other_way(key, difference);
-      return false;
-    }
-    if (drift_ && drift_->id != key.id && error_ <= kGrowth * largest_before) {
-      print_drift(key, difference);
-      return false;
-    }
+    if (caused_before(key, key.id, difference, largest_before)) return false;
     std::string sentence = known(key, key.id);
     if (sentence.empty() && one_rounding_apart(mine->second->tensor, expected)) {
       if (todos_.contains(key.id)) right_.insert(key.id);
@@ -514,7 +529,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     std::printf("%s  This is the result of TODO %s, which is the solution's here: its input comes from your TODOs.\n",
                 details.c_str(), key.id.c_str());
   }
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  print_right();
   return false;
 }
 
@@ -724,7 +739,7 @@ int Comparison::print_ending() {
   if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote().c_str());
   if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice());
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  print_right();
   return 1;
 }
 

@@ -187,6 +187,23 @@ TEST_F(CompareRuns, AWrongArgumentIsTheCallersMistake) {
   verdict(1, {"TODO 02.2 (Average the gradient.) does not call copy() as often as expected."}, calls);
 }
 
+// What a function was given may show what an earlier TODO did, as any other tensor may.
+TEST_F(CompareRuns, AWrongArgumentMayHaveAnEarlierCause) {
+  for (Record* run : {&expected, &mine}) {
+    run->lines.clear();
+    run->probe(0, "02.1", "flag (one way)", 0, {1}, {run == &mine ? 1.0 : 0.0});
+    run->probe(0, "02.1", "bias", 0, {3}, {0.5, 0.25, run == &mine ? 2 + 8e-6 : 2.0});
+    run->probe(0, "02.2", "given to copy: x", 0, {3}, {1, 2, run == &mine ? 3 + 5e-5 : 3.0});
+    run->probe(0, "02.3", "after the copy", 0, {1}, {4});
+  }
+  const std::string code = "  // TODO 02.1: Set it.\n  // END TODO 02.1\n  // TODO 02.3: Copy.\n  copy(1);\n"
+                           "  // END TODO 02.3\nvoid copy(int i) {\n  // TODO 02.2: Send.\n  // END TODO 02.2\n}\n";
+  const std::string calls = "--todos " + folder_.write("calls.cu", code);
+  verdict(1, {"TODO 02.1 (Set it.) is done in a different way than in the solution", "'given to copy: x'"}, calls);
+  for (Record* run : {&expected, &mine}) run->lines.erase(run->lines.begin());
+  verdict(1, {"TODO 02.1 (Set it.) is the first that is off by more than rounding", "'given to copy: x'"}, calls);
+}
+
 TEST_F(CompareRuns, WhatIsLeftOutIsJudgedByWhatThereWas) {
   for (Record* run : {&expected, &mine}) {
     const Values left = run == &mine ? Values{1e-3, -1e-3 + 2e-6, 0, 0, 0, 0} : Values{1e-3, -1e-3, 0, 0, 0, 0};

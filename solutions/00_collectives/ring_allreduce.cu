@@ -2,6 +2,7 @@
 // All-reduce from sends and receives: the ranks form a ring, and each sends to the next rank and receives from the
 // previous one. Compares the result with ncclAllReduce.
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstdio>
@@ -96,7 +97,7 @@ void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
     outgoing = chunks[ring.rank + 1 - step];
     incoming = chunks[ring.rank - step];
     // END TODO 00.13
-    probe("00.13", "offset to send from and offset to overwrite", std::vector{outgoing.begin, incoming.begin});
+    probe("00.13", "offset to send from and offset to overwrite", std::array{outgoing.begin, incoming.begin});
     probe("00.13", "finished chunk to send", data + outgoing.begin, {outgoing.size}, ring.stream);
     probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, data + incoming.begin, incoming, ring);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <sstream>
@@ -36,7 +37,7 @@ inline int next_token(const std::vector<float>& logits, double temperature, doub
     if (added > u) break;
   }
   // END TODO 01.19
-  probe("01.19", "next token", std::vector<int>{token});
+  probe("01.19", "next token", std::array{token});
   return token;
 }
 
