@@ -2,11 +2,13 @@
 """Which checks of a chapter run, which of their verdicts counts, and what is said. The checks just say something."""
 
 import os
+import signal
 import subprocess
 
 import pytest
+import support
 from conftest import ROOT
-from workshop import check_chapter
+from workshop import check_chapter, processes
 
 # A check that leaves behind what its arguments say: status, verdict, lines of todos.txt.
 SAY = """#!/bin/bash
@@ -213,6 +215,21 @@ def test_a_check_that_cannot_be_started_is_not_right(chapter):
     status, said, _ = chapter.judge()
     assert status == check_chapter.NOT_COMPARABLE and "say" in said + chapter.progress
     assert "Traceback" not in chapter.progress
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_no_check_outlives_who_ends_the_command(chapter, number):
+    chapter.checks("one|a|2|0|fine|right 02.1", "two|b|2|0|fine|right 02.2")
+    chapter.script("say", "#!/bin/sh\nsleep 60 & echo $! >child.txt; wait\n")
+    judge = subprocess.Popen(
+        [os.path.join(ROOT, "checker", "check_chapter"), "build", "02_x"], cwd=chapter.folder, stderr=subprocess.DEVNULL
+    )
+    child = chapter.folder / "build" / "tests" / "run" / "one" / "child.txt"
+    support.until(lambda: child.exists() and child.read_text(), 20, "the first check")
+    judge.send_signal(number)
+    assert judge.wait(timeout=20) == 128 + number
+    support.until(lambda: not processes.is_running(int(child.read_text())), 20, "its end")
+    assert not (child.parent.parent / "two").exists()
 
 
 def test_what_is_right_in_one_run_only_is_left_out(chapter):

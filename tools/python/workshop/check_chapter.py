@@ -18,10 +18,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 from typing import Callable
+
+from . import processes
 
 RIGHT, WRONG, NOT_COMPARABLE, OPEN = 0, 1, 2, 77
 WORDS = ["unreached", "unchecked", "right", "open", "wrong"]  # what is known of a TODO; later ones count more
@@ -207,6 +210,7 @@ def run_all(checks: list[tuple[int, Check]], jobs: int, stopping: Stopping, prog
             thread.join()
     except BaseException:  # such as Ctrl-C
         queue.clear()
+        processes.send(signal.SIGTERM, processes.descendants([os.getpid()]))
         raise
     if errors:
         raise errors[0]
@@ -445,6 +449,7 @@ def check(arguments: Arguments, build: Callable[[str], bool] | None) -> int:
 
 
 def main(words: list[str]) -> int:
+    processes.take_all_along()
     try:
         arguments = Arguments(words)
     except ValueError as error:

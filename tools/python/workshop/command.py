@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import machine, progress, verbs_learn, verbs_measure, verbs_setup
+from . import machine, processes, progress, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -159,6 +159,7 @@ def call(words: list[str]) -> int:
 
 
 def main(words: list[str]) -> int:
+    processes.take_all_along()
     try:
         return call(words)
     except Refused as refused:

@@ -70,6 +70,18 @@ def stop_all(started: list[int], patience: float = 2.0) -> None:
     send(signal.SIGKILL, [pid for pid in pids if is_running(pid)])
 
 
+def take_all_along() -> None:
+    """From now on, who ends this process ends everything below it, too. (Ctrl-C reaches all of them anyway.)"""
+
+    def end(number: int, _frame: object) -> None:
+        send(signal.SIGTERM, descendants([os.getpid()]))
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+            signal.signal(number, end)
+
+
 def dying_with_me(command: list[str], signal_name: str) -> list[str]:
     """The command, changed so that its process gets a signal when the one that starts it ends, however that happens."""
     setpriv = which("setpriv")
