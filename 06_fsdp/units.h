@@ -74,8 +74,8 @@ inline std::deque<Unit> make_units(const Network& network, UnitSize size, int ba
 
 inline std::string unit_name(int u) { return "unit " + std::to_string(u); }
 
-// Copies this rank's shard of the unit's initial values to shard[sharding.shard]; padding is 0. Every rank draws the
-// values of the whole model and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
+// Copies this rank's shard of the unit's initial values to `shard`; padding is 0. Every rank draws the values of the
+// whole model and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
 inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, cudaStream_t stream) {
   const Sharding& sharding = unit.sharding;
   std::vector<float> drawn = unit.model.initial_values(seed);

@@ -20,8 +20,8 @@ function(_workshop_check_command result chapter program sources)
   set(${result} ${command} PARENT_SCOPE)
 endfunction()
 
-# workshop_check(02_ddp ddp RANKS 1 2 4 [OPTIONS …]): is the participant's program right on
-# so many ranks? Also checks that the solution itself is judged right.
+# workshop_check(02_ddp ddp RANKS 1 2 4 [OPTIONS …]): is the participant's program right on each of these numbers of
+# ranks? Also checks that the solution itself is judged right.
 function(workshop_check chapter program)
   cmake_parse_arguments(arg "" "" "RANKS;OPTIONS" ${ARGN})
   set(timeout 150)  # check_exercise gives each run 60 s
@@ -41,15 +41,15 @@ function(workshop_check chapter program)
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
                   COMMAND ${check_solution} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}>
                           -- ${arg_OPTIONS})
-    # A line for ./workshop check: folder, program, ranks, command; behind a tab each.
+    # A line for ./workshop check: folder, program, ranks, command, separated by tabs.
     string(MAKE_C_IDENTIFIER exercise.${name} folder)
     string(REPLACE ";" "\t" line "${folder};${program};${ranks};${check};-n;${ranks};--mine;$<TARGET_FILE:${chapter}_${program}>;--;${arg_OPTIONS}")
     set_property(GLOBAL APPEND_STRING PROPERTY WORKSHOP_CHECKS_${chapter} "${line}\n")
   endforeach()
 endfunction()
 
-# _workshop_generate(02_ddp FOLDER target [FILLINGS file…]): the target has make_exercises write the chapter's exercises to
-# FOLDER.
+# _workshop_generate(02_ddp FOLDER target [FILLINGS file…]): the target runs make_exercises to write the chapter's
+# exercises to FOLDER.
 function(_workshop_generate chapter folder target)
   cmake_parse_arguments(arg "" "" "FILLINGS" ${ARGN})
   _workshop_sources(sources ${chapter})
@@ -63,13 +63,13 @@ function(_workshop_generate chapter folder target)
   add_custom_target(${target} DEPENDS ${copies})
 endfunction()
 
-# What runs for some milliseconds: hardly optimized, it compiles in half the time.
+# For programs that run for milliseconds: hardly optimized, they compile in half the time.
 set(_generated_options $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-Og>
     $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)
 
 # _workshop_generated(PREFIX 02_ddp FOLDER program…): builds these programs of a chapter, and its models, from the exercises
-# that the target PREFIX_02_ddp_sources writes to FOLDER, on the solutions of the others: the targets PREFIX_02_ddp_program
-# and PREFIX_02_ddp_models.
+# that the target PREFIX_02_ddp_sources writes to FOLDER, and from the solutions of other chapters. Makes the targets
+# PREFIX_02_ddp_program and PREFIX_02_ddp_models.
 function(_workshop_generated prefix chapter folder)
   set(written ${prefix}_${chapter}_sources)
   set(include ${folder} ${CMAKE_SOURCE_DIR}/solutions)
@@ -98,8 +98,8 @@ function(_workshop_generated prefix chapter folder)
 endfunction()
 
 # workshop_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [RIGHT] [SAYS regex] [TIMEOUT s] [OPTIONS …]
-# [CPU_ONLY reason]): the TODO filled in as checker/mistakes/02_ddp.txt says, and all others right, is judged wrong, unless
-# it is RIGHT, and the verdict matches both.
+# [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged wrong (with
+# RIGHT, it is judged right), and the verdict matches EXPECT and SAYS.
 function(workshop_filling chapter program mistake)
   if(WORKSHOP_PREBUILT)
     return()  # the tests of the checker belong to the clone that builds it
@@ -133,9 +133,8 @@ function(_workshop_needs_bf16 chapter program)
   set_target_properties(${chapter}_${program}_bf16 PROPERTIES EXCLUDE_FROM_ALL FALSE)
 endfunction()
 
-# workshop_exercises(02_ddp): all of that, as checker/mistakes/02_ddp.txt and a sample of mutants in
-# checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists and says which
-# of the functions above to call. All wrong fillings of a chapter are compiled together (checker/filling.h):
+# workshop_exercises(02_ddp): calls the functions above as checker/mistakes/02_ddp.txt and a sample of the mutants in
+# checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists. All wrong fillings of a chapter are compiled together (checker/filling.h):
 # `wrong_02_ddp_ddp` is ddp with them.
 function(workshop_exercises chapter)
   set(lists ${CMAKE_SOURCE_DIR}/checker/mistakes)

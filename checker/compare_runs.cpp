@@ -93,18 +93,17 @@ class Comparison {
   static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
   // Makes this TODO the one to look at.
   void blame(const std::string& id, bool certain);
-  // "tensor 'grad' on rank 1, step 0", and only the part after the name.
+  // "tensor 'grad' on rank 1, step 0", and only " on rank 1, step 0".
   std::string tensor_of(const ProbeKey& key) const { return "tensor '" + key.name + "'" + rank_and_step(key); }
   std::string rank_and_step(const ProbeKey& key) const;
-  // False for a plan, which one process makes without any step.
+  // False for chapter 07's `plan`: one process, no steps.
   bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
   // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
   // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
   // The root mean square that errors in this tensor are relative to: the larger of its own and that over all ranks,
-  // because one rank may hold only zeros and a small value of a tensor whose other values are on other ranks. A tensor
-  // named "left out of …" is a small difference of large values of the same TODO. Its rounding errors are as large as
-  // theirs, so their scale counts too.
+  // because a rank's part of a tensor may be only zeros and one small value. A tensor named "left out of …" is a small
+  // difference of large values of the same TODO. Its rounding errors are as large as theirs, so their scale counts too.
   double scale(const ProbeKey& key) const;
   double rms_over_ranks(const ProbeKey& key) const;
   // Describes what is wrong with a tensor, in indented lines; returns "" if nothing is. Sets error_ and updates
@@ -113,7 +112,7 @@ class Comparison {
   // True with --precision bf16 if every value is at most one rounding off.
   bool one_rounding_apart(const Tensor& mine, const Tensor& expected) const;
   std::string diagnosis(const ProbeKey& key) const;
-  // The sentence of the known mistake that looks like this if `todo` is to blame; empty if no known mistake does.
+  // If `todo` is to blame: the sentence of the known mistake that looks like this; empty if there is none.
   std::string known(const ProbeKey& key, const std::string& todo) const;
   std::string known(const Sighting& seen, const std::string& todo) const;
   Sighting sighting_of(const ProbeKey& key) const;
@@ -136,8 +135,9 @@ class Comparison {
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
-  bool given_agrees(std::size_t position);  // of what a function was given
-  // The TODO that makes the call: the first of those that make such calls whose own probe follows. "" if there is none.
+  bool given_agrees(std::size_t position);  // compares what a function was given
+  // The TODO that makes the call: of those that make such calls, the first whose own probe follows. "" if there is
+  // none.
   std::string caller(std::size_t position) const;
   bool caused_before(const ProbeKey& key, const std::string& id, const std::string& difference, double largest_before);
   void print_right() const;
@@ -296,7 +296,7 @@ std::vector<Known> Comparison::others(const ProbeKey& key) const {
     const Tensor* tensor = &expected_probes_.at(other)->tensor;
     std::string name = "the values of '" + other.name + "'";
     if (other.occurrence != key.occurrence)
-      name += ", number " + std::to_string(other.occurrence + 1) + (has_steps() ? " of the step" : " of the run");
+      name += ", recording " + std::to_string(other.occurrence + 1) + (has_steps() ? " of the step" : " of the run");
     if (other.id == key.id) {
       name += rank_and_step(other);
       same_todo.push_back({name, tensor});
@@ -379,7 +379,7 @@ TodoIds Comparison::unobserved() const {
   return came_to.empty() ? ids : came_to;
 }
 
-// A small error that grows from TODO to TODO until it is too large is the mistake of the first of these TODOs.
+// If a small error grows from TODO to TODO until it is too large, the first of these TODOs is to blame.
 void Comparison::print_drift(const ProbeKey& key, const std::string& difference) {
   blame(drift_->id, true);
   std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
@@ -448,7 +448,7 @@ bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const
 }
 
 void Comparison::print_right() const {
-  if (!right_.empty()) std::printf("Right up to there: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
 }
 
 bool Comparison::given_agrees(std::size_t position) {
@@ -526,7 +526,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     blame(own, false);
     std::printf("%s is the TODO to look at: it passes on wrong values, or overwrites right ones.\n%s",
                 todos_.heading(own).c_str(), todos_.place_line(own).c_str());
-    std::printf("%s  This is the result of TODO %s, which is the solution's here: its input comes from your TODOs.\n",
+    std::printf("%s  This is the result of TODO %s, here the solution's code with input from your TODOs.\n",
                 details.c_str(), key.id.c_str());
   }
   print_right();
@@ -582,7 +582,7 @@ bool Comparison::losses_agree() {
     }
   }
   if (mine_.losses.size() == theirs.size()) return true;
-  std::printf("Your run recorded %zu losses, expected %zu: more or fewer steps or replicas.\n", mine_.losses.size(),
+  std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n", mine_.losses.size(),
               theirs.size());
   return false;
 }
@@ -665,7 +665,7 @@ void Comparison::note_more(const std::string& what, const char* does, const char
 }
 
 int Comparison::print_unfinished() const {
-  if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
+  print_right();
   std::printf("Next: TODO %s\n", mine_.todo.c_str());
   return 77;
 }
@@ -702,8 +702,8 @@ Comparison::End Comparison::where_it_ended() const {
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
       const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
-      // A rank that waits is at the first probe whose copy never arrived; a rank that ended, at the first probe that it
-      // did not reach.
+      // A rank that waits is at the first probe whose values never arrived; a rank that ended, at the first probe that
+      // it did not reach.
       const auto passed = mine_.passed.find(rank);
       const bool done = ending_->waits() ? mine_probes_.contains(key)
                                          : passed != mine_.passed.end() &&
@@ -811,7 +811,7 @@ int compare(const Settings& settings) {
   if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
   const Ending ending(settings.status, content(settings.output));
   const Todos todos(settings.todos, settings.sources);
-  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // from a kernel on a GPU
+  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a kernel on a GPU only prints its TODO
   const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
   const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
   Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,

@@ -53,8 +53,8 @@ std::string not_a_number(const Symptom& s) {
     return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, or the root " +
            "or logarithm of a negative one.";
   }
-  return where + ": that is memory that was never written (on the cpu backend, cudaMalloc fills it with NaN), or was " +
-         "computed from it. Is the operation missing, or is its count or its place wrong?";
+  return where + ": they come from memory that was never written (on the cpu backend, cudaMalloc fills it with NaN). " +
+         "Is the operation missing, or is its count or its place wrong?";
 }
 
 std::string zeros(const Symptom& s) {
@@ -130,7 +130,7 @@ std::string constant_factor(const Symptom& s) {
   const std::string ranks = std::to_string(s.world), known = quantities(s, factor);
   if (s.world > 1 && is(s.world)) {
     return "Every value is " + ranks + " times what is expected: summed over the " + ranks + " ranks, not averaged" +
-           (s.world == 2 ? ", or added twice." : ".") + (known.empty() ? "" : " Or is it a factor?" + known);
+           (s.world == 2 ? ", or added twice." : ".") + (known.empty() ? "" : " Or is a factor wrong?" + known);
   }
   if (s.world > 1 && is(1.0 / s.world)) {
     return "Every value is 1/" + ranks + " of what is expected: divided by the number of ranks once too often.";
@@ -321,7 +321,7 @@ std::string wrong_part(const Symptom& s) {
       continue;
     const bool one = wrong.size() == 1;
     return "Only " + name_of_axis(s, axis) + (one ? " " : "s ") + std::to_string(wrong.front()) +
-           (one ? "" : " to " + std::to_string(wrong.back())) + " of 0 to " + std::to_string(extent - 1) +
+           (one ? "" : " to " + std::to_string(wrong.back())) + " (of 0 to " + std::to_string(extent - 1) + ")" +
            (one ? " is wrong" : " are wrong") + third(s, axis, wrong.front(), wrong.back()) + "." +
            within(s, axis, wrong.front(), wrong.back());
   }

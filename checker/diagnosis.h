@@ -36,7 +36,7 @@ std::string diagnose(const Symptom& symptom);
 std::string diagnose_integers(const Symptom& symptom);
 
 // Names an entry of a list after the list's own name: entry 14 of "unit, backward and gather of each pass" is "gather
-// of pass 4". Returns "" if that name does not tell.
+// of pass 4". Returns "" if the list's name does not say.
 std::string name_of_entry(const Tensor& list, std::size_t position);
 
 // The place of a value in its tensor: [row, column] for position row * columns + column.

@@ -16,7 +16,7 @@ constexpr int kStuck = 86, kTimedOut = 124;  // exit statuses of common/base/che
 constexpr std::size_t kQuotedLines = 20;     // at most
 constexpr std::size_t kQuotedLength = 600;   // bytes of a line
 
-// Recognizes Open MPI's lines: "[host:1234] …", and the rules of dashes around a note.
+// Recognizes Open MPI's lines: "[host:1234] …", and the lines of dashes around a note.
 bool of_open_mpi(const std::string& line) {
   if (line.size() > 20 && line.find_first_not_of('-') == std::string::npos) return true;
   const std::size_t end = line.find(']');
@@ -184,8 +184,8 @@ std::string Ending::todo(const Todos& todos, const std::string& next) const {
   return id.empty() ? one_of(todos_at(lines_, todos), next) : id;
 }
 
-std::string Ending::headline(int world, bool behind_todo) const {
-  const std::string where = behind_todo ? "is where your program " : "";
+std::string Ending::headline(int world, bool after_todo) const {
+  const std::string where = after_todo ? "is where your program " : "";
   const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
   const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
   if (has_verdict()) {

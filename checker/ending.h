@@ -16,7 +16,7 @@ class Ending {
   // The exit status of the launcher, and what the ranks printed.
   Ending(int status, const std::string& output);
 
-  // True if the order checker found two accesses that nothing orders. That is the verdict, even if more went wrong.
+  // True if the order checker found two accesses in no defined order. That is the verdict, even if more went wrong.
   bool has_verdict() const { return !order_.empty(); }
   // True if both accesses are in one call, or in one group of calls. The mistake is then in that call or group, and not
   // in an earlier TODO.
@@ -26,11 +26,11 @@ class Ending {
   // The rank that ended first; -1 if unknown.
   int rank() const { return rank_; }
 
-  // The TODO that the output names, or whose lines contain a call that it names. Prefers `next` if the output names
-  // several; returns "" if it names none.
+  // The TODO that the output names, or that contains a call named there. Prefers `next` if the output names several;
+  // returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
-  // "did not finish on 3 ranks: …", to follow "TODO 03.3 (…)" or "Your program".
-  std::string headline(int world, bool behind_todo) const;
+  // "did not finish on 3 ranks.", to follow "Your program"; after a TODO, "is where your program did not …".
+  std::string headline(int world, bool after_todo) const;
   // Identifies a known mistake that fails like this; empty if the output gives no reason.
   const std::optional<Sighting>& sighting() const { return sighting_; }
   // The lines of the output that tell more, under a line that says where they come from.

@@ -25,7 +25,7 @@ bool alike(const Summary& a, const Summary& b, bool integers = false);
 struct Sighting {
   std::string where;             // must be equal for two sightings to match
   std::vector<Summary> numbers;  // must be alike
-  double calls = 0, bytes = 0;   // NCCL calls and bytes of all ranks; decide if several mistakes match otherwise
+  double calls = 0, bytes = 0;   // NCCL calls and bytes of all ranks; tell apart mistakes that are otherwise alike
   bool integers = false;         // the numbers summarize integers, which are the same on every machine
 };
 // "where | l2 sum mix not_finite | … | calls bytes"
@@ -59,8 +59,8 @@ class Fingerprints {
   // Throws std::runtime_error if the file cannot be read.
   explicit Fingerprints(const std::string& path);
 
-  // Returns the mistake that looks like this. Returns nothing if several do, with the same calls and bytes, whose
-  // sentences differ. If several with the same sentence do, prefers one of `todo`.
+  // Returns the mistake that looks like this. If several do, calls and bytes decide; if their sentences still differ,
+  // returns nothing. Of several with the same sentence, prefers one of `todo`.
   std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
 
  private:

@@ -7,7 +7,7 @@
 //     // END TODO 02.1
 //
 // becomes `todo("02.1");`. A source without such a region makes no exercise. With --filling 02.1-mistake.txt, the
-// regions keep the solution's code, and that of TODO 02.1 also gets the code in this file, which runs if
+// regions keep the solution's code, and TODO 02.1's region also gets the code in this file, which runs if
 // WORKSHOP_FILLING is "02.1-mistake" (checker/filling.h). The tests use this to make programs with known mistakes.
 #include <filesystem>
 #include <fstream>
@@ -134,9 +134,9 @@ std::string Chapter::rewrite(const fs::path& path) {
         fail(line_, "expected '// END TODO " + number_ + ".1'");
       }
     } else if (opened_ > 0 && !(code_.empty() && std::regex_match(line, kMoreText))) {
-      // If a line break splits a comment of the TODO's text, everything after it would be missing in the exercise.
+      // If a wrapped line of the TODO's text lost its indentation, the text after it would be missing in the exercise.
       if (std::regex_match(line, kMoreText) && !has_statement(code_))
-        fail(line_, "text of TODO " + id_ + " after other text");
+        fail(line_, "text of TODO " + id_ + " after a line that is not indented");
       code_ += line + "\n";
       continue;
     }

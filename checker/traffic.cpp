@@ -26,7 +26,7 @@ void add(Traffic& traffic, double calls, double bytes) {
   traffic.bytes += bytes;
 }
 
-// Lists the operations that differ, each for the first such rank only, because most of the time all ranks differ alike.
+// Lists the operations that differ, each for the first rank that differs, because usually all differ alike.
 std::string differences(const RunRecord& expected, const RunRecord& mine) {
   std::map<Operation, std::map<int, Both>> ledger;
   for (const Collective& c : expected.collectives)

@@ -16,7 +16,7 @@ struct TrafficVerdict {
 };
 
 // Different calls are wrong if they send more bytes, or if their number is not the one that the TODO asks for ("one
-// NCCL call", "two NCCL calls"). Otherwise they are just a different way, which is worth a note.
+// NCCL call", "two NCCL calls"). Otherwise they are just another way to do it, worth a note.
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
 
 }  // namespace workshop::tools

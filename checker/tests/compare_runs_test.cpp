@@ -180,7 +180,7 @@ TEST_F(CompareRuns, AWrongArgumentIsTheCallersMistake) {
   mine.set_values("probe", 6, {7, 8, 9});
   verdict(1,
           {"TODO 02.2 (Average the gradient.) calls copy() with something other than expected.",
-           "tensor 'given to copy: x' on rank 0, step 1, shape [3]", "Right up to there: TODO 02.1"},
+           "tensor 'given to copy: x' on rank 0, step 1, shape [3]", "Right so far: TODO 02.1"},
           calls);
   verdict(0, {}, todos());  // no TODO makes the call: what comes of it shows elsewhere
   std::erase_if(mine.lines, [](const Json& line) { return line.value("name", "") == "given to copy: x"; });
@@ -222,7 +222,7 @@ TEST_F(CompareRuns, APlanHasNoRanksAndSteps) {
     run->probe(0, "02.2", "bytes", 0, {3}, {1, 2, 3});
     run->probe(0, "02.2", "bytes", 0, {3}, run == &mine ? Values{1, 2, 3} : Values{4, 5, 7});
   }
-  verdict(1, {"  tensor 'bytes', shape [3]\n", "These are the values of 'bytes', number 1 of the run.\n"});
+  verdict(1, {"  tensor 'bytes', shape [3]\n", "These are the values of 'bytes', recording 1 of the run.\n"});
 }
 
 TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
@@ -232,7 +232,7 @@ TEST_F(CompareRuns, NamesTodoTensorRankStepAndPlace) {
   verdict(1,
           {"TODO 02.2 (Average the gradient.) is the first that differs.\n  tensor 'grad' on rank 1, step 0, shape "
            "[2, 3]\n  largest difference at [1, 1]: yours 7, expected 5\n",
-           "Right up to there: TODO 02.1\n"},
+           "Right so far: TODO 02.1\n"},
           todos());
 }
 
@@ -367,14 +367,14 @@ TEST_F(CompareRuns, ARoundingOfBfloat16) {
 TEST_F(CompareRuns, PartsOfATensor) {
   for (Record* run : {&expected, &mine}) run->set_shape("probe", 2, {2, 3}, kGradient);
   mine.set_values("probe", 2, {1, -2, 8, 4, 5, 9});
-  verdict(1, {"Only column 2 of 0 to 2 is wrong."});
+  verdict(1, {"Only column 2 (of 0 to 2) is wrong."});
   for (Record* run : {&expected, &mine}) run->line("probe", 2)["name"] = "queries, keys and values";
-  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values.\n"});
+  verdict(1, {"Only column 2 (of 0 to 2) is wrong, of the values.\n"});
   // The wrong part is diagnosed on its own.
   mine.set_values("probe", 2, {1, -2, 0, 4, 5, 0});
-  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is zero: "});
+  verdict(1, {"Only column 2 (of 0 to 2) is wrong, of the values. There: every value is zero: "});
   mine.set_values("probe", 2, {1, -2, 1.5, 4, 5, 3});
-  verdict(1, {"Only column 2 of 0 to 2 is wrong, of the values. There: every value is 1/2 of what is expected: "});
+  verdict(1, {"Only column 2 (of 0 to 2) is wrong, of the values. There: every value is 1/2 of what is expected: "});
 }
 
 TEST_F(CompareRuns, ABiasTooMuch) {
@@ -533,7 +533,7 @@ TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
   verdict(0, {"the TODO is right"}, own);
   mine.set_values("probe", 1, {3, 1, 4});
   verdict(1,
-          {"TODO 02.2 (Average the gradient.) is the TODO to look at", "result of TODO 02.1, which is the solution's"},
+          {"TODO 02.2 (Average the gradient.) is the TODO to look at", "result of TODO 02.1, here the solution's code"},
           own);
 }
 
@@ -658,7 +658,7 @@ TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
   ended(139, "launch: rank 1 was ended by signal SEGV\n",
         {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
          "\n  at 02_ddp/ddp.cu:5\n", "Last probe passed: 02.1 ('bias', step 0) on rank 1",
-         "Right up to there: TODO 02.1"});
+         "Right so far: TODO 02.1"});
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
 }
 

@@ -115,7 +115,7 @@ TEST_F(MakeExercises, NamesWhatIsWrongWithARegion) {
   EXPECT_EQ(refusal("// TODO 02.1: a\nf();\n// END TODO 02.2\n"), "ddp.cu:3: END TODO 02.2 closes TODO 02.1\n");
   EXPECT_EQ(refusal("// TODO 02.1: a\n//   more\n\n// END TODO 02.1\n"), "ddp.cu:1: TODO 02.1 has no code\n");
   EXPECT_EQ(refusal("// TODO 02.1: a\n// b\n//   more\nf();\n// END TODO 02.1\n"),
-            "ddp.cu:3: text of TODO 02.1 after other text\n");
+            "ddp.cu:3: text of TODO 02.1 after a line that is not indented\n");
   EXPECT_EQ(refusal("// TODO 03.1: a\nf();\n// END TODO 03.1\n"), "ddp.cu:1: TODO 03.1 in chapter 02\n");
   EXPECT_EQ(refusal("// END TODO 02.1\n"), "ddp.cu:1: END TODO 02.1 without its TODO\n");
   EXPECT_EQ(refusal("// TODO 02.1\n"), "ddp.cu:1: expected '// TODO 02.1: text'\n");

@@ -81,7 +81,7 @@ CheckpointIndex describe(const CheckpointState& state) {
   return index;
 }
 
-// Calls `read`. If a file of the checkpoint is damaged, adds to the error which checkpoint comes before it.
+// Calls `read`. If a file of the checkpoint is damaged, adds the name of the previous checkpoint to the error.
 template <typename Read>
 void read_files(const std::string& checkpoint, Read read) {
   try {

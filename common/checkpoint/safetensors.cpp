@@ -139,7 +139,7 @@ Json read_header(std::string_view text) {
 }  // namespace
 
 std::map<std::string, SafetensorsTensor> parse_safetensors(std::string_view content) {
-  if (content.size() < kPrefix) throw std::runtime_error("it ends within the length of its header");
+  if (content.size() < kPrefix) throw std::runtime_error("it ends before its header");
   std::uint64_t length = 0;
   std::memcpy(&length, content.data(), kPrefix);
   if (length > kLongestHeader) throw std::runtime_error("its header would be longer than 100 MB");

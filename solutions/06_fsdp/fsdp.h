@@ -52,7 +52,7 @@ inline ShardGroups make_shard_groups(const Group& world, int size) {
   groups.replicate = world.split(rank % size, rank, "replicate");
   // END TODO 06.7
   const Group &shard = groups.shard, &replicate = groups.replicate;
-  probe("06.7", "rank in and size of the shard group, then of the replicate group",
+  probe("06.7", "rank and size in the shard group, then in the replicate group",
         std::vector<int>{shard.rank(), shard.size(), replicate.rank(), replicate.size()});
   return groups;
 }
@@ -84,9 +84,8 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// How many buffers for whole units there are, each as long as the largest unit. The forward passes alternate between
-// `forward` buffers for parameters. The backward passes alternate between `backward` buffers for parameters and between
-// `gradients` buffers for gradients:
+// How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` count the
+// buffers for parameters that these passes use in turn, and `gradients` those for the gradients of the backward passes:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -143,7 +142,7 @@ class UnitBuffers {
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-// Returns where each unit's shard begins in the array that holds all shards of a rank, and last the length of that
+// Returns where each unit's shard begins in the array that holds all shards of a rank, then the length of that
 // array. All shards are in one array so that their update is one launch.
 inline std::vector<int> shard_offsets(const std::deque<Unit>& units) {
   std::vector<int> offsets = {0};
@@ -211,7 +210,7 @@ class FullyShardedModel {
   }
 
  private:
-  // ---- one pass: begin, its work, end, and after a backward pass reduce ----
+  // ---- one pass: begin, its work, end; if it is a backward pass, reduce, too ----
   cudaStream_t compute_;
   Stream communication_{"communication"};
   Event fetched_[2];         // recorded after the gather for pass k: fetched_[k % 2]
@@ -240,7 +239,7 @@ class FullyShardedModel {
     // END TODO 06.9
     Unit& unit = units_[passes_[k].unit];
     Real* whole = buffers_.values(k, passes_[k]);
-    probe("06.9", {unit_name(passes_[k].unit), ", last pass that is fetched when its work begins"},
+    probe("06.9", {unit_name(passes_[k].unit), ", last pass fetched before its work begins"},
           std::array{last_fetched_});
     probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
     unit.model.bind(whole, buffers_.grads(k));
@@ -262,7 +261,7 @@ class FullyShardedModel {
     last_fetched_ = k;
   }
 
-  // Call after enqueuing the work of pass k, which writes result[n].
+  // Call after enqueuing the work of pass k, which writes `n` values to `result`.
   void end(int k, const Real* result, int n) {
     // TODO 06.10: Make the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
@@ -300,7 +299,7 @@ class FullyShardedModel {
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }
 
-  // Clears the padding at the end of the gradients, which no layer writes but the reduction reads.
+  // Clears the padding at the end of the gradients, which no layer writes: the reduction reads them.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);

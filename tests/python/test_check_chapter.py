@@ -233,9 +233,9 @@ def test_no_check_outlives_who_ends_the_command(chapter, number):
 
 
 def test_what_is_right_in_one_run_only_is_left_out(chapter):
-    chapter.checks("one|a|1|1|Right up to there: TODO 02.9|wrong 02.1,blame certain 02.1")
-    assert "Right up to there" not in chapter.judge()[1]
-    assert "Right up to there" in chapter.judge("--verbose")[1]
+    chapter.checks("one|a|1|1|Right so far: TODO 02.9|wrong 02.1,blame certain 02.1")
+    assert "Right so far" not in chapter.judge()[1]
+    assert "Right so far" in chapter.judge("--verbose")[1]
 
 
 class TestOneTodo:

@@ -299,7 +299,7 @@ def shown_check(chapter: str, check: Check, verbose: bool) -> str:
     """The verdict of a check, and how to see it again."""
     text = wrapped(check.read("verdict.txt") or check.read("messages.txt"))
     if not verbose:  # what is right in this run only would be confusing beside what is right in all of them
-        text = re.sub(r"^Right (so far|up to there): .*\n", "", text, flags=re.M)
+        text = re.sub(r"^Right so far: .*\n", "", text, flags=re.M)
     if check.status == WRONG:
         options = " ".join(check.options)
         text += f"This run: ./workshop run {chapter.split('_')[0]} {check.program} -n {check.ranks}"
