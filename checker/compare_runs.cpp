@@ -339,7 +339,9 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
 }
 
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
-  return known(sighting_of(key), todo);
+  const std::string sentence = known(sighting_of(key), todo);
+  if (!sentence.empty() || mine_.complete) return sentence;
+  return known(sighting_alone(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence), todo);
 }
 
 std::string Comparison::known(const Sighting& seen, const std::string& todo) const {

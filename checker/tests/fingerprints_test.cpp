@@ -113,6 +113,25 @@ TEST_F(FingerprintsTest, AreNotCertainOfWhatHasManyCauses) {
   }
 }
 
+// A rank ended the run: how many recordings there are by then differs from run to run.
+TEST_F(FingerprintsTest, KnowARunByOneRecordingIfItWasCutShort) {
+  const auto record = [](const std::vector<std::pair<int, Values>>& probes) {
+    RunRecord run;
+    run.program = "ddp";
+    run.world = 2;
+    for (const auto& [rank, values] : probes) run.probes.push_back({"02.2", rank, 0, 0, {"grad", {4}, values}});
+    return run;
+  };
+  const RunRecord expected = record({{0, kAverage}, {1, kAverage}, {0, kAverage}, {1, kAverage}});
+  const auto alone = [&](const RunRecord& mine) { return sighting_alone(expected, mine, "02.2", "grad", 0, 0, 0); };
+  const RunRecord collected = record({{0, kSum}, {1, kAverage}, {0, kSum}});
+  const Fingerprints known = file(says_ + run_ + "02.2-sum | " + text(alone(collected)) + "\n");
+  EXPECT_TRUE(known.find(expected, alone(record({{0, kSum}, {1, kAverage}}))));
+  EXPECT_TRUE(known.find(expected, alone(record({{0, kSum}}))));
+  EXPECT_FALSE(known.find(expected, alone(record({{0, kSum}, {1, kSum}}))));
+  EXPECT_FALSE(known.find(expected, alone(record({{0, kAverage}, {1, kAverage}}))));
+}
+
 TEST_F(FingerprintsTest, KnowProgramsThatFail) {
   const auto failed = failure(1, "step 1\nerror: wrong bounds: see TODO 03.1\nrank 0 ended\n");
   ASSERT_TRUE(failed);

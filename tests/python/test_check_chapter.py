@@ -99,6 +99,11 @@ def test_a_todo_that_is_not_reached_is_not_right(chapter):
     assert chapter.judge("--program", "a")[1] == "the TODO is right\nright 02.1\n"
 
 
+def test_where_a_todo_is_right_is_said(chapter):
+    chapter.checks("one|a|3|0|fine|right 02.1", "two|a|2|0|fine|right 02.1", "three|b|1|0|fine|unreached 02.1")
+    assert chapter.judge("--todo", "02.1")[1].startswith("TODO 02.1: right (a on 2, 3 ranks)\n")
+
+
 def test_a_note_is_said_once(chapter):
     chapter.checks(
         "one|a|2|0|fine|right 02.1", "two|a|4|0|Note: it waits|right 02.1", "three|b|2|0|Note: it waits|right 02.2"

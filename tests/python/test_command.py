@@ -258,6 +258,30 @@ def test_what_the_last_check_found(clone, capsys):
     assert "Next: TODO 02.9 is wrong: ./workshop check 02.9" in capsys.readouterr().out
 
 
+def test_a_check_of_one_todo_is_remembered(clone):
+    chapter = chapters.choose("02")
+    state = clone / "build" / "checks" / "02_ddp.state"
+    state.parent.mkdir(parents=True)
+    part = clone / "part"
+    for remembered, found, then in [
+        ("", "wrong 02.10\nright 02.9\n", "wrong 02.10\n"),
+        ("right 02.9\nwrong 02.10\n", "right 02.10\n", "right 02.9\nright 02.10\n"),
+        ("right 02.9\n", "right 02.1\n", "right 02.9\n"),
+        ("right 02.9\n", "", "right 02.9\n"),
+    ]:
+        if remembered:
+            state.write_text(remembered)
+        part.write_text(found)
+        chapters.merge_state(chapter, str(part), str(state), "02.10")
+        assert state.read_text() == then and not part.exists()
+    old = time.time() - 100
+    os.utime(state, (old, old))
+    part.write_text("right 02.10\n")
+    chapters.merge_state(chapter, str(part), str(state), "02.10")
+    assert chapters.changed_since(chapter, str(state))  # 02.9 was not checked again
+    chapters.merge_state(chapter, "missing", str(state), "02.10")
+
+
 def test_hints():
     text = "# head\nTODO 02.1\n1. one\n   more\n2. two\n\nTODO 02.10\n1. ten\n"
     assert chapters.hints(text, "02.1") == [["one", "more"], ["two"]]

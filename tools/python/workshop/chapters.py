@@ -104,6 +104,22 @@ def read_state(path: str) -> list[tuple[str, str]]:
     return [(words[0], words[1]) for words in (line.split() for line in read(path).splitlines()) if len(words) == 2]
 
 
+def merge_state(chapter: Chapter, part: str, state: str, todo: str, root: str = ".") -> None:
+    """Takes over what a check of one TODO found to what the last check of all found, and removes `part`."""
+    found = [word for word, of in read_state(part) if of == todo]
+    if os.path.exists(part):
+        os.unlink(part)
+    if not found:
+        return
+    known = {of: word for word, of in read_state(state)} | {todo: found[0]}
+    # What is known of the others is as old as it was.
+    times = os.stat(state) if os.path.exists(state) and changed_since(chapter, state, root) else None
+    with open(state, "w", encoding="utf-8") as file:
+        file.writelines(f"{word} {of}\n" for of, word in known.items())
+    if times:
+        os.utime(state, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def changed_since(chapter: Chapter, state: str, root: str = ".") -> bool:
     """Whether a file of the chapter is newer than its state."""
     checked = os.stat(state).st_mtime_ns

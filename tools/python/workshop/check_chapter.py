@@ -398,6 +398,18 @@ def run_groups(arguments: Arguments, checks: list[Check], build: Callable[[str],
     return True
 
 
+def right_in(checks: list[Check], todo: str) -> str:
+    """The runs in which a TODO is right: "ddp on 2, 3 ranks; ddp_overlap on 2 ranks"."""
+    ranks: dict[str, set[int]] = {}
+    for check in checks:
+        if ["right", todo] in check.todos():
+            ranks.setdefault(check.program, set()).add(int(check.ranks))
+    return "; ".join(
+        f"{program} on {', '.join(map(str, sorted(of_it)))} rank{'s' if of_it != {1} else ''}"
+        for program, of_it in ranks.items()
+    )
+
+
 def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     text = ""
     if arguments.verbose:
@@ -407,7 +419,9 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     elif verdict.best:
         text += shown_check(arguments.chapter, verdict.best, False)
     if arguments.todo:
-        text += f"TODO {arguments.todo}: {verdict.known.get(arguments.todo, 'unreached').replace('un', 'not ', 1)}\n"
+        word = verdict.known.get(arguments.todo, "unreached")
+        covered = f" ({right_in(checks, arguments.todo)})" if word == "right" else ""
+        text += f"TODO {arguments.todo}: {word.replace('un', 'not ', 1)}{covered}\n"
     if verdict.best:
         todo = next_todo(verdict)
         text += f"Stuck? ./workshop hint {todo}\n" if todo else ""

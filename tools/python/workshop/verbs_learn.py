@@ -212,8 +212,12 @@ def check(context: Context, words: list[str]) -> int:
             wanted.chapter.name,
         ]
     )
-    if not arguments.narrowed:
-        arguments.state = chapters.state_file(context.folder, wanted.chapter)
+    state = chapters.state_file(context.folder, wanted.chapter)
+    only_todo = wanted.todo and not wanted.program and not wanted.ranks
+    if only_todo:
+        arguments.state = state + ".part"
+    elif not arguments.narrowed:
+        arguments.state = state
     with Lock(context.folder, "check.lock", "Waiting for another check to end"):
         if wanted.todo:
             context.build("compare_runs", "workshop_common", f"solution_{wanted.chapter.name}_{first_program(wanted)}")
@@ -221,6 +225,8 @@ def check(context: Context, words: list[str]) -> int:
         else:
             build_checks(context, wanted)
             status = check_chapter.check(arguments, None)
+        if only_todo:
+            chapters.merge_state(wanted.chapter, arguments.state, state, wanted.todo)
     if context.backend == "cuda":
         on_cpu = check_on_cpu(wanted)
         if status != 1 and on_cpu:
