@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdlib>
 #include <exception>
@@ -173,7 +174,11 @@ namespace {
 // Every program is built once per precision, as PROGRAM and PROGRAM_bf16 in the same folder.
 constexpr std::string_view kSuffix = "_bf16";
 
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+std::string this_program() {
+  std::error_code missing;  // in a container without /proc
+  const std::filesystem::path file = std::filesystem::read_symlink("/proc/self/exe", missing);
+  return missing ? program_invocation_name : file.string();
+}
 
 // Replaces this process by the same program built for the other precision.
 void become(const std::string& program, char** argv) {

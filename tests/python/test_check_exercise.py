@@ -37,6 +37,7 @@ echo started >>"{self.folder}/{name}.starts"
 while [[ $1 != --record ]]; do shift; done
 run='{{"type":"run","chapter":"02_x","program":"x","world":1}}'
 [[ "{does}" == 'never starts' ]] && {{ echo 'mpirun: no such node'; exit 1; }}
+[[ "{does}" == 'ends early' ]] && {{ echo 'error: no such device'; printf '%s\\n' "$run" >"$2.rank0"; exit 2; }}
 printf '%s\\n' "$run" '{probe}' >"$2.rank0"
 {does}
 printf '%s\\n' "$run" '{probe}' '{{"type":"end","status":"complete","steps":1,"seconds_per_step":1}}' >"$2"
@@ -111,6 +112,23 @@ def test_a_solution_that_fails_is_no_verdict(exercise):
     exercise.program("solution", 1, "echo broken; exit 3")
     status, said = exercise.judge()
     assert status == 2 and said == "The solution itself failed.\nThe last lines of output:\nbroken\n"
+
+
+def test_where_the_solution_fails_now_there_is_no_verdict(exercise, monkeypatch):
+    exercise.program("solution", 1, "[[ ! $BROKEN ]] || { echo 'error: no such device'; exit 2; }")
+    assert exercise.judge()[0] == 0
+    status, said = exercise.judge(does="ends early")
+    assert status == 1 and "is where your program ended with status 2" in said
+    monkeypatch.setenv("BROKEN", "1")
+    status, said = exercise.judge(does="ends early")
+    assert status == 2 and said.startswith("The solution itself fails here") and "error: no such device" in said
+    assert not (exercise.checks / "todos.txt").exists()
+    assert exercise.judge(7)[0] == 1  # it came to the TODO: no need to ask the solution again
+
+
+def test_probes_are_on(exercise, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_PROBES", "0")
+    assert exercise.judge(does='[[ $WORKSHOP_PROBES == 1 ]] || exit 1')[0] == 0
 
 
 def test_a_program_that_does_not_start_is_no_verdict(exercise):

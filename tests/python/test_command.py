@@ -282,6 +282,40 @@ def test_a_check_of_one_todo_is_remembered(clone):
     chapters.merge_state(chapter, "missing", str(state), "02.10")
 
 
+@pytest.mark.parametrize("name", ["ddp-Copy1.h", "old.cu"])
+def test_only_files_that_are_handed_out_count(clone, name):
+    chapter = chapters.choose("02")
+    (clone / "02_ddp" / name).symlink_to("/nowhere")
+    (clone / "solutions" / "02_ddp" / "without_todo.h").write_text("int x;\n")
+    assert [os.path.basename(file) for file in chapter.sources(".")] == ["ddp.cu", "ddp.h"]
+
+
+def test_a_missing_file_is_open(clone):
+    chapter = chapters.choose("02")
+    (clone / "02_ddp" / "ddp.h").unlink()
+    assert [(found.todo, found.place) for found in chapters.open_todos(chapter)] == [
+        ("02.9", "02_ddp/ddp.cu:2"),
+        ("02.10", "02_ddp/ddp.h, which is missing"),
+    ]
+    assert chapter.missing_files() == ["./02_ddp/ddp.h"]
+    with pytest.raises(errors.Refused, match="'./workshop reset 02' hands it out again"):
+        verbs_learn.check(context.Context("cpu", "build"), ["02"])
+
+
+def test_a_file_that_is_put_back_is_built(clone):
+    file, builder = clone / "02_ddp" / "ddp.h", building.Builder("cpu", "build")
+    (clone / "build").mkdir()
+    builder._renew_dates()
+    yesterday = time.time() - 86400
+    os.utime(file, (yesterday, yesterday))
+    builder._renew_dates()
+    assert file.stat().st_mtime == yesterday  # as it was
+    file.write_text("another\n")
+    os.utime(file, (yesterday, yesterday))
+    builder._renew_dates()
+    assert file.stat().st_mtime > yesterday + 80000
+
+
 def test_hints():
     text = "# head\nTODO 02.1\n1. one\n   more\n2. two\n\nTODO 02.10\n1. ten\n"
     assert chapters.hints(text, "02.1") == [["one", "more"], ["two"]]
@@ -388,20 +422,72 @@ def test_dates_in_the_future_are_set_to_now(tmp_path, monkeypatch, capsys):
     assert "CMakeLists.txt is dated in the future" in capsys.readouterr().err
 
 
+def test_the_compiler_of_the_environment(monkeypatch):
+    monkeypatch.setenv("CXX", "sh -c")
+    assert machine.compiler() == "sh"
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    with pytest.raises(errors.Refused, match="unset it"):
+        machine.install_missing("cpu", "", yes=True)
+    monkeypatch.delenv("CXX")
+    assert machine.compiler() == "c++"
+
+
+def test_packages_are_installed_without_the_users_python(monkeypatch):
+    seen = []
+
+    def ran(command, env=None, **_):
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setattr(machine.subprocess, "run", ran)
+    assert machine.install(["x"])
+    assert "PYTHONHOME" not in seen[0] and "LD_LIBRARY_PATH" not in seen[0] and "PATH" in seen[0]
+
+
+def test_python_of_the_pages(tmp_path, monkeypatch):
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" = -E ]\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + ":" + os.environ["PATH"])
+    assert verbs_measure.plotly_here() == ["python3", "-E"]  # it is there without what the environment adds
+
+
+def test_a_job_that_slurm_does_not_know(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(machine, "said", lambda *_: "")
+    with pytest.raises(errors.Refused, match="unset SLURM_JOB_ID"):
+        verbs_measure.SlurmJob()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_closed_descriptors(closed):
+    done = subprocess.run(["bash", "-c", f"'{WORKSHOP}' list {closed}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["list", "help"])
+def test_a_full_disk(words):
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = subprocess.run([WORKSHOP, words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == "workshop: [Errno 28] No space left on device\n"
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.Refused, match="WORKSHOP_BUILD"):
         building.Lock(str(tmp_path / "file" / "build"), "build.lock", "").__enter__()
 
 
-@pytest.mark.parametrize("path,odd", [("/home/a [2026]/w", "'['"), ("/a;b", "';'"), ("/a$b", "'$'"), ("/a*", "'*'")])
+@pytest.mark.parametrize("path,odd", [("/home/a [2026]/w", "'['"), ("/a;b", "';'"), ("/a$b", "'$'"), ("/a*", "'*'"), ("/a#1", "'#'")])
 def test_a_path_that_cmake_does_not_take_is_refused(path, odd):
     with pytest.raises(errors.Refused, match="move this clone") as refused:
         building.Builder.require_plain_path(path)
     assert odd in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["/home/Zoë Ångström/a b/w", "/a(b)/c'd/e,f/ü+~#"])
+@pytest.mark.parametrize("path", ["/home/Zoë Ångström/a b/w", "/a(b)/c'd/e,f/ü+~%=!"])
 def test_other_paths_are_taken(path):
     building.Builder.require_plain_path(path)
 

@@ -220,6 +220,31 @@ def test_variables_of_a_batch_system_lead_nowhere(variables):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_what_other_launchers_have_left_is_dropped(folder, monkeypatch):
+    left = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert launch.own_environment({**left, "A": "b"}) == {"A": "b", "PATH": os.defpath}
+    assert run("-n", "1", "--", "sh", "-c", 'echo "${RANK-none}"', **left).stdout == "none\n"
+    there = {"PATH": fake_mpirun(folder, "")["PATH"], "OPAL_PREFIX": "/opt/other"}
+    assert "OPAL_PREFIX" not in launch.own_environment(there)
+    (folder / "bin").symlink_to(folder / "fake")
+    there["OPAL_PREFIX"] = str(folder)
+    assert launch.own_environment(there)["OPAL_PREFIX"] == str(folder)
+
+
+def test_space_for_what_the_ranks_share(folder, monkeypatch):
+    def space(blocks, free, files, left):
+        monkeypatch.setattr(
+            os, "statvfs", lambda _: os.statvfs_result((4096, 4096, blocks, free, free, files, left, left, 0, 255))
+        )
+        return launch.has_space(str(folder), 2)
+
+    assert space(100000, 100000, 1000, 1000)
+    assert not space(1000, 1000, 1000, 1000)  # 4 MB
+    assert not space(100000, 100000, 30, 4)
+    assert space(0, 0, 0, 0)  # without limits
+    assert not launch.has_space("/nowhere", 2)
+
+
 def test_torchrun_variables():
     done = run(
         "--env",

@@ -121,6 +121,13 @@ def test_the_mpirun_of_another_mpi_is_passed_over(tmp_path):
     assert mpi.find_mpirun(str(tmp_path)) == (None, [])
 
 
+def test_mpirun_is_named_by_its_real_folder(tmp_path):
+    (tmp_path / "usr").mkdir()
+    right = script(tmp_path / "usr", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    (tmp_path / "bin").symlink_to("usr")
+    assert mpi.find_mpirun(str(tmp_path / "bin")) == (right, [])
+
+
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
 def test_the_mpirun_of_this_machine():
     assert mpi.find_mpirun(os.environ["PATH"])[0]

@@ -9,5 +9,13 @@ if sys.version_info < (3, 9):
 import importlib
 import os
 
+for number in (0, 1, 2):  # one that is closed would soon be another file
+    try:
+        os.fstat(number)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the first free number
+sys.stdout = sys.stdout or open(1, "w", closefd=False)
+sys.stderr = sys.stderr or open(2, "w", closefd=False)
+
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.exit(importlib.import_module("workshop." + sys.argv[1]).main(sys.argv[2:]))

@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 
 from . import machine
-from .chapters import read
+from .chapters import all_chapters, read
 from .errors import Failed, Refused
 
 
@@ -157,6 +158,26 @@ class Builder:
             for file in ahead:
                 os.utime(file)
 
+    def _renew_dates(self) -> None:
+        """Ninja builds what has a later date. A file of a participant that was put back, from a copy for example, may
+        have another content and an earlier date: it gets the date of today."""
+        list_of_contents = os.path.join(self.folder, "contents.txt")
+        before = dict(reversed(line.split(" ", 1)) for line in read(list_of_contents).splitlines())
+        listed = os.stat(list_of_contents).st_mtime if before else 0
+        now = {}
+        for chapter in all_chapters():
+            for file in chapter.sources("."):
+                try:
+                    with open(file, "rb") as source:
+                        now[file] = f"{zlib.crc32(source.read()):08x}"
+                    if before.get(file, now[file]) != now[file] and os.stat(file).st_mtime <= listed:
+                        os.utime(file)
+                except OSError:
+                    pass  # the compiler says what is wrong with it
+        if now != before:
+            with open(list_of_contents, "w", encoding="utf-8", errors="surrogateescape") as output:
+                output.writelines(f"{checksum} {file}\n" for file, checksum in now.items())
+
     def _unconfigured(self, prebuilt: str) -> bool:
         return not os.path.exists(os.path.join(self.folder, "build.ninja")) or prebuilt != self._cached(
             "WORKSHOP_PREBUILT"
@@ -168,7 +189,7 @@ class Builder:
     @staticmethod
     def require_plain_path(path: str) -> None:
         """CMake takes some characters in a path for patterns or lists."""
-        odd = sorted(set(path) & set('[]*?;$\\"\n'))
+        odd = sorted(set(path) & set('[]*?;$\\"\n#|<>'))
         if odd:
             raise Refused(f"CMake cannot build in {path!r}, which has {odd[0]!r}: move this clone to another folder")
 
@@ -189,13 +210,17 @@ class Builder:
                 )
                 if not prebuilt:
                     self.install_missing()
+                # An attempt that failed has left its settings behind.
+                failed = not os.path.exists(os.path.join(self.folder, "build.ninja"))
+                fresh = ["--fresh"] if failed else []
                 if self._unconfigured(prebuilt) and machine.quietly(
-                    ["cmake", "--preset", self.backend, "-B", self.folder, "-D", f"WORKSHOP_PREBUILT={prebuilt}"]
+                    ["cmake", *fresh, "--preset", self.backend, "-B", self.folder, "-D", f"WORKSHOP_PREBUILT={prebuilt}"]
                 ):
                     raise Failed(1)
             wanted = [target for target in targets if not prebuilt or re.match("[0-9]|programs$", target)]
             if wanted:
                 self._settle_clocks()
+                self._renew_dates()
                 self._ninja(wanted)
 
     def _ninja(self, targets: list[str]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from .errors import Refused
 
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+
 
 @dataclass
 class Chapter:
@@ -26,10 +28,21 @@ class Chapter:
         return name
 
     def sources(self, folder: str = "solutions") -> list[str]:
-        """Its files with code, as handed out ("."), or solved."""
-        return sorted(
-            file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(folder), self.name, f"*.{end}"))
+        """Its files with code, as handed out ("."), or solved. Those that are handed out have a TODO in the solution:
+        copies that editors and participants keep beside them are none. One that is missing is named all the same."""
+        solved = os.path.join(os.path.dirname(folder) if os.path.basename(folder) == "solutions" else folder, "solutions")
+        if not os.path.isdir(solved):
+            solved = os.path.join(ROOT, "solutions")
+        files = sorted(
+            file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(solved), self.name, f"*.{end}"))
         )
+        if os.path.basename(folder) == "solutions":
+            return files
+        with_todo = [file for file in files if re.search(r"^ *// TODO [0-9]", read(file), re.M)]
+        return [os.path.join(folder, self.name, os.path.basename(file)) for file in with_todo]
+
+    def missing_files(self, folder: str = ".") -> list[str]:
+        return [file for file in self.sources(folder) if not os.path.isfile(file)]
 
 
 def read(path: str) -> str:
@@ -68,10 +81,12 @@ def order(todo: str) -> tuple[int, int]:
 
 def todos(chapter: Chapter, root: str = ".") -> list[str]:
     """All TODOs of a chapter, in order."""
-    found = set()
-    for file in chapter.sources(os.path.join(root, "solutions")):
-        found.update(re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", read(file), re.M))
+    found = {todo for file in chapter.sources(os.path.join(root, "solutions")) for todo in todos_in(file)}
     return sorted(found, key=order)
+
+
+def todos_in(file: str) -> list[str]:
+    return re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", read(file), re.M)
 
 
 @dataclass
@@ -84,10 +99,14 @@ def open_todos(chapter: Chapter, root: str = ".") -> list[OpenTodo]:
     """The TODOs that are not filled in, in order."""
     found = []
     for file in chapter.sources(root):
+        name = os.path.relpath(file, root)
+        if not os.path.isfile(file):
+            solved = os.path.join(root, "solutions", name)
+            found += [OpenTodo(todo, f"{name}, which is missing") for todo in todos_in(solved)]
         for number, line in enumerate(read(file).split("\n"), 1):
             todo = re.match(r' *todo\("([0-9.]+)"', line)
             if todo:
-                found.append(OpenTodo(todo[1], f"{os.path.relpath(file, root)}:{number}"))
+                found.append(OpenTodo(todo[1], f"{name}:{number}"))
     return sorted(found, key=lambda open_todo: order(open_todo.todo))
 
 
@@ -123,7 +142,7 @@ def merge_state(chapter: Chapter, part: str, state: str, todo: str, root: str = 
 def changed_since(chapter: Chapter, state: str, root: str = ".") -> bool:
     """Whether a file of the chapter is newer than its state."""
     checked = os.stat(state).st_mtime_ns
-    return any(os.stat(file).st_mtime_ns > checked for file in chapter.sources(root))
+    return any(not os.path.isfile(file) or os.stat(file).st_mtime_ns > checked for file in chapter.sources(root))
 
 
 # ---- hints ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")
 LAUNCH = os.path.join(ROOT, "tools", "launch")
 
 WRONG, NOT_COMPARABLE, OPEN = 1, 2, 77
+STUCK, TIMED_OUT = 86, 124  # of tools/launch
 
 # Like launch.py, this starts a thousand times in the tests and imports only what it needs.
 
@@ -185,7 +186,7 @@ def run_program(
     remove([record, *of_ranks(record)])
     status, output = runner.run(
         [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
-        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", **settings},
+        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", "WORKSHOP_PROBES": "1", **settings},
     )
     with open(record + ".out", "wb") as file:
         file.write(output)
@@ -242,6 +243,9 @@ def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
                 journals += file.read()
         if not journals and status not in (0, OPEN) and not says_what_is_wrong(output):
             return NOT_COMPARABLE, f"The program did not start, so nothing can be said of it.\n{last_lines(output)}"
+        ended_early = status not in (0, OPEN) and (b'"type":"probe"' not in journals or status in (STUCK, TIMED_OUT))
+        if ended_early and (wrong := solution_fails_here(check, runner, limit)):
+            return NOT_COMPARABLE, wrong
         judged, how = "mine.journals", ["--journals"]
         with open(judged, "wb") as file:
             file.write(journals)
@@ -267,6 +271,13 @@ def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
         {},
     )
     return status, verdict + said.decode("utf-8", "replace").rstrip("\n")
+
+
+def solution_fails_here(check: Check, runner: Runner, limit: int) -> str:
+    """What is wrong if the solution fails, too, as it may in a new environment: its record is from an earlier one."""
+    status, output = run_program(check, runner, "again.jsonl", limit, check.solution, {})
+    remove(["again.jsonl", *of_ranks("again.jsonl")])
+    return f"The solution itself fails here, so nothing can be said of your program.\n{last_lines(output)}" if status else ""
 
 
 def says_what_is_wrong(output: bytes) -> bool:

@@ -161,7 +161,9 @@ def call(words: list[str]) -> int:
 def main(words: list[str]) -> int:
     processes.take_all_along()
     try:
-        return call(words)
+        status = call(words)
+        sys.stdout.flush()
+        return status
     except Refused as refused:
         print(f"workshop: {refused}", file=sys.stderr)
         return 2
@@ -173,5 +175,9 @@ def main(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (OSError, subprocess.SubprocessError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: what is left cannot be written at the end, either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(f"workshop: {error}", file=sys.stderr)
         return 1

@@ -100,6 +100,17 @@ def common_settings(environment: dict[str, str], terminal: bool) -> dict[str, st
     return found
 
 
+def own_environment(environment: dict[str, str]) -> dict[str, str]:
+    """Without what other launchers and another Open MPI have left there: they would say who the ranks are, and where
+    the library is."""
+    left_over = {*torchrun_settings(0, 1, 0, ""), "PMI_RANK", "PMI_SIZE"} - {"WORKSHOP_JOB_TOKEN"}
+    found = {name: value for name, value in environment.items() if name not in left_over}
+    found.setdefault("PATH", os.defpath)
+    if "OPAL_PREFIX" in found and mpi.is_of_another(found["OPAL_PREFIX"], found["PATH"]):
+        del found["OPAL_PREFIX"]
+    return found
+
+
 def free_port() -> int:
     """A port that nothing listens on, below those that the system hands out itself."""
     used = ""
@@ -138,6 +149,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name[3:]
     except ValueError:
         return str(number)
+
+
+def has_space(folder: str, ranks: int) -> bool:
+    """Whether the folder can hold what the ranks share, and what mpirun keeps: some MB and files for each."""
+    if not os.access(folder, os.W_OK):
+        return False
+    about = os.statvfs(folder)  # a file system without limits has no blocks and no files
+    enough = not about.f_blocks or about.f_bavail * about.f_frsize >= (8 + 2 * ranks) << 20
+    return enough and (not about.f_files or about.f_favail >= 20 + 10 * ranks)
 
 
 def remove_tree(path: str) -> None:
@@ -257,7 +277,7 @@ class Launcher:
 
     def __init__(self, job: Job, environment: dict[str, str]):
         self.job = job
-        self.environment = dict(environment, **common_settings(environment, os.isatty(1)))
+        self.environment = dict(own_environment(environment), **common_settings(environment, os.isatty(1)))
         self.session: Session | None = None
         self.started: list[Child] = []
         self.signal = 0  # that ends this process
@@ -293,7 +313,7 @@ class Launcher:
 
     def _start_mpirun(self, mpirun: str) -> None:
         shared = "/dev/shm"
-        if not os.access(shared, os.W_OK):
+        if not has_space(shared, self.job.ranks):
             shared = os.environ.get("TMPDIR") or "/tmp"
         self.session = Session(shared)
         os.set_inheritable(self.session.lock, True)
@@ -496,7 +516,7 @@ def choose(job: Job, environment: dict[str, str]) -> str | None:
         job.env = True
     if job.env or job.ranks == 1:
         return None
-    mpirun, others = mpi.find_mpirun(environment.get("PATH", os.defpath))
+    mpirun, others = mpi.find_mpirun(environment.get("PATH") or os.defpath)
     if mpirun:
         return mpirun
     if others:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 
-from .errors import Failed
+from .errors import Failed, Refused
 
 
 def has(program: str, extra_path: str = "") -> bool:
@@ -75,6 +76,11 @@ def has_libfuzzer() -> bool:
     )
 
 
+def compiler() -> str:
+    """The C++ compiler that CMake takes: the first word of CXX."""
+    return next(iter(shlex.split(os.environ.get("CXX", ""))), "c++")
+
+
 def libfuzzer_package() -> str:
     """The package for the compiler that the package clang installs."""
     found = re.search(r"Depends: clang-([0-9]+)$", said("apt-cache", "depends", "clang"), re.M)
@@ -107,7 +113,7 @@ def missing(backend: str, folder: str = "", with_slurm: bool = False, with_fuzz:
     for there, what, packages in (
         (has_cmake(), "CMake 3.25 or newer", "cmake"),
         (has("ninja"), "Ninja", "ninja-build"),
-        (has(os.environ.get("CXX") or "c++"), "a C++ compiler", "g++"),
+        (has(compiler()), "a C++ compiler", "g++"),
         (has("git"), "git", "git"),
         (not with_slurm or has_slurm(), "Slurm", "slurm-wlm munge"),
     ):
@@ -197,15 +203,23 @@ def install(packages: list[str]) -> bool:
         "--no-install-recommends",
         *packages,
     ]
+    # What makes a different Python or different libraries of the user's programs must not do so to the packages'.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_", "LD_PRELOAD"))
+    }
     print(f"Installing {' '.join(packages)}", flush=True)
     # Package lists that are old or absent make the first attempt fail; most machines need no update.
-    if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
+    first = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if first.returncode == 0:
         return True
-    return quietly([*root, "apt-get", "update", "-q"]) == 0 and quietly(command) == 0
+    update = quietly([*root, "apt-get", "update", "-q"], env=environment)
+    return update == 0 and quietly(command, env=environment) == 0
 
 
 def install_missing(backend: str, folder: str, yes: bool, with_slurm: bool = False, with_fuzz: bool = False) -> None:
     """Installs what is missing, if it may; ends the command if something stays missing."""
+    if os.environ.get("CXX") and not has(compiler()):
+        raise Refused(f"CXX is '{os.environ['CXX']}', but there is no such compiler: unset it, or correct it")
     lack: list[Missing] = []
     for attempt in range(3):  # what else is missing, CMake can only say once it is here
         lack = missing(backend, folder, with_slurm, with_fuzz)

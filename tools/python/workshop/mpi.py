@@ -37,12 +37,20 @@ def find_mpirun(path: str) -> tuple[str | None, list[str]]:
     """The first mpirun of Open MPI in `path`, and those of other MPIs before it."""
     others = []
     for folder in path.split(os.pathsep):
-        candidate = os.path.join(folder or ".", "mpirun")
+        # mpirun takes the folder above its own for Open MPI's, and "/bin" may be a link to "/usr/bin".
+        candidate = os.path.join(os.path.realpath(folder or "."), "mpirun")
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             if is_open_mpi(candidate):
                 return candidate, others
             others.append(candidate)
     return None, others
+
+
+def is_of_another(prefix: str, path: str) -> bool:
+    """Whether OPAL_PREFIX names an Open MPI that is not the one in `path`."""
+    mpirun, _ = find_mpirun(path)
+    named = os.path.join(prefix, "bin", "mpirun")
+    return bool(mpirun) and os.path.realpath(named) != os.path.realpath(mpirun)
 
 
 def settings(mpirun: str, environment: dict[str, str], session: str, as_root: bool) -> dict[str, str]:

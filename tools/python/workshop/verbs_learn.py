@@ -200,6 +200,8 @@ def first_program(wanted: Wanted) -> str:
 
 def check(context: Context, words: list[str]) -> int:
     wanted = Wanted(words)
+    for file in wanted.chapter.missing_files():
+        raise Refused(f"{file} is missing: './workshop reset {wanted.chapter.number}' hands it out again")
     arguments = check_chapter.Arguments(
         (["--todo", wanted.todo] if wanted.todo else [])
         + (["--program", wanted.program] if wanted.program else [])
@@ -378,7 +380,7 @@ def reset(context: Context, words: list[str]) -> int:
                 return 1
         for file in changed:
             mine = numbered_copy(file)
-            shutil.copy2(file, mine)
+            shutil.copy(file, mine)  # with the date of now: put back, it is newer than what was built meanwhile
             print(f"Kept your {file} as {mine}")
         for file in files:
             os.makedirs(os.path.dirname(file), exist_ok=True)

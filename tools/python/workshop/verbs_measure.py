@@ -64,7 +64,7 @@ def demo(context: Context, words: list[str]) -> int:
         "solution_01_single_gpu_gpt",
         *dict.fromkeys(f"solution_{chapter}_{program}" for chapter, program, *_ in strategies),
     )
-    with Scratch("runs", "demo") as folder:
+    with Scratch(context.folder, "demo") as folder:
         records: list[str] = []
         for chapter, program, ranks, *options in strategies:
             records.append(os.path.join(folder, f"{len(records)}.{program}.jsonl"))
@@ -274,7 +274,8 @@ class SlurmJob:
 
     def __init__(self) -> None:
         self.id = os.environ["SLURM_JOB_ID"]
-        about = output_of(["scontrol", "show", "job", self.id])
+        about = machine.said("scontrol", "show", "job", self.id)
+        require(about, f"SLURM_JOB_ID is {self.id}, but scontrol shows no such job here: unset SLURM_JOB_ID to run here")
         self.nodes = int((re.search("NumNodes=([0-9]+)", about) or ["", "1"])[1])
         self.tasks = int((re.search("NumTasks=([0-9]+)", about) or ["", "1"])[1])
         self.per_node = -(-self.tasks // self.nodes)
@@ -355,7 +356,7 @@ def report(context: Context, words: list[str]) -> int:
     options = rest.rest()
     require(named, "report expects a chapter, or records and timelines")
     require(page, "-o expects a file")
-    with Scratch("runs", "report") as folder:
+    with Scratch(context.folder, "report") as folder:
         if os.path.isfile(named[0]) or ".json" in named[0]:
             require(
                 not asked and not solution and not options,
@@ -375,7 +376,7 @@ def report(context: Context, words: list[str]) -> int:
         data, unfinished = os.path.join(folder, "report.data"), f"{page}.{os.getpid()}"
         with open(data, "w", encoding="utf-8") as file:
             run([tool, "--json", *files], stdout=file)
-        run([python, "tools/report/report_page.py", data, unfinished])
+        run([*python, "tools/report/report_page.py", data, unfinished])
         os.replace(unfinished, page)
     print(f"Wrote {page}: open it in a browser")
     return 0
@@ -426,18 +427,18 @@ def record_runs(
     return files
 
 
-def plotly_here() -> str:
-    """A Python that has plotly: the one that comes first, or the distribution's."""
+def plotly_here() -> list[str]:
+    """A command that runs a Python with plotly: the one that comes first, or the distribution's; with the modules that
+    the environment names, or without. Empty if there is none."""
     for python in ("python3", "/usr/bin/python3"):
-        if (
-            machine.has(python)
-            and subprocess.run([python, "-c", "import plotly"], capture_output=True, check=False).returncode == 0
-        ):
-            return python
-    return ""
+        for command in ([python], [python, "-E"]):
+            page_imports = [*command, "-c", "import json, re, plotly"]
+            if machine.has(python) and subprocess.run(page_imports, capture_output=True, check=False).returncode == 0:
+                return command
+    return []
 
 
-def python_with_plotly() -> str:
+def python_with_plotly() -> list[str]:
     """The same; installs what only pages take, and so nothing else installs."""
     python = plotly_here()
     if (

@@ -59,7 +59,7 @@ def doctor(context: Context, words: list[str]) -> int:
     show("backend", f"{context.backend} (in {context.folder})")
     show("cores", str(machine.cores()))
     show("CMake", machine.said("cmake", "--version"))
-    show("compiler", machine.said(os.environ.get("CXX") or "c++", "--version"))
+    show("compiler", machine.said(machine.compiler(), "--version"))
     show("Ninja", machine.said("ninja", "--version"))
     show("Python", f"{sys.version.split()[0]} ({sys.executable})")
     show("MPI", machine.said("mpirun", "--version"))
