@@ -297,7 +297,7 @@ def test_a_missing_file_is_open(clone):
         ("02.9", "02_ddp/ddp.cu:2"),
         ("02.10", "02_ddp/ddp.h, which is missing"),
     ]
-    assert chapter.missing_files() == ["./02_ddp/ddp.h"]
+    assert chapter.missing_files() == ["02_ddp/ddp.h"]
     with pytest.raises(errors.Refused, match="'./workshop reset 02' hands it out again"):
         verbs_learn.check(context.Context("cpu", "build"), ["02"])
 

@@ -42,7 +42,7 @@ class Chapter:
         return [os.path.join(folder, self.name, os.path.basename(file)) for file in with_todo]
 
     def missing_files(self, folder: str = ".") -> list[str]:
-        return [file for file in self.sources(folder) if not os.path.isfile(file)]
+        return [os.path.normpath(file) for file in self.sources(folder) if not os.path.isfile(file)]
 
 
 def read(path: str) -> str:

@@ -261,7 +261,7 @@ class Verdict:
                         self.known[todo] = word
             if of_run == RIGHT:
                 continue
-            self.others += of_run != OPEN
+            self.others += of_run == WRONG
             # A TODO that is certainly wrong, the first of them, from a run in which its mistake is known if there is
             # one; then one that probably is; then a run that blames none; then what did not run; then what is not
             # filled in.
