@@ -584,8 +584,8 @@ bool Comparison::losses_agree() {
     }
   }
   if (mine_.losses.size() == theirs.size()) return true;
-  std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n", mine_.losses.size(),
-              theirs.size());
+  std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n",
+              mine_.losses.size(), theirs.size());
   return false;
 }
 
@@ -813,7 +813,8 @@ int compare(const Settings& settings) {
   if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
   const Ending ending(settings.status, content(settings.output));
   const Todos todos(settings.todos, settings.sources);
-  if (settings.status == 77 && mine.todo.empty()) mine.todo = ending.todo(todos, "");  // a kernel on a GPU only prints its TODO
+  if (settings.status == 77 && mine.todo.empty())
+    mine.todo = ending.todo(todos, "");  // a kernel on a GPU only prints its TODO
   const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
   const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
   Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,

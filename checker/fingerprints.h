@@ -36,8 +36,8 @@ std::string text(const Sighting& sighting);
 Sighting sighting(const RunRecord& expected, const RunRecord& mine, const std::string& todo, const std::string& name,
                   int rank, int step, int occurrence);
 
-// The same by this recording alone, on this rank and, if they came that far, on the others. How far the ranks come until
-// one of them ends the run depends on chance, and with that how many further recordings there are.
+// The same by this recording alone, on this rank and, if they came that far, on the others. How far the ranks come
+// until one of them ends the run depends on chance, and with that how many further recordings there are.
 Sighting sighting_alone(const RunRecord& expected, const RunRecord& mine, const std::string& todo,
                         const std::string& name, int rank, int step, int occurrence);
 

@@ -38,9 +38,8 @@ std::string differences(const RunRecord& expected, const RunRecord& mine) {
       if (both.mine == both.expected) continue;
       lines += "  your " + operation.first + " on communicator '" + operation.second + "' is called " +
                number(both.mine.calls) + (both.mine.calls == 1 ? " time on rank " : " times on rank ") +
-               std::to_string(rank) + ", expected " +
-               number(both.expected.calls) + "; with " + number(both.mine.bytes) + " bytes, expected " +
-               number(both.expected.bytes) + "\n";
+               std::to_string(rank) + ", expected " + number(both.expected.calls) + "; with " +
+               number(both.mine.bytes) + " bytes, expected " + number(both.expected.bytes) + "\n";
       break;
     }
   }

@@ -196,8 +196,9 @@ TEST_F(CompareRuns, AWrongArgumentMayHaveAnEarlierCause) {
     run->probe(0, "02.2", "given to copy: x", 0, {3}, {1, 2, run == &mine ? 3 + 5e-5 : 3.0});
     run->probe(0, "02.3", "after the copy", 0, {1}, {4});
   }
-  const std::string code = "  // TODO 02.1: Set it.\n  // END TODO 02.1\n  // TODO 02.3: Copy.\n  copy(1);\n"
-                           "  // END TODO 02.3\nvoid copy(int i) {\n  // TODO 02.2: Send.\n  // END TODO 02.2\n}\n";
+  const std::string code =
+      "  // TODO 02.1: Set it.\n  // END TODO 02.1\n  // TODO 02.3: Copy.\n  copy(1);\n"
+      "  // END TODO 02.3\nvoid copy(int i) {\n  // TODO 02.2: Send.\n  // END TODO 02.2\n}\n";
   const std::string calls = "--todos " + folder_.write("calls.cu", code);
   verdict(1, {"TODO 02.1 (Set it.) is done in a different way than in the solution", "'given to copy: x'"}, calls);
   for (Record* run : {&expected, &mine}) run->lines.erase(run->lines.begin());
@@ -657,8 +658,7 @@ TEST_F(EndedRuns, BuffersThatOverlap) {
 TEST_F(EndedRuns, ACrashIsInTheTodoAfterTheLastProbe) {
   ended(139, "launch: rank 1 was ended by signal SEGV\n",
         {"TODO 02.2 (Average the gradient.) is where your program crashed on 2 ranks: signal SEGV of rank 1",
-         "\n  at 02_ddp/ddp.cu:5\n", "Last probe passed: 02.1 ('bias', step 0) on rank 1",
-         "Right so far: TODO 02.1"});
+         "\n  at 02_ddp/ddp.cu:5\n", "Last probe passed: 02.1 ('bias', step 0) on rank 1", "Right so far: TODO 02.1"});
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nwrong 02.2\nblame likely 02.2\n");
 }
 

@@ -19,10 +19,10 @@ struct Text {
 // wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens (or .raw).
 //
 // As in WikiText-2, a line becomes its words, split as by Python's str.split(), and <eos>. Lines end where Python's
-// open() ends them: at \n, \r or \r\n. A byte-order mark at the beginning of a file is skipped. The vocabulary is <unk>, <eos>, then the other words of the training file by
-// falling frequency, and words of the same frequency in the order of their first appearance. `vocabulary`: number of
-// entries in all; every word without an entry is <unk>; 0: no limit. `context`: each stream needs at least context + 1
-// tokens, which is one sample.
+// open() ends them: at \n, \r or \r\n. A byte-order mark at the beginning of a file is skipped. The vocabulary is
+// <unk>, <eos>, then the other words of the training file by falling frequency, and words of the same frequency in the
+// order of their first appearance. `vocabulary`: number of entries in all; every word without an entry is <unk>; 0: no
+// limit. `context`: each stream needs at least context + 1 tokens, which is one sample.
 //
 // Throws std::runtime_error with one line that names the file if the folder or a file is missing, or if a file is
 // empty, too short, or binary (not UTF-8, or with a zero byte). Holds one copy of the tokens, and a few kilobytes of a

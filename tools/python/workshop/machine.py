@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -78,7 +77,7 @@ def has_libfuzzer() -> bool:
 
 def compiler() -> str:
     """The C++ compiler that CMake takes: the first word of CXX."""
-    return next(iter(shlex.split(os.environ.get("CXX", ""))), "c++")
+    return next(iter(os.environ.get("CXX", "").split()), "c++")
 
 
 def libfuzzer_package() -> str:

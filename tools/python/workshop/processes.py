@@ -71,7 +71,7 @@ def stop_all(started: list[int], patience: float = 2.0) -> None:
 
 
 def take_all_along() -> None:
-    """From now on, who ends this process ends everything below it, too. (Ctrl-C reaches all of them anyway.)"""
+    """From now on, what ends this process ends everything below it, too. (Ctrl-C reaches all of them anyway.)"""
 
     def end(number: int, _frame: object) -> None:
         send(signal.SIGTERM, descendants([os.getpid()]))
