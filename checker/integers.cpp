@@ -62,10 +62,8 @@ std::string other_length(const Symptom& s) {
   const bool whole = std::abs(m - e) % size == 0;
   const long off = std::abs(m - e) / (whole ? size : 1);
   const std::string what = whole && !each.empty() ? each : "number";
-  return "Your list has " + std::to_string(off) + " " + what +
-         (off == 1                                      ? ""
-          : what.ends_with("s") || what.ends_with("ch") ? "es"
-                                                        : "s") +
+  const std::string plural = what.ends_with("s") || what.ends_with("ch") ? "es" : "s";
+  return "Your list has " + std::to_string(off) + " " + what + (off == 1 ? "" : plural) +
          (m > e ? " too many." : " too few.");
 }
 

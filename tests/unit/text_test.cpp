@@ -68,22 +68,12 @@ TEST_F(ReadText, NumbersWordsByFrequencyThenByFirstAppearance) {
 }
 
 TEST_F(ReadText, SkipsAByteOrderMark) {
-  write(
-      "\xef\xbb\xbf"
-      "a b",
-      "\xef\xbb\xbf"
-      "b",
-      "\xef\xbb\xbf"
-      "a");
+  const std::string mark = "\xef\xbb\xbf";
+  write(mark + "a b", mark + "b", mark + "a");
   EXPECT_EQ(read().vocabulary, (Words{"<unk>", "<eos>", "a", "b"}));
-  write(
-      "a \xef\xbb\xbf"
-      "b",
-      "b", "a");  // elsewhere, it is a character as any other
-  EXPECT_EQ(read().vocabulary, (Words{"<unk>", "<eos>", "a",
-                                      "\xef\xbb\xbf"
-                                      "b"}));
-  write("\xef\xbb\xbf", "b", "a");
+  write("a " + mark + "b", "b", "a");  // elsewhere, it is a character as any other
+  EXPECT_EQ(read().vocabulary, (Words{"<unk>", "<eos>", "a", mark + "b"}));
+  write(mark, "b", "a");
   expect_error("@/train.txt: it is empty");
 }
 
