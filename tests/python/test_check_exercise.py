@@ -108,6 +108,25 @@ def test_the_solution_runs_once_as_long_as_it_is_the_same(exercise):
     assert exercise.starts_of_solution() == 2
 
 
+def test_a_record_that_is_kept_is_complete(exercise, tmp_path, monkeypatch):
+    complete = []
+    replace = os.replace
+
+    def watched(source, target):
+        if os.path.basename(target) == "seconds":
+            with open(source, encoding="ascii") as file:
+                complete.append(file.read().strip().isdigit() and not os.path.exists(target))
+        replace(source, target)
+
+    monkeypatch.chdir(exercise.checks)
+    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(check_exercise.signal, "signal", lambda *_: None)  # pytest has handlers of its own
+    check = check_exercise.Check(exercise.command()[1:])
+    kept = str(tmp_path / "records" / "x")
+    assert check_exercise.keep_solution(check, check_exercise.Runner(), kept) is None
+    assert complete == [True]
+
+
 def test_a_solution_that_fails_is_no_verdict(exercise):
     exercise.program("solution", 1, "echo broken; exit 3")
     status, said = exercise.judge()

@@ -208,8 +208,11 @@ def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
             return f"The solution itself failed.\n{last_lines(output)}"
         os.makedirs(kept, exist_ok=True)
         os.replace("expected.jsonl", os.path.join(kept, "record.jsonl"))
-        with open(os.path.join(kept, "seconds"), "w", encoding="ascii") as file:
+        # Others look for this file without the lock, so it appears when it is complete.
+        unfinished = os.path.join(kept, "seconds.part")
+        with open(unfinished, "w", encoding="ascii") as file:
             file.write(f"{int(time.monotonic() - begin)}\n")
+        os.replace(unfinished, os.path.join(kept, "seconds"))
     return None
 
 
