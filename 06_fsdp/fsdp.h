@@ -83,7 +83,7 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
 // How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` count the
-// buffers for parameters that these passes use in turn, and `gradients` those for the gradients of the backward passes:
+// parameter buffers that their passes use in turn, `gradients` the gradient buffers of the backward passes:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -290,7 +290,7 @@ class FullyShardedModel {
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
   }
 
-  // Clears the padding at the end of the gradients, which no layer writes: the reduction reads them.
+  // Clears the padding after the gradients: no layer writes it, but the reduction reads it.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);

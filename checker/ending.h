@@ -29,9 +29,9 @@ class Ending {
   // The TODO that the output names, or that contains a call named there. Prefers `next` if the output names several;
   // returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
-  // "did not finish on 3 ranks.", to follow "Your program"; after a TODO, "is where your program did not …".
+  // Completes "Your program": "did not finish on 3 ranks."; after a TODO: "is where your program did not …".
   std::string headline(int world, bool after_todo) const;
-  // Identifies a known mistake that fails like this; empty if the output gives no reason.
+  // What the failure looks like, to find a known mistake; empty if the output gives no reason.
   const std::optional<Sighting>& sighting() const { return sighting_; }
   // The lines of the output that tell more, under a line that says where they come from.
   std::string quote() const;

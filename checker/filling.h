@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets one program make any of many mistakes: each TODO's region holds the solution and its wrong fillings.
+// Lets one program make any known mistake: each TODO's region holds the right code and wrong fillings.
 #pragma once
 
 #include <cuda_runtime.h>

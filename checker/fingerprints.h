@@ -25,7 +25,7 @@ bool alike(const Summary& a, const Summary& b, bool integers = false);
 struct Sighting {
   std::string where;             // must be equal for two sightings to match
   std::vector<Summary> numbers;  // must be alike
-  double calls = 0, bytes = 0;   // NCCL calls and bytes of all ranks; tell apart mistakes that are otherwise alike
+  double calls = 0, bytes = 0;   // NCCL calls and bytes of all ranks; to tell apart mistakes that are otherwise alike
   bool integers = false;         // the numbers summarize integers, which are the same on every machine
 };
 // "where | l2 sum mix not_finite | … | calls bytes"
@@ -36,8 +36,8 @@ std::string text(const Sighting& sighting);
 Sighting sighting(const RunRecord& expected, const RunRecord& mine, const std::string& todo, const std::string& name,
                   int rank, int step, int occurrence);
 
-// The same by this recording alone, on this rank and, if they came that far, on the others. How far the ranks come
-// until one of them ends the run depends on chance, and with that how many further recordings there are.
+// The same from this recording alone, on this rank and on the others that got that far. How far the ranks get before
+// one ends the run, and so how many further recordings there are, depends on chance.
 Sighting sighting_alone(const RunRecord& expected, const RunRecord& mine, const std::string& todo,
                         const std::string& name, int rank, int step, int occurrence);
 
@@ -64,7 +64,7 @@ class Fingerprints {
   // Throws std::runtime_error if the file cannot be read.
   explicit Fingerprints(const std::string& path);
 
-  // Returns the mistake that looks like this. If several do, calls and bytes decide; if their sentences still differ,
+  // Returns the mistake that looks like this. If several do, calls and bytes decide; if several sentences are left,
   // returns nothing. Of several with the same sentence, prefers one of `todo`.
   std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
 
@@ -82,7 +82,7 @@ class Fingerprints {
   std::map<std::string, std::string> sentences_;  // by the mistake's name
 };
 
-// Names the known mistake in a run and, to collect fingerprints, prints its sightings.
+// Names the known mistake in a run; prints the run's sightings, to collect fingerprints.
 class KnownMistakes {
  public:
   // An empty file name means that no mistake is known. `shows` prints every sighting.

@@ -39,8 +39,8 @@ std::vector<Place> places(std::string_view text);
 
 class Todos {
  public:
-  // Reads the TODOs in these sources of the solution, and their code in the participant's FOLDER/02_ddp/ddp.h. Without
-  // a folder, only their texts are known. Throws std::runtime_error if a source of the solution cannot be read.
+  // Reads the TODOs in these sources of the solution, and their code in the participant's files (FOLDER/02_ddp/ddp.h).
+  // Without a folder, only their texts are known. Throws std::runtime_error if a source of the solution cannot be read.
   Todos(const std::vector<std::string>& sources, const std::string& folder);
 
   bool empty() const { return all_.empty(); }

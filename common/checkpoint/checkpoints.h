@@ -62,8 +62,8 @@ class Checkpoints {
   // Adds a number that the program wants saved and restored, such as the lowest validation loss.
   void add(const std::string& name, double& value);
 
-  // With --resume, loads the state and returns its progress. Returns step 0 without --resume, or if it names the folder
-  // of --checkpoints and there is no checkpoint yet. `losses` continues counting from there.
+  // With --resume, loads the state and returns its progress. Returns step 0 without --resume, or if --resume and
+  // --checkpoints name the same folder and it has none yet. `losses` continues counting from there.
   Progress resume(LossLog& losses);
 
   // Call this after every optimizer step. `batches`: how many batches of the epoch are done. Saves if --save-every asks

@@ -31,8 +31,8 @@ void require_room(const std::string& folder, int step);
 std::filesystem::path unfinished_name(const std::filesystem::path& checkpoint);
 
 // Keeps other runs from saving to a folder, by a lock on its file ".lock". The lock ends with the process that holds
-// it, however that ends. Where the file system has no locks, it has no effect. Throws if another run holds the lock, or
-// if the folder cannot be written to.
+// it, even if it crashes. Where the file system has no locks, it has no effect. Throws if another run holds the lock,
+// or if the folder cannot be written to.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder);
@@ -55,8 +55,8 @@ CheckpointIndex read_index(const std::filesystem::path& checkpoint);
 void complete_checkpoint(const std::filesystem::path& unfinished, const std::filesystem::path& checkpoint,
                          const CheckpointIndex& index);
 
-// Removes all checkpoints with this prefix except the newest `keep`. A process that dies while removing one does not
-// leave it half removed under its name.
+// Removes all checkpoints with this prefix except the newest `keep`. If the process dies meanwhile, no half-removed
+// checkpoint keeps its name.
 void keep_newest(const std::filesystem::path& folder, const std::string& prefix, int keep);
 
 }  // namespace workshop
