@@ -50,8 +50,8 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
 }
 
 // Computes the mean loss over the validation or the test samples. Each sample counts once, for any number of replicas.
-// add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, as in chapters
-// 04 to 07, only one of them may add the share.
+// add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, as in chapter
+// 07, only one of them may add the share.
 inline void evaluate(Training& training, const Group& replicas, cudaStream_t stream,
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();

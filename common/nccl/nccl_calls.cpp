@@ -44,7 +44,7 @@ Communicator* find_communicator(ncclComm_t comm) {
                                              : open_communicator(comm, 0);  // made by a function without a wrapper here
 }
 
-// The library may reuse the handle afterwards, so the entry under this handle must go.
+// The library may reuse the handle of a closed communicator, so its entry must go.
 void close_communicator(ncclComm_t comm) {
   const std::lock_guard lock(communicators().mutex);
   communicators().open.erase(comm);

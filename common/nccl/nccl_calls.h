@@ -48,7 +48,7 @@ struct NcclCall {
   cudaStream_t stream;
   const CallSite* site = nullptr;        // in the program's source; null outside of NCCL_CHECK()
   Communicator* communicator = nullptr;  // null if the handle is not a communicator
-  std::int64_t number = 0;               // counts from 1: collectives per communicator, messages per pair of ranks
+  std::int64_t number = 0;               // counts from 1: collectives per communicator, messages by peer and direction
   bool on_record = false;                // has data and is not within OffTheRecord
   std::int64_t watched = -1;             // its index in the watchdog's log
 

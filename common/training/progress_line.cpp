@@ -30,7 +30,7 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-// mpirun gives each rank a terminal even if its own output goes elsewhere, so isatty() does not count under MPI.
+// mpirun gives ranks a terminal even if mpirun's output goes elsewhere, so isatty() does not count under MPI.
 // tools/launch sets WORKSHOP_TERMINAL if the output goes to a terminal.
 std::unique_ptr<ProgressLine> ProgressLine::make(const Work& work) {
 #ifdef WORKSHOP_BACKEND_CPU

@@ -28,8 +28,8 @@ struct Pace {
   bool on_terminal;
 };
 
-// Steps neither wait nor allocate for it: a step enqueues an event and a copy of the loss, and a later step prints them
-// if they have completed by then.
+// Steps neither wait nor allocate for it: a step enqueues a copy of the loss and an event, and a later step prints the
+// loss if both have completed.
 class ProgressLine {
  public:
   // Returns null on ranks other than 0 and if no progress is wanted. WORKSHOP_PROGRESS sets the seconds between two
@@ -38,9 +38,9 @@ class ProgressLine {
   ProgressLine(Work work, const Pace& pace);
   ~ProgressLine();
 
-  // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: the loss of the
-  // last step, on the device; zero if another rank has it, null if no loss exists yet. In those two cases, `loss` is
-  // shown, which is the loss of an earlier epoch; 0: unknown.
+  // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: points to the last
+  // step's loss on the device, which is 0 if another rank has it; null if there is none yet. In these two cases, `loss`
+  // is shown, that of an earlier epoch; 0: unknown.
   void begin_step(std::int64_t steps, const float* device_loss, double loss, cudaStream_t stream);
   // Removes the line from a terminal. Call before printing anything else.
   void clear();
@@ -57,7 +57,7 @@ class ProgressLine {
   Pace pace_;
   bool shown_ = false;
 
-  // A look at the device, which may be in flight. It began after steps_ steps.
+  // The last look at the device, begun after steps_ steps; it may be in flight.
   Event reached_;
   float* host_loss_ = nullptr;  // pinned; not counted, so the record does not depend on it
   bool under_way_ = false;

@@ -9,7 +9,7 @@ namespace workshop {
 double measured_peak();
 
 // Prints on rank 0 the tokens and operations per second of all ranks together, and the model FLOP utilization
-// (Chowdhery et al., PaLM, 2022): their share of what the devices could do. `operations`: the model's operations per
+// (Chowdhery et al., PaLM, 2022): the share of what the devices could do. `operations`: the model's operations per
 // token, without recomputation. `peak`: operations per second that one device could do.
 void print_throughput(double tokens_a_second, double operations, int ranks, double peak);
 

@@ -64,7 +64,7 @@ struct Training::State {
     return {steps(), samples, images ? "images" : "samples"};
   }
 
-  // Returns batch i of the epoch, numbered as a batch of the current step.
+  // Returns batch i of the epoch, its samples numbered within the step.
   Batch batch(int i) {
     Batch batch = loader.batch(i);
     batch.step = step;

@@ -24,8 +24,8 @@ struct OptimizerState {
   std::function<void()> loaded;         // called after a checkpoint has been loaded into them; may be empty
 };
 
-// This rank's place among the data-parallel replicas. If several ranks form a replica, one of them reports its losses;
-// rank 0 must be among those that report.
+// This rank's place among the data-parallel replicas. If several ranks form a replica, one of them reports the
+// replica's losses. Rank 0 must report.
 struct ReplicaPlace {
   int replicas = 1, replica = 0;
   bool reports = true;
@@ -77,7 +77,7 @@ class Training {
   // add_loss() the same number of times, the last times possibly with empty batches. Collective.
   void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
 
-  // ---- checkpoints: before the first epoch, add everything that belongs to one ----
+  // ---- checkpoints: add all their contents before the first epoch ----
 
   void add(const std::vector<TensorPart>& parts);
   // Adds the optimizer's state for the values in `parts`, which are contiguous from `values` on.
