@@ -162,7 +162,8 @@ class Builder:
         """Ninja builds what has a later date. A file of a participant that was put back, from a copy for example, may
         have another content and an earlier date: it gets the date of today."""
         list_of_contents = os.path.join(self.folder, "contents.txt")
-        before = dict(reversed(line.split(" ", 1)) for line in read(list_of_contents).splitlines())
+        lines = (line.partition(" ") for line in read(list_of_contents).splitlines())
+        before = {file: checksum for checksum, _, file in lines}
         listed = os.stat(list_of_contents).st_mtime if before else 0
         now = {}
         for chapter in all_chapters():
