@@ -103,7 +103,7 @@ def common_settings(environment: dict[str, str], terminal: bool) -> dict[str, st
 def own_environment(environment: dict[str, str]) -> dict[str, str]:
     """Without what other launchers and another Open MPI have left there: they would say who the ranks are, and where
     the library is."""
-    left_over = {*torchrun_settings(0, 1, 0, ""), "PMI_RANK", "PMI_SIZE"} - {"WORKSHOP_JOB_TOKEN"}
+    left_over = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE")
     found = {name: value for name, value in environment.items() if name not in left_over}
     found.setdefault("PATH", os.defpath)
     if "OPAL_PREFIX" in found and mpi.is_of_another(found["OPAL_PREFIX"], found["PATH"]):
