@@ -134,8 +134,8 @@ function(_workshop_needs_bf16 chapter program)
 endfunction()
 
 # workshop_exercises(02_ddp): calls the functions above as checker/mistakes/02_ddp.txt and a sample of the mutants in
-# checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists. All wrong fillings of a chapter are compiled together (checker/filling.h):
-# `wrong_02_ddp_ddp` is ddp with them.
+# checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists. All wrong
+# fillings of a chapter are compiled together (checker/filling.h): `wrong_02_ddp_ddp` is ddp with them.
 function(workshop_exercises chapter)
   set(lists ${CMAKE_SOURCE_DIR}/checker/mistakes)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${lists}/${chapter}.txt ${lists}/fingerprints/${chapter}.txt

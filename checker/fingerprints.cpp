@@ -232,23 +232,26 @@ std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*
 
 std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
                                           const std::string& todo) const {
+  const bool alone = sighting.where.ends_with(kAlone);
+  const auto look_alike = [&](const Sighting& seen) {
+    if (seen.where != sighting.where || seen.numbers.size() != sighting.numbers.size()) return false;
+    for (std::size_t i = 0; i < seen.numbers.size(); ++i) {
+      const Summary &a = seen.numbers[i], &b = sighting.numbers[i];
+      // Behind this rank's and the solution's numbers are those of other ranks, which may have ended before.
+      const bool may_lack = alone && i >= 2 && ((a.l2 == 0 && a.not_finite == 0) || (b.l2 == 0 && b.not_finite == 0));
+      if (!may_lack && !alike(b, a, sighting.integers)) return false;
+    }
+    return true;
+  };
   std::vector<const Fingerprint*> found;
   for (const Fingerprint& f : fingerprints_) {
-    if (f.program != run.program || f.world != run.world || f.sighting.where != sighting.where) continue;
-    // With kAlone, another rank may have ended before its own recording.
-    const bool alone = sighting.where.ends_with(kAlone);
-    if (alone && !alike(sighting.numbers.front(), f.sighting.numbers.front(), sighting.integers)) continue;
-    const auto none = [](const Summary& s) { return s.l2 == 0 && s.sum == 0 && s.not_finite == 0; };
-    const auto looks_alike = [&](const Summary& a, const Summary& b) {
-      return alike(a, b, sighting.integers) || (alone && (none(a) || none(b)));
-    };
-    if (std::ranges::equal(sighting.numbers, f.sighting.numbers, looks_alike)) found.push_back(&f);
+    if (f.program == run.program && f.world == run.world && look_alike(f.sighting)) found.push_back(&f);
   }
   // If the run failed, prefer mistakes of the TODO in which it failed.
   const auto of_todo = [&](const Fingerprint* f) { return f->mistake.starts_with(todo + "-"); };
   if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
   std::optional<Mistake> mistake = common(found, todo);
-  if (!mistake) {
+  if (!mistake && !alone) {  // how many calls there are when a run is cut short is chance, too
     std::erase_if(found, [&](const Fingerprint* f) {
       return f->sighting.calls != sighting.calls || f->sighting.bytes != sighting.bytes;
     });

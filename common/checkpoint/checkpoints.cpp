@@ -54,10 +54,11 @@ std::string find(CheckpointState& state) {
     if (state.rank > 0) return;
     const std::string &target = state.options.checkpoints, &source = state.options.resume;
     try {
+      if (!target.empty() && fs::is_directory(target)) state.lock.emplace(target);  // before looking what is there
       if (!source.empty()) found = find_checkpoint(source);
       if (found.empty() && !source.empty() && source != target)
         throw std::runtime_error("--resume is '" + source + "', but there is no checkpoint there");
-      if (target.empty()) return;
+      if (target.empty() || state.lock) return;
       fs::create_directories(target);
       state.lock.emplace(target);
     } catch (const fs::filesystem_error& failed) {

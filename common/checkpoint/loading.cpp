@@ -93,7 +93,7 @@ void require_same_settings(const std::map<std::string, std::string>& run,
                 shown(saved.at(kModel)).c_str(), run.at(kModel).c_str());
   }
   for (const char* name : kSettings) {
-    if (name == std::string(kOrder) && !order) continue;
+    if (std::string_view(name) == kOrder && !order) continue;
     if (value(run, name) == value(saved, name)) continue;
     throw_error("--%s is %s; the checkpoint %s was made with %s", name, value(run, name).c_str(), folder.c_str(),
                 shown(value(saved, name)).c_str());

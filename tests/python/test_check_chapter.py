@@ -223,7 +223,7 @@ def test_a_check_that_cannot_be_started_is_not_right(chapter):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_no_check_outlives_who_ends_the_command(chapter, number):
+def test_no_check_outlives_the_command(chapter, number):
     chapter.checks("one|a|2|0|fine|right 02.1", "two|b|2|0|fine|right 02.2")
     chapter.script("say", "#!/bin/sh\nsleep 60 & echo $! >child.txt; wait\n")
     judge = subprocess.Popen(

@@ -54,7 +54,7 @@ def test_hints_and_todos_belong_together(chapter):
     """In both lists a TODO that is there twice is there twice."""
     todos = [
         todo
-        for file in chapters.Chapter(chapter, []).sources(SOLUTIONS)
+        for file in chapters.Chapter(chapter, []).sources(ROOT)
         for todo in re.findall(r"^ *// TODO ([0-9.]*):", chapters.read(file), re.M)
     ]
     assert sorted(re.findall(r"^TODO (.*)", hints_of(chapter), re.M)) == sorted(todos)

@@ -221,7 +221,7 @@ def test_variables_of_a_batch_system_lead_nowhere(variables):
 
 
 def test_what_other_launchers_have_left_is_dropped(folder, monkeypatch):
-    left = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    left = {"RANK": "0", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
     where_to_meet = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORKSHOP_JOB_TOKEN": "x"}  # of the user
     assert launch.own_environment({**left, **where_to_meet}) == {**where_to_meet, "PATH": os.defpath}
     assert run("-n", "1", "--", "sh", "-c", 'echo "${RANK-none}"', **left).stdout == "none\n"

@@ -31,7 +31,7 @@ def regions() -> list[str]:
     """The TODOs of the solutions, in order; one that is there twice is in the list twice."""
     found = []
     for chapter in os.listdir(os.path.join(ROOT, "solutions")):
-        for file in chapters.Chapter(chapter, []).sources(os.path.join(ROOT, "solutions")):
+        for file in chapters.Chapter(chapter, []).sources(ROOT):
             found += re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", chapters.read(file), re.M)
     return sorted(found, key=chapters.order)
 

@@ -14,6 +14,7 @@ for number in (0, 1, 2):  # one that is closed would soon be another file
         os.fstat(number)
     except OSError:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the first free number
+sys.stdin = sys.stdin or open(0, closefd=False)
 sys.stdout = sys.stdout or open(1, "w", closefd=False)
 sys.stderr = sys.stderr or open(2, "w", closefd=False)
 

@@ -160,14 +160,14 @@ class Builder:
 
     def _renew_dates(self) -> None:
         """Ninja builds what has a later date. A file of a participant that was put back, from a copy for example, may
-        have another content and an earlier date: it gets the date of today."""
+        have another content and an earlier date: its date is set to now."""
         list_of_contents = os.path.join(self.folder, "contents.txt")
         lines = (line.partition(" ") for line in read(list_of_contents).splitlines())
         before = {file: checksum for checksum, _, file in lines}
         listed = os.stat(list_of_contents).st_mtime if before else 0
         now = {}
         for chapter in all_chapters():
-            for file in chapter.sources("."):
+            for file in chapter.handed_out():
                 try:
                     with open(file, "rb") as source:
                         now[file] = f"{zlib.crc32(source.read()):08x}"
@@ -175,9 +175,8 @@ class Builder:
                         os.utime(file)
                 except OSError:
                     pass  # the compiler says what is wrong with it
-        if now != before:
-            with open(list_of_contents, "w", encoding="utf-8", errors="surrogateescape") as output:
-                output.writelines(f"{checksum} {file}\n" for file, checksum in now.items())
+        with open(list_of_contents, "w", encoding="utf-8") as output:  # its date is that of the last build
+            output.writelines(f"{checksum} {file}\n" for file, checksum in now.items())
 
     def _unconfigured(self, prebuilt: str) -> bool:
         return not os.path.exists(os.path.join(self.folder, "build.ninja")) or prebuilt != self._cached(
@@ -211,12 +210,11 @@ class Builder:
                 )
                 if not prebuilt:
                     self.install_missing()
-                # An attempt that failed has left its settings behind.
-                failed = not os.path.exists(os.path.join(self.folder, "build.ninja"))
-                fresh = ["--fresh"] if failed else []
-                if self._unconfigured(prebuilt) and machine.quietly(
-                    ["cmake", *fresh, "--preset", self.backend, "-B", self.folder, "-D", f"WORKSHOP_PREBUILT={prebuilt}"]
-                ):
+                configure = ["cmake", "--preset", self.backend, "-B", self.folder]
+                configure += ["-D", f"WORKSHOP_PREBUILT={prebuilt}"]
+                if not os.path.exists(os.path.join(self.folder, "build.ninja")):
+                    configure.append("--fresh")  # an attempt that failed may have left its settings behind
+                if self._unconfigured(prebuilt) and machine.quietly(configure):
                     raise Failed(1)
             wanted = [target for target in targets if not prebuilt or re.match("[0-9]|programs$", target)]
             if wanted:

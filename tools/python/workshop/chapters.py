@@ -27,22 +27,25 @@ class Chapter:
             raise Refused(f"no program '{name}' in {self.name}; there is {' '.join(self.programs)}")
         return name
 
-    def sources(self, folder: str = "solutions") -> list[str]:
-        """Its files with code, as handed out ("."), or solved. Those that are handed out have a TODO in the solution:
-        copies that editors and participants keep beside them are none. One that is missing is named all the same."""
-        solved = os.path.join(os.path.dirname(folder) if os.path.basename(folder) == "solutions" else folder, "solutions")
-        if not os.path.isdir(solved):
-            solved = os.path.join(ROOT, "solutions")
-        files = sorted(
-            file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(solved), self.name, f"*.{end}"))
-        )
-        if os.path.basename(folder) == "solutions":
-            return files
-        with_todo = [file for file in files if re.search(r"^ *// TODO [0-9]", read(file), re.M)]
-        return [os.path.join(folder, self.name, os.path.basename(file)) for file in with_todo]
+    def sources(self, root: str = ".") -> list[str]:
+        """The files with its solutions; those of this clone if another one has none."""
+        folder = os.path.join(root, "solutions", self.name)
+        if not os.path.isdir(folder):
+            folder = os.path.join(ROOT, "solutions", self.name)
+        return sorted(file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(folder), f"*.{end}")))
 
-    def missing_files(self, folder: str = ".") -> list[str]:
-        return [os.path.normpath(file) for file in self.sources(folder) if not os.path.isfile(file)]
+    def handed_out(self, root: str = ".") -> list[str]:
+        """The files of the exercises, which have a TODO, whether they are there or not. What editors and participants
+        keep beside them does not count."""
+        names = [os.path.basename(file) for file in self.sources(root) if todos_in(file)]
+        return [os.path.join(root, self.name, name) for name in names]
+
+    def require_files(self) -> None:
+        for file in self.handed_out():
+            if not os.path.isfile(file):
+                raise Refused(
+                    f"{os.path.normpath(file)} is missing: './workshop reset {self.number}' hands it out again"
+                )
 
 
 def read(path: str) -> str:
@@ -81,7 +84,7 @@ def order(todo: str) -> tuple[int, int]:
 
 def todos(chapter: Chapter, root: str = ".") -> list[str]:
     """All TODOs of a chapter, in order."""
-    found = {todo for file in chapter.sources(os.path.join(root, "solutions")) for todo in todos_in(file)}
+    found = {todo for file in chapter.sources(root) for todo in todos_in(file)}
     return sorted(found, key=order)
 
 
@@ -98,11 +101,12 @@ class OpenTodo:
 def open_todos(chapter: Chapter, root: str = ".") -> list[OpenTodo]:
     """The TODOs that are not filled in, in order."""
     found = []
-    for file in chapter.sources(root):
+    solved = {os.path.basename(file): file for file in chapter.sources(root)}
+    for file in chapter.handed_out(root):
         name = os.path.relpath(file, root)
         if not os.path.isfile(file):
-            solved = os.path.join(root, "solutions", name)
-            found += [OpenTodo(todo, f"{name}, which is missing") for todo in todos_in(solved)]
+            of_file = todos_in(solved[os.path.basename(file)])
+            found += [OpenTodo(todo, f"{name}, which is missing") for todo in of_file]
         for number, line in enumerate(read(file).split("\n"), 1):
             todo = re.match(r' *todo\("([0-9.]+)"', line)
             if todo:
@@ -124,7 +128,7 @@ def read_state(path: str) -> list[tuple[str, str]]:
 
 
 def merge_state(chapter: Chapter, part: str, state: str, todo: str, root: str = ".") -> None:
-    """Takes over what a check of one TODO found to what the last check of all found, and removes `part`."""
+    """Enters what a check of one TODO found into the state of the last check, and removes `part`."""
     found = [word for word, of in read_state(part) if of == todo]
     if os.path.exists(part):
         os.unlink(part)
@@ -142,7 +146,7 @@ def merge_state(chapter: Chapter, part: str, state: str, todo: str, root: str = 
 def changed_since(chapter: Chapter, state: str, root: str = ".") -> bool:
     """Whether a file of the chapter is newer than its state."""
     checked = os.stat(state).st_mtime_ns
-    return any(not os.path.isfile(file) or os.stat(file).st_mtime_ns > checked for file in chapter.sources(root))
+    return any(not os.path.isfile(file) or os.stat(file).st_mtime_ns > checked for file in chapter.handed_out(root))
 
 
 # ---- hints ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Callable
 
 from . import processes
@@ -190,7 +191,7 @@ def run_all(checks: list[tuple[int, Check]], jobs: int, stopping: Stopping, prog
     def work() -> None:
         while True:
             with lock:
-                if not queue:
+                if not queue or processes.ending:
                     return
                 place, check = queue.pop(0)
             try:
@@ -210,7 +211,9 @@ def run_all(checks: list[tuple[int, Check]], jobs: int, stopping: Stopping, prog
             thread.join()
     except BaseException:  # such as Ctrl-C
         queue.clear()
-        processes.send(signal.SIGTERM, processes.descendants([os.getpid()]))
+        while any(thread.is_alive() for thread in threads):  # one may have been about to start a check
+            processes.send(signal.SIGTERM, processes.descendants([os.getpid()]))
+            time.sleep(0.1)
         raise
     if errors:
         raise errors[0]
@@ -405,8 +408,7 @@ def right_in(checks: list[Check], todo: str) -> str:
         if ["right", todo] in check.todos():
             ranks.setdefault(check.program, set()).add(int(check.ranks))
     return "; ".join(
-        f"{program} on {', '.join(map(str, sorted(of_it)))} rank{'s' if of_it != {1} else ''}"
-        for program, of_it in ranks.items()
+        f"{program} {on_ranks(', '.join(map(str, sorted(of_it))))}" for program, of_it in ranks.items()
     )
 
 

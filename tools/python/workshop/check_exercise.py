@@ -229,8 +229,8 @@ def remove_old(records: str, solution: str) -> None:
             pass  # another check removes it
 
 
-def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
-    """One run of the participant's program: status and verdict."""
+def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, str]:
+    """One run of the participant's program: status and verdict. `is_new`: the solution has just run here."""
     remove(["todos.txt"])
     with open(os.path.join(kept, "seconds"), encoding="ascii") as file:
         # A program that runs twelve seconds longer than ten times the solution's does not end.
@@ -247,7 +247,7 @@ def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
         if not journals and status not in (0, OPEN) and not says_what_is_wrong(output):
             return NOT_COMPARABLE, f"The program did not start, so nothing can be said of it.\n{last_lines(output)}"
         ended_early = status not in (0, OPEN) and (b'"type":"probe"' not in journals or status in (STUCK, TIMED_OUT))
-        if ended_early and (wrong := solution_fails_here(check, runner, limit)):
+        if ended_early and not is_new and (wrong := solution_fails_here(check, runner, limit)):
             return NOT_COMPARABLE, wrong
         judged, how = "mine.journals", ["--journals"]
         with open(judged, "wb") as file:
@@ -277,10 +277,11 @@ def judge(check: Check, runner: Runner, kept: str) -> tuple[int, str]:
 
 
 def solution_fails_here(check: Check, runner: Runner, limit: int) -> str:
-    """What is wrong if the solution fails, too, as it may in a new environment: its record is from an earlier one."""
+    """What is wrong if the solution fails here as well: its record may be from another environment."""
     status, output = run_program(check, runner, "again.jsonl", limit, check.solution, {})
     remove(["again.jsonl", *of_ranks("again.jsonl")])
-    return f"The solution itself fails here, so nothing can be said of your program.\n{last_lines(output)}" if status else ""
+    said = f"The solution itself fails here, so nothing can be said of your program.\n{last_lines(output)}"
+    return said if status else ""
 
 
 def says_what_is_wrong(output: bytes) -> bool:
@@ -302,9 +303,8 @@ def main(words: list[str]) -> int:
 def judge_and_tell(check: Check, runner: Runner) -> int:
     with Locked("lock", f"check_exercise: waiting for another check in {os.getcwd()}"):
         kept = os.path.join(os.path.dirname(os.getcwd()), "records", check.key())
-        wrong = None
-        if not os.path.exists(os.path.join(kept, "seconds")):
-            wrong = keep_solution(check, runner, kept)
+        is_new = not os.path.exists(os.path.join(kept, "seconds"))
+        wrong = keep_solution(check, runner, kept) if is_new else None
         if wrong:
             status, verdict = NOT_COMPARABLE, wrong
         elif not os.access(check.mine, os.X_OK):
@@ -313,7 +313,7 @@ def judge_and_tell(check: Check, runner: Runner) -> int:
                 "and their gradients have the type Real, in kernels Reals and ConstReals, not float: model/precision.h"
             )
         else:
-            status, verdict = judge(check, runner, kept)
+            status, verdict = judge(check, runner, kept, is_new)
         with open("verdict.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(verdict + "\n")
     print(verdict)

@@ -103,9 +103,12 @@ def common_settings(environment: dict[str, str], terminal: bool) -> dict[str, st
 def own_environment(environment: dict[str, str]) -> dict[str, str]:
     """Without what other launchers and another Open MPI have left there: they would say who the ranks are, and where
     the library is."""
-    left_over = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE")
-    found = {name: value for name, value in environment.items() if name not in left_over}
-    found.setdefault("PATH", os.defpath)
+    torchrun = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    of_mpi = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_")
+    found = {
+        name: value for name, value in environment.items() if name not in torchrun and not name.startswith(of_mpi)
+    }
+    found["PATH"] = found.get("PATH") or os.defpath
     if "OPAL_PREFIX" in found and mpi.is_of_another(found["OPAL_PREFIX"], found["PATH"]):
         del found["OPAL_PREFIX"]
     return found
@@ -277,7 +280,7 @@ class Launcher:
 
     def __init__(self, job: Job, environment: dict[str, str]):
         self.job = job
-        self.environment = dict(own_environment(environment), **common_settings(environment, os.isatty(1)))
+        self.environment = dict(environment, **common_settings(environment, os.isatty(1)))
         self.session: Session | None = None
         self.started: list[Child] = []
         self.signal = 0  # that ends this process
@@ -516,7 +519,7 @@ def choose(job: Job, environment: dict[str, str]) -> str | None:
         job.env = True
     if job.env or job.ranks == 1:
         return None
-    mpirun, others = mpi.find_mpirun(environment.get("PATH") or os.defpath)
+    mpirun, others = mpi.find_mpirun(environment["PATH"])
     if mpirun:
         return mpirun
     if others:
@@ -528,13 +531,14 @@ def choose(job: Job, environment: dict[str, str]) -> str | None:
 
 
 def main(words: list[str]) -> int:
+    environment = own_environment(dict(os.environ))
     try:
         job = parse(words)
-        mpirun = choose(job, dict(os.environ))
+        mpirun = choose(job, environment)
     except Refused as refused:
         print(f"launch: {refused}", file=sys.stderr)
         return 2
-    launcher = Launcher(job, dict(os.environ))
+    launcher = Launcher(job, environment)
     launcher.handle_signals()
     try:
         try:

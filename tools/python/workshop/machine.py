@@ -202,10 +202,9 @@ def install(packages: list[str]) -> bool:
         "--no-install-recommends",
         *packages,
     ]
-    # What makes a different Python or different libraries of the user's programs must not do so to the packages'.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_", "LD_PRELOAD"))
-    }
+    # The packages' scripts must not run with the user's own Python or libraries.
+    of_user = ("PYTHON", "LD_LIBRARY_", "LD_PRELOAD")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_user)}
     print(f"Installing {' '.join(packages)}", flush=True)
     # Package lists that are old or absent make the first attempt fail; most machines need no update.
     first = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)

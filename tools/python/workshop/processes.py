@@ -70,11 +70,16 @@ def stop_all(started: list[int], patience: float = 2.0) -> None:
     send(signal.SIGKILL, [pid for pid in pids if is_running(pid)])
 
 
+ending: list[int] = []  # the signal that ends this process, if there is one: nothing new is to be started
+
+
 def take_all_along() -> None:
     """From now on, what ends this process ends everything below it, too. (Ctrl-C reaches all of them anyway.)"""
 
     def end(number: int, _frame: object) -> None:
-        send(signal.SIGTERM, descendants([os.getpid()]))
+        ending.append(number)
+        # Here, because subprocess.run() kills its process at the exception, which leaves no time to clean up.
+        stop_all(descendants([os.getpid()]), 5)
         raise SystemExit(128 + number)
 
     for number in (signal.SIGHUP, signal.SIGTERM):

@@ -92,7 +92,7 @@ def run(context: Context, words: list[str]) -> int:
     require(is_number(ranks), f"-n expects a number of ranks, not '{ranks}'")
     require(launcher in ("mpirun", "env"), f"--launcher is mpirun or env, not '{launcher}'")
     context.build(*targets_of(chapter, program, solution, options))
-    if any("runs/" in option for option in options):  # the README's commands keep their records there
+    if any(option.startswith("runs/") or "=runs/" in option for option in options):  # the README's commands keep their records there
         os.makedirs("runs", exist_ok=True)
     sys.stdout.flush()
     os.execv(
@@ -200,8 +200,7 @@ def first_program(wanted: Wanted) -> str:
 
 def check(context: Context, words: list[str]) -> int:
     wanted = Wanted(words)
-    for file in wanted.chapter.missing_files():
-        raise Refused(f"{file} is missing: './workshop reset {wanted.chapter.number}' hands it out again")
+    wanted.chapter.require_files()
     arguments = check_chapter.Arguments(
         (["--todo", wanted.todo] if wanted.todo else [])
         + (["--program", wanted.program] if wanted.program else [])
@@ -218,6 +217,8 @@ def check(context: Context, words: list[str]) -> int:
     only_todo = wanted.todo and not wanted.program and not wanted.ranks
     if only_todo:
         arguments.state = state + ".part"
+        if os.path.exists(arguments.state):  # of a check that was ended
+            os.unlink(arguments.state)
     elif not arguments.narrowed:
         arguments.state = state
     with Lock(context.folder, "check.lock", "Waiting for another check to end"):
@@ -256,9 +257,10 @@ def check_on_cpu(wanted: Wanted) -> int:
 def watch(context: Context, words: list[str]) -> int:
     asked = words[0] if words else ""
     chapter = chapters.choose(asked.partition(".")[0])
+    chapter.require_files()
 
     def saved() -> list[tuple[str, int, int]]:
-        return [(file, about.st_mtime_ns, about.st_size) for file in chapter.sources(".") for about in [os.stat(file)]]
+        return [(file, about.st_mtime_ns, about.st_size) for file in chapter.handed_out() for about in [os.stat(file)]]
 
     before: list[tuple[str, int, int]] = []
     while True:
@@ -380,7 +382,7 @@ def reset(context: Context, words: list[str]) -> int:
                 return 1
         for file in changed:
             mine = numbered_copy(file)
-            shutil.copy(file, mine)  # with the date of now: put back, it is newer than what was built meanwhile
+            shutil.copy2(file, mine)
             print(f"Kept your {file} as {mine}")
         for file in files:
             os.makedirs(os.path.dirname(file), exist_ok=True)

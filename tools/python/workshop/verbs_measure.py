@@ -247,10 +247,11 @@ def bench(context: Context, words: list[str]) -> int:
     return 0
 
 
-def blas_in_use(context: Context) -> None:
-    """Prints the processor that OpenBLAS's kernels are for, and the cores they run on: what a program asks itself."""
+def blas_in_use(context: Context, label: str = "") -> None:
+    """Prints a label, the processor that OpenBLAS's kernels are for, and the cores they run on: what a program asks
+    itself."""
     context.build("blas_in_use")
-    sys.stdout.flush()
+    print(label, end="", flush=True)
     run([context.path("tools", "blas_in_use")])
 
 
@@ -275,7 +276,7 @@ class SlurmJob:
     def __init__(self) -> None:
         self.id = os.environ["SLURM_JOB_ID"]
         about = machine.said("scontrol", "show", "job", self.id)
-        require(about, f"SLURM_JOB_ID is {self.id}, but scontrol shows no such job here: unset SLURM_JOB_ID to run here")
+        require(about, f"SLURM_JOB_ID is {self.id}, but scontrol shows no such job: unset SLURM_JOB_ID to run here")
         self.nodes = int((re.search("NumNodes=([0-9]+)", about) or ["", "1"])[1])
         self.tasks = int((re.search("NumTasks=([0-9]+)", about) or ["", "1"])[1])
         self.per_node = -(-self.tasks // self.nodes)
@@ -428,8 +429,8 @@ def record_runs(
 
 
 def plotly_here() -> list[str]:
-    """A command that runs a Python with plotly: the one that comes first, or the distribution's; with the modules that
-    the environment names, or without. Empty if there is none."""
+    """A command that runs a Python with plotly: the one that comes first, or the distribution's; with PYTHONPATH
+    and the like, or without. Empty if there is none."""
     for python in ("python3", "/usr/bin/python3"):
         for command in ([python], [python, "-E"]):
             page_imports = [*command, "-c", "import json, re, plotly"]

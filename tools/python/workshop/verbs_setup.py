@@ -70,9 +70,7 @@ def doctor(context: Context, words: list[str]) -> int:
     show("Slurm", machine.said("sinfo", "--version"))
     show("libFuzzer", machine.said("clang++", "--version") if machine.has_libfuzzer() else "")
     if context.backend == "cpu" and os.path.exists(context.path("build.ninja")):
-        context.build("blas_in_use")  # before the line begins: a build says that it builds
-        print(f"{'BLAS':<10} ", end="", flush=True)
-        blas_in_use(context)
+        blas_in_use(context, f"{'BLAS':<10} ")
     lack = machine.missing(context.backend)
     if lack:
         print("missing:", *lack, sep="\n")
