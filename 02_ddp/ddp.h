@@ -20,13 +20,15 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
     //   elements, not in bytes. kReal is their type: ncclFloat, or ncclBfloat16 with --precision bf16.
     todo("02.1");
     // END TODO 02.1
-    probe("02.1", p.name, p.value, {p.count()}, stream);
   }
+  for (const Parameter& p : model.parameters()) probe("02.1", p.name, p.value, {p.count()}, stream);
 }
 
 // Averages the gradients over the replicas. Call it once per step, after all batches have been accumulated: the average
 // of sums is the sum of averages.
 inline void average_gradients(const Model& model, const Group& replicas, cudaStream_t stream) {
+  for (const Parameter& p : model.parameters())
+    probe("02.B", {"given to average_gradients: ", p.name}, p.grad, {p.count()}, stream);
   const Range range("average gradients", stream);
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
@@ -35,8 +37,8 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
     //   of ranks?
     todo("02.2");
     // END TODO 02.2
-    probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
   }
+  for (const Parameter& p : model.parameters()) probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
 }
 
 // Averages the losses of an epoch over the replicas. Each rank has only the losses of its own batches.
@@ -49,6 +51,17 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
+// Returns this rank's samples of an evaluation of the samples first … first + count - 1.
+inline std::vector<int> evaluated_by(const Group& replicas, int first, int count) {
+  std::vector<int> mine;
+  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
+  //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
+  //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
+  todo("02.4");
+  // END TODO 02.4
+  return mine;
+}
+
 // Computes the mean loss over the validation or the test samples. Each sample counts once, for any number of replicas.
 // add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, as in chapter
 // 07, only one of them may add the share.
@@ -56,12 +69,7 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
   if (count == 0) return;
-  std::vector<int> mine;
-  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
-  //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
-  //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
-  todo("02.4");
-  // END TODO 02.4
+  const std::vector<int> mine = evaluated_by(replicas, first, count);
   probe("02.4", "this rank's samples of the evaluation", mine);
 
   training.evaluate(mine, add_loss, [&](float* loss) {

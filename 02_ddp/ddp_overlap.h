@@ -7,6 +7,7 @@
 // copied.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "common/nccl/group.h"
@@ -59,6 +60,7 @@ class GradientReducer {
   // Starts the all-reduce of a bucket if layer i completes it. Call it in the last backward pass of a step, for every
   // layer, right after enqueueing the work that computes the layer's gradients.
   void on_layer_done(int i) {
+    probe("02.F", "given to on_layer_done: layer", std::array{i});
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
@@ -78,13 +80,14 @@ class GradientReducer {
 
   // Makes the compute stream wait until all buckets are averaged. Call it before the update.
   void finish() {
+    probe("02.F", "gradients after the last all-reduce", grads_, {total_}, communication_);
     // TODO 02.9: Make the compute stream wait for the communication stream.
     //   Record the event done_ and wait for it, as in TODO 02.7: which stream does which? One event is enough for all
     //   buckets: why?
     todo("02.9");
     // END TODO 02.9
-    probe("02.9", "gradients before the update", grads_, {total_}, compute_);
     next_ = 0;
+    probe("02.9", "gradients before the update", grads_, {total_}, compute_);
   }
 
  private:

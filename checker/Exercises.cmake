@@ -13,7 +13,7 @@ function(_workshop_check_command result chapter program sources)
     set(others TRUE)  # then the earlier chapters are the participant's too
   endif()
   _workshop_files(files ${chapter}/${program}.cu ${others})
-  _workshop_exercises(files ${files})
+  _workshop_exercises(files "" ${files})
   foreach(file ${files})
     list(APPEND command --todos ${CMAKE_SOURCE_DIR}/solutions/${file})
   endforeach()
@@ -39,7 +39,8 @@ function(workshop_check chapter program)
                           ${CMAKE_SOURCE_DIR}/checker/tests/judge_exercise.py
                           ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
-                  COMMAND ${check_solution} -n ${ranks} --mine $<TARGET_FILE:solution_${chapter}_${program}>
+                  COMMAND ${check_solution} --levels guided,blank -n ${ranks}
+                          --mine $<TARGET_FILE:solution_${chapter}_${program}>
                           -- ${arg_OPTIONS})
     # A line for ./workshop check: folder, program, ranks, command, separated by tabs.
     string(MAKE_C_IDENTIFIER exercise.${name} folder)
@@ -48,16 +49,19 @@ function(workshop_check chapter program)
   endforeach()
 endfunction()
 
-# _workshop_generate(02_ddp FOLDER target [FILLINGS file…]): the target runs make_exercises to write the chapter's
-# exercises to FOLDER.
+# _workshop_generate(02_ddp FOLDER target [LEVEL level] [FILLINGS file…]): the target runs make_exercises to write the
+# chapter's exercises to FOLDER.
 function(_workshop_generate chapter folder target)
-  cmake_parse_arguments(arg "" "" "FILLINGS" ${ARGN})
+  cmake_parse_arguments(arg "" "LEVEL" "FILLINGS" ${ARGN})
   _workshop_sources(sources ${chapter})
-  _workshop_exercises(copies ${sources})
+  _workshop_exercises(copies ${folder} ${sources})
   list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/solutions/)
   list(TRANSFORM copies PREPEND ${folder}/)
   set(fillings ${arg_FILLINGS})
   list(TRANSFORM fillings PREPEND "--filling;")
+  if(arg_LEVEL)
+    list(APPEND fillings --level ${arg_LEVEL})
+  endif()
   add_custom_command(OUTPUT ${copies} DEPENDS ${sources} ${arg_FILLINGS} VERBATIM
                      COMMAND make_exercises ${fillings} ${CMAKE_SOURCE_DIR}/solutions ${folder} ${chapter})
   add_custom_target(${target} DEPENDS ${copies})
@@ -97,19 +101,22 @@ function(_workshop_generated prefix chapter folder)
   endforeach()
 endfunction()
 
-# workshop_filling(02_ddp ddp 02.1-sum RANKS 2 EXPECT regex [RIGHT] [SAYS regex] [TIMEOUT s] [OPTIONS …]
-# [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged wrong (with
-# RIGHT, it is judged right), and the verdict matches EXPECT and SAYS.
+# workshop_filling(02_ddp ddp 02.1-sum RANKS 2 LEVELS guided,blank EXPECT regex… [RIGHT] [SAYS regex] [TIMEOUT s]
+# [OPTIONS …] [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged
+# wrong at these levels (with RIGHT, it is judged right), and the verdicts match EXPECT and SAYS.
 function(workshop_filling chapter program mistake)
   if(WORKSHOP_PREBUILT)
     return()  # the tests of the checker belong to the clone that builds it
   endif()
-  cmake_parse_arguments(arg "RIGHT" "EXPECT;SAYS;TIMEOUT;CPU_ONLY" "RANKS;OPTIONS" ${ARGN})
+  cmake_parse_arguments(arg "RIGHT" "LEVELS;SAYS;TIMEOUT;CPU_ONLY" "EXPECT;RANKS;OPTIONS" ${ARGN})
   set(status 1)
   if(arg_RIGHT)
     set(status 0)
   endif()
-  set(expect -e "${arg_EXPECT}")
+  set(expect)
+  foreach(regex IN LISTS arg_EXPECT)
+    list(APPEND expect -e "${regex}")
+  endforeach()
   if(arg_SAYS)
     list(APPEND expect -e "${arg_SAYS}")
   endif()
@@ -123,7 +130,7 @@ function(workshop_filling chapter program mistake)
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
                   COMMAND ${CMAKE_SOURCE_DIR}/tests/expect_status ${expect} ${status}
-                          ${check} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
+                          ${check} --levels ${arg_LEVELS} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
                           -- ${arg_OPTIONS})
   endforeach()
 endfunction()
@@ -133,6 +140,26 @@ function(_workshop_needs_bf16 chapter program)
   set_target_properties(${chapter}_${program}_bf16 PROPERTIES EXCLUDE_FROM_ALL FALSE)
 endfunction()
 
+# _workshop_blank(02_ddp ddp ddp_overlap): compiles these programs of a chapter as they are handed out at the blank level.
+# What would not compile there fails the build.
+function(_workshop_blank chapter)
+  set(folder ${CMAKE_BINARY_DIR}/blank)
+  _workshop_generate(${chapter} ${folder} blank_${chapter}_sources LEVEL blank)
+  set(sources)
+  foreach(program ${ARGN})
+    _workshop_place(source ${chapter}/${program}.cu ${folder})
+    list(APPEND sources ${source})
+  endforeach()
+  add_library(blank_${chapter} OBJECT ${sources})
+  foreach(source ${sources})
+    _workshop_source(blank_${chapter} ${source} ${folder} ${CMAKE_SOURCE_DIR}/solutions)
+  endforeach()
+  target_link_libraries(blank_${chapter} PRIVATE workshop_model)
+  target_compile_options(blank_${chapter} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WORKSHOP_EXERCISE_WARNINGS};-O0>
+                         $<$<COMPILE_LANGUAGE:CUDA>:--diag-suppress=177,550>)
+  add_dependencies(blank_${chapter} blank_${chapter}_sources)
+endfunction()
+
 # workshop_exercises(02_ddp): calls the functions above as checker/mistakes/02_ddp.txt and a sample of the mutants in
 # checker/mutants/02_ddp.txt say (checker/mistakes/README.md has the format). tools/python reads these lists. All wrong
 # fillings of a chapter are compiled together (checker/filling.h): `wrong_02_ddp_ddp` is ddp with them.
@@ -140,6 +167,9 @@ function(workshop_exercises chapter)
   set(lists ${CMAKE_SOURCE_DIR}/checker/mistakes)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${lists}/${chapter}.txt ${lists}/fingerprints/${chapter}.txt
                ${CMAKE_SOURCE_DIR}/checker/mutants/${chapter}.txt ${CMAKE_SOURCE_DIR}/tools/python/workshop/mistakes.py)
+  _workshop_sources(sources ${chapter})  # fillings may be changes of the solution's code
+  list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/solutions/)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
   execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/python/start mistakes cmake ${CMAKE_BINARY_DIR} ${chapter}
                   OUTPUT_VARIABLE calls ERROR_VARIABLE wrong RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -156,6 +186,7 @@ function(workshop_exercises chapter)
   list(TRANSFORM _fillings REPLACE "(.+)" "${CMAKE_BINARY_DIR}/fillings/\\1.txt" OUTPUT_VARIABLE snippets)
   _workshop_generate(${chapter} ${CMAKE_BINARY_DIR}/fillings wrong_${chapter}_sources FILLINGS ${snippets})
   _workshop_generated(wrong ${chapter} ${CMAKE_BINARY_DIR}/fillings ${_programs})
+  _workshop_blank(${chapter} ${_programs})
   foreach(program ${_programs_in_bf16})
     workshop_twin(wrong_${chapter}_${program})
   endforeach()

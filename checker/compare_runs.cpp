@@ -2,12 +2,13 @@
 // Tells a participant whether a run did what the solution's run did and, if not, which TODO is the first to differ.
 //
 //   compare_runs EXPECTED MINE [--tolerance X] [--todos FILE]... [--sources FOLDER] [--summary FILE]
-//                [--journals] [--status N] [--output FILE] [--fingerprints FILE] [--sightings]
+//                [--journals] [--status N] [--output FILE] [--fingerprints FILE] [--sightings] [--level LEVEL]
 //
 // --todos         sources of the solution, which hold the TODOs' texts
 // --sources       folder with the participant's sources: FOLDER/02_ddp/ddp.cu
 // --journals      MINE holds the ranks' journals, because the run failed; --status is its exit status and --output the
 //                 file with what it printed
+// --level         judges as if the sources were at this level, "guided" or "blank"
 // --summary       writes one line per TODO, such as "right 02.1", and "blame certain 02.2" or "blame likely 02.2",
 //                 followed by "known" if the mistake is a known one
 // --fingerprints  what known mistakes look like
@@ -47,12 +48,6 @@ using namespace workshop::tools;
 std::string text(double value) {
   if (!std::isfinite(value)) return "not a number";
   return workshop::formatted("%.7g", value);
-}
-
-std::string joined(const TodoIds& ids) {
-  std::string list;
-  for (const std::string& id : ids) list += (list.empty() ? "" : ", ") + id;
-  return list;
 }
 
 // A TODO may record several tensors of the same name in one step on one rank; `occurrence` counts them.
@@ -131,10 +126,15 @@ class Comparison {
     TodoIds passed;
   };
   End where_it_ended() const;
+  // How many probes this rank has reached; only known from a journal.
+  std::size_t passed_by(int rank) const;
 
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
+  // If a WRITE region calls the function of a probe that was reached too often or not often enough, prints that and
+  // returns true.
+  bool calls_differ(const ProbeKey& key, const char* what);
   bool given_agrees(std::size_t position);  // compares what a function was given
   // The TODO that makes the call: of those that make such calls, the first whose own probe follows. "" if there is
   // none.
@@ -147,11 +147,14 @@ class Comparison {
   bool parameters_agree();
   bool traffic_agrees();
   int print_ending();
+  // If the run failed after a WRITE region had called a function before the solution's does, prints that and returns
+  // true.
+  bool called_too_early();
   void print_notes() const;
   // Prints a note on the first rank whose host does something more often than the solution's.
   void note_more(const std::string& what, const char* does, const char* why) const;
   int print_unfinished() const;
-  void print_success() const;
+  void print_success();
 
   const RunRecord &expected_, &mine_;
   double tolerance_;
@@ -301,7 +304,7 @@ std::vector<Known> Comparison::others(const ProbeKey& key) const {
       name += rank_and_step(other);
       same_todo.push_back({name, tensor});
     } else if (other.rank == key.rank && other.step == key.step) {
-      name += " of TODO " + other.id;
+      name += " of " + called(other.id);
       others.push_back(
           {before ? name + ", which come earlier: is the call missing on this rank, or does it write elsewhere?" : name,
            tensor});
@@ -386,10 +389,11 @@ void Comparison::print_drift(const ProbeKey& key, const std::string& difference)
   blame(drift_->id, true);
   std::printf("%s is the first that is off by more than rounding.\n%s  %s\n", todos_.heading(drift_->id).c_str(),
               todos_.place_line(drift_->id).c_str(), tensor_of(*drift_).c_str());
-  std::printf("  The error grows from there until %s, of TODO %s, is too far off:\n%s", tensor_of(key).c_str(),
-              key.id.c_str(), difference.c_str());
+  std::printf("  The error grows from there until %s, of %s, is too far off:\n%s", tensor_of(key).c_str(),
+              called(key.id).c_str(), difference.c_str());
   const std::string sentence = known(key, drift_->id);
-  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos;  // of this TODO
+  const bool fits = !sentence.empty() && sentence.find("TODO ") == std::string::npos &&
+                    sentence.find("WRITE ") == std::string::npos;  // of this TODO
   std::printf("  %s\n",
               fits ? sentence.c_str() : "Is a small constant, such as an epsilon, wrong or in the wrong place?");
   print_right();
@@ -405,7 +409,7 @@ void Comparison::print_other_way(const ProbeKey& key, const std::string& differe
   std::printf("%s is done in a different way than in the solution, with a different result.\n%s  %s, shape %s\n%s",
               todos_.heading(other_->id).c_str(), todos_.place_line(other_->id).c_str(), tensor_of(*other_).c_str(),
               bracketed(expected.shape).c_str(), differing(mine, expected, scale(*other_)).c_str());
-  std::printf("  The result: %s, of TODO %s:\n%s", tensor_of(key).c_str(), key.id.c_str(), difference.c_str());
+  std::printf("  The result: %s, of %s:\n%s", tensor_of(key).c_str(), called(key.id).c_str(), difference.c_str());
   // The sighting combines both tensors. Its first numbers decide whether a known mistake is certain, so they must not
   // be zero.
   Sighting seen = sighting_of(*other_), then = sighting_of(key);
@@ -431,7 +435,8 @@ std::string Comparison::caller(std::size_t position) const {
   for (std::size_t i = position + 1; i < expected_order_.size() && expected_order_[i].step == given.step; ++i) {
     if (expected_order_[i].rank == given.rank && callers.contains(expected_order_[i].id)) return expected_order_[i].id;
   }
-  return "";
+  // A whole loop may have no probe of its own.
+  return !callers.empty() && is_write(*callers.begin()) ? *callers.begin() : "";
 }
 
 // Whether a tensor that differs, of this TODO, shows what an earlier TODO did; if so, prints that.
@@ -450,7 +455,7 @@ bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const
 }
 
 void Comparison::print_right() const {
-  if (!right_.empty()) std::printf("Right so far: TODO %s\n", joined(right_).c_str());
+  if (!right_.empty()) std::printf("Right so far: %s\n", called(right_).c_str());
 }
 
 bool Comparison::given_agrees(std::size_t position) {
@@ -482,6 +487,21 @@ bool Comparison::given_agrees(std::size_t position) {
   return false;
 }
 
+bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
+  const std::string caller = todos_.write_that_calls(key.id);
+  if (caller.empty()) return false;
+  const Todo& callee = todos_.all().at(key.id);
+  if (callee.code.find("return") != std::string::npos) return false;  // before its probe, perhaps
+  const std::string sentence = known(key, caller);
+  blame(caller, true);
+  std::printf("%s %s\n%s  %s: %s\n", todos_.heading(caller).c_str(),
+              workshop::formatted(what, callee.function_in_solution.c_str()).c_str(), todos_.place_line(caller).c_str(),
+              tensor_of(key).c_str(), mine_probes_.contains(key) ? "once more" : "not there");
+  if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
+  print_right();
+  return true;
+}
+
 bool Comparison::probe_agrees(std::size_t position) {
   const ProbeKey& key = expected_order_[position];
   if (!given_to(key).empty()) return given_agrees(position);
@@ -490,6 +510,7 @@ bool Comparison::probe_agrees(std::size_t position) {
   std::string what, details;
   if (mine == mine_probes_.end()) {
     if (!mine_.complete) return true;  // the run ended before it recorded this tensor
+    if (calls_differ(key, "does not call %s() as often as expected.")) return false;
     what = " was not reached as often as expected.\n";
     details = "  " + tensor_of(key) + ": " + (key.occurrence > 0 ? "recorded too few times" : "never recorded") +
               "\n  Does a condition, a loop or an early return skip it on this rank?\n";
@@ -526,10 +547,10 @@ bool Comparison::probe_agrees(std::size_t position) {
   } else {
     const std::string own = own_before(position);
     blame(own, false);
-    std::printf("%s is the TODO to look at: it passes on wrong values, or overwrites right ones.\n%s",
+    std::printf("%s is the one to look at: it passes on wrong values, or overwrites right ones.\n%s",
                 todos_.heading(own).c_str(), todos_.place_line(own).c_str());
-    std::printf("%s  This is the result of TODO %s, here the solution's code with input from your TODOs.\n",
-                details.c_str(), key.id.c_str());
+    std::printf("%s  This is the result of %s, here the solution's code with input from your code.\n", details.c_str(),
+                called(key.id).c_str());
   }
   print_right();
   return false;
@@ -543,6 +564,7 @@ bool Comparison::probes_agree() {
   for (const auto& [key, probe] : mine_probes_) {
     if (expected_probes_.contains(key)) continue;
     if (!given_to(key).empty()) continue;  // what comes of it is found elsewhere
+    if (calls_differ(key, "calls %s() more often than expected.")) return false;
     blame(key.id, true);
     std::printf("%s is reached more often than expected.\n%s  %s: recorded %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
@@ -568,15 +590,14 @@ bool Comparison::losses_agree() {
       if (!unseen.empty()) {
         const std::string& id = *unseen.rbegin();
         blame(id, false);
-        std::printf("%s is the TODO to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+        std::printf("%s is the one to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
       }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
       explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
                {summary({mine.*loss}), summary({expected.*loss})}});
       if (!unseen.empty()) {
-        std::printf("All recorded tensors agree, but none belongs to TODO %s: look there first.\n",
-                    joined(unseen).c_str());
+        std::printf("All recorded tensors agree, but none belongs to %s: look there first.\n", called(unseen).c_str());
       } else if (!right_.empty()) {
         std::printf("All tensors of the first steps agree: look at the later steps, or at the loss itself.\n");
       }
@@ -625,21 +646,21 @@ bool Comparison::traffic_agrees() {
 void Comparison::print_notes() const {
   std::printf("%s", traffic_note_.c_str());
   if (other_ && todos_.contains(other_->id)) {
-    std::printf("Note: TODO %s does it in a different way than the solution, with the same result.\n",
-                other_->id.c_str());
+    std::printf("Note: %s does it in a different way than the solution, with the same result.\n",
+                called(other_->id).c_str());
   }
   for (const auto& [id, todo] : todos_.all()) {
     if (todo.says_float) {
       std::printf(
-          "Note: TODO %s says ncclFloat, which is right only as long as the numbers are floats. kReal is their type "
+          "Note: %s says ncclFloat, which is right only as long as the numbers are floats. kReal is their type "
           "with --precision bf16 too.\n",
-          id.c_str());
+          called(id).c_str());
     }
     if (todo.says_real) {
       std::printf(
-          "Note: TODO %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the "
+          "Note: %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the "
           "call would handle only half of their bytes.\n",
-          id.c_str());
+          called(id).c_str());
     }
   }
   for (const auto& [rank, peak] : expected_.peak_memory) {
@@ -668,17 +689,22 @@ void Comparison::note_more(const std::string& what, const char* does, const char
 
 int Comparison::print_unfinished() const {
   print_right();
-  std::printf("Next: TODO %s\n", mine_.todo.c_str());
+  std::printf("Next: %s\n", called(mine_.todo).c_str());
   return 77;
 }
 
-void Comparison::print_success() const {
+void Comparison::print_success() {
   std::string parts;
   const auto add = [&parts](double count, const std::string& what) {
     if (count > 0) parts += (parts.empty() ? "" : ", ") + what + " (" + text(count) + ")";
   };
   double calls = 0;
   for (const Collective& c : expected_.collectives) calls += c.calls;
+  // A loop of the program itself has no tensor of its own: it is right if all that comes of it is.
+  for (const auto& [id, todo] : todos_.all()) {
+    const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& probe) { return probe.id == id; });
+    if (is_write(id) && !probed && todo.file.ends_with(".cu")) right_.insert(id);
+  }
   add(static_cast<double>(expected_.probes.size()), "tensors");
   add(static_cast<double>(expected_.losses.size()), "losses");
   add(static_cast<double>(expected_.parameters.size()), "parameters");
@@ -687,11 +713,17 @@ void Comparison::print_success() const {
   for (const auto& [id, todo] : todos_.all()) {
     if (!right_.contains(id)) missing.insert(id);
   }
-  const std::string todos = !missing.empty()     ? "right: TODO " + joined(right_)
-                            : right_.size() == 1 ? "the TODO is right"
-                                                 : "all " + std::to_string(right_.size()) + " TODOs right";
+  const std::string todos = !missing.empty() ? "right: " + called(right_)
+                            : right_.size() == 1
+                                ? "the " + todos_.kind() + " is right"
+                                : "all " + std::to_string(right_.size()) + " " + todos_.kind() + "s right";
   std::printf("%s: %s agree (largest relative difference %.1e)\n", todos.c_str(), parts.c_str(), largest_);
-  if (!missing.empty()) std::printf("Not reached in this run: TODO %s\n", joined(missing).c_str());
+  if (!missing.empty()) std::printf("Not reached in this run: %s\n", called(missing).c_str());
+}
+
+std::size_t Comparison::passed_by(int rank) const {
+  const auto passed = mine_.passed.find(rank);
+  return passed == mine_.passed.end() ? 0 : passed->second.size();
 }
 
 Comparison::End Comparison::where_it_ended() const {
@@ -701,15 +733,14 @@ Comparison::End Comparison::where_it_ended() const {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
     std::string before;
     TodoIds behind;
+    std::size_t position = 0;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
       const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
       // A rank that waits is at the first probe whose values never arrived; a rank that ended, at the first probe that
       // it did not reach.
-      const auto passed = mine_.passed.find(rank);
-      const bool done = ending_->waits() ? mine_probes_.contains(key)
-                                         : passed != mine_.passed.end() &&
-                                               expected_probes_.at(key)->sequence <= passed->second.sequence;
+      const bool done = ending_->waits() ? mine_probes_.contains(key) : position < passed_by(rank);
+      ++position;
       if (done) {
         if (given_to(key).empty()) behind.insert(key.id);  // that it was called does not show that it is right
         before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
@@ -727,13 +758,45 @@ Comparison::End Comparison::where_it_ended() const {
   return end;
 }
 
+bool Comparison::called_too_early() {
+  for (const auto& [rank, passed] : mine_.passed) {
+    std::size_t position = 0;
+    for (const ProbeKey& key : expected_order_) {
+      if (key.rank != rank) continue;
+      if (position == passed.size()) break;
+      const Probe& mine = passed[position++];
+      const ProbeKey is{rank, mine.step, mine.id, mine.tensor.name, 0};
+      if (is.step == key.step && is.id == key.id && is.name == key.name) continue;
+      const TodoIds callers = given_to(is).empty() ? TodoIds() : todos_.that_call(given_to(is));
+      if (callers.empty() || !is_write(*callers.begin())) break;
+      const std::string& id = *callers.begin();
+      blame(id, true);
+      std::printf("%s calls %s() earlier than expected.\n%s  %s; expected first: '%s' of %s\n",
+                  todos_.heading(id).c_str(), given_to(is).c_str(), todos_.place_line(id).c_str(),
+                  tensor_of(is).c_str(), key.name.c_str(), called(key.id).c_str());
+      std::printf("%s", ending_->quote().c_str());
+      if (ending_->sighting()) {
+        Sighting seen = *ending_->sighting();
+        seen.where += ", too early";
+        explain(seen);
+      }
+      print_right();
+      return true;
+    }
+  }
+  return false;
+}
+
 int Comparison::print_ending() {
   const auto [next, last, passed] = where_it_ended();
+  if (called_too_early()) return 1;
   std::string named = ending_->todo(todos_, next);
   // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
   if (passed.contains(named) && todos_.calls(next, named)) named = next;
-  // After the last probe, only a known mistake tells which TODO it is.
-  if (named.empty() && next.empty() && ending_->sighting()) named = known_.todo(expected_, mine_, *ending_->sighting());
+  // After the last probe, only a known mistake tells which TODO it is. What a whole loop does wrong may show in what it
+  // calls.
+  const std::string of_known = ending_->sighting() ? known_.todo(expected_, mine_, *ending_->sighting()) : "";
+  if ((named.empty() && next.empty()) || is_write(of_known)) named = of_known;
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
@@ -757,11 +820,11 @@ int Comparison::run() {
   if (!mine_.todo.empty()) return print_unfinished();
   if (ending_ != nullptr) return print_ending();
   if (rounded_) {
-    std::printf("%s\n", right_.empty() ? "Nothing is wrong" : ("right: TODO " + joined(right_)).c_str());
+    std::printf("%s\n", right_.empty() ? "Nothing is wrong" : ("right: " + called(right_)).c_str());
     std::printf(
-        "Note: with --precision bf16, %s (TODO %s) is one rounding away from the solution's, as the same arithmetic "
+        "Note: with --precision bf16, %s (%s) is one rounding away from the solution's, as the same arithmetic "
         "in a different order may be. Nothing after it was compared in this run.\n",
-        tensor_of(*rounded_).c_str(), rounded_->id.c_str());
+        tensor_of(*rounded_).c_str(), called(rounded_->id).c_str());
     return 0;
   }
   if (!losses_agree() || !parameters_agree() || !traffic_agrees()) return 1;
@@ -788,11 +851,21 @@ void Comparison::write_summary(std::ostream& file) const {
     file << "blame " << (certain_ ? "certain " : "likely ") << blamed_ << (explained_ ? " known" : "") << '\n';
 }
 
+// Leaves what the program records at this level, under the names that its regions have there.
+void see_as(RunRecord& record, const Todos& todos) {
+  const auto rename = [&](std::vector<Probe>& probes) {
+    std::erase_if(probes, [&](const Probe& probe) { return todos.region_of_probe(probe.id).empty(); });
+    for (Probe& probe : probes) probe.id = todos.region_of_probe(probe.id);
+  };
+  rename(record.probes);
+  for (auto& [rank, passed] : record.passed) rename(passed);
+}
+
 struct Settings {
   std::string expected, mine;
   std::vector<std::string> todos;
   double tolerance = 1e-5;
-  std::string sources, summary, output, fingerprints;
+  std::string sources, summary, output, fingerprints, level;
   int status = 0;
   bool journals = false, sightings = false;
 };
@@ -804,7 +877,7 @@ std::string content(const std::string& path) {
 }
 
 int compare(const Settings& settings) {
-  const RunRecord expected = read_run_record(settings.expected);
+  RunRecord expected = read_run_record(settings.expected);
   RunRecord mine = settings.journals ? read_journals(settings.mine) : read_run_record(settings.mine);
   const bool known = !settings.journals || !mine.program.empty();  // a rank may end before it writes a journal
   if (known && (expected.chapter != mine.chapter || expected.program != mine.program || expected.world != mine.world)) {
@@ -812,11 +885,17 @@ int compare(const Settings& settings) {
   }
   if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
   const Ending ending(settings.status, content(settings.output));
-  const Todos todos(settings.todos, settings.sources);
+  static const std::map<std::string, Level> kLevels = {
+      {"", Level::found}, {"guided", Level::guided}, {"blank", Level::blank}};
+  if (!kLevels.contains(settings.level))
+    throw std::runtime_error("--level is '" + settings.level + "'; expected guided or blank");
+  const Todos todos(settings.todos, settings.sources, kLevels.at(settings.level));
+  see_as(expected, todos);
+  see_as(mine, todos);
   if (settings.status == 77 && mine.todo.empty())
     mine.todo = ending.todo(todos, "");  // a kernel on a GPU only prints its TODO
   const bool ended = (!mine.complete && mine.todo.empty()) || settings.status == 1;
-  const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings);
+  const KnownMistakes known_mistakes(settings.fingerprints, settings.sightings, todos);
   Comparison comparison(expected, mine, settings.tolerance, todos, ended || ending.has_verdict() ? &ending : nullptr,
                         known_mistakes);
   const int status = comparison.run();
@@ -837,6 +916,7 @@ int main(int argc, char** argv) {
   arguments.add("--tolerance", settings.tolerance, "the largest relative difference that counts as equal");
   arguments.add("--todos", settings.todos, "a source of the solution, with the TODOs' texts");
   arguments.add("--sources", settings.sources, "the folder with the participant's sources, FOLDER/02_ddp/ddp.cu");
+  arguments.add("--level", settings.level, "judge as if the sources were at this level, guided or blank");
   arguments.add("--summary", settings.summary, "file to write the state of each TODO to");
   arguments.add("--journals", settings.journals, "MINE holds the journals of a run that failed");
   arguments.add("--status", settings.status, "exit status of the run that failed");

@@ -58,7 +58,8 @@ std::vector<std::string> todos_at(const std::vector<std::string>& lines, const T
 std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   for (const std::string& line : lines) {
     for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {
-      const std::string id = line.substr(at + 5, line.find_first_not_of("0123456789.", at + 5) - at - 5);
+      const std::string id =
+          todos.region_of(line.substr(at + 5, line.find_first_not_of("0123456789.", at + 5) - at - 5));
       if (todos.contains(id)) return id;
     }
   }
@@ -68,14 +69,14 @@ std::string named(const std::vector<std::string>& lines, const Todos& todos) {
 // The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
 // probe's TODO. The rest of the line is advice.
 std::string of_order(const std::string& line, const Todos& todos) {
-  constexpr std::string_view kProbe = "(the probe of TODO ";
+  constexpr std::string_view kProbe = "(the probe of ";
   const std::size_t middle = std::min(line.find(") and "), line.size());
   const std::size_t end = std::min(line.find(" use the same memory"), line.size());
   const std::string later = line.substr(middle, end - middle), earlier = line.substr(0, middle);
   for (const std::string& access : {later, earlier}) {
     if (const std::size_t at = access.find(kProbe); at != std::string::npos) {
-      const std::size_t first = at + kProbe.size();
-      const std::string id = access.substr(first, access.find(' ', first) - first);
+      const std::size_t first = access.find(' ', at + kProbe.size()) + 1;  // behind "TODO" or "WRITE"
+      const std::string id = todos.region_of(access.substr(first, access.find(' ', first) - first));
       if (todos.contains(id)) return id;
     }
     for (const Place& place : places(access)) {

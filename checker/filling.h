@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets one program make any known mistake: each TODO's region holds the right code and wrong fillings.
+// Lets one program make any known mistake: each region holds the right code and wrong fillings.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -196,7 +196,7 @@ std::optional<Sighting> failure(int status, const std::string& output) {
   return Sighting{"status " + std::to_string(status) + ", " + *first, {}};
 }
 
-Fingerprints::Fingerprints(const std::string& path) {
+Fingerprints::Fingerprints(const std::string& path, const Todos& todos) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
   Fingerprint next{};
@@ -212,6 +212,8 @@ Fingerprints::Fingerprints(const std::string& path) {
       std::getline(words, sentences_[word]);
     } else {
       next.mistake = word;
+      next.todo = todos.region_of(word.substr(0, word.find('-')));
+      if (next.todo.empty()) continue;  // of a region that is not filled in at this level
       next.sighting = parse(line.substr(std::min(line.size(), word.size() + 3)));
       fingerprints_.push_back(next);
     }
@@ -224,8 +226,7 @@ std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*
   for (const Fingerprint* f : found) {
     const auto sentence = sentences_.find(f->mistake);
     if (sentence == sentences_.end() || (mistake && mistake->sentence != sentence->second)) return std::nullopt;
-    if (!mistake || mistake->todo != todo)
-      mistake = {f->mistake, f->mistake.substr(0, f->mistake.find('-')), sentence->second, false};
+    if (!mistake || mistake->todo != todo) mistake = {f->mistake, f->todo, sentence->second, false};
   }
   return mistake;
 }
@@ -248,7 +249,7 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     if (f.program == run.program && f.world == run.world && look_alike(f.sighting)) found.push_back(&f);
   }
   // If the run failed, prefer mistakes of the TODO in which it failed.
-  const auto of_todo = [&](const Fingerprint* f) { return f->mistake.starts_with(todo + "-"); };
+  const auto of_todo = [&](const Fingerprint* f) { return f->todo == todo; };
   if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
   std::optional<Mistake> mistake = common(found, todo);
   if (!mistake && !alone) {  // how many calls there are when a run is cut short is chance, too
@@ -257,12 +258,16 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     });
     mistake = common(found, todo);
   }
+  if (!mistake) {  // at the blank level, mistakes of the whole region are as they show there
+    std::erase_if(found, [](const Fingerprint* f) { return !is_write(f->mistake.substr(0, f->mistake.find('-'))); });
+    mistake = common(found, todo);
+  }
   if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0;
   return mistake;
 }
 
-KnownMistakes::KnownMistakes(const std::string& fingerprints, bool shows) : shows_(shows) {
-  if (!fingerprints.empty()) known_.emplace(fingerprints);
+KnownMistakes::KnownMistakes(const std::string& fingerprints, bool shows, const Todos& todos) : shows_(shows) {
+  if (!fingerprints.empty()) known_.emplace(fingerprints, todos);
 }
 
 namespace {
@@ -293,7 +298,7 @@ std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& 
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
   const auto mistake = find(expected, seen, todo);
   if (!mistake || (mistake->todo != todo && !of_others)) return "";
-  return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : "TODO " + mistake->todo + ": ") +
+  return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : called(mistake->todo) + ": ") +
          mistake->sentence;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checker/todos.h"
 #include "tools/shared/run_record.h"
 
 namespace workshop::tools {
@@ -49,7 +50,7 @@ Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine);
 std::optional<Sighting> failure(int status, const std::string& output);
 
 struct Mistake {
-  std::string name, todo;  // "02.1-sum", "02.1"
+  std::string name, todo;  // "02.1-sum", and the region that it counts for, "02.1" or "02.A"
   std::string sentence;    // what the participant did, and why it is wrong
   bool certain;            // false if all values are zero or not finite, which has many causes
 };
@@ -61,8 +62,9 @@ struct Mistake {
 //   02.1-sum | SIGHTING        what the mistake looks like in that run
 class Fingerprints {
  public:
-  // Throws std::runtime_error if the file cannot be read.
-  explicit Fingerprints(const std::string& path);
+  // Mistakes of a TODO count as those of its region at the level of `todos`. Throws std::runtime_error if the file
+  // cannot be read.
+  explicit Fingerprints(const std::string& path, const Todos& todos = {});
 
   // Returns the mistake that looks like this. If several do, calls and bytes decide; if several sentences are left,
   // returns nothing. Of several with the same sentence, prefers one of `todo`.
@@ -72,7 +74,7 @@ class Fingerprints {
   struct Fingerprint {
     std::string program;
     int world;
-    std::string mistake;
+    std::string mistake, todo;  // "02.1-sum", and the region that it counts for
     Sighting sighting;
   };
   // Returns a mistake of these, preferably of `todo`, if all have the same sentence.
@@ -86,7 +88,7 @@ class Fingerprints {
 class KnownMistakes {
  public:
   // An empty file name means that no mistake is known. `shows` prints every sighting.
-  KnownMistakes(const std::string& fingerprints, bool shows);
+  KnownMistakes(const std::string& fingerprints, bool shows, const Todos& todos);
 
   // Returns the sentence of the mistake that looks like this, or "". It begins with the mistake's TODO unless that is
   // `todo`, which the reader already knows. Without `of_others`, only mistakes of `todo` count.

@@ -6,9 +6,13 @@
 //     code of the solution
 //     // END TODO 02.1
 //
-// becomes `todo("02.1");`. A source without such a region makes no exercise. With --filling 02.1-mistake.txt, the
-// regions keep the solution's code, and TODO 02.1's region also gets the code in this file, which runs if
-// WORKSHOP_FILLING is "02.1-mistake" (checker/filling.h). The tests use this to make programs with known mistakes.
+// becomes `todo("02.1");`. Around TODOs there may be a larger region, // WRITE 02.A: … to // END WRITE 02.A, a whole
+// function or technique. At the guided level, only its code is kept; with --level blank, the region becomes
+// `todo("02.A");`, and the TODOs in it disappear. A source without a region of the level makes no exercise.
+//
+// With --filling 02.1-mistake.txt, all regions keep the solution's code, and TODO 02.1's region also gets the code in
+// this file, which runs if WORKSHOP_FILLING is "02.1-mistake" (checker/filling.h). So does a WRITE region with
+// --filling 02.A-mistake.txt. The tests use this to make programs with known mistakes.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -51,115 +55,185 @@ bool has_statement(const std::string& code) {
 
 bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
 
-// Wrong code for the regions, by the TODO's number, "02.1", and the mistake's name, "02.1-sum".
+// Wrong code for the regions, by the region's number, "02.1" or "02.A", and the mistake's name, "02.1-sum".
 using Fillings = std::map<std::string, std::map<std::string, std::string>>;
+
+enum class Level { guided, blank, with_fillings };
+
+// The region of a TODO, or a WRITE region.
+struct Region {
+  bool is_open() const { return opened > 0; }
+  std::string id, indentation, code;
+  int opened = 0;  // line of its first comment; 0 outside the region
+};
 
 // Rewrites the source files of one chapter and checks its regions.
 class Chapter {
  public:
   // `number` is the chapter's number, "02".
-  Chapter(std::string number, const Fillings& fillings) : number_(std::move(number)), fillings_(fillings) {}
+  Chapter(std::string number, Level level, const Fillings& fillings)
+      : number_(std::move(number)), level_(level), fillings_(fillings) {}
 
-  // Returns the exercise for a source file of the solution. Throws std::runtime_error "file:line: what is wrong".
+  // Returns the exercise for a source file of the solution; "" if the level has no region in it. Throws
+  // std::runtime_error "file:line: what is wrong".
   std::string rewrite(const fs::path& path);
 
   const std::set<std::string>& ids() const { return ids_; }
 
  private:
-  void open(const std::string& line);
-  void close(const std::string& id, std::string& out);
+  void open(const std::string& line, const std::string& kind);
+  void close(const std::string& kind, const std::string& id);
+  // Where code goes that belongs to no TODO.
+  std::string& sink() { return write_.is_open() ? write_.code : out_; }
+  // The code of a region with its wrong fillings, if it has some.
+  std::string with_fillings(const Region& region);
+  // A probe inside a WRITE region is not there at the blank level, so it cannot judge with one that still is.
+  void check_probes(const std::string& source) const;
   [[noreturn]] void fail(int line, const std::string& message) const {
     throw std::runtime_error(path_.string() + ":" + std::to_string(line) + ": " + message);
   }
 
   std::string number_;
+  Level level_;
   const Fillings& fillings_;
-  std::set<std::string> ids_;  // TODOs found so far
+  std::set<std::string> ids_;  // regions found so far
 
   fs::path path_;
-  int line_ = 0;
-  // The region being read, if any:
-  std::string id_, indentation_, code_;
-  int opened_ = 0;  // line of its first comment; 0 outside a region
+  int line_ = 0, todos_ = 0, writes_ = 0;
+  std::string out_;
+  bool has_fillings_ = false;
+  Region todo_, write_;  // the regions being read, if any
+  struct Inner {
+    std::string todo, write;
+    int line;
+  };
+  std::vector<Inner> inner_;                  // the TODOs inside WRITE regions
+  std::map<std::string, std::string> whole_;  // the lines of each WRITE region
 };
 
-void Chapter::open(const std::string& line) {
-  static const std::regex kOpen(R"((\s*)// TODO (\d\d)\.(\d+): \S.*)");
+void Chapter::open(const std::string& line, const std::string& kind) {
+  static const std::map<std::string, std::regex> kOpen = {
+      {"TODO", std::regex(R"((\s*)// TODO ((\d\d)\.\d+): \S.*)")},
+      {"WRITE", std::regex(R"((\s*)// WRITE ((\d\d)\.[A-Z]): \S.*)")}};
   std::smatch match;
-  if (opened_ > 0) fail(line_, "a TODO inside TODO " + id_ + ", which began in line " + std::to_string(opened_));
-  if (!std::regex_match(line, match, kOpen)) fail(line_, "expected '// TODO " + number_ + ".1: text'");
-  id_ = match[2].str() + "." + match[3].str();
-  indentation_ = match[1];
-  if (match[2] != number_) fail(line_, "TODO " + id_ + " in chapter " + number_);
-  if (!ids_.insert(id_).second) fail(line_, "a second TODO " + id_);
-  opened_ = line_;
-  code_.clear();
+  Region& region = kind == "TODO" ? todo_ : write_;
+  for (const auto& [of, inside] : {std::pair("TODO ", &todo_), {"WRITE ", &region}}) {
+    if (inside->is_open())
+      fail(line_,
+           "a " + kind + " inside " + of + inside->id + ", which began in line " + std::to_string(inside->opened));
+  }
+  if (!std::regex_match(line, match, kOpen.at(kind)))
+    fail(line_, "expected '// " + kind + " " + number_ + (kind == "TODO" ? ".1: text'" : ".A: text'"));
+  region = {match[2], match[1], "", line_};
+  if (match[3] != number_) fail(line_, kind + " " + region.id + " in chapter " + number_);
+  if (!ids_.insert(region.id).second) fail(line_, "a second " + kind + " " + region.id);
+  ++(kind == "TODO" ? todos_ : writes_);
+  if (kind == "TODO" && write_.is_open()) inner_.push_back({region.id, write_.id, line_});
 }
 
-void Chapter::close(const std::string& id, std::string& out) {
-  if (opened_ == 0) fail(line_, "END TODO " + id + " without its TODO");
-  if (id != id_) fail(line_, "END TODO " + id + " closes TODO " + id_);
-  if (is_blank(code_)) fail(opened_, "TODO " + id_ + " has no code");
-  const auto mistakes = fillings_.find(id_);
-  if (fillings_.empty()) {
-    out += indentation_ + "todo(\"" + id_ + "\");\n";
-  } else if (mistakes == fillings_.end()) {
-    out += code_;
-  } else {
-    for (const auto& [name, code] : mistakes->second)
-      out += "if (workshop::filling(\"" + name + "\")) {\n" + code + "} else ";
-    out += "{\n" + code_ + "}\n";
-    out.insert(0, out.starts_with(kInclude) ? "" : kInclude);
+std::string Chapter::with_fillings(const Region& region) {
+  const auto mistakes = fillings_.find(region.id);
+  if (mistakes == fillings_.end()) return region.code;
+  has_fillings_ = true;
+  std::string code;
+  for (const auto& [name, wrong] : mistakes->second)
+    code += "if (workshop::filling(\"" + name + "\")) {\n" + wrong + "} else ";
+  return code + "{\n" + region.code + "}\n";
+}
+
+void Chapter::close(const std::string& kind, const std::string& id) {
+  Region& region = kind == "TODO" ? todo_ : write_;
+  if (!region.is_open()) fail(line_, "END " + kind + " " + id + " without its " + kind);
+  if (id != region.id) fail(line_, "END " + kind + " " + id + " closes " + kind + " " + region.id);
+  if (is_blank(region.code)) fail(region.opened, kind + " " + region.id + " has no code");
+  const bool is_emptied = level_ == Level::blank || (level_ == Level::guided && kind == "TODO");
+  const std::string code = is_emptied ? region.indentation + "todo(\"" + region.id + "\");\n" : with_fillings(region);
+  region.opened = 0;
+  sink() += code;
+}
+
+void Chapter::check_probes(const std::string& source) const {
+  const auto count = [](const std::string& text, const std::string& word) {
+    int found = 0;
+    for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++found;
+    return found;
+  };
+  for (const auto& [todo, write, line] : inner_) {
+    const int inside = count(whole_.at(write), "\"" + todo + "\"");
+    if (inside > 0 && inside < count(source, "\"" + todo + "\""))
+      fail(line, "TODO " + todo + " has probes inside and outside of WRITE " + write);
   }
-  opened_ = 0;
 }
 
 std::string Chapter::rewrite(const fs::path& path) {
-  static const std::regex kMarker(R"(\s*//\s*(END )?TODO\b.*)");
-  static const std::regex kClose(R"(\s*// END TODO (\S+)\s*)");
+  static const std::regex kMarker(R"(\s*//\s*(END )?(TODO|WRITE)\b.*)");
+  static const std::regex kClose(R"(\s*// END (?:TODO|WRITE) (\S+)\s*)");
   static const std::regex kMoreText(R"(\s*//\s{3,}.*)");
   path_ = path;
-  line_ = opened_ = 0;
-  std::istringstream in(read_file(path));
-  std::string line, out;
+  line_ = todos_ = writes_ = 0;
+  todo_ = write_ = {};
+  out_.clear();
+  inner_.clear();
+  whole_.clear();
+  has_fillings_ = false;
+  const std::string source = read_file(path);
+  std::istringstream in(source);
+  std::string line;
   while (std::getline(in, line)) {
     ++line_;
+    if (write_.is_open()) whole_[write_.id] += line + "\n";
     std::smatch match;
     if (std::regex_match(line, match, kMarker)) {
-      if (!match[1].matched) {
-        open(line);
+      const std::string kind = match[2];
+      const bool opens = !match[1].matched;
+      if (opens) {
+        open(line, kind);
       } else if (std::regex_match(line, match, kClose)) {
-        close(match[1], out);
+        if (kind == "WRITE" && todo_.is_open()) fail(todo_.opened, "TODO " + todo_.id + " has no END TODO");
+        close(kind, match[1]);
       } else {
-        fail(line_, "expected '// END TODO " + number_ + ".1'");
+        fail(line_, "expected '// END " + kind + " " + number_ + (kind == "TODO" ? ".1'" : ".A'"));
       }
-    } else if (opened_ > 0 && !(code_.empty() && std::regex_match(line, kMoreText))) {
+      if (kind == "WRITE") {
+        if (level_ != Level::guided) out_ += line + "\n";
+        continue;
+      }
+    } else if (todo_.is_open() && !(todo_.code.empty() && std::regex_match(line, kMoreText))) {
       // If a wrapped line of the TODO's text lost its indentation, the text after it would be missing in the exercise.
-      if (std::regex_match(line, kMoreText) && !has_statement(code_))
-        fail(line_, "text of TODO " + id_ + " after a line that is not indented");
-      code_ += line + "\n";
+      if (std::regex_match(line, kMoreText) && !has_statement(todo_.code))
+        fail(line_, "text of TODO " + todo_.id + " after a line that is not indented");
+      todo_.code += line + "\n";
+      continue;
+    } else if (write_.is_open() && !todo_.is_open() && std::regex_match(line, kMoreText) &&
+               !has_statement(write_.code)) {
+      if (!write_.code.empty()) fail(line_, "text of WRITE " + write_.id + " after a line that is not indented");
+      if (level_ != Level::guided) out_ += line + "\n";
       continue;
     }
-    out += line + "\n";
+    sink() += line + "\n";
   }
-  if (opened_ > 0) fail(opened_, "TODO " + id_ + " has no END TODO");
-  return out;
+  if (todo_.is_open()) fail(todo_.opened, "TODO " + todo_.id + " has no END TODO");
+  if (write_.is_open()) fail(write_.opened, "WRITE " + write_.id + " has no END WRITE");
+  check_probes(source);
+  // Programs look for a header among the participant's files only if the guided level has it, too.
+  if (writes_ > 0 && todos_ == 0 && path.extension() == ".h") fail(1, "a header with a WRITE needs a TODO");
+  if (todos_ == 0 && (writes_ == 0 || level_ == Level::guided)) return "";
+  return (has_fillings_ ? kInclude : "") + out_;
 }
 
-// Writes the exercises of one chapter: its sources that have a TODO. Programs include all others from the solutions.
-// Returns the numbers of the chapter's TODOs.
-std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, const Fillings& fillings) {
+// Writes the exercises of one chapter: its sources that have a region. Programs include all others from the solutions.
+// Returns the numbers of the chapter's regions.
+std::set<std::string> make_chapter(const fs::path& from, const fs::path& to, Level level, const Fillings& fillings) {
   if (!fs::is_directory(from)) throw std::runtime_error("no chapter " + from.string());
-  Chapter chapter(to.filename().string().substr(0, 2), fillings);
+  Chapter chapter(to.filename().string().substr(0, 2), level, fillings);
   std::set<fs::path> files;  // sorted, so that messages do not depend on the file system
   for (const auto& entry : fs::recursive_directory_iterator(from)) {
     const bool source = entry.path().extension() == ".cu" || entry.path().extension() == ".h";
     if (source && entry.is_regular_file()) files.insert(entry.path());
   }
   for (const fs::path& path : files) {
-    const std::size_t before = chapter.ids().size();
     const std::string exercise = chapter.rewrite(path);
-    if (chapter.ids().size() > before) write_file(to / fs::relative(path, from), exercise);
+    if (!exercise.empty()) write_file(to / fs::relative(path, from), exercise);
   }
   return chapter.ids();
 }
@@ -174,12 +248,13 @@ Fillings read_fillings(const std::vector<std::string>& files) {
 }
 
 void make_exercises(const fs::path& solutions, const fs::path& out, const std::vector<std::string>& chapters,
-                    const Fillings& fillings) {
+                    Level level, const Fillings& fillings) {
   std::set<std::string> ids;
-  for (const std::string& chapter : chapters) ids.merge(make_chapter(solutions / chapter, out / chapter, fillings));
+  for (const std::string& chapter : chapters)
+    ids.merge(make_chapter(solutions / chapter, out / chapter, level, fillings));
   for (const auto& [id, mistakes] : fillings) {
     if (!ids.contains(id)) {
-      throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no TODO with this number");
+      throw std::runtime_error("--filling " + mistakes.begin()->first + ": there is no region with this number");
     }
   }
 }
@@ -187,15 +262,22 @@ void make_exercises(const fs::path& solutions, const fs::path& out, const std::v
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string solutions, out;
+  std::string solutions, out, level = "guided";
   std::vector<std::string> chapters, fillings;
   workshop::tools::Arguments arguments("make_exercises", "Makes the exercises of chapters from their solutions.");
   arguments.require("SOLUTIONS", solutions, "the folder of the solutions");
   arguments.require("OUT", out, "the folder to write the chapters to");
   arguments.require("CHAPTER", chapters, "such as 02_ddp");
-  arguments.add("--filling", fillings, "a file 02.1-mistake.txt with wrong code for that TODO");
+  arguments.add("--level", level, "guided: one TODO per decision; blank: whole functions are empty");
+  arguments.add("--filling", fillings, "a file 02.1-mistake.txt with wrong code for that TODO, or 02.A-mistake.txt");
   return arguments.run(argc, argv, [&] {
-    make_exercises(solutions, out, chapters, read_fillings(fillings));
+    if (level != "guided" && level != "blank")
+      throw std::runtime_error("--level is '" + level + "'; expected guided or blank");
+    make_exercises(solutions, out, chapters,
+                   !fillings.empty()  ? Level::with_fillings
+                   : level == "blank" ? Level::blank
+                                      : Level::guided,
+                   read_fillings(fillings));
     return 0;
   });
 }

@@ -16,7 +16,7 @@ namespace {
 std::pair<int, int> key(const std::string& id) {
   int chapter = 0, number = 0;
   std::sscanf(id.c_str(), "%d.%d", &chapter, &number);
-  return {chapter, number};
+  return {chapter, is_write(id) ? id.back() - 'Z' - 1 : number};
 }
 
 // The last two parts of a path: a chapter's folder and a file name.
@@ -33,7 +33,12 @@ std::string after(const std::string& line, std::string_view marker) {
   return line.substr(start + marker.size());
 }
 
-using Found = std::map<std::string, Todo, TodoOrder>;
+struct Found {
+  std::map<std::string, Todo, TodoOrder> regions;
+  std::map<std::string, std::string> around;  // the WRITE region around a TODO
+  TodoIds probed_inside;                      // TODOs with a probe inside the WRITE region
+  std::set<std::string> files;
+};
 
 // Tracks which functions contain the current line of a source that clang-format has formatted.
 class Functions {
@@ -55,31 +60,74 @@ class Functions {
   std::map<std::size_t, std::string> names_;  // by indentation
 };
 
-void read_source(std::ifstream& file, const std::string& name, Found& found) {
-  Functions functions;
-  std::string line, open;
-  bool in_comment = false;
-  for (int number = 1; std::getline(file, line); ++number) {
-    if (const std::string rest = after(line, "// TODO "); !rest.empty()) {
+// Reads the regions of one kind, "TODO" or "WRITE", from a source.
+class Regions {
+ public:
+  Regions(const std::string& kind, const std::string& file, Found& found)
+      : begin_("// " + kind + " "), end_("// END " + kind + " "), file_(file), found_(found) {}
+
+  // The region that is open; "" if none is.
+  const std::string& open() const { return open_; }
+
+  // Reads a line; returns true if it is a marker.
+  bool read(const std::string& line, int number, const std::string& function) {
+    if (const std::string rest = after(line, begin_); !rest.empty()) {
       const std::size_t colon = rest.find(": ");
-      if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) continue;
-      open = rest.substr(0, colon);
-      found[open] = {
-          rest.substr(colon + 2), rest.substr(colon + 2), name, functions.innermost(), "", "", number, number};
-      in_comment = true;
-    } else if (const std::string id = after(line, "// END TODO "); !id.empty()) {
-      if (found.contains(id)) found[id].last = number;
-      open.clear();
-    } else if (!open.empty()) {
-      const std::string text = after(line, "//");
-      in_comment = in_comment && !text.empty();
-      if (in_comment) found[open].whole_text += " " + text.substr(std::min(text.find_first_not_of(' '), text.size()));
-      if (text.empty()) found[open].code += line + '\n';
-      found[open].last = number;
-    } else {
-      functions.read(line);
+      if (colon == std::string::npos || !std::isdigit(static_cast<unsigned char>(rest[0]))) return false;
+      open_ = rest.substr(0, colon);
+      const std::string text = rest.substr(colon + 2);
+      Todo& todo = found_.regions[open_] = {};
+      todo.text = todo.whole_text = text;
+      todo.file = file_;
+      todo.function = function;
+      todo.first = todo.last = number;
+      in_comment_ = true;
+      return true;
     }
+    if (const std::string id = after(line, end_); !id.empty()) {
+      if (found_.regions.contains(id)) found_.regions[id].last = number;
+      open_.clear();
+      return true;
+    }
+    if (open_.empty()) return false;
+    Todo& todo = found_.regions[open_];
+    const std::string text = after(line, "//");
+    in_comment_ = in_comment_ && !text.empty();
+    if (in_comment_) todo.whole_text += " " + text.substr(std::min(text.find_first_not_of(' '), text.size()));
+    if (text.empty()) todo.code += line + '\n';
+    todo.last = number;
+    return false;
   }
+
+ private:
+  std::string begin_, end_, file_;
+  Found& found_;
+  std::string open_;
+  bool in_comment_ = false;
+};
+
+void read_source(std::ifstream& file, const std::string& name, Found& found) {
+  found.files.insert(name);
+  Functions functions;
+  Regions todos("TODO", name, found), writes("WRITE", name, found);
+  std::map<std::string, std::string> inner;  // the TODOs inside WRITE regions of this file
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string before = writes.open();
+    const bool is_marker = writes.read(line, number, functions.innermost());
+    if (is_marker && writes.open().empty()) {
+      for (const auto& [todo, write] : inner) {
+        if (write == before && found.regions[write].code.find('"' + todo + '"') != std::string::npos)
+          found.probed_inside.insert(todo);
+      }
+    }
+    if (is_marker || todos.read(line, number, functions.innermost())) {
+      if (!writes.open().empty() && !todos.open().empty()) inner[todos.open()] = writes.open();
+      continue;
+    }
+    if (todos.open().empty()) functions.read(line);
+  }
+  found.around.merge(inner);
 }
 
 }  // namespace
@@ -99,24 +147,64 @@ std::vector<Place> places(std::string_view text) {
   return found;
 }
 
-Todos::Todos(const std::vector<std::string>& sources, const std::string& folder) {
-  Found mine;
+bool is_write(const std::string& id) { return !id.empty() && std::isupper(static_cast<unsigned char>(id.back())); }
+
+std::string called(const std::string& id) { return (is_write(id) ? "WRITE " : "TODO ") + id; }
+
+std::string called(const TodoIds& ids) {
+  std::string list, before;
+  for (const bool write : {false, true}) {
+    for (const std::string& id : ids) {
+      if (is_write(id) != write) continue;
+      const std::string name = called(id), kind = name.substr(0, name.find(' '));
+      list += (list.empty() ? "" : ", ") + (kind == before ? id : name);
+      before = kind;
+    }
+  }
+  return list;
+}
+
+Todos::Todos(const std::vector<std::string>& sources, const std::string& folder, Level level) {
+  Found solution, mine;
   for (const std::string& path : sources) {
     const std::string name = last_two(path);
     std::ifstream master(path);
     if (!master) throw std::runtime_error("cannot read " + path);
-    read_source(master, name, all_);
+    read_source(master, name, solution);
     std::ifstream file(folder + "/" + name);
     if (!folder.empty() && file) read_source(file, name, mine);
   }
+  // A WRITE region is the participant's if none of the TODOs in it is.
+  std::map<std::string, std::pair<int, int>> inner;  // of each WRITE region: its TODOs, and how many of them are there
+  for (const auto& [todo, write] : solution.around) {
+    inner[write].first += 1;
+    inner[write].second += mine.regions.contains(todo);
+  }
+  const auto counts = [&](const std::string& write) {
+    if (level != Level::found) return level == Level::blank;
+    const auto [todos, there] = inner[write];
+    if (todos == 0 || !mine.files.contains(solution.regions[write].file)) return mine.regions.contains(write);
+    return there == 0;
+  };
+  for (const auto& [id, todo] : solution.regions) {
+    const auto around = solution.around.find(id);
+    if (is_write(id) ? counts(id) : around == solution.around.end() || !counts(around->second)) {
+      all_[id] = todo;
+    } else {
+      region_[id] = is_write(id) ? "" : around->second;
+      if (solution.probed_inside.contains(id)) probed_inside_.insert(id);
+    }
+  }
   for (auto& [id, todo] : all_) {
-    const auto found = mine.find(id);
+    const auto found = mine.regions.find(id);
+    const bool there = found != mine.regions.end();
     todo.first_in_solution = todo.first;
     todo.last_in_solution = todo.last;
-    todo.first = found == mine.end() ? 0 : found->second.first;
-    todo.last = found == mine.end() ? 0 : found->second.last;
-    todo.function = found == mine.end() ? "" : found->second.function;
-    todo.code_in_solution = std::exchange(todo.code, found == mine.end() ? "" : found->second.code);
+    todo.first = there ? found->second.first : 0;
+    todo.last = there ? found->second.last : 0;
+    todo.function_in_solution = todo.function;
+    todo.function = there ? found->second.function : "";
+    todo.code_in_solution = std::exchange(todo.code, there ? found->second.code : "");
     const auto has = [](const std::string& code, const char* word) { return code.find(word) != std::string::npos; };
     todo.says_float =
         has(todo.code_in_solution, "kReal") && !has(todo.code_in_solution, "ncclFloat") && has(todo.code, "ncclFloat");
@@ -125,9 +213,20 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder)
   }
 }
 
+std::string Todos::kind() const { return !all_.empty() && is_write(all_.begin()->first) ? "region" : "TODO"; }
+
+std::string Todos::region_of(const std::string& id) const {
+  const auto region = region_.find(id);
+  return region == region_.end() ? id : region->second;
+}
+
+std::string Todos::region_of_probe(const std::string& id) const {
+  return probed_inside_.contains(id) ? "" : region_of(id);
+}
+
 std::string Todos::heading(const std::string& id) const {
   const auto todo = all_.find(id);
-  return "TODO " + id + (todo == all_.end() || todo->second.text.empty() ? "" : " (" + todo->second.text + ")");
+  return called(id) + (todo == all_.end() || todo->second.text.empty() ? "" : " (" + todo->second.text + ")");
 }
 
 std::string Todos::place_line(const std::string& id) const {
@@ -164,6 +263,15 @@ TodoIds Todos::that_call(const std::string& function) const {
     if (std::regex_search(todo.code_in_solution, call)) ids.insert(id);
   }
   return ids;
+}
+
+std::string Todos::write_that_calls(const std::string& id) const {
+  const auto callee = all_.find(id);
+  if (callee == all_.end() || callee->second.function_in_solution.empty()) return "";
+  for (const std::string& caller : that_call(callee->second.function_in_solution)) {
+    if (is_write(caller) && caller != id) return caller;
+  }
+  return "";
 }
 
 std::string Todos::nearest(const Place& place) const {

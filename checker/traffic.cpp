@@ -100,7 +100,7 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
     verdict.text +=
         "  In all, your ranks send " + number(yours.bytes) + " bytes, expected " + number(theirs.bytes) + ".\n";
   } else {
-    verdict.text += std::string("  Your ranks send no more bytes, but the TODO asks for ") +
+    verdict.text += std::string("  Your ranks send no more bytes, but the " + todos.kind() + " asks for ") +
                     (one_call ? "one NCCL call" : "two NCCL calls") + ".\n";
   }
   return verdict;

@@ -524,7 +524,7 @@ TEST_F(CompareRuns, LossesAccuseTheTodoWithoutTensors) {
           todos() + " --todos " + folder_.write("other.cu", "// TODO 02.3: Average the loss.\n"));
   // Prefers the TODO with NCCL calls in the solution's run.
   expected.line("collective", 0)["places"] = {{"02_ddp/other.cu:2", {8, 192}}};
-  verdict(1, {"TODO 02.4 (Mean.) is the TODO to look at.", "none belongs to TODO 02.4: look there first"},
+  verdict(1, {"TODO 02.4 (Mean.) is the one to look at.", "none belongs to TODO 02.4: look there first"},
           todos() + " --todos " +
               folder_.write("02_ddp/other.cu", "// TODO 02.4: Mean.\n\n// END TODO 02.4\n// TODO 02.5: Never.\n"));
 }
@@ -534,8 +534,101 @@ TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
   verdict(0, {"the TODO is right"}, own);
   mine.set_values("probe", 1, {3, 1, 4});
   verdict(1,
-          {"TODO 02.2 (Average the gradient.) is the TODO to look at", "result of TODO 02.1, here the solution's code"},
+          {"TODO 02.2 (Average the gradient.) is the one to look at", "result of TODO 02.1, here the solution's code"},
           own);
+}
+
+// A WRITE region around TODOs: at the blank level, the TODOs inside are not the participant's.
+class Levels : public CompareRuns {
+ protected:
+  static constexpr const char* kSolution =
+      "void average(int n) {\n"
+      "  // WRITE 02.A: Average all.\n  //   In place.\n"
+      "  for (;;) {\n    // TODO 02.1: Send.\n    send();\n    // END TODO 02.1\n    probe(\"02.1\");\n"
+      "    // TODO 02.2: Add.\n    add();\n    // END TODO 02.2\n  }\n"
+      "  // END WRITE 02.A\n  probe(\"02.2\");\n}\n"
+      "int main() {\n"
+      "  // WRITE 02.B: Train.\n  average(1);\n  // END WRITE 02.B\n"
+      "  // TODO 02.3: Stop.\n  stop();\n  // END TODO 02.3\n  probe(\"02.3\");\n}\n";
+  static constexpr const char* kGuided =
+      "void average(int n) {\n"
+      "  for (;;) {\n    // TODO 02.1: Send.\n    send();\n    // END TODO 02.1\n    probe(\"02.1\");\n"
+      "    // TODO 02.2: Add.\n    add();\n    // END TODO 02.2\n  }\n"
+      "  probe(\"02.2\");\n}\n"
+      "int main() {\n"
+      "  average(1);\n"
+      "  // TODO 02.3: Stop.\n  stop();\n  // END TODO 02.3\n  probe(\"02.3\");\n}\n";
+  static constexpr const char* kBlank =
+      "void average(int n) {\n"
+      "  // WRITE 02.A: Average all.\n  //   In place.\n  mine();\n  // END WRITE 02.A\n  probe(\"02.2\");\n}\n"
+      "int main() {\n"
+      "  // WRITE 02.B: Train.\n  average(1);\n  // END WRITE 02.B\n"
+      "  // TODO 02.3: Stop.\n  stop();\n  // END TODO 02.3\n  probe(\"02.3\");\n}\n";
+
+  // Both runs: what 02.A is given and has computed, the first TODO inside it, and 02.3.
+  Levels() {
+    for (Record* run : {&expected, &mine}) {
+      run->lines.clear();
+      run->probe(0, "02.A", "given to average: n", 0, {1}, {1});
+      run->probe(0, "02.1", "sent", 0, {1}, {2});
+      run->probe(0, "02.2", "averaged", 0, {1}, {3});
+      run->probe(0, "02.3", "end", 0, {1}, {4});
+    }
+  }
+  std::string sources(const std::string& participants) {
+    folder_.write("participant/02_ddp/ddp.cu", participants);
+    return "--todos " + folder_.write("solutions/02_ddp/ddp.cu", kSolution) + " --sources " + (folder_ / "participant");
+  }
+};
+
+TEST_F(Levels, GuidedIfTheTodosAreThere) {
+  verdict(0, {"all 3 TODOs right: tensors (3)"}, sources(kGuided));
+  mine.set_values("probe", 0, {5});  // what the blank level alone records
+  verdict(0, {"all 3 TODOs right"}, sources(kGuided));
+  mine.set_values("probe", 1, {5});
+  verdict(1, {"TODO 02.1 (Send.) is the first that differs.\n  at 02_ddp/ddp.cu:3"}, sources(kGuided));
+}
+
+TEST_F(Levels, BlankIfTheyAreNot) {
+  std::erase_if(mine.lines, [](const Json& line) { return line["id"] == "02.1"; });
+  verdict(0, {"all 3 regions right: tensors (3)"}, sources(kBlank));
+  mine.set_values("probe", 1, {5});
+  verdict(1, {"WRITE 02.A (Average all.) is the first that differs.\n  at 02_ddp/ddp.cu:2", "tensor 'averaged'"},
+          sources(kBlank));
+  verdict(1, {"WRITE 02.A (Average all.) is the first that differs."}, sources(kBlank) + " --level blank");
+  verdict(1, {"TODO 02.1 (Send.) was not reached"}, sources(kBlank) + " --level guided");
+}
+
+TEST_F(Levels, TheSummaryNamesTheRegions) {
+  const std::string summary = folder_ / "summary";
+  verdict(0, {}, sources(kBlank) + " --summary " + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.A\nright 02.B\nright 02.3\n");
+  verdict(0, {}, sources(kGuided) + " --summary " + summary);
+  EXPECT_EQ(folder_.read("summary"), "right 02.1\nright 02.2\nright 02.3\n");
+}
+
+TEST_F(Levels, AWholeLoopIsToBlameForWhatItCalls) {
+  mine.set_values("probe", 0, {5});
+  verdict(1, {"WRITE 02.B (Train.) calls average() with something other than expected.\n  at 02_ddp/ddp.cu:9"},
+          sources(kBlank));
+  std::erase_if(mine.lines, [](const Json& line) { return line["id"] != "02.3"; });
+  verdict(1, {"WRITE 02.B (Train.) does not call average() as often as expected."}, sources(kBlank));
+}
+
+TEST_F(Levels, AMistakeInATodoIsOneOfItsRegion) {
+  mine.set_values("probe", 2, {5});
+  const std::string seen = compare(sources(kBlank) + " --sightings").output;
+  const std::size_t at = seen.find("sighting: ");
+  ASSERT_NE(at, std::string::npos) << seen;
+  const std::string sighting = seen.substr(at + 10, seen.find('\n', at) - at - 10);
+  const auto known = [&](const std::string& name) {
+    return " --fingerprints " +
+           folder_.write("known.txt", "says " + name + " You add twice.\nrun ddp 2\n" + name + " | " + sighting + "\n");
+  };
+  verdict(1, {"WRITE 02.A (Average all.)", "  You add twice."}, sources(kBlank) + known("02.2-twice"));
+  verdict(1, {"WRITE 02.A (Average all.)", "  You add twice."}, sources(kBlank) + known("02.A-twice"));
+  const ToolResult guided = compare(sources(kGuided) + known("02.A-twice"));
+  EXPECT_EQ(guided.output.find("You add twice"), std::string::npos) << guided.output;
 }
 
 TEST_F(CompareRuns, Parameters) {

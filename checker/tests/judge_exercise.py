@@ -35,13 +35,13 @@ def place_of(todo: str, root: str) -> tuple[str, int]:
 def text_of(todo: str, file: str, line: int, root: str) -> list[str]:
     """The lines of a TODO's comment, which ends above `line`."""
     lines = read(os.path.join(root, file)).split("\n")[:line - 1]
-    start = next(i for i, text in enumerate(lines) if f"// TODO {todo}: " in text)
+    start = next(i for i, text in enumerate(lines) if re.search(rf"// (TODO|WRITE) {re.escape(todo)}: ", text))
     return [text.partition("// ")[2].lstrip(" ") for text in lines[start:]]
 
 
 def complaint(output: str, root: str) -> str:
     """What is wrong with what an exercise said when it came to an open TODO; empty if nothing is."""
-    todos = re.findall(r"^ *TODO ([0-9]+\.[0-9]+): ", output, re.M)
+    todos = re.findall(r"^ *(?:TODO|WRITE) ([0-9]+\.[0-9A-Z]+): ", output, re.M)
     if len(todos) != 1:
         return f"names {len(todos)} TODOs, expected one"
     file, line = place_of(todos[0], root)

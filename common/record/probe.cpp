@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -154,14 +155,20 @@ cudaError_t collect_probes() {
   }
 }
 
-// Returns the comment of the TODO above `line` in the source file, starting at "TODO".
-std::string todo_text(const char* file, int line) {
+// "TODO 02.1" or, for a region that is a whole function, "WRITE 02.A".
+std::string region_name(const std::string& id) {
+  return (std::isupper(static_cast<unsigned char>(id.back())) ? "WRITE " : "TODO ") + id;
+}
+
+// Returns the comment of the region above `line` in the source file, starting at its name.
+std::string todo_text(const std::string& id, const char* file, int line) {
+  const std::string begin = "// " + region_name(id);
   std::ifstream source(file);
   std::string text, read;
   for (int i = 1; i < line && std::getline(source, read); ++i) {
     const std::size_t start = read.find_first_not_of(" \t");
     const bool comment = start != std::string::npos && read.compare(start, 2, "//") == 0;
-    if (!comment || read.compare(start, 7, "// TODO") == 0) text.clear();
+    if (!comment || read.compare(start, begin.size(), begin) == 0) text.clear();
     if (comment) text += "  " + read.substr(std::min(start + 3, read.size())) + "\n";
   }
   return text;
@@ -212,7 +219,7 @@ const CallSite& site_of_probe(const char* todo, const char* file, int line) {
   };
   static auto& sites = *new std::map<std::pair<const char*, int>, Site>;
   const auto [entry, is_new] =
-      sites.try_emplace({file, line}, Site{"the probe of TODO " + std::string(todo), {"", file, line}});
+      sites.try_emplace({file, line}, Site{"the probe of " + region_name(todo), {"", file, line}});
   auto& [text, site] = entry->second;
   if (is_new) site.text = text.c_str();
   return site;
@@ -260,7 +267,7 @@ void todo_on_host(const char* id, const char* file, int line) {
     _exit(kTodo);
   }
   std::fflush(stdout);
-  print_error(formatted("\nNot filled in yet:\n%s  at %s:%d\n", todo_text(file, line).c_str(), file, line));
+  print_error(formatted("\nNot filled in yet:\n%s  at %s:%d\n", todo_text(id, file, line).c_str(), file, line));
   if (!recorder().record_path.empty()) {
     finish_probes(std::chrono::milliseconds(1000));
     const Json end{{"type", "end"}, {"status", "todo"}, {"todo", id}};

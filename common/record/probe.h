@@ -13,8 +13,9 @@ namespace workshop {
 
 [[noreturn]] void todo_on_host(const char* id, const char* file, int line);
 
-// Marks the place where a participant must write code, such as todo("02.1"). Kernels may contain it too. Prints the
-// TODO's number, text and place, once per job, and ends every rank with status 77.
+// Marks the place where a participant must write code, such as todo("02.1"), or todo("02.A") for a WRITE region.
+// Kernels may contain it too. Prints the region's number, text and place, once per job, and ends every rank with
+// status 77.
 [[noreturn]] __host__ __device__ inline void todo(const char* id, const char* file = __builtin_FILE(),
                                                   int line = __builtin_LINE()) {
 #ifdef __CUDA_ARCH__

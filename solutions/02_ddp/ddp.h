@@ -13,6 +13,9 @@ namespace workshop {
 
 // Copies the parameters of rank 0 to all ranks. Only rank 0 has drawn initial values.
 inline void broadcast_parameters(const Model& model, const Group& replicas, cudaStream_t stream) {
+  // WRITE 02.A: Give every rank the parameters of rank 0, on `stream`.
+  //   model.parameters() lists the parameters. Each `p` of them has p.count() elements of type kReal at p.value, in
+  //   device memory. The communicator is replicas.comm(). The host must not wait.
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
     // TODO 02.1: Send this parameter's value from rank 0 to all ranks, in place.
@@ -20,13 +23,20 @@ inline void broadcast_parameters(const Model& model, const Group& replicas, cuda
     //   elements, not in bytes. kReal is their type: ncclFloat, or ncclBfloat16 with --precision bf16.
     NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, stream));
     // END TODO 02.1
-    probe("02.1", p.name, p.value, {p.count()}, stream);
   }
+  // END WRITE 02.A
+  for (const Parameter& p : model.parameters()) probe("02.1", p.name, p.value, {p.count()}, stream);
 }
 
 // Averages the gradients over the replicas. Call it once per step, after all batches have been accumulated: the average
 // of sums is the sum of averages.
 inline void average_gradients(const Model& model, const Group& replicas, cudaStream_t stream) {
+  for (const Parameter& p : model.parameters())
+    probe("02.B", {"given to average_gradients: ", p.name}, p.grad, {p.count()}, stream);
+  // WRITE 02.B: Average the gradients over all ranks, in place, on `stream`.
+  //   Each parameter `p` of the model has p.count() gradients of type kReal at p.grad. Afterwards, all ranks have the
+  //   same gradients: the mean of what they had before. One NCCL call per parameter; the host must not wait. The
+  //   timeline shows a Range("average gradients", stream) as long as the object lives.
   const Range range("average gradients", stream);
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
@@ -35,8 +45,9 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
     //   of ranks?
     NCCL_CHECK(ncclAllReduce(p.grad, p.grad, p.count(), kReal, ncclAvg, comm, stream));
     // END TODO 02.2
-    probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
   }
+  // END WRITE 02.B
+  for (const Parameter& p : model.parameters()) probe("02.2", {p.name, ".grad, averaged"}, p.grad, {p.count()}, stream);
 }
 
 // Averages the losses of an epoch over the replicas. Each rank has only the losses of its own batches.
@@ -49,6 +60,21 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
+// Returns this rank's samples of an evaluation of the samples first … first + count - 1.
+inline std::vector<int> evaluated_by(const Group& replicas, int first, int count) {
+  // WRITE 02.C: Divide the samples among the ranks, and return those of this rank.
+  //   Take the samples as DistributedSampler does, in turns: rank 0 the first, rank 1 the second … But do not pad: each
+  //   sample must be on one rank only, because it counts each time that it is there. A rank may have none.
+  std::vector<int> mine;
+  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
+  //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
+  //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
+  for (int i = replicas.rank(); i < count; i += replicas.size()) mine.push_back(first + i);
+  // END TODO 02.4
+  return mine;
+  // END WRITE 02.C
+}
+
 // Computes the mean loss over the validation or the test samples. Each sample counts once, for any number of replicas.
 // add_loss(batch, loss) must add a batch's share of the mean to *loss. If several ranks form a replica, as in chapter
 // 07, only one of them may add the share.
@@ -56,12 +82,7 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
   if (count == 0) return;
-  std::vector<int> mine;
-  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
-  //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
-  //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
-  for (int i = replicas.rank(); i < count; i += replicas.size()) mine.push_back(first + i);
-  // END TODO 02.4
+  const std::vector<int> mine = evaluated_by(replicas, first, count);
   probe("02.4", "this rank's samples of the evaluation", mine);
 
   training.evaluate(mine, add_loss, [&](float* loss) {

@@ -44,6 +44,10 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
+  // WRITE 02.H: Train as ddp.cu does, but average the gradients with `reducer`, during the backward pass.
+  //   model.backward(activations, accumulate, ready) calls ready(layer) for each layer, from the last to the first, as
+  //   soon as the work for its gradients is enqueued. Tell reducer.on_layer_done() of the layers whose gradients are
+  //   final, and call reducer.finish() before they are used.
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
@@ -60,6 +64,7 @@ int main(int argc, char** argv) {
     average_losses(training.losses(), job.group(), stream);
     evaluate(training, job.group(), stream, add_loss);
   }
+  // END WRITE 02.H
   evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);
 }

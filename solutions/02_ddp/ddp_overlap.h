@@ -7,6 +7,7 @@
 // copied.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "common/nccl/group.h"
@@ -24,6 +25,9 @@ struct Bucket {
 // full as soon as it has at least `bucket_bytes`. Every layer is in exactly one bucket.
 inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
   std::vector<Bucket> buckets;
+  // WRITE 02.E: Append the buckets to `buckets`, as the comments above say.
+  //   model.layers()[i] is the Extent of layer i, 0 … model.depth() - 1: its .count elements start at .offset of the
+  //   model's arrays; a Real takes sizeof(Real) bytes. A layer is never divided. The last bucket may be less than full.
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
     const Extent layer = model.layers()[i];
@@ -40,6 +44,7 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
     }
     // END TODO 02.6
   }
+  // END WRITE 02.E
   std::vector<int> ranges;
   for (const Bucket& b : buckets) ranges.insert(ranges.end(), {b.first_layer, b.last_layer, b.offset, b.count});
   probe("02.6", "first layer, last layer, offset and count of each bucket", ranges);
@@ -64,6 +69,13 @@ class GradientReducer {
   // Starts the all-reduce of a bucket if layer i completes it. Call it in the last backward pass of a step, for every
   // layer, right after enqueueing the work that computes the layer's gradients.
   void on_layer_done(int i) {
+    probe("02.F", "given to on_layer_done: layer", std::array{i});
+    // WRITE 02.F: If layer i completes its bucket, average the bucket over all ranks while compute_ goes on.
+    //   The bucket at work is number next_; a layer completes it if it is the lowest of its layers. Average in place,
+    //   in one NCCL call over comm_, on communication_. The bucket's gradients, `count` of type kReal, begin at grads_
+    //   + offset. They are there when everything that is enqueued on compute_ by now is done: use the event
+    //   ready_[next_] (docs/calls.md). Neither the host nor compute_ may wait for anything here. Then go on to the next
+    //   bucket.
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
@@ -80,18 +92,23 @@ class GradientReducer {
     // END TODO 02.8
     probe("02.8", "bucket after its all-reduce", grads, {bucket.count}, communication_);
     ++next_;
+    // END WRITE 02.F
   }
 
   // Makes the compute stream wait until all buckets are averaged. Call it before the update.
   void finish() {
+    probe("02.F", "gradients after the last all-reduce", grads_, {total_}, communication_);
+    // WRITE 02.G: Let compute_ go on only when the all-reduces of all buckets are done, and prepare for the next step.
+    //   Use the event done_. The host must not wait. The next step begins with the first bucket.
     // TODO 02.9: Make the compute stream wait for the communication stream.
     //   Record the event done_ and wait for it, as in TODO 02.7: which stream does which? One event is enough for all
     //   buckets: why?
     CUDA_CHECK(cudaEventRecord(done_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, done_));
     // END TODO 02.9
-    probe("02.9", "gradients before the update", grads_, {total_}, compute_);
     next_ = 0;
+    // END WRITE 02.G
+    probe("02.9", "gradients before the update", grads_, {total_}, compute_);
   }
 
  private:

@@ -42,7 +42,7 @@ def workshop(*words, **environment):
         ("check 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
         ("watch 99", "no chapter '99'"),
         ("reset", "which chapter"),
-        ("reset 02 ddp", "reset takes one chapter and -y, not 'ddp'"),
+        ("reset 02 ddp", "reset takes one chapter, --level and -y, not 'ddp'"),
         ("run 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
         ("run 02 -n many", "-n expects a number of ranks, not 'many'"),
         ("run 02 -n", "-n expects a number of ranks, not 'nothing'"),
@@ -233,6 +233,71 @@ def test_todos_are_in_order(clone):
         ("02.9", "02_ddp/ddp.cu:2"),
         ("02.10", "02_ddp/ddp.h:2"),
     ]
+
+
+BLANK = "  // WRITE 02.A: All.\n{}  // END WRITE 02.A\n"
+
+
+@pytest.fixture
+def blank(clone):
+    """The same with a region around TODO 02.10, and a loop that is a region: at the blank level."""
+    header = (clone / "solutions" / "02_ddp" / "ddp.h").read_text()
+    (clone / "solutions" / "02_ddp" / "ddp.h").write_text(BLANK.format(header))
+    (clone / "solutions" / "02_ddp" / "ddp_overlap.cu").write_text(BLANK.format("  loop();\n").replace("02.A", "02.B"))
+    (clone / "02_ddp" / "ddp.h").write_text(BLANK.format('  todo("02.A");\n'))
+    (clone / "02_ddp" / "ddp_overlap.cu").write_text(BLANK.format('  todo("02.B");\n').replace("02.A", "02.B"))
+    return clone
+
+
+def test_the_blank_level(blank, capsys):
+    chapter = chapters.choose("02")
+    assert chapters.level_of(chapter) == "blank"
+    assert chapters.todos(chapter) == ["02.A", "02.B", "02.9"]
+    assert [found.todo for found in chapters.open_todos(chapter)] == ["02.A", "02.B", "02.9"]
+    assert [os.path.basename(file) for file in chapter.handed_out()] == ["ddp.cu", "ddp.h", "ddp_overlap.cu"]
+    assert verbs_learn.list_(context.Context("cpu", "build"), []) == 0
+    assert "0 of 3 filled in at the blank level" in capsys.readouterr().out
+    for asked, text in [("02.10", "at the blank level, TODO 02.10 is inside WRITE 02.A: check 02.A"),
+                        ("02.C", "no WRITE 02.C in 02_ddp")]:
+        with pytest.raises(errors.Refused, match=text):
+            verbs_learn.Wanted([asked])
+    assert verbs_learn.Wanted(["2.a"]).todo == "02.A"
+
+
+def test_a_region_without_its_comments_is_still_the_participants(blank):
+    (blank / "02_ddp" / "ddp.h").write_text("  mine();\n")
+    assert chapters.todos(chapters.choose("02")) == ["02.A", "02.B", "02.9"]
+
+
+def test_the_guided_level_of_the_same_solutions(blank):
+    chapter = chapters.choose("02")
+    (blank / "02_ddp" / "ddp.h").write_text("  // TODO 02.10: Ten.\n  mine();\n  // END TODO 02.10\n")
+    (blank / "02_ddp" / "ddp_overlap.cu").unlink()
+    assert chapters.level_of(chapter) == "guided" and chapters.todos(chapter) == ["02.9", "02.10"]
+    assert chapters.todos(chapter, level="blank") == ["02.A", "02.B", "02.9"]
+    with pytest.raises(errors.Refused, match="WRITE 02.A is at the blank level: ./workshop reset 02 --level blank"):
+        verbs_learn.Wanted(["02.A"])
+
+
+def test_handing_out_another_level(blank):
+    """What was not changed needs no copy; a file that the level does not have goes."""
+    made = {}
+    for level, files in (("guided", {"ddp.h": "guided"}), ("blank", {"ddp.h": "blank", "ddp_overlap.cu": "loop"})):
+        made[level] = str(blank / level)
+        (blank / level / "02_ddp").mkdir(parents=True)
+        for name, text in files.items():
+            (blank / level / "02_ddp" / name).write_text(text)
+    folder = blank / "02_ddp"
+    (folder / "ddp.cu").unlink()
+    (folder / "ddp.h").write_text("guided")
+    (folder / "ddp_overlap.cu").write_text("what I wrote")
+    with pytest.raises(errors.Refused, match="02_ddp/ddp_overlap.cu would be overwritten"):
+        verbs_learn.hand_out(made, "guided", yes=False)
+    verbs_learn.hand_out(made, "blank", yes=True)
+    assert (folder / "ddp.h").read_text() == "blank" and (folder / "ddp_overlap.cu").read_text() == "loop"
+    assert (folder / "ddp_overlap.cu.mine").read_text() == "what I wrote"
+    verbs_learn.hand_out(made, "guided", yes=False)
+    assert sorted(file.name for file in folder.iterdir()) == ["ddp.h", "ddp_overlap.cu.mine"]
 
 
 @pytest.mark.parametrize("name", [".ddp.h.swp", "#ddp.h#", "ddp.h~", "ddp.h.mine", "ddp.h.orig"])

@@ -24,7 +24,7 @@ def mistakes_of_format(text: str) -> list[str]:
     lines are indented by three spaces."""
     found, counts = [], []  # counts: each TODO and how many hints it has
     for number, line in enumerate(text.splitlines(), 1):
-        heading = re.fullmatch(r"TODO ([0-9]{2}\.[0-9]+)", line)
+        heading = re.fullmatch(r"(?:TODO|WRITE) ([0-9]{2}\.(?:[0-9]+|[A-Z]))", line)
         todo, count = counts[-1] if counts else ("", 0)
         if heading:
             counts.append((heading[1], 0))
@@ -55,9 +55,9 @@ def test_hints_and_todos_belong_together(chapter):
     todos = [
         todo
         for file in chapters.Chapter(chapter, []).sources(ROOT)
-        for todo in re.findall(r"^ *// TODO ([0-9.]*):", chapters.read(file), re.M)
+        for todo in re.findall(r"^ *// (?:TODO|WRITE) ([0-9.]+[A-Z]?):", chapters.read(file), re.M)
     ]
-    assert sorted(re.findall(r"^TODO (.*)", hints_of(chapter), re.M)) == sorted(todos)
+    assert sorted(re.findall(r"^(?:TODO|WRITE) (.*)", hints_of(chapter), re.M)) == sorted(todos)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_what_cmake_has_to_do():
     assert lines[0] == "workshop_check(02_x ddp RANKS 2 4 OPTIONS --max-steps 3 --name [==[two words]==])"
     assert lines[1] == "workshop_check(02_x ddp RANKS 3 OPTIONS)"
     assert lines[2].startswith(
-        "workshop_filling(02_x ddp 02.1-sum RANKS 2 EXPECT [==[TODO 02.1]==] "
+        "workshop_filling(02_x ddp 02.1-sum RANKS 2 LEVELS guided EXPECT [==[TODO 02.1]==] "
         "SAYS [==[You summed. the text asks for the average\\.]==] CPU_ONLY [==[the order"
     )
     assert "SAYS" not in lines[3]  # any rank may be the first to speak
@@ -142,3 +142,70 @@ def test_the_lists_of_the_chapters(name):
     fingerprints = mistakes.read_text(os.path.join(mistakes.MISTAKES, "fingerprints", name + ".txt"))
     said = [line for line in fingerprints.splitlines() if line.startswith("says ")]
     assert said == make_fingerprints.says(mistakes.read_chapter(name)), "run checker/make_fingerprints --says"
+
+
+# ---- the blank level ----
+
+SOLUTION = """void f() {
+  // WRITE 02.A: All of it.
+  //   More.
+  begin();
+  for (;;) {
+    // TODO 02.1: One.
+    //   More.
+    one();
+    // END TODO 02.1
+    probe("02.1", {a,
+                   b});
+    same();
+  }
+  same();
+  // END WRITE 02.A
+}
+"""
+
+
+def test_the_code_of_a_region_is_without_todos_and_probes():
+    code = "  begin();\n  for (;;) {\n    one();\n    same();\n  }\n  same();\n"
+    assert mistakes.code_of("02.A", ["", SOLUTION]) == code
+    assert mistakes.code_of("02.1", [SOLUTION]) == "    one();\n"
+    with pytest.raises(mistakes.Wrong, match="no solution has WRITE 02.B"):
+        mistakes.code_of("02.B", [SOLUTION])
+
+
+@pytest.mark.parametrize(
+    "edit,result",
+    [
+        ("- begin();", "for (;;) {|one();|same();|}|same();|"),
+        ("- one();\n+ two();", "begin();|for (;;) {|two();|same();|}|same();|"),
+        ("= }\n- same();", "begin();|for (;;) {|one();|same();|}|"),
+        ("= begin();\n+ more();\n...\n- one();", "begin();|more();|for (;;) {|same();|}|same();|"),
+        ("- same();", "2 places in the solution have the lines"),
+        ("- three();", "0 places in the solution have the lines"),
+        ("+ two();", "no places in the solution have the lines"),
+    ],
+)
+def test_fillings_that_are_changes_of_the_solution(edit, result):
+    code = mistakes.code_of("02.A", [SOLUTION])
+    assert mistakes.is_edit(edit)
+    if "places" in result:
+        with pytest.raises(ValueError, match=result):
+            mistakes.edited(code, edit)
+    else:
+        assert "|".join(line.strip() for line in mistakes.edited(code, edit).split("\n")) == result
+
+
+def test_code_is_no_change():
+    assert not mistakes.is_edit("  f(a\n    - b);\n") and not mistakes.is_edit("  --i;\n") and mistakes.is_edit("  - a;\n")
+
+
+def test_levels():
+    chapter = parsed(LIST.replace("02.1-late: did not finish|x", "02.A-late"))
+    chapter.around = {"02.1": "02.A"}
+    by_name = {use.name: mistakes.levels_of(chapter, use) for use in chapter.uses}
+    assert by_name == {
+        "02.1-sum": ("guided,blank", ["TODO 02.1", "WRITE 02.A"]),
+        "02.A-late": ("blank", ["WRITE 02.A"]),
+        "02.1-by-hand": ("guided,blank", ["right"]),
+        "02.2-crash": ("guided", ["see TODO 02.2"]),
+    }

@@ -103,18 +103,24 @@ function(_workshop_files result file others)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# _workshop_exercises(result FILE…): the files of the solutions, of those given, that have a TODO and so are exercises.
-# A FILE is "02_ddp/ddp.h".
-function(_workshop_exercises result)
+# _workshop_exercises(result FOLDER FILE…): the files of the solutions, of those given, whose exercises are in FOLDER: those
+# with a TODO, and those with a WRITE region. If FOLDER is the repository's, which has the participant's files, a program
+# with nothing but WRITE regions is there only at the blank level (./workshop reset). A FILE is "02_ddp/ddp.h".
+function(_workshop_exercises result folder)
   set(exercises)
   foreach(file ${ARGN})
-    get_property(known GLOBAL PROPERTY WORKSHOP_HAS_TODO_${file} SET)
+    get_property(known GLOBAL PROPERTY WORKSHOP_REGIONS_${file} SET)
     if(NOT known)
-      file(STRINGS ${CMAKE_SOURCE_DIR}/solutions/${file} todos REGEX "^ *// TODO [0-9]" LIMIT_COUNT 1)
-      set_property(GLOBAL PROPERTY WORKSHOP_HAS_TODO_${file} "${todos}")
+      file(STRINGS ${CMAKE_SOURCE_DIR}/solutions/${file} lines REGEX "^ *// (TODO|WRITE) [0-9]")
+      string(REGEX MATCHALL "// (TODO|WRITE)" lines "${lines}")
+      list(REMOVE_DUPLICATES lines)
+      set_property(GLOBAL PROPERTY WORKSHOP_REGIONS_${file} "${lines}")
     endif()
-    get_property(todos GLOBAL PROPERTY WORKSHOP_HAS_TODO_${file})
-    if(todos)
+    get_property(regions GLOBAL PROPERTY WORKSHOP_REGIONS_${file})
+    if(regions STREQUAL "// WRITE" AND folder STREQUAL CMAKE_SOURCE_DIR)
+      file(GLOB regions CONFIGURE_DEPENDS ${folder}/${file})
+    endif()
+    if(regions)
       list(APPEND exercises ${file})
     endif()
   endforeach()
@@ -130,9 +136,9 @@ function(_workshop_sources result chapter)
 endfunction()
 
 # _workshop_place(result FILE FOLDER): the path of FILE, "02_ddp/ddp.cu": in FOLDER, which holds the exercises, if it
-# has a TODO, else in the solutions.
+# is one, else in the solutions.
 function(_workshop_place result file folder)
-  _workshop_exercises(exercise ${file})
+  _workshop_exercises(exercise ${folder} ${file})
   if(NOT exercise)
     set(folder ${CMAKE_SOURCE_DIR}/solutions)
   endif()
@@ -150,7 +156,7 @@ function(_workshop_include result chapter)
   endif()
   set(folder ${CMAKE_BINARY_DIR}/exercises/${chapter})
   _workshop_sources(sources ${chapter})
-  _workshop_exercises(exercises ${sources})
+  _workshop_exercises(exercises ${CMAKE_SOURCE_DIR} ${sources})
   list(FILTER exercises INCLUDE REGEX "[.]h$")
   foreach(header ${exercises})
     file(CONFIGURE OUTPUT ${folder}/${header} CONTENT "#include \"${CMAKE_SOURCE_DIR}/${header}\"\n" @ONLY)

@@ -148,8 +148,8 @@ void read_line(const Line& read, RunRecord& record) {
   } else if (type == "probe") {
     record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(read)});
   } else if (type == "passed") {
-    record.passed[line.at("rank")] = {
-        line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), {line.at("name"), {}, {}}};
+    record.passed[line.at("rank")].push_back(
+        {line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), {line.at("name"), {}, {}}});
   } else if (type == "parameter") {
     record.parameters.push_back(read_tensor(read));
   } else if (type == "collective") {

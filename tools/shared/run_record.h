@@ -76,9 +76,10 @@ struct RunRecord {
   std::map<std::pair<int, int>, std::map<std::string, double>> other_peaks, other_devices;
   // rank -> counts of allocations, synchronizations, events, devices, handles (cpu backend)
   std::map<int, std::map<std::string, double>> host;
-  std::map<int, Probe> passed;  // rank -> the last probe that it reached, without values; only from a journal
-  bool complete = false;        // the run finished
-  std::string todo;             // the open TODO that ended the run, if one did
+  // rank -> the probes that it reached, in order, without values; only from a journal
+  std::map<int, std::vector<Probe>> passed;
+  bool complete = false;  // the run finished
+  std::string todo;       // the open TODO that ended the run, if one did
   int steps = 0;
   double seconds_per_step = 0;
 };

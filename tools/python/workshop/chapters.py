@@ -35,10 +35,15 @@ class Chapter:
         return sorted(file for end in ("cu", "h") for file in glob.glob(os.path.join(glob.escape(folder), f"*.{end}")))
 
     def handed_out(self, root: str = ".") -> list[str]:
-        """The files of the exercises, which have a TODO, whether they are there or not. What editors and participants
-        keep beside them does not count."""
-        names = [os.path.basename(file) for file in self.sources(root) if todos_in(file)]
-        return [os.path.join(root, self.name, name) for name in names]
+        """The files of the exercises: those with a TODO, whether they are there or not, and those with nothing but
+        WRITE regions, which are there at the blank level. What editors and participants keep beside them does not
+        count."""
+        files = []
+        for source in self.sources(root):
+            file, regions = os.path.join(root, self.name, os.path.basename(source)), regions_in(source)
+            if regions.todos or (regions.writes and os.path.exists(file)):
+                files.append(file)
+        return files
 
     def require_files(self) -> None:
         for file in self.handed_out():
@@ -48,12 +53,16 @@ class Chapter:
                 )
 
 
-def read(path: str) -> str:
+def read_if_there(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
-        return ""
+        return None
+
+
+def read(path: str) -> str:
+    return read_if_there(path) or ""
 
 
 def all_chapters(cmake: str = "CMakeLists.txt") -> list[Chapter]:
@@ -76,20 +85,83 @@ def choose(name: str) -> Chapter:
 
 # ---- TODOs ---------------------------------------------------------------------------------------------------------
 
+# What a participant fills in is a region: a TODO or, at the blank level, a WRITE region, which is a whole function and
+# may have TODOs inside. Where it says "todo" below, either is meant; their numbers are "02.1" and "02.A".
+
+GUIDED, BLANK = "guided", "blank"
+
 
 def order(todo: str) -> tuple[int, int]:
     chapter, _, k = todo.partition(".")
-    return int(chapter), int(k)
+    return int(chapter), int(k) if k.isdecimal() else ord(k) - ord("Z") - 1  # WRITE regions come first
 
 
-def todos(chapter: Chapter, root: str = ".") -> list[str]:
-    """All TODOs of a chapter, in order."""
-    found = {todo for file in chapter.sources(root) for todo in todos_in(file)}
+def called(todo: str) -> str:
+    """ "TODO 02.1" or "WRITE 02.A"."""
+    return ("TODO " if todo[-1].isdecimal() else "WRITE ") + todo
+
+
+@dataclass
+class Regions:
+    """Those of a source of the solutions, in order."""
+
+    todos: list[str]
+    writes: dict[str, list[str]]  # each with the TODOs inside it
+
+    def at(self, level: str) -> list[str]:
+        if level == GUIDED:
+            return self.todos
+        inside = {todo for todos in self.writes.values() for todo in todos}
+        return [*self.writes, *(todo for todo in self.todos if todo not in inside)]
+
+    def of(self, text: str | None) -> list[str]:
+        """Those of a participant's file with this text; None if there is no such file. A WRITE region is theirs if none
+        of the TODOs inside it is (checker/todos.cpp)."""
+        if text is None or not self.writes:
+            return self.todos
+        there = set(re.findall(r"^ *// (?:TODO|WRITE) ([0-9]+\.(?:[0-9]+|[A-Z])): ", text, re.M))
+        writes = {
+            write: todos
+            for write, todos in self.writes.items()
+            if (there.isdisjoint(todos) if todos else write in there)
+        }
+        return Regions(self.todos, writes).at(BLANK)
+
+
+def regions_in(file: str) -> Regions:
+    regions, write = Regions([], {}), ""
+    for end, kind, number in re.findall(r"^ *// (END )?(TODO|WRITE) ([0-9]+\.(?:[0-9]+|[A-Z]))\b", read(file), re.M):
+        if kind == "WRITE":
+            write = "" if end else number
+            if not end:
+                regions.writes[number] = []
+        elif not end:
+            regions.todos.append(number)
+            if write:
+                regions.writes[write].append(number)
+    return regions
+
+
+def todos(chapter: Chapter, root: str = ".", level: str = "") -> list[str]:
+    """What there is to fill in in a chapter, in order: at a level or, without one, in the participant's files."""
+    found = set()
+    for source in chapter.sources(root):
+        regions = regions_in(source)
+        if level:
+            found.update(regions.at(level))
+        elif regions.todos or regions.writes:
+            found.update(regions.of(read_if_there(os.path.join(root, chapter.name, os.path.basename(source)))))
     return sorted(found, key=order)
 
 
-def todos_in(file: str) -> list[str]:
-    return re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", read(file), re.M)
+def level_of(chapter: Chapter, root: str = ".") -> str:
+    """The level of the participant's files; blank if any WRITE region is theirs."""
+    return GUIDED if all(todo[-1].isdecimal() for todo in todos(chapter, root)) else BLANK
+
+
+def inside(todo: str, files: list[str]) -> list[str]:
+    """The TODOs inside a WRITE region of these sources."""
+    return [inner for file in files for inner in regions_in(file).writes.get(todo, [])]
 
 
 @dataclass
@@ -105,10 +177,10 @@ def open_todos(chapter: Chapter, root: str = ".") -> list[OpenTodo]:
     for file in chapter.handed_out(root):
         name = os.path.relpath(file, root)
         if not os.path.isfile(file):
-            of_file = todos_in(solved[os.path.basename(file)])
+            of_file = regions_in(solved[os.path.basename(file)]).todos
             found += [OpenTodo(todo, f"{name}, which is missing") for todo in of_file]
         for number, line in enumerate(read(file).split("\n"), 1):
-            todo = re.match(r' *todo\("([0-9.]+)"', line)
+            todo = re.match(r' *todo\("([0-9]+\.[0-9A-Z]+)"', line)
             if todo:
                 found.append(OpenTodo(todo[1], f"{name}:{number}"))
     return sorted(found, key=lambda open_todo: order(open_todo.todo))
@@ -157,8 +229,8 @@ def hints(text: str, todo: str) -> list[list[str]]:
     found: list[list[str]] = []
     here = False
     for line in text.splitlines():
-        if line.startswith("TODO "):
-            here = line == f"TODO {todo}"
+        if line.startswith(("TODO ", "WRITE ")):
+            here = line == called(todo)
         elif here and re.match(r"[1-3]\. ", line):
             found.append([line[3:]])
         elif here and line.strip() and found:

@@ -26,15 +26,11 @@ import time
 from typing import Callable
 
 from . import processes
+from .chapters import called, inside, order, read
 
 RIGHT, WRONG, NOT_COMPARABLE, OPEN = 0, 1, 2, 77
 WORDS = ["unreached", "unchecked", "right", "open", "wrong"]  # what is known of a TODO; later ones count more
 WIDTH = 120
-
-
-def number(todo: str) -> tuple[int, int]:
-    chapter, _, k = todo.partition(".")
-    return int(chapter), int(k)
 
 
 def on_ranks(ranks: str) -> str:
@@ -64,16 +60,17 @@ class Check:
 
     def has(self, todo: str) -> bool:
         """Whether one of the sources of its program has the TODO."""
-        return any(re.search(rf"^ *// TODO {re.escape(todo)}: ", read(file), re.M) for file in self.values("--todos"))
+        return any(re.search(rf"^ *// {re.escape(called(todo))}: ", read(file), re.M) for file in self.values("--todos"))
 
     def knows(self, todo: str) -> bool:
         """Whether there are fingerprints of the TODO's mistakes in this run."""
         run, here = " ".join(["run", self.program, self.ranks, *self.options]), False
+        names = tuple(f"{name}-" for name in [todo, *inside(todo, self.values("--todos"))])
         for file in self.values("--fingerprints"):
             for line in read(file).splitlines():
                 if line.startswith("run "):
                     here = line == run
-                elif here and line.startswith(todo + "-"):
+                elif here and line.startswith(names):
                     return True
         return False
 
@@ -109,14 +106,6 @@ class Check:
 
     def todos(self) -> list[list[str]]:
         return [line.split() for line in self.read("todos.txt").splitlines() if line.strip()]
-
-
-def read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 # ---- running the checks --------------------------------------------------------------------------------------------
@@ -255,7 +244,7 @@ class Verdict:
             certainty, blamed, is_known = "", (99, 99), False
             for words in check.todos():
                 if words[0] == "blame":
-                    certainty, blamed, is_known = words[1], number(words[2]), len(words) > 3
+                    certainty, blamed, is_known = words[1], order(words[2]), len(words) > 3
                     continue
                 word, todo = words[0], words[1]
                 # Of earlier chapters only what is in the way: with WORKSHOP_BUILD_ON=mine, theirs are known, too.
@@ -278,7 +267,7 @@ class Verdict:
             self.known = {todo: word for todo, word in self.known.items() if word != "unreached"}
 
     def those(self, word: str) -> list[str]:
-        return sorted((todo for todo, known in self.known.items() if known == word), key=number)
+        return sorted((todo for todo, known in self.known.items() if known == word), key=order)
 
     def state(self) -> str:
         return "".join(
@@ -314,7 +303,7 @@ def next_todo(verdict: Verdict) -> str:
     """The TODO to work on next."""
     assert verdict.best
     for line in verdict.best.read("verdict.txt").splitlines():
-        found = re.match(r"(?:TODO|Next: TODO) ([0-9]+\.[0-9]+)", line)
+        found = re.match(r"(?:Next: )?(?:TODO|WRITE) ([0-9]+\.[0-9A-Z]+)", line)
         if found:
             return found[1]
     return next(iter(verdict.those("wrong") + verdict.those("open")), "")
@@ -423,14 +412,15 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     if arguments.todo:
         word = verdict.known.get(arguments.todo, "unreached")
         covered = f" ({right_in(checks, arguments.todo)})" if word == "right" else ""
-        text += f"TODO {arguments.todo}: {word.replace('un', 'not ', 1)}{covered}\n"
+        text += f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
     if verdict.best:
         todo = next_todo(verdict)
         text += f"Stuck? ./workshop hint {todo}\n" if todo else ""
     else:
         all_right = len(verdict.known) == len(verdict.those("right"))
         if all_right:
-            text += "the TODO is right\n" if len(verdict.known) == 1 else f"all {len(verdict.known)} TODOs right\n"
+            kind = "TODO" if all(todo[-1].isdecimal() for todo in verdict.known) else "region"
+            text += f"the {kind} is right\n" if len(verdict.known) == 1 else f"all {len(verdict.known)} {kind}s right\n"
         if not arguments.verbose:
             text += notes(checks, all_right)
     if verdict.known:

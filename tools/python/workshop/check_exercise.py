@@ -2,7 +2,10 @@
 """Judges a participant's program by the solution's: runs both and compares their records.
 
   check_exercise -n RANKS [-t SECONDS] [--todos SOURCE]... [--sources FOLDER] [--fingerprints FILE]
-                 --compare COMPARE_RUNS --solution PROGRAM --mine PROGRAM [-- OPTION...]
+                 [--levels guided,blank] --compare COMPARE_RUNS --solution PROGRAM --mine PROGRAM [-- OPTION...]
+
+--levels: judges the run as if the sources were at these levels, one after the other, and not as they are. The status is
+the first one's, or 2 if they disagree.
 
 Writes verdict.txt in the working directory, and todos.txt: what is known of each TODO (compare_runs --summary).
 Status: 0 right, 1 wrong, 77 a TODO is not filled in, 2 not comparable.
@@ -34,13 +37,14 @@ class Check:
     def __init__(self, words: list[str]):
         self.ranks = self.compare = self.solution = self.mine = ""
         self.seconds = 60
+        self.levels = [""]  # as the sources are
         self.of_todos: list[str] = []  # options for compare_runs
         rest = list(words)
         while rest:
             word = rest.pop(0)
             if word == "--":
                 break
-            if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--compare", "--solution", "--mine"):
+            if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--levels", "--compare", "--solution", "--mine"):
                 raise Refused(f"unknown option '{word}'")
             if not rest:
                 raise Refused(f"{word} lacks its value")
@@ -51,6 +55,8 @@ class Check:
                 if not value.isdecimal():
                     raise Refused(f"-t expects a number of seconds, not '{value}'")
                 self.seconds = int(value)
+            elif word == "--levels":
+                self.levels = value.split(",")
             elif word in ("--todos", "--sources", "--fingerprints"):
                 self.of_todos += [word, value]
             else:
@@ -257,23 +263,28 @@ def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, s
         text = output.decode("utf-8", "replace")
         at = text.find("Not filled in yet:")
         verdict = text[at:].rstrip("\n") + "\n" if at >= 0 and (at == 0 or text[at - 1] == "\n") else ""
-    status, said = runner.run(
-        [
-            check.compare,
-            os.path.join(kept, "record.jsonl"),
-            judged,
-            *check.of_todos,
-            "--summary",
-            "todos.txt",
-            "--status",
-            str(status),
-            "--output",
-            "mine.jsonl.out",
-            *how,
-        ],
-        {},
-    )
-    return status, verdict + said.decode("utf-8", "replace").rstrip("\n")
+    command = [
+        check.compare,
+        os.path.join(kept, "record.jsonl"),
+        judged,
+        *check.of_todos,
+        "--summary",
+        "todos.txt",
+        "--status",
+        str(status),
+        "--output",
+        "mine.jsonl.out",
+        *how,
+    ]
+    statuses, texts = [], []
+    for level in check.levels:
+        status, said = runner.run([*command, *(["--level", level] if level else [])], {})
+        statuses.append(status)
+        texts.append(said.decode("utf-8", "replace").rstrip("\n"))
+    if len(set(statuses)) > 1:
+        texts.append(f"The levels disagree: status {', '.join(map(str, statuses))}")
+        return NOT_COMPARABLE, verdict + "\n".join(texts)
+    return statuses[0], verdict + "\n".join(texts)
 
 
 def solution_fails_here(check: Check, runner: Runner, limit: int) -> str:

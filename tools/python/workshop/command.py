@@ -39,7 +39,9 @@ USAGE = """\
   watch CHAPTER|TODO [PROGRAM] [--ranks RANKS]
                                    the same, whenever you save a file of the chapter
   hint TODO [--all]                the next of three hints for a TODO such as 02.4, or all of them
-  reset CHAPTER [-y]               makes the exercises anew; keeps what you wrote as FILE.mine
+  reset CHAPTER [--level guided|blank] [-y]
+                                   makes the exercises anew; keeps what you wrote as FILE.mine; at the blank level, you
+                                   write whole functions, whose regions are called 02.A and so on
   test [--soak] [CTEST_OPTION]...  runs all tests, e.g. test -L unit or test -R 02_ddp; --soak: those that take long
   bench [--torch PYTHON] [--json FILE]
                                    measures the building blocks, on request together with PyTorch's

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-from . import mistakes
+from . import chapters, mistakes
 from .check_exercise import LAUNCH, of_ranks, remove
 
 ROOT = mistakes.ROOT
@@ -38,7 +38,7 @@ class Runs:
             file for end in ("cu", "h") for file in sorted(glob.glob(f"{ROOT}/solutions/{chapter.name}/*.{end}"))
         ]
         self.todos = ["--sources", f"{build}/fillings", *[word for file in sources for word in ("--todos", file)]]
-        self.probed = set(re.findall(r'"(\d\d\.\d+)"', "".join(mistakes.read_text(file) for file in sources)))
+        self.probed = set(re.findall(r'"(\d\d\.(?:\d+|[A-Z]))"', "".join(mistakes.read_text(file) for file in sources)))
         self.programs: dict[str, set[str]] = {}  # of each mistake
         for use in chapter.uses:
             self.programs.setdefault(use.name, set()).add(use.run.program)
@@ -63,7 +63,7 @@ class Runs:
             ).returncode
 
     def reached(self, name: str, program: str, expected: str) -> bool:
-        """Whether the solution's run gets to the TODO of a mistake. One without a probe may be reached wherever it is
+        """Whether the solution's run gets to the region of a mistake. One without a probe may be reached wherever it is
         run."""
         todo = name.partition("-")[0]
         return f'"id":"{todo}"' in expected if todo in self.probed else program in self.programs[name]
@@ -95,28 +95,32 @@ class Runs:
                 for journal in journals:
                     with open(journal, "rb") as of_rank:
                         shutil.copyfileobj(of_rank, file)
-        done = subprocess.run(
-            [
-                f"{self.build}/tools/compare_runs",
-                "--sightings",
-                "--status",
-                str(status),
-                "--output",
-                os.path.join(self.folder, "mine.jsonl.out"),
-                *how,
-                *self.todos,
-                expected,
-                record,
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
-        return [
-            line[len("sighting: ") :]
-            for line in done.stdout.decode("utf-8", "replace").splitlines()
-            if line.startswith("sighting: ")
-        ]
+        of_region = not name.partition("-")[0][-1].isdecimal()
+        found: dict[str, None] = {}
+        for level in [chapters.BLANK] if of_region else [chapters.GUIDED, chapters.BLANK]:
+            done = subprocess.run(
+                [
+                    f"{self.build}/tools/compare_runs",
+                    "--sightings",
+                    "--level",
+                    level,
+                    "--status",
+                    str(status),
+                    "--output",
+                    os.path.join(self.folder, "mine.jsonl.out"),
+                    *how,
+                    *self.todos,
+                    expected,
+                    record,
+                ],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                check=False,
+            )
+            for line in done.stdout.decode("utf-8", "replace").splitlines():
+                if line.startswith("sighting: "):
+                    found[line[len("sighting: ") :]] = None
+        return list(found)
 
 
 def renewed(text: str, sentences: list[str]) -> str:

@@ -14,6 +14,8 @@ import shlex
 import sys
 from dataclasses import dataclass, field, replace
 
+from . import chapters
+from .chapters import called, order
 from .errors import Refused
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
@@ -66,6 +68,7 @@ class Chapter:
         default_factory=dict
     )  # by filling: the sentence for a participant who made the mistake
     code: dict[str, str] = field(default_factory=dict)  # by filling
+    around: dict[str, str] = field(default_factory=dict)  # by TODO: the WRITE region around it
 
     def sentences(self) -> dict[str, list[str]]:
         """What the checker says, by TODO, in their order."""
@@ -74,7 +77,7 @@ class Chapter:
             of_todo = found.setdefault(name.partition("-")[0], [])
             if sentence not in of_todo:
                 of_todo.append(sentence)
-        return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+        return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
 
 class Parser:
@@ -148,13 +151,13 @@ class Parser:
         return Run(self._program, [int(part) for part in parts], shlex.split(options), seconds)
 
     def _use(self, line: str) -> None:
-        found = re.fullmatch(r"(right )?(\d\d\.\d+-[^:\s]+)(?:: (.+))?", line)
+        found = re.fullmatch(r"(right )?(\d\d\.(?:\d+|[A-Z])-[^:\s]+)(?:: (.+))?", line)
         if not found:
             raise self._wrong(f"what is '{line}'?")
         if not self._run:
             raise self._wrong(f"no run is above {found[2]}")
         self._filling = found[2]
-        expects = found[3] or ("right" if found[1] else "TODO " + found[2].partition("-")[0])
+        expects = found[3] or ("right" if found[1] else called(found[2].partition("-")[0]))
         self._chapter.uses.append(Use(found[2], self._run, expects, bool(found[1])))
 
 
@@ -169,10 +172,59 @@ def read_chapter(name: str, with_mutants: bool = False) -> Chapter:
     for folder in [MISTAKES] + [MUTANTS] * with_mutants:
         path = os.path.join(folder, name + ".txt")
         Parser(chapter, os.path.relpath(path, ROOT)).parse(read_text(path))
+    solutions = chapters.Chapter(name, []).sources(ROOT)
+    for file in solutions:
+        for write, todos in chapters.regions_in(file).writes.items():
+            chapter.around.update((todo, write) for todo in todos)
     for use in chapter.uses:
         if use.name not in chapter.code:
             raise Wrong(f"checker/mistakes/{name}.txt: {use.name} has no code")
+        if is_edit(chapter.code[use.name]):
+            code = code_of(use.todo, [read_text(file) for file in solutions])
+            try:
+                chapter.code[use.name] = edited(code, chapter.code[use.name])
+            except ValueError as error:
+                raise Wrong(f"checker/mistakes/{name}.txt: {use.name}: {error}") from error
     return chapter
+
+
+# ---- fillings that are changes of the solution's code --------------------------------------------------------------
+
+
+def is_edit(code: str) -> bool:
+    """Whether a filling says how the solution's code is changed."""
+    return all(re.match(r" *([-+=] |\.\.\.$)", line) for line in code.splitlines() if line.strip())
+
+
+def code_of(todo: str, sources: list[str]) -> str:
+    """The code of a region in the solutions, as participants may write it: without the TODOs inside and their probes."""
+    begin, end = f"// {chapters.called(todo)}: ", f"// END {chapters.called(todo)}"
+    for source in sources:
+        lines = source.splitlines()
+        first = next((i for i, line in enumerate(lines) if line.lstrip().startswith(begin)), None)
+        if first is not None:
+            last = next(i for i, line in enumerate(lines) if line.strip() == end)
+            comments = re.compile(r" *//(  +| (END )?TODO )")
+            code = "".join(line + "\n" for line in lines[first + 1 : last] if not comments.match(line))
+            return re.sub(r"^ *probe(_\w+)?\([^;]*;\n", "", code, flags=re.M)
+    raise Wrong(f"no solution has {chapters.called(todo)}")
+
+
+def edited(code: str, edits: str) -> str:
+    """Code with edits, separated by lines "...". Each is a few lines as they are, "= …" kept and "- …" removed, with
+    lines "+ …" added between them. Raises ValueError unless it fits in one place."""
+    lines = code.splitlines()
+    for edit in re.split(r"^ *\.\.\.$", edits, flags=re.M):
+        words = [line.strip() for line in edit.splitlines() if line.strip()]
+        old = [word[2:].strip() for word in words if word[0] != "+"]
+        new = [word[2:] for word in words if word[0] != "-"]
+        places = [
+            at for at in range(len(lines) - len(old) + 1) if [line.strip() for line in lines[at : at + len(old)]] == old
+        ]
+        if not old or len(places) != 1:
+            raise ValueError(f"{len(places) if old else 'no'} places in the solution have the lines {old}")
+        lines[places[0] : places[0] + len(old)] = new
+    return "".join(line + "\n" for line in lines)
 
 
 # ---- what CMake has to do ------------------------------------------------------------------------------------------
@@ -224,7 +276,9 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
         if check.is_bf16:
             lines.append(f"_workshop_needs_bf16({chapter.name} {check.program})")
     for use in chapter.uses:
-        words = [chapter.name, use.run.program, use.name, "RANKS", *map(str, use.run.ranks), "EXPECT", use.expects]
+        levels, expects = levels_of(chapter, use)
+        words = [chapter.name, use.run.program, use.name, "RANKS", *map(str, use.run.ranks)]
+        words += ["LEVELS", levels, "EXPECT", *expects]
         if use.is_right:
             words.append("RIGHT")
         sentence = chapter.says.get(use.name, "")
@@ -245,6 +299,17 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
     lines.append(f"set(_programs {quoted(programs)})")
     lines.append(f"set(_programs_in_bf16 {quoted(bf16)})")
     return "\n".join(lines) + "\n"
+
+
+def levels_of(chapter: Chapter, use: Use) -> tuple[str, list[str]]:
+    """The levels at which a filling is judged, and what the verdicts must match. A mistake in a TODO inside a WRITE
+    region is one of the region at the blank level."""
+    if not use.todo[-1].isdecimal():
+        return chapters.BLANK, [use.expects]
+    write = chapter.around.get(use.todo)
+    if not write:
+        return chapters.GUIDED, [use.expects]
+    return f"{chapters.GUIDED},{chapters.BLANK}", [use.expects] + [called(write)] * (not use.is_right)
 
 
 def write_fillings(chapter: Chapter, folder: str) -> None:

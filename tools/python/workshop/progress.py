@@ -48,11 +48,12 @@ def states(clone: str, chapter: chapters.Chapter, todos: list[str]) -> list[str]
 
 
 class Table:
-    """A chapter: its TODOs, and what is known of them for each participant."""
+    """A chapter at a level: its TODOs, and what is known of them for each participant at this level."""
 
-    def __init__(self, chapter: chapters.Chapter, clones: list[str]):
-        self.name = chapter.name
-        self.todos = chapters.todos(chapter, ROOT)
+    def __init__(self, chapter: chapters.Chapter, level: str, clones: list[str]):
+        clones = [clone for clone in clones if chapters.level_of(chapter, clone) == level]
+        self.name = chapter.name + (", blank level" if level == chapters.BLANK else "")
+        self.todos = chapters.todos(chapter, ROOT, level)
         self.rows = [(clone.rstrip("/") or clone, states(clone, chapter, self.todos)) for clone in clones]
 
     def begun(self) -> bool:
@@ -63,7 +64,8 @@ class Table:
         return [f"{todo} ({count})" for todo, count in zip(self.todos, counts) if count]
 
     def text(self, width: int) -> str:
-        lines = [f"{self.name}: {len(self.todos)} TODOs"]
+        kind = "TODOs" if all(todo[-1].isdecimal() for todo in self.todos) else "regions"
+        lines = [f"{self.name}: {len(self.todos)} {kind}"]
         for name, words in self.rows:
             signs = "".join(SIGNS[word] for word in words)
             signs = " ".join(signs[i : i + 5] for i in range(0, len(signs), 5))
@@ -142,7 +144,8 @@ def main(words: list[str]) -> int:
         else:
             status = refused(f"{folder} is no clone of the workshop: it has no 'workshop' or no {there[0].name}")
     if clones:
-        tables = [table for table in (Table(chapter, clones) for chapter in there) if table.begun()]
+        levels = [(chapter, level) for chapter in there for level in (chapters.GUIDED, chapters.BLANK)]
+        tables = [table for table in (Table(*level, clones) for level in levels) if table.begun()]
         width = max(len(clone.rstrip("/")) for clone in clones)
         print("\n".join(table.text(width) for table in tables) if tables else "No one has filled in a TODO yet.")
         if tables:

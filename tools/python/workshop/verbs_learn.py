@@ -14,7 +14,7 @@ import time
 
 from . import chapters, check_chapter, machine, mistakes
 from .building import Lock
-from .chapters import Chapter
+from .chapters import Chapter, called
 from .context import LAUNCH, Context, Words, default_ranks, is_number, require, targets_of
 from .errors import Failed, Refused
 
@@ -45,9 +45,10 @@ def list_(context: Context, words: list[str]) -> int:
     for chapter in all_chapters:
         todos, left = chapters.todos(chapter), chapters.open_todos(chapter)
         last = last_check(context.folder, chapter)
+        blank = " at the blank level" if any(not todo[-1].isdecimal() for todo in todos) else ""
         print(
             f"{chapter.name:<{names}} {' '.join(chapter.programs):<{programs}} "
-            f"{len(todos) - len(left)} of {len(todos)} filled in{last}"
+            f"{len(todos) - len(left)} of {len(todos)} filled in{blank}{last}"
         )
         # What was wrong before the last change may be right now.
         if not wrong and not last.endswith("changed since"):
@@ -57,10 +58,10 @@ def list_(context: Context, words: list[str]) -> int:
         begins = 0 < len(left) < len(todos)
         if left and not begun and (begins or not following):
             todo = left[0].todo
-            following = f"TODO {todo}, at {left[0].place}: ./workshop hint {todo}, ./workshop check {chapter.number}"
+            following = f"{called(todo)}, at {left[0].place}: ./workshop hint {todo}, ./workshop check {chapter.number}"
             begun = begins
     if wrong:
-        print(f"Next: TODO {wrong} is wrong: ./workshop check {wrong} says how")
+        print(f"Next: {called(wrong)} is wrong: ./workshop check {wrong} says how")
     elif following:
         print(f"Next: {following}")
     return 0
@@ -120,11 +121,11 @@ class Wanted:
         asked = rest.next()
         self.todo = self.program = self.ranks = ""
         self.verbose = False
-        todo = re.fullmatch(r"([0-9]{1,2})\.([0-9]+)", asked)
+        todo = re.fullmatch(r"([0-9]{1,2})\.([0-9]+|[A-Za-z])", asked)
         if todo:
-            self.todo = f"{int(todo[1]):02}.{todo[2]}"
+            self.todo = f"{int(todo[1]):02}.{todo[2].upper()}"
             self.chapter = chapters.choose(self.todo.partition(".")[0])
-            require(self.todo in chapters.todos(self.chapter), f"no TODO {self.todo} in {self.chapter.name}")
+            self.require_todo()
         else:
             self.chapter = chapters.choose(asked)
         while rest:
@@ -138,6 +139,20 @@ class Wanted:
             else:
                 self.program = self.chapter.program(word)
         require(not self.ranks or is_number(self.ranks), f"--ranks expects a number of ranks, not '{self.ranks}'")
+
+    def require_todo(self) -> None:
+        """Refuses a TODO that is not in the participant's files."""
+        if self.todo in chapters.todos(self.chapter):
+            return
+        around = [write for file in self.chapter.sources() for write, todos in chapters.regions_in(file).writes.items()
+                  if self.todo in todos]
+        if around:
+            raise Refused(f"at the blank level, {called(self.todo)} is inside {called(around[0])}: check {around[0]}")
+        require(
+            self.todo not in chapters.todos(self.chapter, level=chapters.BLANK),
+            f"{called(self.todo)} is at the blank level: ./workshop reset {self.chapter.number} --level blank",
+        )
+        raise Refused(f"no {called(self.todo)} in {self.chapter.name}")
 
     def words(self) -> list[str]:
         return (
@@ -193,7 +208,7 @@ def first_program(wanted: Wanted) -> str:
     if wanted.program:
         return wanted.program
     for program in wanted.chapter.programs:
-        if f"// TODO {wanted.todo}:" in chapters.read(f"solutions/{wanted.chapter.name}/{program}.cu"):
+        if f"// {called(wanted.todo)}:" in chapters.read(f"solutions/{wanted.chapter.name}/{program}.cu"):
             return program
     return wanted.chapter.programs[0]
 
@@ -299,12 +314,12 @@ def hint(context: Context, words: list[str]) -> int:
         else:
             require(not asked, f"hint takes one TODO, not '{word}' too")
             asked = word
-    number = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})", asked)
+    number = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2}|[A-Za-z])", asked)
     require(number, f"hint expects the number of a TODO, such as 02.4, not '{asked}'")
-    todo = f"{int(number[1]):02}.{int(number[2])}"
+    todo = f"{int(number[1]):02}.{number[2].upper().lstrip('0')}"
     chapter = chapters.choose(todo.partition(".")[0])
     place, title = title_of(chapter, todo)
-    require(place, f"there is no TODO {todo}; {chapter.name}/README.md lists those of the chapter")
+    require(place, f"there is no {called(todo)}; {chapter.name}/README.md lists those of the chapter")
 
     # How many hints were shown is kept in the build folder.
     kept = context.path("hints", todo)
@@ -313,7 +328,7 @@ def hint(context: Context, words: list[str]) -> int:
     if show_all or first > 3:
         first, last = 1, 3
     of_todo = chapters.hints(chapters.read(f"solutions/{chapter.name}/hints.txt"), todo)
-    print(f"TODO {todo} in {place}: {title}")
+    print(f"{called(todo)} in {place}: {title}")
     for step in range(first, last + 1):
         print(f"\nHint {step} of 3")
         for line in of_todo[step - 1] if step <= len(of_todo) else []:
@@ -337,7 +352,7 @@ def hint(context: Context, words: list[str]) -> int:
 def title_of(chapter: Chapter, todo: str) -> tuple[str, str]:
     """The file of a TODO and its first line; empty if there is none."""
     for file in chapter.sources():
-        found = re.search(rf"^ *// TODO {re.escape(todo)}: (.*)$", chapters.read(file), re.M)
+        found = re.search(rf"^ *// {re.escape(called(todo))}: (.*)$", chapters.read(file), re.M)
         if found:
             return os.path.relpath(file, "solutions"), found[1]
     return "", ""
@@ -357,39 +372,67 @@ def numbered_copy(file: str) -> str:
     return mine
 
 
+def files_below(folder: str) -> list[str]:
+    return sorted(
+        os.path.relpath(os.path.join(path, name), folder) for path, _, names in os.walk(folder) for name in names
+    )
+
+
+def hand_out(made: dict[str, str], level: str, yes: bool) -> None:
+    """Replaces the exercises by those of a level, and removes files that are not among these. Keeps copies of what is
+    not as handed out. Raises Failed if the user does not want it."""
+
+    def is_as_made(file: str) -> bool:
+        fresh = [os.path.join(folder, file) for folder in made.values()]
+        return any(os.path.exists(one) and filecmp.cmp(file, one, shallow=False) for one in fresh)
+
+    files = files_below(made[level])
+    there = [file for file in {*files_below(made[chapters.GUIDED]), *files_below(made[chapters.BLANK])} if os.path.exists(file)]
+    changed = sorted(file for file in there if not is_as_made(file))
+    if changed and not yes:
+        require(sys.stdin.isatty(), f"{' '.join(changed)} would be overwritten; -y does it and keeps a copy")
+        if not machine.confirm(f"Overwrite {' '.join(changed)}? Copies are kept as *.mine."):
+            raise Failed(1)
+    for file in changed:
+        mine = numbered_copy(file)
+        shutil.copy2(file, mine)
+        print(f"Kept your {file} as {mine}")
+    for file in there:
+        if file not in files:
+            os.unlink(file)
+    for file in files:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        shutil.copyfile(os.path.join(made[level], file), file)
+
+
 def reset(context: Context, words: list[str]) -> int:
     rest = Words(words)
-    chapter = chapters.choose(rest.next())
-    yes = rest.peek() == "-y" and bool(rest.next())
-    require(not rest, f"reset takes one chapter and -y, not '{rest.peek()}'")
+    chapter, yes, level = chapters.choose(rest.next()), False, chapters.GUIDED
+    while rest:
+        word = rest.next()
+        if word == "-y":
+            yes = True
+        elif word == "--level":
+            level = rest.next("nothing")
+        else:
+            raise Refused(f"reset takes one chapter, --level and -y, not '{word}'")
+    require(level in (chapters.GUIDED, chapters.BLANK), f"--level is guided or blank, not '{level}'")
+    require(
+        level == chapters.GUIDED or chapters.todos(chapter, level=level) != chapters.todos(chapter, level=chapters.GUIDED),
+        f"{chapter.name} has no blank level",
+    )
     context.build("make_exercises")
-    with tempfile.TemporaryDirectory() as fresh:
-        if subprocess.run(
-            [context.path("tools", "make_exercises"), "solutions", fresh, chapter.name], check=False
-        ).returncode:
-            raise Failed(1)
-        files = sorted(
-            os.path.relpath(os.path.join(folder, name), fresh) for folder, _, names in os.walk(fresh) for name in names
-        )
-        changed = [
-            file
-            for file in files
-            if os.path.exists(file) and not filecmp.cmp(file, os.path.join(fresh, file), shallow=False)
-        ]
-        if changed and not yes:
-            require(sys.stdin.isatty(), f"{' '.join(changed)} would be overwritten; -y does it and keeps a copy")
-            if not machine.confirm(f"Overwrite {' '.join(changed)}? Copies are kept as *.mine."):
-                return 1
-        for file in changed:
-            mine = numbered_copy(file)
-            shutil.copy2(file, mine)
-            print(f"Kept your {file} as {mine}")
-        for file in files:
-            os.makedirs(os.path.dirname(file), exist_ok=True)
-            shutil.copyfile(os.path.join(fresh, file), file)
+    with tempfile.TemporaryDirectory() as folder:
+        made = {}  # by level: what is handed out
+        for each in (chapters.GUIDED, chapters.BLANK):
+            made[each] = os.path.join(folder, each)
+            command = [context.path("tools", "make_exercises"), "--level", each, "solutions", made[each], chapter.name]
+            if subprocess.run(command, check=False).returncode:
+                raise Failed(1)
+        hand_out(made, level, yes)
     hints_shown = context.path("hints")
     for name in os.listdir(hints_shown) if os.path.isdir(hints_shown) else []:
         if name.startswith(chapter.number + "."):
             os.unlink(os.path.join(hints_shown, name))
-    print(f"The exercises of {chapter.name} are as handed out")
+    print(f"The exercises of {chapter.name} are as handed out{', at the blank level' * (level == chapters.BLANK)}")
     return 0
