@@ -13,6 +13,7 @@
 
 #include "backend_cpu/blocking.h"
 #include "backend_cpu/order.h"
+#include "backend_cpu/simulation.h"
 
 namespace workshop::cpu {
 namespace {
@@ -322,10 +323,14 @@ void issue(const GroupedOperation& issued) {
   if (slow().collectives) enqueue_delay(stream, kSlowMilliseconds);
   std::unique_lock lock(issue_mutex());
   const std::uint64_t ticket = operation.comm->issued++;
-  const Position end = enqueue(stream, [queued = operation, ticket] {
+  const int call = simulates() ? number_of(site) : 0;
+  const Position end = enqueue(stream, [queued = operation, ticket, call] {
     const Operation o = queued;  // a copy: the queue's is overwritten if this worker is abandoned
+    const int number = call;
     if (!begin_turn(*o.comm, ticket)) return;
+    const Moment begin = moment();
     run_collective(o);
+    if (simulates()) note_stall(number, begin, this_worker()->stream, nullptr);
     end_turn(*o.comm, ticket);
   });
   lock.unlock();
@@ -344,8 +349,12 @@ void issue_group(const std::vector<GroupedOperation>& grouped) {
   for (std::size_t i = 1; i < streams.size(); ++i) enqueue_wait(leader, mark(streams[i]));
   if (slow().collectives) enqueue_delay(leader, kSlowMilliseconds);
   auto* group = new Group(make_group(grouped));
-  const auto run = [group] {
+  const int call = simulates() ? number_of(grouped[0].site) : 0;
+  const auto run = [group, call] {
+    const Moment begin = moment();
+    const int number = call;
     run_group(*group);
+    if (simulates()) note_stall(number, begin, this_worker()->stream, nullptr);
     delete group;
   };
   const Position end = enqueue(leader, run);

@@ -360,6 +360,7 @@ void order_forget(const MemoryBlock& block) {
   with_checker([&](Checker& c) { c.forget(block); });
 }
 void name_stream(cudaStream_t stream, const char* name) {
+  if (stream != nullptr) stream->name = name;
   with_checker([&](Checker& c) { c.name(stream, name); });
 }
 

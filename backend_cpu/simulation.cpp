@@ -9,8 +9,12 @@
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <tuple>
+#include <vector>
 
 #include "backend_cpu/runtime.h"
+#include "backend_cpu/source_calls.h"
+#include "backend_cpu/stream.h"
 
 namespace workshop::cpu {
 namespace {
@@ -100,7 +104,69 @@ Resource& link(Direction direction, bool between) {
   return links[(between ? 2 : 0) + (direction == Direction::in ? 1 : 0)];
 }
 
+// ---- what holds streams up -----------------------------------------------------------------------------------------
+
+struct Stalls {
+  std::mutex mutex;
+  std::vector<SourceCall> calls;
+  using Key = std::tuple<int, const CUstream_st*, const CUstream_st*>;  // call, on, behind
+  struct Total {
+    double seconds = 0;
+    int times = 0;
+  };
+  std::map<Key, Total> totals;
+};
+Stalls& all_stalls() {
+  static auto& instance = *new Stalls;
+  return instance;
+}
+
+std::string name_of(const CUstream_st* stream) {
+  const char* name = stream->name.load();
+  return name == nullptr ? "unnamed" : name;
+}
+
 }  // namespace
+
+int number_of(const SourceCall& call) {
+  Stalls& all = all_stalls();
+  const std::lock_guard lock(all.mutex);
+  const auto found = std::ranges::find_if(all.calls, [&](const SourceCall& c) {
+    return c.line == call.line && c.file == call.file && c.text == call.text;
+  });
+  const auto number = static_cast<int>(found - all.calls.begin());
+  if (found == all.calls.end()) all.calls.push_back(call);
+  return number;
+}
+
+void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st* behind) {
+  const double seconds = std::chrono::duration<double>(moment() - begin).count();
+  if (seconds <= 0) return;
+  Stalls& all = all_stalls();
+  const std::lock_guard lock(all.mutex);
+  auto& total = all.totals[{call, on, behind}];
+  total.seconds += seconds;
+  ++total.times;
+}
+
+std::vector<Stall> stalls() {
+  Stalls& all = all_stalls();
+  const std::lock_guard lock(all.mutex);
+  std::vector<Stall> list;
+  for (const auto& [key, total] : all.totals) {
+    const auto& [call, on, behind] = key;
+    Stall& stall = list.emplace_back();
+    stall.on = on == nullptr ? "host" : name_of(on);
+    if (call != kLateHost) {
+      stall.call = all.calls[static_cast<std::size_t>(call)].text;
+      stall.place = place(all.calls[static_cast<std::size_t>(call)]);
+    }
+    if (behind != nullptr) stall.behind = name_of(behind);
+    stall.seconds = total.seconds;
+    stall.times = total.times;
+  }
+  return list;
+}
 
 ParsedMachine parse_machine(const std::string& text) {
   SimulatedMachine machine;

@@ -11,6 +11,9 @@
 // the times do not depend on how fast this machine is, and nothing has to wait for them.
 #pragma once
 
+#include <cuda_runtime.h>
+#include <workshop_cpu.h>
+
 #include <chrono>
 #include <cstddef>
 #include <limits>
@@ -71,6 +74,16 @@ void simulate_copy(std::size_t bytes);
 // Occupies the link in a direction for `seconds`, from `earliest` on. Returns the end.
 enum class Direction { out, in };
 Moment use_link(Direction direction, bool between, Moment earliest, double seconds);
+
+// ---- what holds streams up (stalls() in workshop_cpu.h) ------------------------------------------------------------
+
+// Returns a number for a call of the program. Costs time: call it only if a machine is simulated.
+int number_of(const SourceCall& call);
+inline constexpr int kLateHost = -1;
+
+// Notes that the calling thread, of the stream `on` or, if that is null, of the host, was held up from `begin` until
+// now: by this call, waiting for the stream `behind` if that is not null.
+void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st* behind);
 
 inline Moment later(Moment moment, double seconds) {
   return moment + std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(seconds));

@@ -9,8 +9,10 @@
 #include <thread>
 
 #include "backend_cpu/cores.h"
+#include "backend_cpu/order.h"
 #include "backend_cpu/runtime.h"
 #include "backend_cpu/simulation.h"
+#include "backend_cpu/source_calls.h"
 
 namespace workshop::cpu {
 namespace {
@@ -125,7 +127,10 @@ bool passed(const Position& position) { return position.stream->passed(position.
 
 void wait_for(const Position& position) {
   position.stream->wait_for(position.number);
+  const bool is_program = simulates() && current_worker == nullptr && on_main_thread();
+  const Moment begin = moment();
   follow(position);
+  if (is_program) note_stall(number_of(source_call("the host")), begin, nullptr, position.stream);
 }
 
 void follow(const Position& position) {
@@ -134,7 +139,15 @@ void follow(const Position& position) {
 
 void enqueue_wait(cudaStream_t stream, const Position& position) {
   if ((passed(position) && !simulates()) || resolve(stream) == position.stream) return;
-  enqueue(stream, [position] { wait_for(position); });
+  if (!simulates()) {
+    enqueue(stream, [position] { wait_for(position); });
+    return;
+  }
+  enqueue(stream, [position, call = number_of(source_call("cudaStreamWaitEvent"))] {
+    const Moment begin = moment();
+    wait_for(position);
+    note_stall(call, begin, current_worker->stream, position.stream);
+  });
 }
 
 bool usable(cudaStream_t stream) { return resolve(stream)->live; }
@@ -272,7 +285,11 @@ void CUstream_st::work(StreamWorker* worker, std::uint64_t first) {
   for (std::uint64_t number = first;; ++number) {
     if (number == tail) tail = wait_for_work(number);
     Slot& slot = slots_[number % kSlots];
-    if (simulates()) wait_until(slot.pushed);
+    if (simulates()) {
+      const Moment begin = moment();
+      wait_until(slot.pushed);
+      note_stall(kLateHost, begin, this, nullptr);
+    }
     slot.run(slot.task);
     if (simulates()) finished_at_[number % kSlots] = moment();
     finish(number);

@@ -127,9 +127,10 @@ struct CUstream_st {
   void take_over();
 
   std::atomic<bool> live = true;
-  std::atomic<bool> blocking;  // ordered with the legacy default stream
-  std::atomic<int> device;     // the current one when the program created the stream
-  const bool legacy;           // the legacy default stream of its device
+  std::atomic<bool> blocking;               // ordered with the legacy default stream
+  std::atomic<int> device;                  // the current one when the program created the stream
+  std::atomic<const char*> name = nullptr;  // from name_stream(); null for none
+  const bool legacy;                        // the legacy default stream of its device
   // Guarded by the mutex of all streams: the number of operations of this stream that the legacy default stream of its
   // device already waits for, and the reverse.
   std::uint64_t joined = 0;

@@ -20,10 +20,20 @@ function(_workshop_check_command result chapter program sources)
   set(${result} ${command} PARENT_SCOPE)
 endfunction()
 
-# workshop_check(02_ddp ddp RANKS 1 2 4 [OPTIONS …]): is the participant's program right on each of these numbers of
-# ranks? Also checks that the solution itself is judged right.
+# _workshop_machine(result MACHINE): the option of check_exercise for a simulated machine, which only the cpu backend has.
+function(_workshop_machine result machine)
+  set(${result} "" PARENT_SCOPE)
+  if(machine AND WORKSHOP_BACKEND STREQUAL "cpu")
+    set(${result} --simulate ${machine} PARENT_SCOPE)
+  endif()
+endfunction()
+
+# workshop_check(02_ddp ddp RANKS 1 2 4 [MACHINE machine] [OPTIONS …]): is the participant's program right on each of
+# these numbers of ranks? On a simulated machine, its steps must not take longer than the solution's. Also checks that the
+# solution itself is judged right.
 function(workshop_check chapter program)
-  cmake_parse_arguments(arg "" "" "RANKS;OPTIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "MACHINE" "RANKS;OPTIONS" ${ARGN})
+  _workshop_machine(machine "${arg_MACHINE}")
   set(timeout 150)  # check_exercise gives each run 60 s
   _workshop_check_command(check ${chapter} ${program} ${CMAKE_SOURCE_DIR})
   _workshop_check_command(check_solution ${chapter} ${program} ${CMAKE_SOURCE_DIR}/solutions)
@@ -37,14 +47,16 @@ function(workshop_check chapter program)
     workshop_test(exercise.${name} LABELS exercise TIMEOUT ${timeout}
                   COMMAND ${CMAKE_SOURCE_DIR}/tests/python/with_python
                           ${CMAKE_SOURCE_DIR}/checker/tests/judge_exercise.py
-                          ${check} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
+                          ${check} ${machine} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> -- ${arg_OPTIONS})
     workshop_test(solution.${name} LABELS solution TIMEOUT ${timeout}
-                  COMMAND ${check_solution} --levels guided,blank -n ${ranks}
+                  COMMAND ${check_solution} --levels guided,blank ${machine} -n ${ranks}
                           --mine $<TARGET_FILE:solution_${chapter}_${program}>
                           -- ${arg_OPTIONS})
     # A line for ./workshop check: folder, program, ranks, command, separated by tabs.
     string(MAKE_C_IDENTIFIER exercise.${name} folder)
-    string(REPLACE ";" "\t" line "${folder};${program};${ranks};${check};-n;${ranks};--mine;$<TARGET_FILE:${chapter}_${program}>;--;${arg_OPTIONS}")
+    set(line ${folder} ${program} ${ranks} ${check} ${machine} -n ${ranks} --mine $<TARGET_FILE:${chapter}_${program}> --
+             ${arg_OPTIONS})
+    string(REPLACE ";" "\t" line "${line}")
     set_property(GLOBAL APPEND_STRING PROPERTY WORKSHOP_CHECKS_${chapter} "${line}\n")
   endforeach()
 endfunction()
@@ -102,13 +114,14 @@ function(_workshop_generated prefix chapter folder)
 endfunction()
 
 # workshop_filling(02_ddp ddp 02.1-sum RANKS 2 LEVELS guided,blank EXPECT regex… [RIGHT] [SAYS regex] [TIMEOUT s]
-# [OPTIONS …] [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged
+# [MACHINE machine] [OPTIONS …] [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged
 # wrong at these levels (with RIGHT, it is judged right), and the verdicts match EXPECT and SAYS.
 function(workshop_filling chapter program mistake)
   if(WORKSHOP_PREBUILT)
     return()  # the tests of the checker belong to the clone that builds it
   endif()
-  cmake_parse_arguments(arg "RIGHT" "LEVELS;SAYS;TIMEOUT;CPU_ONLY" "EXPECT;RANKS;OPTIONS" ${ARGN})
+  cmake_parse_arguments(arg "RIGHT" "LEVELS;SAYS;TIMEOUT;MACHINE;CPU_ONLY" "EXPECT;RANKS;OPTIONS" ${ARGN})
+  _workshop_machine(machine "${arg_MACHINE}")
   set(status 1)
   if(arg_RIGHT)
     set(status 0)
@@ -130,7 +143,7 @@ function(workshop_filling chapter program mistake)
     workshop_test(filling.${chapter}.${program}.${mistake}.${ranks}ranks LABELS solution TIMEOUT ${timeout}
                   CPU_ONLY ${arg_CPU_ONLY} ENVIRONMENT WORKSHOP_FILLING=${mistake}
                   COMMAND ${CMAKE_SOURCE_DIR}/tests/expect_status ${expect} ${status}
-                          ${check} --levels ${arg_LEVELS} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
+                          ${check} --levels ${arg_LEVELS} ${machine} -n ${ranks} -t ${limit} --mine $<TARGET_FILE:wrong_${chapter}_${program}>
                           -- ${arg_OPTIONS})
   endforeach()
 endfunction()

@@ -35,6 +35,7 @@
 #include "checker/diagnosis.h"
 #include "checker/ending.h"
 #include "checker/fingerprints.h"
+#include "checker/step_time.h"
 #include "checker/todos.h"
 #include "checker/traffic.h"
 #include "common/base/format.h"
@@ -146,9 +147,17 @@ class Comparison {
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
+  bool time_agrees();
   int print_ending();
-  // If the run failed after a WRITE region had called a function before the solution's does, prints that and returns
-  // true.
+  // The first call that a WRITE region makes before or after the solution's does. Only calls of functions that record
+  // what they are given are seen.
+  struct Misplaced {
+    std::string caller, function;
+    bool early;
+    ProbeKey mine, expected;  // what was recorded at this point
+  };
+  std::optional<Misplaced> misplaced_call() const;
+  // If the run failed after such a call, prints that and returns true.
   bool called_too_early();
   void print_notes() const;
   // Prints a note on the first rank whose host does something more often than the solution's.
@@ -643,6 +652,25 @@ bool Comparison::traffic_agrees() {
   return false;
 }
 
+bool Comparison::time_agrees() {
+  TimeVerdict verdict = compare_time(expected_, mine_, todos_);
+  if (verdict.text.empty()) return true;
+  // The call that waits may only show that its function is called at another time.
+  const std::optional<Misplaced> call = misplaced_call();
+  if (call) verdict.todo = call->caller;
+  blame(verdict.todo, true);
+  std::printf("%s: the right numbers, but %s\n%s%s",
+              verdict.todo.empty() ? "Your program" : todos_.heading(verdict.todo).c_str(), verdict.headline.c_str(),
+              todos_.place_line(verdict.todo).c_str(), verdict.text.c_str());
+  if (call) {
+    std::printf("  %s() is called %s than in the solution.\n", call->function.c_str(),
+                call->early ? "earlier" : "later");
+  }
+  explain({"time of a step: " + verdict.where + (call ? ", " + call->function + " misplaced" : ""),
+           {summary({mine_.seconds_per_step * 1e3}), summary({expected_.seconds_per_step * 1e3})}});
+  return false;
+}
+
 void Comparison::print_notes() const {
   std::printf("%s", traffic_note_.c_str());
   if (other_ && todos_.contains(other_->id)) {
@@ -758,33 +786,50 @@ Comparison::End Comparison::where_it_ended() const {
   return end;
 }
 
-bool Comparison::called_too_early() {
-  for (const auto& [rank, passed] : mine_.passed) {
+std::optional<Comparison::Misplaced> Comparison::misplaced_call() const {
+  for (int rank = 0; rank < expected_.world; ++rank) {
+    std::vector<const Probe*> mine;
+    if (const auto passed = mine_.passed.find(rank); passed != mine_.passed.end()) {
+      for (const Probe& probe : passed->second) mine.push_back(&probe);
+    } else {
+      for (const Probe& probe : mine_.probes) {
+        if (probe.rank == rank) mine.push_back(&probe);
+      }
+    }
     std::size_t position = 0;
     for (const ProbeKey& key : expected_order_) {
       if (key.rank != rank) continue;
-      if (position == passed.size()) break;
-      const Probe& mine = passed[position++];
-      const ProbeKey is{rank, mine.step, mine.id, mine.tensor.name, 0};
+      if (position == mine.size()) break;
+      const Probe& probe = *mine[position++];
+      const ProbeKey is{rank, probe.step, probe.id, probe.tensor.name, 0};
       if (is.step == key.step && is.id == key.id && is.name == key.name) continue;
-      const TodoIds callers = given_to(is).empty() ? TodoIds() : todos_.that_call(given_to(is));
-      if (callers.empty() || !is_write(*callers.begin())) break;
-      const std::string& id = *callers.begin();
-      blame(id, true);
-      std::printf("%s calls %s() earlier than expected.\n%s  %s; expected first: '%s' of %s\n",
-                  todos_.heading(id).c_str(), given_to(is).c_str(), todos_.place_line(id).c_str(),
-                  tensor_of(is).c_str(), key.name.c_str(), called(key.id).c_str());
-      std::printf("%s", ending_->quote().c_str());
-      if (ending_->sighting()) {
-        Sighting seen = *ending_->sighting();
-        seen.where += ", too early";
-        explain(seen);
+      for (const bool early : {true, false}) {
+        const std::string function = given_to(early ? is : key);
+        const TodoIds callers = function.empty() ? TodoIds() : todos_.that_call(function);
+        if (!callers.empty() && is_write(*callers.begin()))
+          return Misplaced{*callers.begin(), function, early, is, key};
       }
-      print_right();
-      return true;
+      break;
     }
   }
-  return false;
+  return std::nullopt;
+}
+
+bool Comparison::called_too_early() {
+  const std::optional<Misplaced> call = misplaced_call();
+  if (!call || !call->early) return false;
+  blame(call->caller, true);
+  std::printf("%s calls %s() earlier than expected.\n%s  %s; expected first: '%s' of %s\n%s",
+              todos_.heading(call->caller).c_str(), call->function.c_str(), todos_.place_line(call->caller).c_str(),
+              tensor_of(call->mine).c_str(), call->expected.name.c_str(), called(call->expected.id).c_str(),
+              ending_->quote().c_str());
+  if (ending_->sighting()) {
+    Sighting seen = *ending_->sighting();
+    seen.where += ", too early";
+    explain(seen);
+  }
+  print_right();
+  return true;
 }
 
 int Comparison::print_ending() {
@@ -827,7 +872,7 @@ int Comparison::run() {
         tensor_of(*rounded_).c_str(), called(rounded_->id).c_str());
     return 0;
   }
-  if (!losses_agree() || !parameters_agree() || !traffic_agrees()) return 1;
+  if (!losses_agree() || !parameters_agree() || !traffic_agrees() || !time_agrees()) return 1;
   print_success();
   print_notes();
   return 0;

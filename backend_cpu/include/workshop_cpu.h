@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 namespace workshop::cpu {
 
@@ -54,8 +56,20 @@ void on_mistake(void (*end)(const char* message));
 // Sets the place that messages give for an allocation. For code that allocates on behalf of its callers.
 void allocated_at(const void* pointer, const char* file, int line);
 
-// Sets the stream's name in messages.
+// Sets the stream's name in messages. The text must outlive the stream.
 void name_stream(cudaStream_t stream, const char* name);
+
+// What held up a stream, or the host, on the simulated machine (WORKSHOP_SIMULATE), in all. A stream is held up by
+// waiting for another stream, by an NCCL operation, and if the host has enqueued its next operation late.
+struct Stall {
+  std::string on;    // the name of the stream; "host"
+  std::string call;  // the call of the program that holds it up, "ncclAllReduce(…)"; empty if it is the host's lateness
+  std::string place;   // of the call, "02_ddp/ddp.cu:41"; empty if it is unknown
+  std::string behind;  // the name of the stream that it waits for; empty if there is none
+  double seconds = 0;
+  int times = 0;
+};
+std::vector<Stall> stalls();
 
 // ---- launching kernels ----------------------------------------------------------------------------------------------
 

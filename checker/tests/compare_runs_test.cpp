@@ -103,15 +103,16 @@ class Record {
   }
 
   std::string text() const {
-    std::string text = Json{{"type", "run"},    {"chapter", "02_ddp"}, {"program", "ddp"},
-                            {"backend", "cpu"}, {"world", world},      {"options", options}}
-                           .dump() +
-                       "\n";
+    Json run{{"type", "run"},    {"chapter", "02_ddp"}, {"program", "ddp"},
+             {"backend", "cpu"}, {"world", world},      {"options", options}};
+    if (!machine.empty()) run["simulated"] = machine;
+    std::string text = run.dump() + "\n";
     for (const Json& line : lines) text += line.dump() + "\n";
     return text + end.dump() + "\n";
   }
 
   int world = 2;
+  std::string machine;  // that is simulated
   Json options = Json::object();
   std::vector<Json> lines;
   Json end = {{"type", "end"}, {"status", "complete"}, {"steps", 2}, {"seconds_per_step", 1e-5}};
@@ -629,6 +630,92 @@ TEST_F(Levels, AMistakeInATodoIsOneOfItsRegion) {
   verdict(1, {"WRITE 02.A (Average all.)", "  You add twice."}, sources(kBlank) + known("02.A-twice"));
   const ToolResult guided = compare(sources(kGuided) + known("02.A-twice"));
   EXPECT_EQ(guided.output.find("You add twice"), std::string::npos) << guided.output;
+}
+
+// On a simulated machine, a step must not take longer than the solution's.
+class StepTime : public CompareRuns {
+ protected:
+  static constexpr const char* kSource =
+      "void f() {\n  // TODO 02.1: Send.\n  send();\n  // END TODO 02.1\n"
+      "  // TODO 02.2: Wait.\n  wait();\n  // END TODO 02.2\n}\n";
+
+  StepTime() {
+    for (Record* run : {&expected, &mine}) {
+      run->machine = "compute=2M";
+      stall(*run, "compute", "cudaStreamWaitEvent(compute, done)", "02_ddp/ddp.cu:6", "communication", 0.002);
+      stall(*run, "communication", "ncclAllReduce(x)", "02_ddp/ddp.cu:3", "", 0.004);
+      stall(*run, "host", "cudaStreamSynchronize(s)", "device/device.h:108", "compute", 0.02);
+    }
+  }
+  static void stall(Record& run, const std::string& on, const std::string& call, const std::string& place,
+                    const std::string& behind, double seconds) {
+    run.lines.push_back({{"type", "stall"},
+                         {"rank", 0},
+                         {"on", on},
+                         {"call", call},
+                         {"place", place},
+                         {"behind", behind},
+                         {"seconds", seconds},
+                         {"times", 2}});
+  }
+  std::string sources() {
+    folder_.write("participant/02_ddp/ddp.cu", kSource);
+    return "--todos " + folder_.write("solutions/02_ddp/ddp.cu", kSource) + " --sources " + (folder_ / "participant");
+  }
+};
+
+TEST_F(StepTime, NoLongerIsRight) {
+  verdict(0, {"all 2 TODOs right"}, sources());
+  mine.end["seconds_per_step"] = 1.01e-5;  // rounding, or a small kernel
+  verdict(0, {"all 2 TODOs right"}, sources());
+}
+
+TEST_F(StepTime, TheWaitIsNamed) {
+  mine.end["seconds_per_step"] = 2e-5;
+  mine.line("stall", 0)["seconds"] = 0.006;
+  verdict(
+      1,
+      {"TODO 02.2 (Wait.): the right numbers, but a step takes longer than it needs to.\n  at 02_ddp/ddp.cu:5\n"
+       "  On the simulated machine compute=2M: yours 0.02 ms, the solution's 0.01 ms\n"
+       "  Stream 'compute' waits for stream 'communication' in cudaStreamWaitEvent(compute, done) at 02_ddp/ddp.cu:6: "
+       "3 ms per step, expected 1 ms\n"},
+      sources());
+}
+
+TEST_F(StepTime, WhatHoldsUpTheOtherStreamIsToBlame) {
+  mine.end["seconds_per_step"] = 2e-5;
+  mine.line("stall", 0)["seconds"] = 0.006;
+  mine.line("stall", 1)["seconds"] = 0.008;
+  verdict(1,
+          {"TODO 02.1 (Send.): the right numbers",
+           "  Stream 'communication' is busy with ncclAllReduce(x) at 02_ddp/ddp.cu:3",
+           "  Stream 'compute' waits for stream 'communication'"},
+          sources());
+}
+
+TEST_F(StepTime, ALateHostIsToBlameWhereItWaits) {
+  mine.end["seconds_per_step"] = 2e-5;
+  stall(mine, "compute", "", "", "", 0.004);
+  stall(mine, "host", "cudaStreamSynchronize(communication)", "02_ddp/ddp.cu:3", "communication", 0.006);
+  verdict(1,
+          {"TODO 02.1 (Send.)", "  The host waits for stream 'communication' in cudaStreamSynchronize(communication)",
+           "  Stream 'compute' is idle because the host enqueues its work late: 2 ms per step, expected 0 ms"},
+          sources());
+}
+
+TEST_F(StepTime, AHostThatWaitsIsWrongEvenIfTheStepIsNotLonger) {
+  mine.line("host", 0)["synchronizations"] = 4;
+  stall(mine, "host", "cudaStreamSynchronize(compute)", "02_ddp/ddp.cu:6", "compute", 0.006);
+  verdict(1,
+          {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
+           "It waits 2 times more than the solution's during the steps."},
+          sources());
+}
+
+TEST_F(StepTime, OfAnotherMachineIsNotCompared) {
+  mine.end["seconds_per_step"] = 2e-5;
+  mine.machine = "";
+  verdict(0, {"all 2 TODOs right"}, sources());
 }
 
 TEST_F(CompareRuns, Parameters) {

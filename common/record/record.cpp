@@ -219,6 +219,16 @@ void write_record(ncclComm_t comm) {
                      {"events", r.events},
                      {"devices", cpu::counters().devices},
                      {"handles", cpu::counters().handles}});
+    for (const cpu::Stall& stall : cpu::stalls()) {
+      record_line(Json{{"type", "stall"},
+                       {"rank", rank},
+                       {"on", stall.on},
+                       {"call", stall.call},
+                       {"place", stall.place},
+                       {"behind", stall.behind},
+                       {"seconds", stall.seconds},
+                       {"times", stall.times}});
+    }
 #endif
     const std::string lines = gather_on_rank_0(r.lines, comm);
     if (rank == 0) {

@@ -199,6 +199,17 @@ def test_code_is_no_change():
     assert not mistakes.is_edit("  f(a\n    - b);\n") and not mistakes.is_edit("  --i;\n") and mistakes.is_edit("  - a;\n")
 
 
+def test_simulated_machines():
+    list_ = "program ddp\ncheck 2 4 on compute=1M -- --x\ncheck 2 -- --x\nrun 2 on compute=1M -- --x\n02.1-slow\n  wait;\n"
+    chapter = parsed(list_)
+    assert [(check.ranks, check.machine) for check in chapter.checks] == [([2, 4], "compute=1M"), ([2], "")]
+    lines = mistakes.for_cmake(chapter, "").splitlines()
+    assert lines[0] == "workshop_check(02_x ddp RANKS 2 4 MACHINE [==[compute=1M]==] OPTIONS --x)"
+    assert lines[2].endswith("MACHINE [==[compute=1M]==] OPTIONS --x)")
+    with pytest.raises(mistakes.Wrong, match="no check is like this run on 2 ranks"):
+        parsed(list_.replace("run 2 on compute=1M", "run 2 on compute=2M"))
+
+
 def test_levels():
     chapter = parsed(LIST.replace("02.1-late: did not finish|x", "02.A-late"))
     chapter.around = {"02.1": "02.A"}

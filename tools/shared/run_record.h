@@ -54,6 +54,13 @@ double bytes_sent(const Collective& collective);
 // for a broadcast, which is sent before the first step.
 std::string group(const Collective& collective, const std::string& chapter);
 
+// What held up a stream, or the host, on a simulated machine (docs/record.md).
+struct Stall {
+  int rank;
+  std::string on, call, place, behind;
+  double seconds;
+};
+
 struct RunRecord {
   std::string chapter, program;
   std::string variant;  // distinguishes runs of the program: "gpipe", "stage 3", "dp 2 pp 2 tp 1"
@@ -82,6 +89,7 @@ struct RunRecord {
   std::string todo;       // the open TODO that ended the run, if one did
   int steps = 0;
   double seconds_per_step = 0;
+  std::vector<Stall> stalls;  // only on a simulated machine
 };
 
 // The value of a numeric option, or `otherwise` if the run has no such option.

@@ -294,7 +294,8 @@ def shown_check(chapter: str, check: Check, verbose: bool) -> str:
         text = re.sub(r"^Right so far: .*\n", "", text, flags=re.M)
     if check.status == WRONG:
         options = " ".join(check.options)
-        text += f"This run: ./workshop run {chapter.split('_')[0]} {check.program} -n {check.ranks}"
+        machine = "".join(f"WORKSHOP_SIMULATE={value} " for value in check.values("--simulate"))
+        text += f"This run: {machine}./workshop run {chapter.split('_')[0]} {check.program} -n {check.ranks}"
         text += f" -- {options}\n" if options else "\n"
     return text
 

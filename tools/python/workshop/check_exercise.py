@@ -2,8 +2,9 @@
 """Judges a participant's program by the solution's: runs both and compares their records.
 
   check_exercise -n RANKS [-t SECONDS] [--todos SOURCE]... [--sources FOLDER] [--fingerprints FILE]
-                 [--levels guided,blank] --compare COMPARE_RUNS --solution PROGRAM --mine PROGRAM [-- OPTION...]
+                 [--levels guided,blank] [--simulate MACHINE] --compare COMPARE_RUNS --solution PROGRAM --mine PROGRAM [-- OPTION...]
 
+--simulate: on this machine (WORKSHOP_SIMULATE), where a step must not take longer than the solution's.
 --levels: judges the run as if the sources were at these levels, one after the other, and not as they are. The status is
 the first one's, or 2 if they disagree.
 
@@ -38,13 +39,14 @@ class Check:
         self.ranks = self.compare = self.solution = self.mine = ""
         self.seconds = 60
         self.levels = [""]  # as the sources are
+        self.machine = ""  # that is simulated
         self.of_todos: list[str] = []  # options for compare_runs
         rest = list(words)
         while rest:
             word = rest.pop(0)
             if word == "--":
                 break
-            if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--levels", "--compare", "--solution", "--mine"):
+            if word not in ("-n", "-t", "--todos", "--sources", "--fingerprints", "--levels", "--simulate", "--compare", "--solution", "--mine"):
                 raise Refused(f"unknown option '{word}'")
             if not rest:
                 raise Refused(f"{word} lacks its value")
@@ -55,6 +57,8 @@ class Check:
                 if not value.isdecimal():
                     raise Refused(f"-t expects a number of seconds, not '{value}'")
                 self.seconds = int(value)
+            elif word == "--simulate":
+                self.machine = value
             elif word == "--levels":
                 self.levels = value.split(",")
             elif word in ("--todos", "--sources", "--fingerprints"):
@@ -83,6 +87,7 @@ class Check:
                 str(os.stat(__file__).st_mtime_ns),
                 self.ranks,
                 *self.options,
+                self.machine,
                 os.environ.get("WORKSHOP_BACKEND", ""),
             ]
         )
@@ -192,7 +197,13 @@ def run_program(
     remove([record, *of_ranks(record)])
     status, output = runner.run(
         [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
-        {"WORKSHOP_TIMEOUT": str(check.patience()), "WORKSHOP_JOURNAL": "1", "WORKSHOP_PROBES": "1", **settings},
+        {
+            "WORKSHOP_TIMEOUT": str(check.patience()),
+            "WORKSHOP_JOURNAL": "1",
+            "WORKSHOP_PROBES": "1",
+            "WORKSHOP_SIMULATE": check.machine,
+            **settings,
+        },
     )
     with open(record + ".out", "wb") as file:
         file.write(output)

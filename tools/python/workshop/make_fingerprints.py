@@ -47,7 +47,12 @@ class Runs:
     def start(self, program: str, run: mistakes.Run, ranks: int, record: str, filling: str = "") -> int:
         remove([record, *[os.path.join(self.folder, name) for name in of_ranks(record)]])
         environment = dict(
-            os.environ, WORKSHOP_TIMEOUT="8", WORKSHOP_ORDER="1", WORKSHOP_JOURNAL="1", WORKSHOP_FILLING=filling
+            os.environ,
+            WORKSHOP_TIMEOUT="8",
+            WORKSHOP_ORDER="1",
+            WORKSHOP_JOURNAL="1",
+            WORKSHOP_FILLING=filling,
+            WORKSHOP_SIMULATE=run.machine,
         )
         for name in ("WORKSHOP_SLOW", "WORKSHOP_PROBES"):
             environment.pop(name, None)

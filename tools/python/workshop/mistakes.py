@@ -36,9 +36,10 @@ class Run:
     options: list[str] = field(default_factory=list)
     seconds: int | None = None  # within which a wrong filling ends; None: the usual limit
     cpu_only: str = ""  # why only the cpu backend can run it
+    machine: str = ""  # that is simulated
 
     def on(self, ranks: int) -> tuple[str, int, str]:
-        return self.program, ranks, shlex.join(self.options)
+        return self.program, ranks, " ".join([*([f"on {self.machine}"] if self.machine else []), shlex.join(self.options)])
 
     @property
     def is_bf16(self) -> bool:
@@ -141,14 +142,16 @@ class Parser:
 
     def _start(self, words: str) -> Run:
         before, _, options = words.partition("-- ")
-        parts, seconds = before.split(), None
+        parts, seconds, machine = before.split(), None, ""
+        if len(parts) > 2 and parts[-2] == "on":
+            machine, parts = parts[-1], parts[:-2]
         if len(parts) > 2 and parts[-2] == "within" and parts[-1].isdigit():
             seconds, parts = int(parts[-1]), parts[:-2]
         if not self._program:
             raise self._wrong("a line 'program NAME' must come first")
         if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
             raise self._wrong(f"expected numbers of ranks, and perhaps 'within SECONDS', not '{before.strip()}'")
-        return Run(self._program, [int(part) for part in parts], shlex.split(options), seconds)
+        return Run(self._program, [int(part) for part in parts], shlex.split(options), seconds, machine=machine)
 
     def _use(self, line: str) -> None:
         found = re.fullmatch(r"(right )?(\d\d\.(?:\d+|[A-Z])-[^:\s]+)(?:: (.+))?", line)
@@ -267,6 +270,7 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
                     check.program,
                     "RANKS",
                     *map(str, check.ranks),
+                    *(["MACHINE", check.machine] if check.machine else []),
                     "OPTIONS",
                     *check.options,
                 ]
@@ -284,6 +288,8 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
         sentence = chapter.says.get(use.name, "")
         if sentence and not any(text in use.expects for text in _SPOKEN_BY_ANY_RANK):
             words += ["SAYS", escaped(sentence)]
+        if use.run.machine:
+            words += ["MACHINE", use.run.machine]
         if use.run.seconds:
             words += ["TIMEOUT", str(use.run.seconds)]
         reason = use.run.cpu_only or (

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/step_time.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "common/base/format.h"
+
+namespace workshop::tools {
+namespace {
+
+constexpr double kLonger = 1.02;  // a step may be this much longer: a kernel more is no lost overlap
+
+// What held up a stream in a step of mine for longer than in one of the solution's.
+struct Excess {
+  std::string on, behind, todo;
+  const Stall* stall = nullptr;  // of mine, the longest that counts here
+  double mine = 0, expected = 0;
+  double seconds() const { return mine - expected; }
+};
+
+// By rank. Lines differ between the two sources, so stalls count for the TODO that contains the call or, where none
+// does, for the file.
+std::vector<Excess> excesses(const RunRecord& expected, const RunRecord& mine, const Todos& todos, int rank) {
+  std::map<std::tuple<std::string, std::string, std::string>, Excess> found;
+  for (const bool is_mine : {false, true}) {
+    const RunRecord& run = is_mine ? mine : expected;
+    for (const Stall& stall : run.stalls) {
+      if (stall.rank != rank) continue;
+      std::string todo, file;
+      for (const Place& place : places(stall.place)) {
+        todo = is_mine ? todos.at(place) : todos.at_in_solution(place);
+        file = place.file;
+      }
+      Excess& excess = found[{stall.on, stall.behind, todo.empty() ? file : todo}];
+      const double seconds = stall.seconds / std::max(run.steps, 1);
+      (is_mine ? excess.mine : excess.expected) += seconds;
+      excess.on = stall.on;
+      excess.behind = stall.behind;
+      excess.todo = todo;
+      if (is_mine && (excess.stall == nullptr || excess.stall->seconds < stall.seconds)) excess.stall = &stall;
+    }
+  }
+  std::vector<Excess> list;
+  for (const auto& [key, excess] : found) {
+    if (excess.stall != nullptr && excess.seconds() > 0) list.push_back(excess);
+  }
+  std::ranges::sort(list, std::greater<>(), &Excess::seconds);
+  return list;
+}
+
+// The stream that computes holds up the step. What holds it up may be held up itself: follows the waits from there, as
+// long as they explain most of it.
+std::vector<Excess> chain(const std::vector<Excess>& all) {
+  std::vector<Excess> links;
+  std::string stream = "compute";
+  while (links.size() < 5) {
+    const auto next = std::ranges::find_if(all, [&](const Excess& e) { return e.on == stream; });
+    if (next == all.end() || (!links.empty() && next->seconds() < links.back().seconds() / 2)) break;
+    links.push_back(*next);
+    const std::string behind = next->stall->call.empty() ? "host" : next->behind;
+    const bool seen = std::ranges::any_of(links, [&](const Excess& e) { return e.on == behind; });
+    if (behind.empty() || seen) break;
+    stream = behind;
+  }
+  return links;
+}
+
+std::string milliseconds(double seconds) { return formatted("%.4g ms", seconds * 1e3); }
+
+std::string described(const Excess& excess) {
+  const Stall& stall = *excess.stall;
+  const std::string who = excess.on == "host" ? "The host" : "Stream '" + excess.on + "'";
+  const std::string times = milliseconds(excess.mine) + " per step, expected " + milliseconds(excess.expected) + "\n";
+  if (stall.call.empty()) return "  " + who + " is idle because the host enqueues its work late: " + times;
+  const std::string call = stall.call + (stall.place.empty() ? "" : " at " + stall.place);
+  if (excess.behind.empty()) return "  " + who + " is busy with " + call + ": " + times;
+  return "  " + who + " waits for stream '" + excess.behind + "' in " + call + ": " + times;
+}
+
+// "compute, cudaStreamWaitEvent, communication".
+std::string kind_of(const Excess& excess) {
+  const std::string call = excess.stall->call.substr(0, excess.stall->call.find('('));
+  return excess.on + ", " + (call.empty() ? "late host" : call) + (excess.behind.empty() ? "" : ", " + excess.behind);
+}
+
+double host_waits(const RunRecord& run, int rank) {
+  const auto host = run.host.find(rank);
+  return host == run.host.end() ? 0 : host->second.at("synchronizations");
+}
+
+}  // namespace
+
+TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  if (expected.simulated.empty() || expected.simulated != mine.simulated) return {};
+  const double theirs = expected.seconds_per_step, yours = mine.seconds_per_step;
+  const bool longer = theirs > 0 && yours > theirs * kLonger;
+  std::vector<Excess> links;
+  double waits = 0;  // of the host, in all steps
+  for (int rank = 0; rank < mine.world; ++rank) {
+    const double more = host_waits(mine, rank) - host_waits(expected, rank);
+    std::vector<Excess> of_rank = excesses(expected, mine, todos, rank);
+    if (longer) {
+      of_rank = chain(of_rank);
+    } else if (more > waits) {
+      std::erase_if(of_rank, [](const Excess& e) { return e.on != "host" || e.todo.empty(); });
+    } else {
+      continue;
+    }
+    waits = std::max(waits, more);
+    if (!of_rank.empty() && (links.empty() || of_rank[0].seconds() > links[0].seconds())) links = of_rank;
+  }
+  if (!longer && links.empty()) return {};
+  if (!longer) links.resize(1);
+  TimeVerdict verdict;
+  verdict.headline = longer ? "a step takes longer than it needs to." : "the host waits where it should run ahead.";
+  for (const Excess& excess : links) {
+    if (!excess.todo.empty()) verdict.todo = excess.todo;
+    verdict.where += (verdict.where.empty() ? "" : "; ") + kind_of(excess);
+  }
+  verdict.text = longer ? "  On the simulated machine " + expected.simulated + ": yours " + milliseconds(yours) +
+                              ", the solution's " + milliseconds(theirs) + "\n"
+                        : "";
+  for (auto link = links.rbegin(); link != links.rend(); ++link) verdict.text += described(*link);
+  if (!longer) {
+    verdict.text += formatted(
+        "  It waits %.0f times more than the solution's during the steps. A host that runs ahead "
+        "hides the time that its calls take.\n",
+        waits);
+  }
+  return verdict;
+}
+
+}  // namespace workshop::tools
