@@ -105,14 +105,16 @@ def test_kept():
 
 
 def test_the_list_of_those_kept_can_be_read():
-    results = [result("02.1-a"), result("02.2-a", how="./workshop run 02 ddp_overlap -n 4")]
+    results = [result("02.1-a"), result("02.2-a", how="./workshop run 02 ddp_overlap -n 4"),
+               result("02.3-a", how="WORKSHOP_SIMULATE=compute=1M ./workshop run 02 ddp -n 2 -- --x")]
     text = soak.kept_list(results, lambda mutant: f"  {mutant.after}\n")
     assert text.split("\n", 1)[1] == ("program ddp\nrun 2 -- --max-steps 3\n02.1-a\n  b;\n"
-                                      "program ddp_overlap\nrun 4\n02.2-a\n  b;\n")
+                                      "program ddp_overlap\nrun 4\n02.2-a\n  b;\n"
+                                      "program ddp\nrun 2 on compute=1M -- --x\n02.3-a\n  b;\n")
     chapter = mistakes.Chapter("02_x")
-    checks = "program ddp\ncheck 2 -- --max-steps 3\nprogram ddp_overlap\ncheck 4\n"
+    checks = "program ddp\ncheck 2 -- --max-steps 3\ncheck 2 on compute=1M -- --x\nprogram ddp_overlap\ncheck 4\n"
     mistakes.Parser(chapter, "list.txt").parse(checks + text)
-    assert [use.name for use in chapter.uses] == ["02.1-a", "02.2-a"]
+    assert [use.name for use in chapter.uses] == ["02.1-a", "02.2-a", "02.3-a"]
 
 
 # ---- all of it ----

@@ -179,7 +179,7 @@ def kept(results: list[Result], most: int) -> list[Result]:
     over the chapter."""
     of_todo: dict[str, Result] = {}
     for result in results:
-        if result.is_named and result.how.startswith("./workshop"):
+        if result.is_named and re.match(r"(WORKSHOP_SIMULATE=\S+ )?\./workshop", result.how):
             of_todo.setdefault(result.named, result)
     found = sorted(of_todo.values(), key=lambda result: int(result.named.partition(".")[2]))
     count = min(most, len(found))
@@ -190,8 +190,12 @@ def kept_list(results: list[Result], code: Callable[[Mutant], str]) -> str:
     """The list of a chapter in the format of checker/mistakes."""
     text = "# Mutants that the checks have caught, of many: checker/mutants/soak --keep writes these.\n"
     for result in results:
-        _, _, _, program, _, ranks, *options = result.how.split(" ", 6)  # ./workshop run 02 ddp -n 2 -- …
-        text += f"program {program}\nrun {' '.join([ranks, *options])}\n{result.mutant.name}\n{code(result.mutant)}"
+        # WORKSHOP_SIMULATE=… ./workshop run 02 ddp -n 2 -- …
+        before, _, command = result.how.rpartition("./workshop ")
+        _, _, program, _, ranks, *options = command.split(" ", 5)
+        machine = ["on", before.partition("=")[2].strip()] * bool(before)
+        run = " ".join([ranks, *machine, *options])
+        text += f"program {program}\nrun {run}\n{result.mutant.name}\n{code(result.mutant)}"
     return text
 
 
