@@ -52,7 +52,7 @@ def misplaced(files: list[str], made: set[str]) -> list[str]:
     found = []
     for file in files:
         if file.startswith("solutions/"):
-            if not re.search(r"\.(cu|h)$|/hints\.txt$", file):
+            if not re.search(r"\.(cu|h)$|/(hints|predict)\.txt$", file):
                 place = file[len("solutions/"):]
                 found.append(f"{file}: solutions/ holds code and hints alone; this belongs in {place}")
         elif re.search(r"\.(cu|h)$", file) and file not in made:

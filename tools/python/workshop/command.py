@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import machine, processes, progress, verbs_learn, verbs_measure, verbs_setup
+from . import machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -39,6 +39,9 @@ USAGE = """\
   watch CHAPTER|TODO [PROGRAM] [--ranks RANKS]
                                    the same, whenever you save a file of the chapter
   hint TODO [--all]                the next of three hints for a TODO such as 02.4, or all of them
+  predict CHAPTER|QUESTION [NUMBER]
+                                   questions such as 02.1 whose answer is a number; measures it with a run of the
+                                   solution, says how far off yours is, and shows the formula
   reset CHAPTER [--level guided|blank] [-y]
                                    makes the exercises anew; keeps what you wrote as FILE.mine; at the blank level, you
                                    write whole functions, whose regions are called 02.A and so on
@@ -80,6 +83,7 @@ VERBS = {
     "check": verbs_learn.check,
     "watch": verbs_learn.watch,
     "hint": verbs_learn.hint,
+    "predict": predict.predict,
     "reset": verbs_learn.reset,
     "demo": verbs_measure.demo,
     "bench": verbs_measure.bench,
