@@ -184,12 +184,29 @@ cudaError_t release(Heap& heap, void* pointer) {
   return cudaSuccess;
 }
 
+// Ends the program if the kind of a copy does not fit its pointers. CUDA leaves undefined what happens then.
+void check_kind(const char* call, const void* to, const void* from, cudaMemcpyKind kind) {
+  if (kind == cudaMemcpyDefault || to == nullptr || from == nullptr) return;
+  const auto on_device = [](const void* pointer) { return device_heap().find(pointer).has_value(); };
+  const bool says_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  const bool says_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool is_from = on_device(from), is_to = on_device(to);
+  if (says_from == is_from && says_to == is_to) return;
+  const SourceCall site = source_call(call);
+  const auto side = [](bool is_device) { return is_device ? "device memory" : "host memory"; };
+  const char* const names[] = {"cudaMemcpyHostToHost", "cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost",
+                               "cudaMemcpyDeviceToDevice"};
+  end_with_mistake(std::string("memory: ") + call + (site.line == 0 ? "" : " at " + place(site)) + " copies from " +
+                   side(is_from) + " to " + side(is_to) + ", but its kind is " + names[kind]);
+}
+
 cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                        cudaStream_t stream) {
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
   if (const cudaError_t error = check(stream); error != cudaSuccess) return error;
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+  check_kind(call, to, from, kind);
   check_call(call, stream, {{"the source", from, bytes, false}, {"the destination", to, bytes, true}});
   const Position copied = enqueue(stream, [=] { std::memmove(to, from, bytes); });
   if (blocks_host() && !(find_block(to) && find_block(from))) wait_for(copied);
@@ -258,6 +275,8 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (is_staged(to, from)) {
     if (in_host_function) return result(cudaErrorNotPermitted);
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return result(cudaErrorInvalidMemcpyDirection);
+    check_kind("cudaMemcpy", to, from, kind);
     synchronize(nullptr);
     copy_staged(to, from, bytes);
     return cudaSuccess;

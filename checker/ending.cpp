@@ -158,7 +158,7 @@ Ending::Ending(int status, const std::string& output) : status_(status), sightin
     }
     std::sscanf(line.c_str(), "rank %d: %n", &rank, &length);
     if (length > 0 && rank_ < 0 && !waits()) rank_ = rank;
-    for (const auto& [word, first] : {std::pair("order: ", &order_), {"bounds: ", &bounds_}}) {
+    for (const auto& [word, first] : {std::pair("order: ", &order_), {"bounds: ", &bounds_}, {"memory: ", &memory_}}) {
       if (!line.starts_with(word) || !first->empty()) continue;
       *first = line;
       if (rank_ < 0) rank_ = rank_at_the_end(line);
@@ -195,6 +195,7 @@ std::string Ending::headline(int world, bool after_todo) const {
            (order_.find(" in one group") != std::string::npos ? "group." : "call.");
   }
   if (!bounds_.empty()) return where + "goes beyond its memory" + on + ".";
+  if (!memory_.empty()) return where + "copies between the wrong kinds of memory" + on + ".";
   if (!verdict_.empty() || status_ == kStuck) return where + "did not finish" + on + ".";
   if (status_ == kTimedOut)
     return where + "did not finish" + on +
@@ -210,6 +211,7 @@ std::string Ending::headline(int world, bool after_todo) const {
 std::string Ending::quote() const {
   if (has_verdict()) return listed({order_}, 1);
   if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
+  if (!memory_.empty()) return listed({memory_}, 1);
   if (!verdict_.empty()) {
     return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
            "  Does every rank make the same calls in the same order? Does each send have its receive?\n";

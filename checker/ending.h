@@ -41,7 +41,7 @@ class Ending {
   int rank_ = -1;
   std::string signal_;
   std::optional<Sighting> sighting_;
-  std::string order_, bounds_;                     // first message of the cpu backend's order and bounds checkers
+  std::string order_, bounds_, memory_;            // first message of each of the cpu backend's checkers
   std::vector<std::string> lines_;                 // the output without Open MPI's lines
   std::vector<std::string> verdict_, rank_lines_;  // from the watchdog
 };

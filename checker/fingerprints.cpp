@@ -174,7 +174,7 @@ Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine) {
 }
 
 std::optional<Sighting> failure(int status, const std::string& output) {
-  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds): [^\n]*|)"
+  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds|memory): [^\n]*|)"
                                   R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see TODO [^\n]*|)"
                                   R"(cuda[A-Z][^\n]* failed at [^\n]*))");
   static const std::regex kLineEnd(R"([ :]*\n *)");

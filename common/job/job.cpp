@@ -158,7 +158,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
     // The probes so far may show where the mistake is. (If it is one of order, the message says where.) Another thread
     // reads them, because this one may hold locks that reading needs.
     std::future<void> read;
-    if (std::string_view(message).starts_with("bounds: ")) {
+    if (!std::string_view(message).starts_with("order: ")) {
       read = std::async(std::launch::async, finish_probes, std::chrono::milliseconds(500));
       read.wait_for(std::chrono::seconds(1));
     }

@@ -252,6 +252,12 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
      [](Case& t) {
        CUDA_CHECK(cudaMemcpy(t.a.data() + 8, std::string(kBytes, ' ').data(), kBytes, cudaMemcpyDefault));
      }},
+    {"copy_kind",
+     [](Case& t) { CUDA_CHECK(cudaMemcpyAsync(t.b.data(), t.a.data(), kBytes, cudaMemcpyHostToDevice, t.first)); }},
+    {"copy_kind_on_the_host",
+     [](Case& t) {
+       CUDA_CHECK(cudaMemcpy(t.a.data(), std::string(kBytes, ' ').data(), kBytes, cudaMemcpyDeviceToHost));
+     }},
     {"before", [](Case& t) { t.read(t.first, t.a.data() - 2); }},
     {"matrix", [](Case& t) { t.product(8, 8, 4, t.a.data(), t.b.data(), t.c.data(), 8); }},
     {"vector",

@@ -221,8 +221,8 @@ endfunction()
 add_custom_target(programs)
 # -Wno-restrict: GCC 12 warns about overlapping copies in its own std::string.
 set(WORKSHOP_WARNINGS -Wall -Wextra -Wformat-security -Wno-restrict)
-# In a program with a TODO, some variables are not used yet.
-set(WORKSHOP_EXERCISE_WARNINGS ${WORKSHOP_WARNINGS} -Wno-unused -Wno-unused-parameter)
+# In a program with a TODO, some variables are not used yet. An index beyond the end of a std::vector ends the program.
+set(WORKSHOP_EXERCISE_WARNINGS ${WORKSHOP_WARNINGS} -Wno-unused -Wno-unused-parameter -D_GLIBCXX_ASSERTIONS)
 function(workshop_chapter chapter)
   set(others solution_)
   if(WORKSHOP_BUILD_ON STREQUAL "mine")

@@ -309,7 +309,7 @@ def solution_fails_here(check: Check, runner: Runner, limit: int) -> str:
 def says_what_is_wrong(output: bytes) -> bool:
     """Whether a program that wrote no journal says itself what is wrong, for example that an option is bad."""
     return any(
-        line.startswith((b"rank ", b"error: ", b"order: ", b"bounds: ", b"verdict: ", b"Not filled in yet"))
+        line.startswith((b"rank ", b"error: ", b"order: ", b"bounds: ", b"memory: ", b"verdict: ", b"Not filled in yet"))
         for line in output.splitlines()
     )
 

@@ -237,13 +237,13 @@ _SPOKEN_BY_ANY_RANK = ("did not finish", "see TODO", "same memory")
 
 
 def only_by_checkers(fingerprints: str) -> set[str]:
-    """The mistakes that nothing but the order and bounds checkers, of the cpu backend, has found."""
+    """The mistakes that nothing but the checkers of the cpu backend (order, bounds, memory) have found."""
     others: set[str] = set()
     found: set[str] = set()
     for line in fingerprints.split("\n"):
         name, bar, sighting = line.partition(" | ")
         if bar:
-            (found if re.match("status 1, (order|bounds):", sighting) else others).add(name)
+            (found if re.match("status 1, (order|bounds|memory):", sighting) else others).add(name)
     return found - others
 
 

@@ -133,7 +133,7 @@ class Notes:
             r"(mpirun|prterun) (has exited|detected)|Primary job +terminated|MPI_ABORT was invoked"
         )
         self._of_rank = re.compile(
-            r"(error|order|bounds|verdict|note|warning|launch): |rank [0-9]|TODO |Not filled in yet"
+            r"(error|order|bounds|memory|verdict|note|warning|launch): |rank [0-9]|TODO |Not filled in yet"
         )
         self._noise = re.compile(r"Unable to find reachable pairing|^\[warn\] Epoll |btl_tcp_proc\.c:")
         self._dashes = re.compile(r"-{70,}$")
