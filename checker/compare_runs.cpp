@@ -525,6 +525,8 @@ bool Comparison::probe_agrees(std::size_t position) {
               "\n  Does a condition, a loop or an early return skip it on this rank?\n";
     if (const std::string sentence = known(key, key.id); !sentence.empty()) details += "  " + sentence + "\n";
   } else {
+    // Where a run hangs, what was never written is a consequence: tell of the hang.
+    if (ending_ != nullptr && ending_->waits() && mine->second->tensor.unwritten > 0) return true;
     const double largest_before = largest_;
     const std::string difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty()) {
@@ -549,6 +551,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
               (sentence.empty() ? "" : "  " + sentence + "\n");
   }
+  if (todos_.contains(key.id)) details += calls_of(key.id, key.rank, expected_, mine_, todos_);
   if (todos_.contains(key.id)) {
     blame(key.id, true);
     std::printf("%s%s%s%s", todos_.heading(key.id).c_str(), what.c_str(), todos_.place_line(key.id).c_str(),
@@ -709,8 +712,9 @@ void Comparison::note_more(const std::string& what, const char* does, const char
   for (const auto& [rank, host] : expected_.host) {
     const auto mine = mine_.host.find(rank);
     if (mine == mine_.host.end() || mine->second.at(what) <= host.at(what)) continue;
-    std::printf("Note: your rank %d %s %s times during the steps, the solution's %s times%s\n", rank, does,
-                text(mine->second.at(what)).c_str(), text(host.at(what)).c_str(), why);
+    const auto times = [](double count) { return text(count) + (count == 1 ? " time" : " times"); };
+    std::printf("Note: your rank %d %s %s during the steps, the solution's %s%s\n", rank, does,
+                times(mine->second.at(what)).c_str(), times(host.at(what)).c_str(), why);
     return;
   }
 }

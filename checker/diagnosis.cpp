@@ -84,6 +84,17 @@ std::string not_combined(const Symptom& s) {
   if (alike) return "";
   const bool mean = same(scaled(sum, 1.0 / s.world), s.expected.values);
   if (!mean && !same(sum, s.expected.values)) return "";
+  const Values &m = s.mine.values, &e = s.expected.values;
+  std::vector<std::size_t> wrong;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (!(relative_error(m[i], e[i], s.expected.rms()) <= kTolerance)) wrong.push_back(i);
+  }
+  if (!wrong.empty() && 2 * wrong.size() < m.size()) {
+    const bool one = wrong.size() == 1;
+    return (one ? "Element " + std::to_string(wrong[0]) + " still has"
+                : std::to_string(wrong.size()) + " elements, from " + std::to_string(wrong[0]) + " on, still have") +
+           " each rank's own value; the others were combined. Is the count or an offset wrong?";
+  }
   return std::string("The ") + (mean ? "mean" : "sum") +
          " over your ranks would be right, but each rank still has its own values: they were not combined. Is the "
          "collective missing, on a different tensor, or not finished when the values are used?";
@@ -344,6 +355,12 @@ std::string how_many(const Symptom& s) {
   if (wrong == 0) return "";
   const bool all = static_cast<double>(e.size()) == s.expected.size();
   const std::string which = wrong == 1 ? " That one" : " All of these";
+  if (all && wrong == static_cast<int>(m.size()) && !should_be_zero && !are_zero) {
+    return "All " + std::to_string(wrong) +
+           " values differ. They are no multiple of what is expected, not moved or in "
+           "another order, and not those of another " +
+           (s.world > 1 ? "rank or " : "") + "step.";
+  }
   return std::to_string(wrong) + (all ? " of " : " of the first ") + std::to_string(m.size()) + " values differ." +
          (should_be_zero ? which + " should be zero: does a condition let too much through?"
           : are_zero     ? which + (wrong == 1 ? " is" : " are") + " zero: does a condition leave too much out?"

@@ -2,6 +2,7 @@
 #include "checker/traffic.h"
 
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -46,11 +47,14 @@ std::string differences(const RunRecord& expected, const RunRecord& mine) {
   return lines;
 }
 
-// The first TODO whose calls differ.
-std::string differing_todo(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
-  std::map<std::string, std::map<Operation, Both>, TodoOrder> by_todo;
+using ByTodo = std::map<std::string, std::map<Operation, Both>, TodoOrder>;
+
+// The calls of each TODO, of all ranks or of one.
+ByTodo calls_by_todo(const RunRecord& expected, const RunRecord& mine, const Todos& todos, std::optional<int> rank) {
+  ByTodo by_todo;
   for (const bool is_mine : {false, true}) {
     for (const Collective& c : is_mine ? mine.collectives : expected.collectives) {
+      if (rank && c.rank != *rank) continue;
       for (const auto& [name, calls] : c.places) {
         for (const Place& place : places(name)) {
           const std::string id = is_mine ? todos.at(place) : todos.at_in_solution(place);
@@ -61,7 +65,12 @@ std::string differing_todo(const RunRecord& expected, const RunRecord& mine, con
       }
     }
   }
-  for (const auto& [id, operations] : by_todo) {
+  return by_todo;
+}
+
+// The first TODO whose calls differ.
+std::string differing_todo(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  for (const auto& [id, operations] : calls_by_todo(expected, mine, todos, std::nullopt)) {
     for (const auto& [operation, both] : operations) {
       if (!(both.mine == both.expected)) return id;
     }
@@ -76,6 +85,29 @@ Traffic in_all(const RunRecord& record) {
 }
 
 }  // namespace
+
+std::string calls_of(const std::string& todo, int rank, const RunRecord& expected, const RunRecord& mine,
+                     const Todos& todos) {
+  if (!mine.complete) return "";
+  const ByTodo by_todo = calls_by_todo(expected, mine, todos, rank);
+  const auto calls = by_todo.find(todo);
+  if (calls == by_todo.end()) return "";
+  std::string yours, theirs;
+  bool differ = false;
+  for (const auto& [operation, both] : calls->second) {
+    const auto add_to = [&](std::string& list, const Traffic& traffic) {
+      if (traffic.calls == 0) return;
+      list += (list.empty() ? "" : ", ") + operation.first + " " + number(traffic.calls) +
+              (traffic.calls == 1 ? " time, " : " times, ") + number(traffic.bytes) + " bytes in all";
+    };
+    add_to(yours, both.mine);
+    add_to(theirs, both.expected);
+    differ = differ || !(both.mine == both.expected);
+  }
+  if (!differ) return "";
+  return "  Its NCCL calls on rank " + std::to_string(rank) + ": yours " + (yours.empty() ? "none" : yours) +
+         "; expected " + (theirs.empty() ? "none" : theirs) + "\n";
+}
 
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
   const std::string lines = differences(expected, mine);

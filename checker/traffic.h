@@ -17,6 +17,11 @@ struct TrafficVerdict {
 
 // Different calls are wrong if they send more bytes, or if their number is not the one that the TODO asks for ("one
 // NCCL call", "two NCCL calls"). Otherwise they are just another way to do it, worth a note.
+// "  Its NCCL calls on rank 0: yours ncclReduce 12 times, 1824 bytes in all; expected …\n", if the calls of this TODO
+// differ; else "". Of a run that failed, the calls are not known.
+std::string calls_of(const std::string& todo, int rank, const RunRecord& expected, const RunRecord& mine,
+                     const Todos& todos);
+
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
 
 }  // namespace workshop::tools

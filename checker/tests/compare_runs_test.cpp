@@ -306,6 +306,33 @@ TEST_F(CompareRuns, NearlyRight) {
   verdict(1, {"TODO 02.2", "All values are nearly right, but off by more than rounding"});
 }
 
+TEST_F(CompareRuns, OneElementWasLeftOut) {
+  Values first = kGradient, second = kGradient;
+  first[5] += 3;
+  second[5] -= 3;
+  mine.set_values("probe", 2, first);
+  mine.set_values("probe", 3, second);
+  verdict(1, {"Element 5 still has each rank's own value; the others were combined."});
+}
+
+TEST_F(CompareRuns, NamesTheCallsThatDiffer) {
+  const std::string source = "  // TODO 02.2: Average the gradient.\n  sum();\n  // END TODO 02.2\n";
+  folder_.write("participant/02_ddp/ddp.cu", source);
+  const std::string sources =
+      "--todos " + folder_.write("solutions/02_ddp/ddp.cu", source) + " --sources " + (folder_ / "participant");
+  expected.line("collective")["places"] = {{"02_ddp/ddp.cu:2", {8, 192}}};
+  mine.line("collective")["places"] = {{"02_ddp/ddp.cu:2", {1, 96}}};
+  mine.line("collective")["op"] = "ncclReduce";
+  mine.set_values("probe", 2, kOther);
+  verdict(1,
+          {"  Its NCCL calls on rank 0: yours ncclReduce 1 time, 96 bytes in all; expected ncclAllReduce 8 times, 192 "
+           "bytes "
+           "in all\n"},
+          sources);
+  mine.line("collective") = expected.line("collective");
+  EXPECT_EQ(compare(sources).output.find("Its NCCL calls"), std::string::npos);
+}
+
 TEST_F(CompareRuns, EachRankKeepsItsOwn) {
   Values rest = kGradient;
   for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = 2 * kGradient[i] - kOther[i];
@@ -791,6 +818,14 @@ class EndedRuns : public CompareRuns {
   }
   std::string sources_;
 };
+
+TEST_F(EndedRuns, AHangComesBeforeWhatItLeavesUnwritten) {
+  mine.set_values("probe", 0, {NAN, NAN, NAN});
+  for (Json& value : mine.line("probe", 0)["values"]) value = "unwritten";
+  const std::string hang = "verdict: rank 1 never calls ncclAllReduce, which rank 0 waits in at 02_ddp/ddp.cu:6\n";
+  ended(86, hang, {"TODO 02.2 (Average the gradient.) is where your program did not finish"});
+  ended(1, "rank 0: it failed\n", {"TODO 02.1 (Broadcast.) is the first that differs"});
+}
 
 TEST_F(EndedRuns, ARankThatDoesNotExist) {
   const std::string line =

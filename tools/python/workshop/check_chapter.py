@@ -421,7 +421,9 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
         all_right = len(verdict.known) == len(verdict.those("right"))
         if all_right:
             kind = "TODO" if all(todo[-1].isdecimal() for todo in verdict.known) else "region"
-            text += f"the {kind} is right\n" if len(verdict.known) == 1 else f"all {len(verdict.known)} {kind}s right\n"
+            count = len(verdict.known)
+            every = "" if arguments.narrowed else "all "  # a part of the chapter does not reach the others
+            text += f"the {kind} is right\n" if count == 1 else f"{every}{count} {kind}s right\n"
         if not arguments.verbose:
             text += notes(checks, all_right)
     if verdict.known:
