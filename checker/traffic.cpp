@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checker/traffic.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -109,9 +111,45 @@ std::string calls_of(const std::string& todo, int rank, const RunRecord& expecte
          "; expected " + (theirs.empty() ? "none" : theirs) + "\n";
 }
 
+namespace {
+
+int bytes_of(const std::string& type) {
+  const std::size_t digits = type.find_first_of("0123456789");
+  return digits == std::string::npos ? 0 : std::stoi(type.substr(digits)) / 8;
+}
+
+// Calls of a type with the same number of bytes as the solution's: the same bits arrive, but the numbers are of another
+// type. Bytes are no such type: who counts in bytes says so.
+TrafficVerdict compare_types(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  std::map<std::pair<std::string, std::string>, std::set<std::string>> theirs;  // of each TODO and operation
+  for (const Collective& c : expected.collectives) {
+    for (const auto& [name, type] : c.types) {
+      for (const Place& place : places(name)) theirs[{todos.at_in_solution(place), c.op}].insert(type);
+    }
+  }
+  for (const Collective& c : mine.collectives) {
+    for (const auto& [name, type] : c.types) {
+      for (const Place& place : places(name)) {
+        const std::string todo = todos.at(place);
+        const auto types = theirs.find({todo, c.op});
+        if (todo.empty() || types == theirs.end() || types->second.contains(type) || bytes_of(type) == 1) continue;
+        const auto alike = std::ranges::find(types->second, bytes_of(type), bytes_of);
+        if (alike == types->second.end()) continue;
+        return {todos.heading(todo) + ": The numbers are right, but their type is not:\n" + todos.place_line(todo) +
+                    "  your " + c.op + " at " + name + " has " + type + ", expected " + *alike +
+                    ". Both have as many bytes, so the same bits arrive. A reduction would be wrong.\n",
+                todo, true};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
   const std::string lines = differences(expected, mine);
-  if (lines.empty()) return {};
+  if (lines.empty()) return compare_types(expected, mine, todos);
   TrafficVerdict verdict{lines, differing_todo(expected, mine, todos)};
   const Traffic theirs = in_all(expected), yours = in_all(mine);
   const auto todo = todos.all().find(verdict.todo);

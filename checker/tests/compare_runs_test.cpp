@@ -333,6 +333,22 @@ TEST_F(CompareRuns, NamesTheCallsThatDiffer) {
   EXPECT_EQ(compare(sources).output.find("Its NCCL calls"), std::string::npos);
 }
 
+TEST_F(CompareRuns, TheTypeOfACallCountsEvenIfTheBitsAreTheSame) {
+  const std::string source = "  // TODO 02.1: Broadcast.\n  send();\n  // END TODO 02.1\n";
+  folder_.write("participant/02_ddp/ddp.cu", source);
+  const std::string sources =
+      "--todos " + folder_.write("solutions/02_ddp/ddp.cu", source) + " --sources " + (folder_ / "participant");
+  for (Record* run : {&expected, &mine}) run->line("collective")["types"] = {{"02_ddp/ddp.cu:2", "ncclFloat32"}};
+  verdict(0, {"the TODO is right"}, sources);
+  mine.line("collective")["types"] = {{"02_ddp/ddp.cu:2", "ncclInt32"}};
+  verdict(1,
+          {"TODO 02.1 (Broadcast.): The numbers are right, but their type is not:\n  at 02_ddp/ddp.cu:1\n"
+           "  your ncclAllReduce at 02_ddp/ddp.cu:2 has ncclInt32, expected ncclFloat32."},
+          sources);
+  mine.line("collective")["types"] = {{"02_ddp/ddp.cu:2", "ncclInt8"}};  // who counts in bytes says so
+  verdict(0, {"the TODO is right"}, sources);
+}
+
 TEST_F(CompareRuns, EachRankKeepsItsOwn) {
   Values rest = kGradient;
   for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = 2 * kGradient[i] - kOther[i];

@@ -17,7 +17,19 @@ struct Calls {
   int ranks = 0;  // of the communicator
   std::uint64_t calls = 0, elements = 0, bytes = 0;
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> places = {};  // file:line -> calls, bytes
+  int type = -1;                                                               // of the last call; -1 for a copy
+  std::map<std::string, std::string> types = {};                               // file:line -> ncclFloat32
 };
+
+const char* name_of_type(int type) {
+  static const std::map<int, const char*> kNames = {{ncclInt8, "ncclInt8"},       {ncclUint8, "ncclUint8"},
+                                                    {ncclInt32, "ncclInt32"},     {ncclUint32, "ncclUint32"},
+                                                    {ncclInt64, "ncclInt64"},     {ncclUint64, "ncclUint64"},
+                                                    {ncclFloat16, "ncclFloat16"}, {ncclFloat32, "ncclFloat32"},
+                                                    {ncclFloat64, "ncclFloat64"}, {ncclBfloat16, "ncclBfloat16"}};
+  const auto name = kNames.find(type);
+  return name == kNames.end() ? "" : name->second;
+}
 
 class Ledger final : public CallObserver {
  public:
@@ -28,6 +40,7 @@ class Ledger final : public CallObserver {
       ++calls.calls;
       calls.elements += call.count;
       calls.bytes += call.bytes();
+      calls.type = call.type;
     }
   }
 
@@ -45,6 +58,7 @@ class Ledger final : public CallObserver {
       auto& [calls_there, bytes_there] = line.places[place(site)];
       calls_there += calls.calls;
       bytes_there += calls.bytes;
+      if (calls.type >= 0) line.types[place(site)] = name_of_type(calls.type);
     }
     return lines;
   }
@@ -86,7 +100,8 @@ void record_ledger(int rank) {
                  {"calls", line.calls},
                  {"elements", line.elements},
                  {"bytes", line.bytes},
-                 {"places", line.places}});
+                 {"places", line.places},
+                 {"types", line.types}});
   }
 }
 

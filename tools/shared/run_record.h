@@ -44,6 +44,7 @@ struct Collective {
   int ranks;  // of the communicator
   double calls, elements, bytes;
   std::map<std::string, std::pair<double, double>> places = {};  // file:line -> calls and bytes from there
+  std::map<std::string, std::string> types = {};                 // file:line -> data type, "ncclFloat32"
 };
 
 // Returns the bytes that a rank sends in these calls, averaged over the ranks, with ring algorithms. Throws
