@@ -50,8 +50,10 @@ RECORD = [
     {"type": "probe", "rank": 0, "id": "02.6", "name": "buckets", "values": [1, 2, 35]},
     {"type": "memory", "rank": 0, "peak": {"optimizer": 304}},
     {"type": "memory", "rank": 1, "peak": {"optimizer": 100}},
-    {"type": "collective", "rank": 0, "op": "ncclAllReduce", "ranks": 4, "calls": 5, "bytes": 460,
-     "places": {"02_x/a.h:4": [3, 456], "02_x/a.h:9": [2, 4]}},
+    {"type": "collective", "rank": 0, "op": "ncclAllReduce", "communicator": "world", "ranks": 4, "calls": 5,
+     "bytes": 460, "places": {"02_x/a.h:4": [3, 456], "02_x/a.h:9": [2, 4]}},
+    {"type": "collective", "rank": 0, "op": "ncclSend", "communicator": "data", "ranks": 2, "calls": 6, "bytes": 24,
+     "places": {"02_x/a.h:9": [6, 24]}},
     {"type": "end", "steps": 3, "seconds_per_step": 0.012},
 ]
 
@@ -62,21 +64,32 @@ RECORD = [
         ("bytes sent in 02.2", 456 / 3 * 2 * 3 / 4),
         ("calls in 02.2", 1),
         ("calls in 02.2 rank 1", 0),
+        ("bytes sent over world", 460 / 3 * 2 * 3 / 4),
+        ("bytes sent over data", 8),
+        ("calls over data", 2),
+        ("calls over data rank 1", 0),
         ("peak optimizer", 304),
         ("peak optimizer rank 1", 100),
         ("milliseconds", 12),
         ("steps", 3),
         ("value 2 of buckets of 02.6", 35),
+        ("printed ^time +([0-9.]+)", 1.5),
     ],
 )
 def test_measures(tmp_path, measure, value):
     folder = tmp_path / "02_x"
     folder.mkdir()
     (folder / "a.h").write_text("void f() {\n  // TODO 02.2: Sum.\n  //   More.\n  sum();\n  // END TODO 02.2\n}\n")
-    assert predict.measured(RECORD, measure, [str(folder / "a.h")]) == pytest.approx(value)
+    output = "time   1.5 us\ntime   2.5 us\n"
+    assert predict.measured(RECORD, measure, [str(folder / "a.h")], output) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("measure", ["peak", "calls in 02.3", "value 0 of other of 02.6", "hours"])
+def test_a_program_without_steps_is_counted_as_a_whole():
+    record = [*RECORD[:-1], {"type": "end", "steps": 0, "seconds_per_step": 0}]
+    assert predict.measured(record, "calls over data", []) == 6
+
+
+@pytest.mark.parametrize("measure", ["peak", "calls in 02.3", "value 0 of other of 02.6", "hours", "printed ([0-9]+)"])
 def test_what_nothing_measures(measure):
     with pytest.raises(ValueError):
         predict.measured(RECORD, measure, [])
@@ -103,6 +116,8 @@ def test_verdicts():
     assert predict.verdict(152, 228, "bytes") == (
         "You predicted 152 bytes. Measured: 228 bytes; yours is smaller by a factor of 1.5."
     )
+    assert predict.verdict(1e6, 1000448, "bytes") == "Right: 1,000,448 bytes."
+    assert predict.verdict(12, 12.0425532, "ms") == "Right: 12.0426 ms."
     assert predict.verdict(0, 5, "") == "You predicted 0. Measured: 5."
 
 
@@ -124,8 +139,10 @@ def test_questions_of(chapter):
 def test_what_is_measured_is_what_the_formula_says(chapter, question, monkeypatch):
     program = question.run.split()[0]
     chapter.program(program)
-    if not os.path.exists(os.path.join(BUILD, "solutions", chapter.name, program)):
-        pytest.skip(f"{chapter.name} {program} is not built")
+    for target in context.targets_of(chapter, program, True, question.run.split()):
+        built = target.removeprefix(f"solution_{chapter.name}_")
+        if not os.path.exists(os.path.join(BUILD, "solutions", chapter.name, built)):
+            pytest.skip(f"{chapter.name} {built} is not built")
     monkeypatch.setattr(context.Context, "build", lambda *_: None)
     value = predict.measure(context.Context("cpu", BUILD), chapter, question)
     assert value == pytest.approx(float(question.answer), rel=0.03)

@@ -2,19 +2,22 @@
 """predict: questions whose answer is a number. A participant predicts it; then a run of the solution measures it, and
 the formula is shown.
 
-solutions/NN_name/predict.txt has the questions of a chapter. A question begins with its number, alone in a line, and has
-these lines, in any order; further lines of a text are indented:
+solutions/NN_name/predict.txt has the questions of a chapter. A question begins with its number, alone in a line, and
+has these lines, in any order; further lines of a text are indented:
 
   ask TEXT
   run PROGRAM RANKS -- OPTION...     the run of the solution that measures it
   on MACHINE                         on this simulated machine (WORKSHOP_SIMULATE)
   measure WHAT [rank R]              of rank 0, unless said:
-          bytes sent in 02.2           by the NCCL calls in this TODO or WRITE region, per step
+          bytes sent in 02.2           by the NCCL calls in this TODO or WRITE region, per step (if there are steps)
+          bytes sent over GROUP        by the NCCL calls on this communicator, such as tensor, per step
           calls in 02.2                how often NCCL is called there, per step
+          calls over GROUP
           peak KIND                    bytes of device memory of a kind, such as optimizer, at its peak
           milliseconds                 of a step
           steps                        of the run
           value K of PROBE of 02.6     the K-th number, from 0, that the TODO's probe of this name records
+          printed PATTERN              the number in the first group of this regular expression, in the program's output
   unit UNIT
   answer NUMBER                      what is measured, to 3 %; the tests compare it
   why TEXT                           the formula, with the numbers
@@ -100,21 +103,35 @@ def bytes_sent(line: dict, sent: float) -> float:
     return 0 if op == "ncclRecv" else sent
 
 
-def measured(record: list[dict], measure: str, sources: list[str]) -> float:
-    """What a record says. Raises ValueError if it does not say that."""
+def traffic(line: dict, found: re.Match, sources: list[str]) -> list[tuple[int, int]]:
+    """Calls and bytes of a ledger line "in" a region or "over" a communicator."""
+    if found[2] == "over":
+        return [(line["calls"], line["bytes"])] if line["communicator"] == found[3] else []
+    file, first, last = lines_of(found[3], sources)
+    there = []
+    for place, (calls, sent) in line["places"].items():
+        name, _, number = place.rpartition(":")
+        if name == file and first <= int(number) <= last:
+            there.append((calls, sent))
+    return there
+
+
+def measured(record: list[dict], measure: str, sources: list[str], output: str = "") -> float:
+    """What a record, or the program's output, says. Raises ValueError if it does not say that."""
+    if measure.startswith("printed "):
+        if found := re.search(measure.removeprefix("printed "), output):
+            return float(found[1])
+        raise ValueError(f"the program does not print '{measure.removeprefix('printed ')}'")
     what, _, of_rank = measure.partition(" rank ")
     rank = int(of_rank or 0)
     end = record[-1]
     of = [line for line in record if line.get("rank", 0) == rank]
-    if found := re.fullmatch(r"(bytes sent|calls) in (\S+)", what):
-        file, first, last = lines_of(found[2], sources)
+    if found := re.fullmatch(r"(bytes sent|calls) (in|over) (\S+)", what):
         total = 0.0
         for line in of:
-            for place, (calls, sent) in line.get("places", {}).items() if line["type"] == "collective" else ():
-                name, _, number = place.rpartition(":")
-                if name == file and first <= int(number) <= last:
-                    total += calls if found[1] == "calls" else bytes_sent(line, sent)
-        return total / end["steps"]
+            for calls, sent in traffic(line, found, sources) if line["type"] == "collective" else ():
+                total += calls if found[1] == "calls" else bytes_sent(line, sent)
+        return total / (end["steps"] or 1)
     if found := re.fullmatch(r"peak (\w+)", what):
         return next(line["peak"][found[1]] for line in of if line["type"] == "memory")
     if what == "milliseconds":
@@ -135,20 +152,21 @@ def measure(context: Context, chapter: Chapter, question: Question) -> float:
     context.build_program(chapter, program, True, options.split())
     with tempfile.TemporaryDirectory() as folder:
         record = os.path.join(folder, "record.jsonl")
-        command = [LAUNCH, "-n", ranks, "-t", "120", "--", context.program(chapter, program, True), *shlex.split(options)]
+        command = [LAUNCH, "-n", ranks, "-t", "120", "--", context.program(chapter, program, True)]
         done = subprocess.run(
-            [*command, "--record", record],
+            [*command, *shlex.split(options), "--record", record],
             env=dict(os.environ, WORKSHOP_SIMULATE=question.on),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
         )
+        output = done.stdout.decode("utf-8", "replace")
         if done.returncode:
-            print(done.stdout.decode("utf-8", "replace"), end="")
+            print(output, end="")
             raise Failed(1)
         lines = [json.loads(line) for line in read(record).splitlines()]
-    return measured(lines, question.measure, chapter.sources())
+    return measured(lines, question.measure, chapter.sources(), output)
 
 
 # ---- the verb ------------------------------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ def number_of(text: str) -> float:
 
 
 def written(value: float, unit: str) -> str:
-    return f"{value:,.6g}" + (f" {unit}" if unit else "")
+    return (f"{value:,.0f}" if value == int(value) else f"{value:,.6g}") + (f" {unit}" if unit else "")
 
 
 def verdict(predicted: float, value: float, unit: str) -> str:
@@ -205,7 +223,7 @@ def predict(context: Context, words: list[str]) -> int:
     if not value:
         print(f"{wrapped(question.ask)}\nYour prediction: ./workshop predict {number} NUMBER")
         return 0
-    predicted = number_of(value)
+    predicted = number_of(value.strip().removesuffix(question.unit))
     require(
         not question.on or context.backend == "cpu", f"{number} needs a simulated machine: add --backend cpu"
     )
@@ -215,5 +233,6 @@ def predict(context: Context, words: list[str]) -> int:
     machine = f"WORKSHOP_SIMULATE={question.on} " if question.on else ""
     print(verdict(predicted, is_value, question.unit))
     print(wrapped(question.why))
-    print(f"Measured by: {machine}./workshop run {chapter.number} {program} -n {ranks} --solution -- {options}".rstrip("- "))
+    command = f"./workshop run {chapter.number} {program} -n {ranks} --solution -- {options}"
+    print(f"Measured by: {machine}{command}".rstrip("- "))
     return 0 if verdict(predicted, is_value, question.unit).startswith("Right") else 1
