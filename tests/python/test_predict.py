@@ -118,7 +118,8 @@ def test_verdicts():
     )
     assert predict.verdict(1e6, 1000448, "bytes") == "Right: 1,000,448 bytes."
     assert predict.verdict(12, 12.0425532, "ms") == "Right: 12.0426 ms."
-    assert predict.verdict(0, 5, "") == "You predicted 0. Measured: 5."
+    assert predict.verdict(0, 5, "ms") == "You predicted 0 ms. Measured: 5 ms."
+    assert predict.verdict(4, 7, "") == "You predicted 4. Measured: 7."
 
 
 # ---- the questions of the chapters ----

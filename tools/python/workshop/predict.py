@@ -188,7 +188,7 @@ def verdict(predicted: float, value: float, unit: str) -> str:
     if abs(predicted - value) <= 0.03 * abs(value):
         return f"Right: {written(value, unit)}."
     off = ""
-    if predicted > 0 and value > 0:
+    if predicted > 0 and value > 0 and unit:  # a rank is no amount
         ratio = predicted / value
         off = f"; yours is {'larger' if ratio > 1 else 'smaller'} by a factor of {max(ratio, 1 / ratio):.3g}"
     return f"You predicted {written(predicted, unit)}. Measured: {written(value, unit)}{off}."
