@@ -22,11 +22,10 @@ struct Calls {
 };
 
 const char* name_of_type(int type) {
-  static const std::map<int, const char*> kNames = {{ncclInt8, "ncclInt8"},       {ncclUint8, "ncclUint8"},
-                                                    {ncclInt32, "ncclInt32"},     {ncclUint32, "ncclUint32"},
-                                                    {ncclInt64, "ncclInt64"},     {ncclUint64, "ncclUint64"},
-                                                    {ncclFloat16, "ncclFloat16"}, {ncclFloat32, "ncclFloat32"},
-                                                    {ncclFloat64, "ncclFloat64"}, {ncclBfloat16, "ncclBfloat16"}};
+  static const std::map<int, const char*> kNames = {
+      {ncclInt8, "ncclInt8"},       {ncclUint8, "ncclUint8"},     {ncclInt32, "ncclInt32"},
+      {ncclUint32, "ncclUint32"},   {ncclInt64, "ncclInt64"},     {ncclUint64, "ncclUint64"},
+      {ncclFloat32, "ncclFloat32"}, {ncclFloat64, "ncclFloat64"}, {ncclBfloat16, "ncclBfloat16"}};
   const auto name = kNames.find(type);
   return name == kNames.end() ? "" : name->second;
 }
