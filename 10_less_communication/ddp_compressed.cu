@@ -56,6 +56,7 @@ class Compressor {
   // Replaces values[n] by the mean of what the ranks send. With --error-feedback, left_out[n] receives what this rank
   // does not send. `number` must differ for every call (it seeds randomk).
   void average(float* values, float* left_out, int n, int number) {
+    if (options_.error_feedback) probe("10.7", "bucket with what was left out before", values, {n}, stream_);
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
     send_codes(values, left_out, n);
@@ -64,6 +65,9 @@ class Compressor {
  private:
   // Writes to left_out[n] what remains of values[n] once the values that are sent, picked[k], are subtracted.
   void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
+    probe("10.J", "given to keep_rest: values", values, {n}, stream_);
+    probe("10.J", "given to keep_rest: values picked", picked, {k}, stream_);
+    probe("10.J", "given to keep_rest: their places", places, {k}, stream_);
     // TODO 10.8: Copy values[n] to left_out, and subtract picked[k] from it at places[k].
     //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
     //   picked, places, k) from compression.h.
@@ -104,6 +108,7 @@ class Compressor {
     NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, kReal, ncclAvg, comm_, stream_));
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
     launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
+    probe("10.L", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
   // Each rank averages one part of the array from the codes that the others send it, and sends the code of the mean to
@@ -116,11 +121,13 @@ class Compressor {
     std::uint8_t *codes = codes_.data(), *my_code = codes + static_cast<std::size_t>(rank) * bytes;
     std::uint8_t* received = received_.data();
     float *scales = scales_.data(), *my_scale = scales + rank;
+    float* part = values + std::min<std::size_t>(offset, n);
 
     make_code(codes, my_scale, values, n);
     if (options_.error_feedback) {
       CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
       launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
+      probe("10.M", "left out of the values", left_out, {n}, stream_);
     }
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
     // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
@@ -128,7 +135,6 @@ class Compressor {
     //   rank, including this one.
     todo("10.12");
     // END TODO 10.12
-    float* part = values + std::min<std::size_t>(offset, n);
     CUDA_CHECK(cudaMemsetAsync(part, 0, mine * sizeof(float), stream_));
     for (int r = 0; r < ranks; ++r) {
       launch(add_decoded, mine, stream_, part, received + static_cast<std::size_t>(r) * bytes, scales + r,
@@ -150,9 +156,12 @@ class Compressor {
       launch(add_decoded, count, stream_, values + static_cast<std::size_t>(r) * length,
              codes + static_cast<std::size_t>(r) * bytes, scales + r, 1.0f, code_, count);
     }
+    probe("10.O", "what the codes of the means say", values, {n}, stream_);
+    if (options_.error_feedback) probe("10.O", "left out of the values and of the mean", left_out, {n}, stream_);
   }
 
   void make_code(std::uint8_t* code, float* scale, const float* values, int n) const {
+    probe("10.M", "given to make_code: values", values, {n}, stream_);
     const Pieces pieces(n);
     launch(largest_or_sum, pieces.count, stream_, of_pieces_.data(), values, code_, pieces);
     launch(make_scale, 1, stream_, scale, of_pieces_.data(), code_, pieces.count, n);
@@ -229,17 +238,16 @@ class CompressedReducer {
       NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
       return;
     }
+    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
+    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
     float* grads = kMixedPrecision ? exact_.data() : as_floats_or_null(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
-    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
     if (options_.error_feedback) {
       // TODO 10.7: Add what the previous steps left out of this bucket, left_out[bucket.count], to grads.
       //   One launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
       todo("10.7");
       // END TODO 10.7
-      probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
-    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
     compressor_.average(grads, left_out, bucket.count, number);
     if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
     if (options_.error_feedback) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);

@@ -38,7 +38,9 @@ class NeighborAverage {
         ring_(ring),
         neighbors_(neighbors_in(ring)),
         received_(neighbors_.size() * model.count(), Memory::buckets),
-        compute_(compute) {}
+        compute_(compute) {
+    probe("10.A", "neighbors", neighbors_);
+  }
 
   // Starts the exchange. Call when a step begins; the parameters travel during the forward and backward passes. No
   // second buffer is needed: both passes only read the parameters, and the previous step is done with received_.
@@ -46,6 +48,7 @@ class NeighborAverage {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
+    probe("10.B", "given to start: parameters", values, {count}, compute_);
     // TODO 10.1: Make the communication stream wait for the parameters, which the compute stream has yet to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.7.
     todo("10.1");
@@ -63,6 +66,8 @@ class NeighborAverage {
   // Replaces the parameters by the mean. Call before the update, which steps from there.
   void finish() {
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    probe("10.C", "given to finish: parameters", weights_, {count}, compute_);
+    probe("10.C", "given to finish: gradients", model_.grads(), {count}, compute_);
     // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
     //   The mean may only read parameters that have arrived. It also overwrites this rank's: what does the
     //   communication stream still do with those?

@@ -45,10 +45,12 @@ class LocalSgd {
 
   // Ends the round if it is complete. Call after each update.
   void step_done() {
+    probe("10.F", "given to step_done: parameters", weights_, {model_.count()}, stream_);
     if (++made_ % steps_ == 0) end_round();
   }
   // Ends the last round, which may be shorter. Call after the last step.
   void finish() {
+    probe("10.F", "given to finish: parameters", weights_, {model_.count()}, stream_);
     if (made_ % steps_ > 0) end_round();
   }
 
@@ -72,12 +74,17 @@ class LocalSgd {
     todo("10.5");
     // END TODO 10.5
     probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
-    if (!outer_.is_the_mean()) {
-      launch(outer_step, count, stream_, values, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
-             static_cast<float>(outer_.momentum), count);
-      probe("10.6", "parameters after the outer step", values, {count}, stream_);
-    }
+    if (!outer_.is_the_mean()) make_outer_step();
     optimizer_.weights_changed(model_.values());
+    probe("10.F", "parameters after the round", model_.values(), {count}, stream_);
+  }
+
+  void make_outer_step() {
+    const int count = model_.count();
+    probe("10.G", "given to make_outer_step: mean", weights_, {count}, stream_);
+    launch(outer_step, count, stream_, weights_, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
+           static_cast<float>(outer_.momentum), count);
+    probe("10.6", "parameters after the outer step", weights_, {count}, stream_);
   }
 
   int steps_, made_ = 0;  // steps per round; steps so far

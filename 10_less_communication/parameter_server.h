@@ -63,29 +63,43 @@ class Clocks {
   // the caller must send them the current parameters.
   std::vector<int> start() {
     std::vector<int> started;
-    for (int w = 1; w <= count(); ++w) {
-      if (workers_[w].computes || left_ == 0 || !may_start(w)) continue;
-      workers_[w].computes = true;
-      workers_[w].version = version_;
+    for (int worker = 1; worker <= count(); ++worker) {
+      bool may = false;
+      // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?
+      //   workers_[w].updates is the number of updates made by worker w, for w = 1, 2, …, count(). This worker may have
+      //   made at most bound_ more than the slowest. With a bound of 0, every worker makes its first update before any
+      //   worker begins its second step.
+      todo("10.14");
+      // END TODO 10.14
+      if (workers_[worker].computes || left_ == 0 || !may) continue;
+      workers_[worker].computes = true;
+      workers_[worker].version = version_;
       --left_;
-      started.push_back(w);
+      started.push_back(worker);
+    }
+    for (int w : started) {
+      const Clock& its = workers_[w];
+      probe("10.P", "worker, 1 if it computes, version of its parameters, updates left to start",
+            std::array{w, static_cast<int>(its.computes), static_cast<int>(its.version), static_cast<int>(left_)});
     }
     return started;
   }
 
   // Counts an update with this worker's gradient, and returns it with its staleness.
   Update finish(int worker) {
+    std::int64_t staleness = 0;
     Clock& its = workers_[worker];
     its.computes = false;
-    std::int64_t staleness = 0;
     // TODO 10.17: Compute the staleness of this worker's gradient; then count the update that is made with it.
     //   its.version is what version_ was when the worker got its parameters, w_{i-δ}. It has computed the gradient from
     //   those, and now w_i becomes w_{i+1}; the staleness is δ. version_ counts the updates of all workers, its.updates
     //   those of this one.
     todo("10.17");
     // END TODO 10.17
+    const Clock& clock = workers_[worker];
+    probe("10.Q", "1 if the worker still computes", std::array{static_cast<int>(clock.computes)});
     probe("10.17", "worker, staleness, number at the worker and number of the update",
-          std::array{worker, static_cast<int>(staleness), static_cast<int>(its.updates), static_cast<int>(version_)});
+          std::array{worker, static_cast<int>(staleness), static_cast<int>(clock.updates), static_cast<int>(version_)});
     return {worker, staleness};
   }
 
@@ -99,17 +113,6 @@ class Clocks {
     std::int64_t updates = 0;  // made with its gradients
     std::int64_t version = 0;  // of its parameters
   };
-
-  bool may_start(int worker) const {
-    bool may = false;
-    // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?
-    //   workers_[w].updates is the number of updates made by worker w, for w = 1, 2, …, count(). This worker may have
-    //   made at most bound_ more than the slowest. With a bound of 0, every worker makes its first update before any
-    //   worker begins its second step.
-    todo("10.14");
-    // END TODO 10.14
-    return may;
-  }
 
   int bound_;
   std::int64_t left_;           // updates for which no worker has started a step yet
@@ -141,16 +144,19 @@ class ParameterServer {
   void answer() {
     const std::vector<int> started = clocks_.start();
     probe("10.14", "workers that may start a step", started);
+    probe("10.P", "given to answer: parameters", values_, {count_}, compute_);
     for (int worker : started) {
       send_parameters(worker);
       receive_gradient(worker);
     }
   }
 
-  // Waits for the next gradient. Returns its [count] values, followed by the loss, for use on the compute stream.
-  Real* next_gradient() {
+  // Waits for the next gradient. Returns its [count] values and copies its loss to *loss, for the compute stream.
+  Real* next_gradient(float* loss) {
     const Channel& channel = channels_[next_worker() - 1];
     CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
+    const float* arrived = word_of(channel.gradient.data(), count_);
+    CUDA_CHECK(cudaMemcpyAsync(loss, arrived, sizeof(float), cudaMemcpyDeviceToDevice, compute_));
     return channel.gradient.data();
   }
 
@@ -263,6 +269,7 @@ class Worker {
 
   // Sends the gradient and the loss to the server.
   void push() {
+    probe("10.R", "given to push: gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
     const ncclComm_t comm = pair_.comm();
     // TODO 10.16: Send the gradient and the loss behind it to the server.
     //   ncclSend(buffer, count, kReal, peer, comm, stream): one message of length_ elements from gradient_.data() to

@@ -225,6 +225,11 @@ static __global__ void make_scale(float* scale, const float* of_piece, Code code
 
 // Writes the code of values[n] to bytes[code_bytes(code, n)].
 static __global__ void encode(std::uint8_t* bytes, const float* values, const float* scale, Code code, int n) {
+  // WRITE 10.M: Write the code of values[n] to `bytes`, as decoded() above reads it.
+  //   Code::int8: byte i is the integer nearest to values[i] / *scale, which is from -127 to 127. A scale of zero means
+  //   that all values are zero. Code::sign: value i has bit i % 8 of byte i / 8, which is 1 if it is at least 0; the
+  //   bits after the last value are 0. Each iteration of the loop, for (int b : grid_stride(code_bytes(code, n))),
+  //   writes byte b, and no other.
   for (int b : grid_stride(code_bytes(code, n))) {
     if (code == Code::int8) {
       bytes[b] = static_cast<std::uint8_t>(*scale > 0 ? static_cast<int>(rintf(values[b] / *scale)) : 0);
@@ -234,6 +239,7 @@ static __global__ void encode(std::uint8_t* bytes, const float* values, const fl
     for (int i = 8 * b; i < 8 * b + 8 && i < n; ++i) signs |= static_cast<std::uint8_t>((values[i] >= 0) << (i % 8));
     bytes[b] = signs;
   }
+  // END WRITE 10.M
 }
 
 // Decodes n values and adds factor times each to values[n].

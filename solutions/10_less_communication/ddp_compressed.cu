@@ -56,6 +56,7 @@ class Compressor {
   // Replaces values[n] by the mean of what the ranks send. With --error-feedback, left_out[n] receives what this rank
   // does not send. `number` must differ for every call (it seeds randomk).
   void average(float* values, float* left_out, int n, int number) {
+    if (options_.error_feedback) probe("10.7", "bucket with what was left out before", values, {n}, stream_);
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
     send_codes(values, left_out, n);
@@ -64,17 +65,31 @@ class Compressor {
  private:
   // Writes to left_out[n] what remains of values[n] once the values that are sent, picked[k], are subtracted.
   void keep_rest(float* left_out, const float* values, const Real* picked, const int* places, int k, int n) const {
+    probe("10.J", "given to keep_rest: values", values, {n}, stream_);
+    probe("10.J", "given to keep_rest: values picked", picked, {k}, stream_);
+    probe("10.J", "given to keep_rest: their places", places, {k}, stream_);
+    // WRITE 10.J: Write what is not sent of values[n] to left_out[n].
+    //   picked[j], which is sent, was picked from values[places[j]], j = 0 … k - 1, and no place is picked twice.
+    //   `values` must stay as it is. All work runs on stream_. Kernels for such arrays are in compression.h.
     // TODO 10.8: Copy values[n] to left_out, and subtract picked[k] from it at places[k].
     //   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), then a launch of take_away_at(values,
     //   picked, places, k) from compression.h.
     CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
     launch(take_away_at, k, stream_, left_out, picked, places, k);
     // END TODO 10.8
+    // END WRITE 10.J
     probe("10.8", "left out by this rank", left_out, {n}, stream_);
   }
 
   // The ranks' largest values are at different places, so every rank needs all values and their places.
   void send_largest(float* values, float* left_out, int n) {
+    // WRITE 10.K: Replace values[n] by the mean of the k largest values of each rank, k = options_.kept(n).
+    //   A rank counts as zero at places that it does not pick. largest_.pick(picked, places, k, values, n, stream_)
+    //   picks the values with the largest magnitudes, in the order of their places. picked_ has ranks·k elements of
+    //   type kReal, places_ ranks·k ints. Gather what all ranks pick with one call for each of them. With
+    //   options_.error_feedback, call keep_rest(left_out, values, …) with what this rank picks. Everything runs on
+    //   stream_, over comm_; replicas_ is the group. launch(add_at, k, stream_, …) of compression.h adds k values at
+    //   their places.
     const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
     Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
     int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
@@ -96,18 +111,27 @@ class Compressor {
       launch(add_at, k, stream_, values, picked + r * k, places + r * k, 1.0f / static_cast<float>(ranks), k);
     }
     // END TODO 10.10
+    // END WRITE 10.K
     probe("10.10", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
   // All ranks draw the same places, so an all-reduce can average the values there.
   void send_random(float* values, float* left_out, int n, int number) {
     const int k = options_.kept(n);
+    // WRITE 10.L: Replace values[n] by the mean of k values of each rank, at random places that all ranks share.
+    //   Elsewhere, the result is zero. Use picked_ (kReal), places_, and the kernels of compression.h: draw_places with
+    //   the seed static_cast<std::uint64_t>(number) << 32, then take_at. Its for_all is true without error feedback
+    //   only: then nothing is sent later, so what is picked must stand for all values. With options_.error_feedback,
+    //   call keep_rest(left_out, values, …) with what this rank picks. One NCCL call over comm_ is enough. Everything
+    //   runs on stream_.
     launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
     launch(take_at, k, stream_, picked_.data(), values, places_.data(), !options_.error_feedback, k, n);
     if (options_.error_feedback) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
     NCCL_CHECK(ncclAllReduce(picked_.data(), picked_.data(), k, kReal, ncclAvg, comm_, stream_));
     CUDA_CHECK(cudaMemsetAsync(values, 0, n * sizeof(float), stream_));
     launch(add_at, k, stream_, values, picked_.data(), places_.data(), 1.0f, k);
+    // END WRITE 10.L
+    probe("10.L", "mean of what the ranks have picked", values, {n}, stream_);
   }
 
   // Each rank averages one part of the array from the codes that the others send it, and sends the code of the mean to
@@ -120,12 +144,20 @@ class Compressor {
     std::uint8_t *codes = codes_.data(), *my_code = codes + static_cast<std::size_t>(rank) * bytes;
     std::uint8_t* received = received_.data();
     float *scales = scales_.data(), *my_scale = scales + rank;
+    float* part = values + std::min<std::size_t>(offset, n);
 
     make_code(codes, my_scale, values, n);
     if (options_.error_feedback) {
       CUDA_CHECK(cudaMemcpyAsync(left_out, values, n * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
       launch(add_decoded, n, stream_, left_out, codes, my_scale, -1.0f, code_, n);
+      probe("10.M", "left out of the values", left_out, {n}, stream_);
     }
+    // WRITE 10.N: Let each rank average its part of the array, from the codes that the others send it.
+    //   codes[ranks, bytes] is this rank's code of all values, part r of them for rank r, and *my_scale is its scale.
+    //   Gather the ranks' scales in scales[ranks], and receive the code that rank r has of this rank's part at
+    //   received[r, bytes]; its type is ncclUint8. Replace part[mine], this rank's part of `values`, by the mean over
+    //   the ranks of what these codes stand for. launch(add_decoded, …) of compression.h adds factor times each value
+    //   of a code. Everything runs on stream_, over comm_.
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
     // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
     //   An all-to-all with `bytes` elements of type ncclUint8 per part: one group with a send and a receive for each
@@ -138,14 +170,20 @@ class Compressor {
     }
     NCCL_CHECK(ncclGroupEnd());
     // END TODO 10.12
-    float* part = values + std::min<std::size_t>(offset, n);
     CUDA_CHECK(cudaMemsetAsync(part, 0, mine * sizeof(float), stream_));
     for (int r = 0; r < ranks; ++r) {
       launch(add_decoded, mine, stream_, part, received + static_cast<std::size_t>(r) * bytes, scales + r,
              1.0f / static_cast<float>(ranks), code_, mine);
     }
+    // END WRITE 10.N
     probe("10.12", "mean of this rank's part", part, {mine}, stream_);
 
+    // WRITE 10.O: Send the code of this rank's mean to all ranks, and replace values[n] by what all ranks' codes say.
+    //   make_code(code, scale, values, n) makes the code of part[mine] at my_code, with its scale at my_scale. Gather
+    //   the codes in codes[ranks, bytes] and the scales in scales[ranks]. The part of rank r begins at values +
+    //   r·length and has in_part(r, n) values. With options_.error_feedback, add what the code of the mean loses to
+    //   this rank's part of left_out. Only this rank knows it, so it keeps that for all ranks.
+    //   add_floats of model/elementwise.h adds a factor times an array. Everything runs on stream_, over comm_.
     make_code(my_code, my_scale, part, mine);
     if (options_.error_feedback) {  // only this rank knows what the code of the mean loses, so it keeps that for all
       float* part_left_out = left_out + (part - values);
@@ -160,9 +198,13 @@ class Compressor {
       launch(add_decoded, count, stream_, values + static_cast<std::size_t>(r) * length,
              codes + static_cast<std::size_t>(r) * bytes, scales + r, 1.0f, code_, count);
     }
+    // END WRITE 10.O
+    probe("10.O", "what the codes of the means say", values, {n}, stream_);
+    if (options_.error_feedback) probe("10.O", "left out of the values and of the mean", left_out, {n}, stream_);
   }
 
   void make_code(std::uint8_t* code, float* scale, const float* values, int n) const {
+    probe("10.M", "given to make_code: values", values, {n}, stream_);
     const Pieces pieces(n);
     launch(largest_or_sum, pieces.count, stream_, of_pieces_.data(), values, code_, pieces);
     launch(make_scale, 1, stream_, scale, of_pieces_.data(), code_, pieces.count, n);
@@ -239,19 +281,26 @@ class CompressedReducer {
       NCCL_CHECK(ncclAllReduce(of_model, of_model, bucket.count, kReal, ncclAvg, replicas_.comm(), communication_));
       return;
     }
+    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
+    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
+    // WRITE 10.I: Replace the bucket's gradients by what compressor_ makes of them, with error feedback if asked for.
+    //   of_model[bucket.count] are the gradients. compressor_.average(values, left_out, n, number) averages an array of
+    //   floats in place and, if left_out is not null, writes to it what this rank does not send. With
+    //   options_.error_feedback, what earlier steps left out of this bucket is in left_out, and has to be sent now.
+    //   If kMixedPrecision, the gradients are not floats: convert them to exact_ and back, with the kernels
+    //   to_floats(floats, reals, n) and to_reals(reals, floats, n). Otherwise, as_floats_or_null(of_model) is the
+    //   array. Everything runs on communication_, which has waited for the gradients.
     float* grads = kMixedPrecision ? exact_.data() : as_floats_or_null(of_model);
     if (kMixedPrecision) launch(to_floats, bucket.count, communication_, grads, of_model, bucket.count);
-    float* left_out = options_.error_feedback ? left_out_.data() + bucket.offset : nullptr;
     if (options_.error_feedback) {
       // TODO 10.7: Add what the previous steps left out of this bucket, left_out[bucket.count], to grads.
       //   One launch of add_floats(y, x, factor, n), y += factor·x, on the communication stream.
       launch(add_floats, bucket.count, communication_, grads, left_out, 1.0f, bucket.count);
       // END TODO 10.7
-      probe("10.7", "bucket with what was left out before", grads, {bucket.count}, communication_);
     }
-    const int number = steps_ * static_cast<int>(buckets_.size()) + static_cast<int>(next_) + 1;
     compressor_.average(grads, left_out, bucket.count, number);
     if (kMixedPrecision) launch(to_reals, bucket.count, communication_, of_model, grads, bucket.count);
+    // END WRITE 10.I
     if (options_.error_feedback) probe("10.7", "left out of the bucket", left_out, {bucket.count}, communication_);
   }
 

@@ -21,11 +21,15 @@ __global__ void average_with(float* values, const float* received, int neighbors
 
 // Returns the previous and the next rank in the ring. With two ranks they are the same one; a single rank has none.
 static std::vector<int> neighbors_in(const Group& ring) {
+  // WRITE 10.A: Return the neighbors of this rank: the previous rank, then the next one.
+  //   This is rank ring.rank() of ring.size(). In a ring, the last rank and rank 0 are neighbors. No rank is listed
+  //   twice, and none is its own neighbor.
   const int rank = ring.rank(), size = ring.size();
   const int previous = (rank + size - 1) % size, next = (rank + 1) % size;
   if (size == 1) return {};
   if (size == 2) return {next};
   return {previous, next};
+  // END WRITE 10.A
 }
 
 class NeighborAverage {
@@ -38,7 +42,9 @@ class NeighborAverage {
         ring_(ring),
         neighbors_(neighbors_in(ring)),
         received_(neighbors_.size() * model.count(), Memory::buckets),
-        compute_(compute) {}
+        compute_(compute) {
+    probe("10.A", "neighbors", neighbors_);
+  }
 
   // Starts the exchange. Call when a step begins; the parameters travel during the forward and backward passes. No
   // second buffer is needed: both passes only read the parameters, and the previous step is done with received_.
@@ -46,6 +52,12 @@ class NeighborAverage {
     float* values = weights_;
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
     const ncclComm_t comm = ring_.comm();
+    probe("10.B", "given to start: parameters", values, {count}, compute_);
+    // WRITE 10.B: Send the parameters to each neighbor and receive its parameters, on communication_.
+    //   neighbors_ lists their ranks in `comm`. Send values[count], floats that the work enqueued on compute_ by now
+    //   may still change. Receive those of neighbors_[k] at received_.data() + k·count; k·count may not fit into an
+    //   int. Use the event updated_. Neither the host nor compute_ may wait, and no rank may wait for another one's
+    //   receive.
     // TODO 10.1: Make the communication stream wait for the parameters, which the compute stream has yet to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.7.
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
@@ -63,18 +75,25 @@ class NeighborAverage {
     }
     NCCL_CHECK(ncclGroupEnd());
     // END TODO 10.2
+    // END WRITE 10.B
     probe("10.2", "parameters of each neighbor", received_.data(), {neighbors, count}, communication_);
   }
 
   // Replaces the parameters by the mean. Call before the update, which steps from there.
   void finish() {
     const int count = model_.count(), neighbors = static_cast<int>(neighbors_.size());
+    probe("10.C", "given to finish: parameters", weights_, {count}, compute_);
+    probe("10.C", "given to finish: gradients", model_.grads(), {count}, compute_);
+    // WRITE 10.C: Let the mean, which is enqueued next on compute_, run only when the exchange is done.
+    //   The mean reads received_ and overwrites weights_, which are also sent. Use the event exchanged_. The host must
+    //   not wait.
     // TODO 10.3: Let the compute stream wait for the communication stream, with the event exchanged_.
     //   The mean may only read parameters that have arrived. It also overwrites this rank's: what does the
     //   communication stream still do with those?
     CUDA_CHECK(cudaEventRecord(exchanged_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute_, exchanged_));
     // END TODO 10.3
+    // END WRITE 10.C
     probe("10.3", "parameters of each neighbor before the mean", received_.data(), {neighbors, count}, compute_);
     launch(average_with, count, compute_, weights_, received_.data(), neighbors, count);
     probe("10.4", "parameters after the mean", weights_, {count}, compute_);
@@ -119,6 +138,9 @@ class NeighborAverage {
 };
 
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {
+  // WRITE 10.D: Replace each of values[n] by the mean of itself and the neighbors' values at the same place.
+  //   The parameters of neighbor k are the n floats from received[k·n] on; k·n may not fit into an int. All replicas
+  //   have the same weight. A kernel's loop over the elements is for (int i : grid_stride(n)).
   for (int i : grid_stride(n)) {
     // TODO 10.4: Replace values[i] by the mean of itself and the same value of each neighbor k, received[k·n + i].
     //   All of them have the same weight. `neighbors` and n are ints, but k·n may not fit into one.
@@ -127,6 +149,7 @@ __global__ void average_with(float* values, const float* received, int neighbors
     values[i] = sum / static_cast<float>(neighbors + 1);
     // END TODO 10.4
   }
+  // END WRITE 10.D
 }
 
 int main(int argc, char** argv) {
@@ -164,6 +187,11 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
+  // WRITE 10.E: Train as ddp.cu does, but average parameters with the neighbors, not gradients with all ranks.
+  //   average.start() begins the exchange of the parameters, and average.finish() replaces them by the mean. A step's
+  //   gradients belong to the parameters before the mean, and its update starts from the mean. Let the exchange take as
+  //   long as it can without holding up anything else. At the end of an epoch, after average_losses(), call
+  //   training.end_epoch() and average.report_distance(); then evaluate().
   while (training.next_epoch()) {
     while (training.next_step()) {
       average.start();
@@ -181,6 +209,7 @@ int main(int argc, char** argv) {
     average.report_distance();
     evaluate(training, job.group(), stream, add_loss);
   }
+  // END WRITE 10.E
   if (average_at_end) {
     NCCL_CHECK(ncclAllReduce(weights, weights, model.count(), ncclFloat, ncclAvg, job.comm(), stream));
     optimizer.weights_changed(model.values());

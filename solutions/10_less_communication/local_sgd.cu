@@ -45,10 +45,12 @@ class LocalSgd {
 
   // Ends the round if it is complete. Call after each update.
   void step_done() {
+    probe("10.F", "given to step_done: parameters", weights_, {model_.count()}, stream_);
     if (++made_ % steps_ == 0) end_round();
   }
   // Ends the last round, which may be shorter. Call after the last step.
   void finish() {
+    probe("10.F", "given to finish: parameters", weights_, {model_.count()}, stream_);
     if (made_ % steps_ > 0) end_round();
   }
 
@@ -67,17 +69,28 @@ class LocalSgd {
     float* values = weights_;
     const int count = model_.count();
     const ncclComm_t comm = replicas_.comm();
+    // WRITE 10.F: Let all replicas continue from the mean of their parameters, or from where the outer step leads.
+    //   values[count] are the parameters: floats, one array. Average them over `comm`, in place, on stream_, in one
+    //   call. Unless outer_.is_the_mean(), call make_outer_step(), which steps from the round's start toward the mean
+    //   in `values`. At the end, call optimizer_.weights_changed(model_.values()): in mixed precision, it rounds the
+    //   new parameters for the model.
     // TODO 10.5: Replace the parameters of all replicas by their mean, in place.
     //   They are one array, values[count], so one NCCL call on stream_ is enough: that of TODO 02.2.
     NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
     // END TODO 10.5
     probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
-    if (!outer_.is_the_mean()) {
-      launch(outer_step, count, stream_, values, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
-             static_cast<float>(outer_.momentum), count);
-      probe("10.6", "parameters after the outer step", values, {count}, stream_);
-    }
+    if (!outer_.is_the_mean()) make_outer_step();
     optimizer_.weights_changed(model_.values());
+    // END WRITE 10.F
+    probe("10.F", "parameters after the round", model_.values(), {count}, stream_);
+  }
+
+  void make_outer_step() {
+    const int count = model_.count();
+    probe("10.G", "given to make_outer_step: mean", weights_, {count}, stream_);
+    launch(outer_step, count, stream_, weights_, start_.data(), momentum_.data(), static_cast<float>(outer_.lr),
+           static_cast<float>(outer_.momentum), count);
+    probe("10.6", "parameters after the outer step", weights_, {count}, stream_);
   }
 
   int steps_, made_ = 0;  // steps per round; steps so far
@@ -91,6 +104,10 @@ class LocalSgd {
 };
 
 __global__ void outer_step(float* values, float* start, float* momentum, float lr, float factor, int n) {
+  // WRITE 10.G: Make the outer step of each of the n values: SGD with Nesterov's momentum, as PyTorch computes it.
+  //   values[i] is the mean of the replicas, start[i] where the round began. The gradient points from the mean to the
+  //   start. Keep the momentum in momentum[i], and write the new parameter to values[i] and, for the next round, to
+  //   start[i]. The formulas are in README.md. A kernel's loop over the elements is for (int i : grid_stride(n)).
   for (int i : grid_stride(n)) {
     // TODO 10.6: Make the outer step of value i: SGD with Nesterov's momentum, as PyTorch computes it.
     //   A gradient points uphill, so it points from the mean back to the start: gradient = start - values. Then
@@ -102,6 +119,7 @@ __global__ void outer_step(float* values, float* start, float* momentum, float l
     values[i] = start[i];
     // END TODO 10.6
   }
+  // END WRITE 10.G
 }
 
 int main(int argc, char** argv) {
@@ -141,6 +159,10 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
+  // WRITE 10.H: Train: each replica on its own within a round, and from the mean after it.
+  //   The loops are those of ddp.cu, without average_gradients(). local_sgd.step_done() counts a step and ends the
+  //   round if it is complete; call it when the step's update is enqueued. local_sgd.finish() ends a last round that is
+  //   not complete. An epoch does not end a round.
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {
@@ -156,6 +178,7 @@ int main(int argc, char** argv) {
     evaluate(training, job.group(), stream, add_loss);
   }
   local_sgd.finish();
+  // END WRITE 10.H
   evaluate(training, job.group(), stream, add_loss);
   record_parameters(model, job.rank(), stream);
 }

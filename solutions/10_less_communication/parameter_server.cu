@@ -40,18 +40,22 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
   const std::int64_t updates = count_steps(options, training_samples(options, network.data()), /*replicas=*/1);
   ParameterServer server(job.group(), model.values(), model.count(), Clocks(workers, settings.staleness, updates),
                          settings.order_of(updates, workers), stream);
+  // WRITE 10.S: Make the updates, each with the gradient of one worker, and keep the workers busy.
+  //   training has one step per update, and one loss: training.loss(). server.answer() sends the current parameters to
+  //   all workers that wait and may continue; without it, no worker computes. server.next_gradient(loss) waits for a
+  //   gradient, writes its loss to a float on the device, and returns the gradient. Clip and update as ddp.cu does.
+  //   After each epoch, call training.evaluate(add_loss).
   server.answer();
   while (training.next_epoch()) {
     while (training.next_step()) {
-      Real* gradient = server.next_gradient();
-      const float* loss = word_of(gradient, model.count());
-      CUDA_CHECK(cudaMemcpyAsync(training.loss(), loss, sizeof(float), cudaMemcpyDeviceToDevice, stream));
+      Real* gradient = server.next_gradient(training.loss());
       if (clipping.enabled()) clipping.clip(gradient, model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), gradient, training.lr_factor());
       server.answer();
     }
     training.evaluate(add_loss);
   }
+  // END WRITE 10.S
   training.evaluate(add_loss);
   server.stop();
   report(server.updates(), workers);
@@ -68,6 +72,12 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
   WorkerShare share(options, network.data(), /*workers=*/job.world() - 1, /*worker=*/job.rank() - 1, stream);
   const int passes = job.rank() == settings.slow_rank ? settings.slowness : 1;  // for a straggler, more
 
+  // WRITE 10.T: Compute gradients until the server has enough of them.
+  //   A step begins with share.next_step(). worker.pull() gets the parameters, and returns false if there is no step
+  //   left to make. share.batch() is the step's batch: its samples are at batch.y, and there are batch.samples of them.
+  //   model.loss(activations, batch.y, batch.samples, worker.loss()) adds to a float on the device, which still holds
+  //   the loss of the step before. Compute everything after pull() `passes` times, so that a straggler takes longer,
+  //   and push only the last result, with worker.push().
   for (share.next_step(); worker.pull(); share.next_step()) {
     const Batch batch = share.batch();
     for (int pass = 0; pass < passes; ++pass) {
@@ -78,6 +88,7 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
     }
     worker.push();
   }
+  // END WRITE 10.T
   share.finish();
 }
 

@@ -64,21 +64,46 @@ class Clocks {
   // the caller must send them the current parameters.
   std::vector<int> start() {
     std::vector<int> started;
-    for (int w = 1; w <= count(); ++w) {
-      if (workers_[w].computes || left_ == 0 || !may_start(w)) continue;
-      workers_[w].computes = true;
-      workers_[w].version = version_;
+    // WRITE 10.P: Start a step of every worker that waits and may continue, and append those workers to `started`.
+    //   workers_[w] is the Clock of worker w, w = 1, 2, …, count(). It has the flag `computes`, otherwise the worker
+    //   waits; `updates`, how many updates have been made with the worker's gradients; and `version`, that of the
+    //   parameters it gets when it starts: version_ is the current one. A worker may have made at most bound_ updates
+    //   more than the slowest. left_ is the number of updates for which no worker has started a step yet: no worker
+    //   starts if it is 0. Take the workers in order.
+    for (int worker = 1; worker <= count(); ++worker) {
+      bool may = false;
+      // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?
+      //   workers_[w].updates is the number of updates made by worker w, for w = 1, 2, …, count(). This worker may have
+      //   made at most bound_ more than the slowest. With a bound of 0, every worker makes its first update before any
+      //   worker begins its second step.
+      std::int64_t slowest = workers_[worker].updates;
+      for (int w = 1; w <= count(); ++w) slowest = std::min(slowest, workers_[w].updates);
+      may = workers_[worker].updates - slowest <= bound_;
+      // END TODO 10.14
+      if (workers_[worker].computes || left_ == 0 || !may) continue;
+      workers_[worker].computes = true;
+      workers_[worker].version = version_;
       --left_;
-      started.push_back(w);
+      started.push_back(worker);
+    }
+    // END WRITE 10.P
+    for (int w : started) {
+      const Clock& its = workers_[w];
+      probe("10.P", "worker, 1 if it computes, version of its parameters, updates left to start",
+            std::array{w, static_cast<int>(its.computes), static_cast<int>(its.version), static_cast<int>(left_)});
     }
     return started;
   }
 
   // Counts an update with this worker's gradient, and returns it with its staleness.
   Update finish(int worker) {
+    std::int64_t staleness = 0;
+    // WRITE 10.Q: This worker waits again. Compute the staleness of its gradient, and count the update made with it.
+    //   workers_[worker] is its Clock: `computes`, `updates`, and the `version` of the parameters that it has computed
+    //   with. version_ is the number of updates so far, by all workers. The staleness is the number of updates between
+    //   those parameters and this update.
     Clock& its = workers_[worker];
     its.computes = false;
-    std::int64_t staleness = 0;
     // TODO 10.17: Compute the staleness of this worker's gradient; then count the update that is made with it.
     //   its.version is what version_ was when the worker got its parameters, w_{i-δ}. It has computed the gradient from
     //   those, and now w_i becomes w_{i+1}; the staleness is δ. version_ counts the updates of all workers, its.updates
@@ -87,8 +112,11 @@ class Clocks {
     ++its.updates;
     ++version_;
     // END TODO 10.17
+    // END WRITE 10.Q
+    const Clock& clock = workers_[worker];
+    probe("10.Q", "1 if the worker still computes", std::array{static_cast<int>(clock.computes)});
     probe("10.17", "worker, staleness, number at the worker and number of the update",
-          std::array{worker, static_cast<int>(staleness), static_cast<int>(its.updates), static_cast<int>(version_)});
+          std::array{worker, static_cast<int>(staleness), static_cast<int>(clock.updates), static_cast<int>(version_)});
     return {worker, staleness};
   }
 
@@ -102,19 +130,6 @@ class Clocks {
     std::int64_t updates = 0;  // made with its gradients
     std::int64_t version = 0;  // of its parameters
   };
-
-  bool may_start(int worker) const {
-    bool may = false;
-    // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?
-    //   workers_[w].updates is the number of updates made by worker w, for w = 1, 2, …, count(). This worker may have
-    //   made at most bound_ more than the slowest. With a bound of 0, every worker makes its first update before any
-    //   worker begins its second step.
-    std::int64_t slowest = workers_[worker].updates;
-    for (int w = 1; w <= count(); ++w) slowest = std::min(slowest, workers_[w].updates);
-    may = workers_[worker].updates - slowest <= bound_;
-    // END TODO 10.14
-    return may;
-  }
 
   int bound_;
   std::int64_t left_;           // updates for which no worker has started a step yet
@@ -146,16 +161,19 @@ class ParameterServer {
   void answer() {
     const std::vector<int> started = clocks_.start();
     probe("10.14", "workers that may start a step", started);
+    probe("10.P", "given to answer: parameters", values_, {count_}, compute_);
     for (int worker : started) {
       send_parameters(worker);
       receive_gradient(worker);
     }
   }
 
-  // Waits for the next gradient. Returns its [count] values, followed by the loss, for use on the compute stream.
-  Real* next_gradient() {
+  // Waits for the next gradient. Returns its [count] values and copies its loss to *loss, for the compute stream.
+  Real* next_gradient(float* loss) {
     const Channel& channel = channels_[next_worker() - 1];
     CUDA_CHECK(cudaStreamWaitEvent(compute_, channel.arrived));
+    const float* arrived = word_of(channel.gradient.data(), count_);
+    CUDA_CHECK(cudaMemcpyAsync(loss, arrived, sizeof(float), cudaMemcpyDeviceToDevice, compute_));
     return channel.gradient.data();
   }
 
@@ -186,6 +204,11 @@ class ParameterServer {
     Channel& channel = channels_[worker - 1];
     Real* copy = channel.parameters.data();
     const ncclComm_t comm = channel.pair.comm();
+    // WRITE 10.R: Send the worker the current parameters and the word behind them, on channel.stream.
+    //   The updates run on compute_ and change values_[count_]. Those that are enqueued by now belong to what is sent,
+    //   later ones do not, and must not wait for the send. copy[length_] is the message, of type kReal. It begins with
+    //   the parameters; the word at its end is already there. The worker is rank kWorker of `comm`. Use the event
+    //   channel.copied. The host does not wait.
     // TODO 10.15: Send the worker a copy of the parameters, with all updates so far, on channel.stream.
     //   A copy, because the next update may run while it is sent. Copy the count_ Reals of values_ to `copy` with
     //   cudaMemcpyAsync, on the stream of the updates, compute_. Let channel.stream wait for that with the event
@@ -196,6 +219,7 @@ class ParameterServer {
     CUDA_CHECK(cudaStreamWaitEvent(channel.stream, channel.copied));
     NCCL_CHECK(ncclSend(copy, length_, kReal, kWorker, comm, channel.stream));
     // END TODO 10.15
+    // END WRITE 10.R
     probe("10.15", "parameters for worker " + std::to_string(worker), copy, {shown_of_message(count_)}, channel.stream);
   }
 
@@ -271,6 +295,7 @@ class Worker {
 
   // Sends the gradient and the loss to the server.
   void push() {
+    probe("10.R", "given to push: gradient and loss", gradient_.data(), {shown_of_message(count_)}, stream_);
     const ncclComm_t comm = pair_.comm();
     // TODO 10.16: Send the gradient and the loss behind it to the server.
     //   ncclSend(buffer, count, kReal, peer, comm, stream): one message of length_ elements from gradient_.data() to
