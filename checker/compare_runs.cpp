@@ -133,6 +133,9 @@ class Comparison {
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
+  // If a difference in this tensor is known to come from a WRITE region that calls its TODO, prints that and returns
+  // true.
+  bool caused_by_a_loop(const ProbeKey& key, const std::string& difference);
   // If a WRITE region calls the function of a probe that was reached too often or not often enough, prints that and
   // returns true.
   bool calls_differ(const ProbeKey& key, const char* what);
@@ -206,6 +209,12 @@ std::string Comparison::rank_and_step(const ProbeKey& key) const {
 }
 
 std::string Comparison::own_before(std::size_t position) const {
+  // At the blank level, a loop of the program itself calls everything, and what the other regions record is right so
+  // far.
+  for (const auto& [id, todo] : todos_.all()) {
+    const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& probe) { return probe.id == id; });
+    if (is_write(id) && !probed && todo.file.ends_with(".cu")) return id;
+  }
   const int rank = expected_order_[position].rank;
   for (std::size_t i = position; i-- > 0;) {
     if (expected_order_[i].rank == rank && todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
@@ -496,6 +505,17 @@ bool Comparison::given_agrees(std::size_t position) {
   return false;
 }
 
+bool Comparison::caused_by_a_loop(const ProbeKey& key, const std::string& difference) {
+  const std::string todo = known_.todo(expected_, mine_, sighting_of(key));
+  if (!is_write(todo) || todo == key.id) return false;
+  blame(todo, true);
+  std::printf("%s: what it does shows in what it calls.\n%s  %s, of %s%s  %s\n", todos_.heading(todo).c_str(),
+              todos_.place_line(todo).c_str(), tensor_of(key).c_str(), called(key.id).c_str(), difference.c_str(),
+              known(key, todo).c_str());
+  print_right();
+  return true;
+}
+
 bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
   const std::string caller = todos_.write_that_calls(key.id);
   if (caller.empty()) return false;
@@ -520,6 +540,7 @@ bool Comparison::probe_agrees(std::size_t position) {
   if (mine == mine_probes_.end()) {
     if (!mine_.complete) return true;  // the run ended before it recorded this tensor
     if (calls_differ(key, "does not call %s() as often as expected.")) return false;
+    if (caused_by_a_loop(key, ": never recorded\n")) return false;
     what = " was not reached as often as expected.\n";
     details = "  " + tensor_of(key) + ": " + (key.occurrence > 0 ? "recorded too few times" : "never recorded") +
               "\n  Does a condition, a loop or an early return skip it on this rank?\n";
@@ -546,6 +567,7 @@ bool Comparison::probe_agrees(std::size_t position) {
       rounded_ = key;
       return true;
     }
+    if (caused_by_a_loop(key, ", shape " + bracketed(expected.shape) + "\n" + difference)) return false;
     if (sentence.empty()) sentence = diagnosis(key);
     what = " is the first that differs.\n";
     details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
