@@ -123,7 +123,7 @@ class Comparison {
   // Where the run ended, on the rank that was the farthest behind: the TODO that it was at, the last probe that it
   // passed, in words, and all TODOs whose probes it passed.
   struct End {
-    std::string next, last;
+    std::string next, last, inside;  // inside: the one whose function was entered last, if it has recorded no result
     TodoIds passed;
   };
   End where_it_ended() const;
@@ -785,7 +785,7 @@ Comparison::End Comparison::where_it_ended() const {
   std::size_t earliest = expected_order_.size();
   for (int rank = 0; rank < expected_.world; ++rank) {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
-    std::string before;
+    std::string before, inside;
     TodoIds behind;
     std::size_t position = 0;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
@@ -797,6 +797,7 @@ Comparison::End Comparison::where_it_ended() const {
       ++position;
       if (done) {
         if (given_to(key).empty()) behind.insert(key.id);  // that it was called does not show that it is right
+        inside = given_to(key).empty() ? "" : key.id;
         before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
         continue;
       }
@@ -804,7 +805,7 @@ Comparison::End Comparison::where_it_ended() const {
       if (!todos_.contains(id)) continue;
       if (i < earliest) {
         earliest = i;
-        end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), behind};
+        end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), inside, behind};
       }
       break;
     }
@@ -859,8 +860,9 @@ bool Comparison::called_too_early() {
 }
 
 int Comparison::print_ending() {
-  const auto [next, last, passed] = where_it_ended();
+  auto [next, last, inside, passed] = where_it_ended();
   if (called_too_early()) return 1;
+  if (ending_->crashed() && is_write(inside) && todos_.contains(inside)) next = inside;
   std::string named = ending_->todo(todos_, next);
   // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
   if (passed.contains(named) && todos_.calls(next, named)) named = next;

@@ -23,6 +23,8 @@ class Ending {
   bool uses_memory_twice() const;
   // True if ranks waited, or kept running, until they were stopped.
   bool waits() const;
+  // Whether a signal ended it.
+  bool crashed() const { return !signal_.empty(); }
   // The rank that ended first; -1 if unknown.
   int rank() const { return rank_; }
 

@@ -188,6 +188,11 @@ std::optional<Sighting> failure(int status, const std::string& output) {
   // For a call with a null buffer, keep only the rank and the reason: its arguments may be written in many ways.
   static const std::regex kNull(R"((?:^|\n)(rank \d+: )[^\n]*\((nccl\w+: (send|recv)buff is NULL)\))");
   const bool said = !reasons.empty();
+  // An index beyond a std::vector: the rest of the line depends on the compiler.
+  static const std::regex kAssertion(R"(\n[^\n]*: (Assertion '[^\n]*' failed))");
+  const std::string lines = "\n" + output;
+  for (std::sregex_iterator match(lines.begin(), lines.end(), kAssertion), end; !said && match != end; ++match)
+    reasons.push_back((*match)[1].str());
   for (std::sregex_iterator match(output.begin(), output.end(), kNull), end; !said && match != end; ++match)
     reasons.push_back((*match)[1].str() + (*match)[2].str());
   // The ranks print in any order, and perhaps not all of them print: take the smallest line.
