@@ -79,51 +79,79 @@ struct Head {
   Matrices q, k, v, p, context;
 };
 
-// Computes context and p of `count` positions from `first` on, for `samples` samples. values.qkv must hold their
-// queries, and the keys and values of all positions up to them. first = 0 and count = T is the forward pass of a batch;
-// count = 1 is that of one new position. With dropout, `dropped` must have room for as many values as p.
-inline void attention_forward(const Blas& blas, const Heads& heads, const AttentionValues& values, int samples,
-                              int first, int count, const Dropout& dropout, Real* dropped) {
-  const cudaStream_t stream = blas.stream();
-  const int T = heads.positions, d = heads.width, keys = first + count;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-  for (int h = 0; h < heads.count; ++h) {
-    const Head head(heads, values, h, first);
-    batched_gemm(blas, Op::as_is, Op::transposed, count, keys, d, 1, head.q, head.k, head.p, samples);
-  }
+// Turns the scores in values.p, of `count` positions from `first` on, into probabilities.
+inline void softmax_of_scores(const Heads& heads, const AttentionValues& values, int samples, int first, int count,
+                              cudaStream_t stream) {
+  const int T = heads.positions, keys = first + count;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(heads.width));
   if (count == T) {
     const int rows = samples * heads.count * T;
+    probe("01.J", "given to softmax_of_scores: scores", values.p, {samples, heads.count, T, T}, stream);
     launch(causal_softmax, rows * T, stream, values.p, scale, rows, T, 0, T);
     probe("01.12", "probabilities", values.p, {samples, heads.count, T, T}, stream);
   } else {
     for (int h = 0; h < heads.count; ++h) {
       Real* p = Head(heads, values, h, first).p.data;
+      probe("01.J", "given to softmax_of_scores: scores of a new position", p, {1, keys}, stream);
       launch(causal_softmax, count * keys, stream, p, scale, count, count, first, T);
       probe("01.12", "probabilities of a new position", p, {1, keys}, stream);
     }
   }
-  AttentionValues looking = values;
-  if (dropout.active()) {
-    dropout.apply(dropped, values.p, samples, heads.count * T * T, stream);
-    looking.p = dropped;
+}
+
+// Returns `values` with the probabilities that multiply the values v: p itself or, with dropout, what that leaves of p.
+// Then `dropped` must have room for as many values as p.
+inline AttentionValues after_dropout(const Heads& heads, AttentionValues values, int samples, const Dropout& dropout,
+                                     Real* dropped, cudaStream_t stream) {
+  if (!dropout.active()) return values;
+  const int T = heads.positions;
+  probe("01.L", "given to after_dropout: probabilities", values.p, {samples, heads.count, T, T}, stream);
+  dropout.apply(dropped, values.p, samples, heads.count * T * T, stream);
+  values.p = dropped;
+  return values;
+}
+
+// Turns gradients.p, the gradient of the probabilities that multiply v, into that of the scores q kᵀ. values.p must
+// hold the probabilities before dropout.
+inline void gradient_of_scores(const Heads& heads, const AttentionValues& values, const AttentionValues& gradients,
+                               int samples, const Dropout& dropout, cudaStream_t stream) {
+  const int T = heads.positions, rows = samples * heads.count * T;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(heads.width));
+  probe("01.K", "given to gradient_of_scores: gradients", gradients.p, {samples, heads.count, T, T}, stream);
+  if (dropout.active())
+    probe("01.K", "given to gradient_of_scores: probabilities", values.p, {samples, heads.count, T, T}, stream);
+  dropout.apply(gradients.p, gradients.p, samples, heads.count * T * T, stream);
+  launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
+  probe("01.13", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
+}
+
+// Computes context and p of `count` positions from `first` on, for `samples` samples. values.qkv must hold their
+// queries, and the keys and values of all positions up to them. first = 0 and count = T is the forward pass of a batch;
+// count = 1 is that of one new position.
+inline void attention_forward(const Blas& blas, const Heads& heads, const AttentionValues& values, int samples,
+                              int first, int count, const Dropout& dropout, Real* dropped) {
+  const cudaStream_t stream = blas.stream();
+  const int d = heads.width, keys = first + count;
+  for (int h = 0; h < heads.count; ++h) {
+    const Head head(heads, values, h, first);
+    batched_gemm(blas, Op::as_is, Op::transposed, count, keys, d, 1, head.q, head.k, head.p, samples);
   }
+  softmax_of_scores(heads, values, samples, first, count, stream);
+  const AttentionValues looking = after_dropout(heads, values, samples, dropout, dropped, stream);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looking, h, first);
     batched_gemm(blas, Op::as_is, Op::as_is, count, d, keys, 1, head.p, head.v, head.context, samples);
   }
+  const int features = heads.features();
+  probe("01.L", "context", values.context + first * features, {samples * count, features}, stream);
 }
 
 // Computes gradients.qkv from gradients.context. gradients.p is scratch memory for the gradient of the probabilities.
 inline void attention_backward(const Blas& blas, const Heads& heads, const AttentionValues& values,
                                const AttentionValues& gradients, int samples, const Dropout& dropout, Real* dropped) {
   const cudaStream_t stream = blas.stream();
-  const int T = heads.positions, d = heads.width, rows = samples * heads.count * T;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-  AttentionValues looked = values;
-  if (dropout.active()) {
-    dropout.apply(dropped, values.p, samples, heads.count * T * T, stream);
-    looked.p = dropped;
-  }
+  const int T = heads.positions, d = heads.width;
+  const AttentionValues looked = after_dropout(heads, values, samples, dropout, dropped, stream);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
     // TODO 01.14: Back through context = p v: the gradient g.p = dcontext vᵀ of the probabilities.
@@ -134,9 +162,7 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
     // END TODO 01.14
   }
   probe("01.14", "gradient of the probabilities", gradients.p, {samples, heads.count, T, T}, stream);
-  if (dropout.active()) dropout.apply(gradients.p, gradients.p, samples, heads.count * T * T, stream);
-  launch(causal_softmax_backward, rows * T, stream, gradients.p, values.p, scale, rows, T);
-  probe("01.13", "gradient of the scores", gradients.p, {samples, heads.count, T, T}, stream);
+  gradient_of_scores(heads, values, gradients, samples, dropout, stream);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, looked, h), g(heads, gradients, h);
     // TODO 01.15: The gradients g.q = dscores k, g.k = dscoresᵀ q and g.v = pᵀ dcontext.
@@ -145,7 +171,8 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
     todo("01.15");
     // END TODO 01.15
   }
-  probe("01.15", "gradient of queries, keys and values", gradients.qkv, {samples * T, 3 * heads.features()}, stream);
+  const int rows = samples * heads.positions;
+  probe("01.15", "gradient of queries, keys and values", gradients.qkv, {rows, 3 * heads.features()}, stream);
 }
 
 }  // namespace workshop

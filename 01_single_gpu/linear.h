@@ -5,6 +5,7 @@
 // [out, in], as in nn.Linear, so that y = x Wᵀ + b. math.md derives every line of the backward pass.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "common/device/device.h"
@@ -42,13 +43,14 @@ inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Rea
   todo("01.1");
   // END TODO 01.1
   probe("01.1", {l.name, ": x W^T"}, y, {rows, l.out}, stream);
-  if (l.bias == nullptr) return;
-  // TODO 01.2: Add the bias to every row of y.
-  //   Use launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all elements
-  //   of y. Which of its sizes is the length of a row?
-  todo("01.2");
-  // END TODO 01.2
-  probe("01.2", {l.name, ": x W^T + b"}, y, {rows, l.out}, stream);
+  if (l.bias != nullptr) {
+    // TODO 01.2: Add the bias to every row of y.
+    //   Use launch(kernel, elements, stream, the kernel's arguments...) with the kernel add_bias above, for all
+    //   elements of y. Which of its sizes is the length of a row?
+    todo("01.2");
+    // END TODO 01.2
+  }
+  if (l.bias != nullptr) probe("01.2", {l.name, ": x W^T + b"}, y, {rows, l.out}, stream);
 }
 
 // Computes the gradients of the layer's parameters from x[rows, in] and dy[rows, out]. `accumulate` is 0 to overwrite
@@ -56,17 +58,21 @@ inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Rea
 inline void linear_backward_parameters(const Blas& blas, const Linear& l, const Real* x, const Real* dy,
                                        const Real* ones, int rows, float accumulate) {
   const cudaStream_t stream = blas.stream();
+  probe("01.B", "given to model.backward: accumulate", std::array{static_cast<int>(accumulate)});
   // TODO 01.3: The weight's gradient: dW = dyᵀ x, summed over the rows.
   //   Use one gemm(), with `accumulate` as its beta. dW is [out, in]: which operand has to be transposed now?
   todo("01.3");
   // END TODO 01.3
   probe("01.3", {l.name, ".weight.grad"}, l.weight_grad, {l.out, l.in}, stream);
+  if (l.bias != nullptr) {
+    // TODO 01.4: The bias's gradient: the sum of dy over its rows, db = 1ᵀ dy.
+    //   Use one gemm() again, with `accumulate` as its beta. `ones` is a matrix of one row, [1, rows], and so is db,
+    //   [1, out].
+    todo("01.4");
+    // END TODO 01.4
+  }
   if (l.bias == nullptr) return;
-  // TODO 01.4: The bias's gradient: the sum of dy over its rows, db = 1ᵀ dy.
-  //   Use one gemm() again, with `accumulate` as its beta. `ones` is a matrix of one row, [1, rows], and so is db,
-  //   [1, out].
-  todo("01.4");
-  // END TODO 01.4
+  probe("01.B", {l.name, ".weight.grad"}, l.weight_grad, {l.out, l.in}, stream);
   probe("01.4", {l.name, ".bias.grad"}, l.bias_grad, {l.out}, stream);
 }
 

@@ -2,6 +2,8 @@
 // The loss of the multilayer perceptron: the mean squared difference between output and target.
 #pragma once
 
+#include <array>
+
 #include "common/device/device.h"
 #include "common/record/record.h"
 #include "model/model.h"
@@ -19,6 +21,7 @@ static __global__ void subtract(float* difference, ConstReals a, const float* b,
 inline void mse_loss(const Blas& blas, const Real* prediction, const float* target, int n, int elements, float* loss,
                      float* gradient, float* scratch) {
   const cudaStream_t stream = blas.stream();
+  probe("01.D", "given to model.loss: number of values in the step", std::array{elements});
   launch(subtract, n, stream, gradient, prediction, target, n);
   // The sum stays on the device. If the host waited for it, it could not enqueue work ahead of the stream.
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
@@ -31,6 +34,7 @@ inline void mse_loss(const Blas& blas, const Real* prediction, const float* targ
   todo("01.6");
   // END TODO 01.6
   probe("01.6", "gradient of the loss", gradient, {n}, stream);
+  probe("01.D", "loss so far", loss, {1}, stream);
 }
 
 // The mean of (output - target)² over all elements; `out` floats per sample.

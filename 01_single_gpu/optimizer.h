@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -34,12 +35,17 @@ struct AdamWStep {
 };
 
 inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
+  probe("01.E", "given to adamw_step: learning rate, weight decay, number of the step",
+        std::array<double, 3>{lr, weight_decay, static_cast<double>(t)});
   AdamWStep s{};
   // TODO 01.8: Fill in the factors of AdamW's step number t.
   //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by which
   //   factors? Compute in double: 1 - 0.999 in float is wrong in the fifth digit.
   todo("01.8");
   // END TODO 01.8
+  probe("01.E", "factors of AdamW's step",  // all near 1, so that each counts
+        std::array<double, 7>{s.decay, 10.0 * s.one_minus_beta1, 1e3 * s.one_minus_beta2, s.beta2, s.step_size,
+                              s.root_correction, 1e8 * s.epsilon});
   return s;
 }
 
@@ -128,6 +134,7 @@ class Optimizer {
   // Enqueues one step: updates values[count] with grad[count], at `factor` times the options' learning rate.
   void step(Real* values, const Real* grad, double factor = 1) {
     const Range range("update", stream_);
+    probe("01.F", "given to optimizer.step: factor of the learning rate", std::array{factor});
     const double lr = factor * lr_;
     float* value = weights(values);
     if (place_ == Place::host) return step_on_host(values, grad, lr);
@@ -139,6 +146,10 @@ class Optimizer {
     } else {
       const AdamWStep s = adamw_step(lr, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
+    }
+    if (kind_ == OptimizerKind::adamw) {
+      probe("01.F", "mean of the gradient's squares", second_.data(), {count_}, stream_);
+      probe("01.F", "parameters", value, {count_}, stream_);
       probe("01.8", "mean of the gradient's squares", second_.data(), {count_}, stream_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);

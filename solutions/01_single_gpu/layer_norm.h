@@ -15,6 +15,11 @@ namespace workshop {
 // One row per iteration. Rows do not depend on each other, so they can be split across ranks.
 static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, ConstReals x, ConstReals gamma,
                                           ConstReals beta, int rows, int width) {
+  // WRITE 01.H: Normalize each row and keep its mean and rstd.
+  //   Row i begins at x + i·width and y + i·width; gamma and beta have `width` values. The mean and the variance are
+  //   over the row's `width` values; ε is 1e-5. Where the mean is large, its square must not swallow the variance. `for
+  //   (int row : grid_stride(rows))` gives this thread its rows; sum_of(width, f) of model/rows.h adds up f(j) for all
+  //   j. sqrtf() is the root.
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
@@ -30,12 +35,16 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
     rstd[row] = r;
     // END TODO 01.10
   }
+  // END WRITE 01.H
 }
 
 // Computes dx = beside + rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = dy·gamma. `beside` is the gradient that reaches x
 // past the norm, or null; it may be dx.
 static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
                                            const float* rstd, ConstReals gamma, int rows, int width) {
+  // WRITE 01.I: Compute dx of each row, as the formula above says; the means are over the row.
+  //   Matrices and rows are as in layer_norm_forward(), which kept mean[rows] and rstd[rows]. `beside` is null where
+  //   nothing reaches x past the norm. If it is dx, each of its values must be read before dx is written there.
   for (int row : grid_stride(rows)) {
     const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];
@@ -52,6 +61,7 @@ static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstRea
       dx[row * width + j] = past + r * (gradient[j] * gamma[j] - shift - (in[j] - m) * r * scale);
     }
   }
+  // END WRITE 01.I
 }
 
 // Computes dgamma = Σ dy·x̂ and dbeta = Σ dy over the rows. `accumulate` is 0 to overwrite them, 1 to add to them. Each

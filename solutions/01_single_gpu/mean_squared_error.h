@@ -2,6 +2,8 @@
 // The loss of the multilayer perceptron: the mean squared difference between output and target.
 #pragma once
 
+#include <array>
+
 #include "common/device/device.h"
 #include "common/record/record.h"
 #include "model/model.h"
@@ -19,6 +21,13 @@ static __global__ void subtract(float* difference, ConstReals a, const float* b,
 inline void mse_loss(const Blas& blas, const Real* prediction, const float* target, int n, int elements, float* loss,
                      float* gradient, float* scratch) {
   const cudaStream_t stream = blas.stream();
+  probe("01.D", "given to model.loss: number of values in the step", std::array{elements});
+  // WRITE 01.D: Compute this batch's share of the loss, and its gradient.
+  //   prediction, target and gradient have n values. Add Σ(prediction - target)² / elements to *loss, which holds the
+  //   shares of the step's earlier batches, and overwrite gradient with the derivative of this share with respect to
+  //   each prediction. loss and scratch are on the device, and the host must not wait for them: if cublasSdot() is to
+  //   write its result there, call cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE) before it, and set
+  //   CUBLAS_POINTER_MODE_HOST again after it. The kernel add_sum is in model/rows.h; cublasSscal() scales a vector.
   launch(subtract, n, stream, gradient, prediction, target, n);
   // The sum stays on the device. If the host waited for it, it could not enqueue work ahead of the stream.
   CUBLAS_CHECK(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
@@ -31,7 +40,9 @@ inline void mse_loss(const Blas& blas, const Real* prediction, const float* targ
   const float factor = 2.0f / static_cast<float>(elements);
   CUBLAS_CHECK(cublasSscal(blas, n, &factor, gradient, 1));
   // END TODO 01.6
+  // END WRITE 01.D
   probe("01.6", "gradient of the loss", gradient, {n}, stream);
+  probe("01.D", "loss so far", loss, {1}, stream);
 }
 
 // The mean of (output - target)² over all elements; `out` floats per sample.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -34,7 +35,12 @@ struct AdamWStep {
 };
 
 inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
+  probe("01.E", "given to adamw_step: learning rate, weight decay, number of the step",
+        std::array<double, 3>{lr, weight_decay, static_cast<double>(t)});
   AdamWStep s{};
+  // WRITE 01.E: Set the members of s, the factors of AdamW's step number t. The first step is number 1.
+  //   AdamWStep says what they are, adamw_value() below how they are used. Take PyTorch's β₁ = 0.9, β₂ = 0.999 and ε =
+  //   1e-8. Compute in double, and round only the results to float.
   // TODO 01.8: Fill in the factors of AdamW's step number t.
   //   β₁ = 0.9, β₂ = 0.999, ε = 1e-8 are PyTorch's defaults. Why are the moments too small at first, and by which
   //   factors? Compute in double: 1 - 0.999 in float is wrong in the fifth digit.
@@ -47,6 +53,10 @@ inline AdamWStep adamw_step(double lr, double weight_decay, int t) {
   s.root_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2, t)));
   s.epsilon = 1e-8f;
   // END TODO 01.8
+  // END WRITE 01.E
+  probe("01.E", "factors of AdamW's step",  // all near 1, so that each counts
+        std::array<double, 7>{s.decay, 10.0 * s.one_minus_beta1, 1e3 * s.one_minus_beta2, s.beta2, s.step_size,
+                              s.root_correction, 1e8 * s.epsilon});
   return s;
 }
 
@@ -135,9 +145,14 @@ class Optimizer {
   // Enqueues one step: updates values[count] with grad[count], at `factor` times the options' learning rate.
   void step(Real* values, const Real* grad, double factor = 1) {
     const Range range("update", stream_);
+    probe("01.F", "given to optimizer.step: factor of the learning rate", std::array{factor});
     const double lr = factor * lr_;
     float* value = weights(values);
     if (place_ == Place::host) return step_on_host(values, grad, lr);
+    // WRITE 01.F: Update value[count_] with grad[count_], as kind_ says: OptimizerKind::sgd, or else AdamW.
+    //   The kernels sgd and adamw update all parameters in one launch(); they take floats. `lr` is the learning rate of
+    //   this step, weight_decay_ the weight decay. AdamW also needs adamw_step() and its two moments, first_.data() and
+    //   second_.data(); steps_ is the number of steps before this one.
     if (kind_ == OptimizerKind::sgd) {
       // TODO 01.7: Update with plain gradient descent: value -= lr·(grad + weight_decay·value).
       //   launch() the kernel sgd above for all parameters at once. It takes floats; lr and weight_decay_ are doubles.
@@ -146,6 +161,11 @@ class Optimizer {
     } else {
       const AdamWStep s = adamw_step(lr, weight_decay_, ++steps_);
       launch(adamw, count_, stream_, value, grad, first_.data(), second_.data(), s, count_);
+    }
+    // END WRITE 01.F
+    if (kind_ == OptimizerKind::adamw) {
+      probe("01.F", "mean of the gradient's squares", second_.data(), {count_}, stream_);
+      probe("01.F", "parameters", value, {count_}, stream_);
       probe("01.8", "mean of the gradient's squares", second_.data(), {count_}, stream_);
     }
     probe(kind_ == OptimizerKind::sgd ? "01.7" : "01.8", "parameters", value, {count_}, stream_);

@@ -240,6 +240,7 @@ class LanguageHead : public Layer {
     const Range range({"backward ", name}, g.blas.stream());
     const int rows = g.samples * context_;
     linear_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
+    probe("01.B", "head.weight.grad", linear_.weight_grad, {linear_.out, linear_.in}, g.blas.stream());
     Real* dx = g.dx != nullptr ? g.dx : g.dy;
     norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx, rows, g.accumulate,
                   g.blas.stream());
@@ -258,6 +259,7 @@ class LanguageHead : public Layer {
     Real *normed = saved.buffers[0].data(), *logits = saved.buffers[2].data();
     norm_forward(norm_, static_cast<const Real*>(x), normed, statistics(saved), rows, blas.stream());
     linear_forward(blas, linear_, normed, logits, rows);
+    probe("01.A", "logits", logits, {rows, linear_.out}, blas.stream());
     return logits;
   }
 
