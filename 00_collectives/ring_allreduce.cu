@@ -49,8 +49,17 @@ struct Ring {
   int rank, world;
 };
 
+// Records what pass_on() is asked to do.
+void probe_given(const float* data, RingChunk outgoing, const float* received, RingChunk incoming, const Ring& ring) {
+  const int in_its_place = received == data + incoming.begin ? 1 : 0;
+  probe("00.F", "given to pass_on: outgoing begin, outgoing size, incoming size, arrives in its place",
+        std::array{outgoing.begin, outgoing.size, incoming.size, in_its_place});
+  probe("00.F", "given to pass_on: outgoing chunk", data + outgoing.begin, {outgoing.size}, ring.stream);
+}
+
 // Sends the chunk `outgoing` of `data` to the next rank and receives the previous rank's chunk in `received`.
 void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk incoming, const Ring& ring) {
+  probe_given(data, outgoing, received, incoming, ring);
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   The outgoing chunk is outgoing.size floats from data + outgoing.begin. Which rank comes after the last one?
   //   All ranks do this at the same time. If each send had to finish first, which rank would receive?
@@ -97,12 +106,24 @@ void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
   }
 }
 
+// Records the chunks that the ring asks for.
+void probe_chunks(const RingChunks& chunks, int world) {
+  std::vector<int> parts, around;
+  for (int i = 0; i < world; ++i) parts.insert(parts.end(), {chunks[i].begin, chunks[i].size});
+  for (int i = -world; i <= world; ++i) around.push_back(chunks[i].begin);
+  probe("00.E", "begin and size of each chunk", parts);
+  probe("00.E", "begin of the chunks -P to P", around);
+}
+
 // Replaces data[count] on every rank with its sum over all ranks.
 void ring_all_reduce(float* data, int count, const Ring& ring) {
   const RingChunks chunks(count, ring.world);
+  probe_chunks(chunks, ring.world);
   DeviceBuffer<float> received(chunks[0].size, Memory::buckets);
   ring_reduce_scatter(data, received.data(), chunks, ring);
+  probe("00.G", "vector after the reduce-scatter", data, {count}, ring.stream);
   ring_all_gather(data, chunks, ring);
+  probe("00.H", "vector after the all-gather", data, {count}, ring.stream);
   CUDA_CHECK(cudaStreamSynchronize(ring.stream));  // `received` is freed here
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model parallelism: every rank holds some of the layers. A batch passes through the ranks one after the other, and its
 // gradients come back the same way. While one rank computes, the others wait. This buys memory, not time.
+#include <array>
+
 #include "01_single_gpu/models.h"
 #include "03_model_parallel/model_parallel.h"
 #include "03_model_parallel/support/layer_times.h"
@@ -15,6 +17,7 @@ namespace {
 
 // Computes the stage's output [rows, stage.out] from x[rows, stage.in].
 const Real* compute_forward(ModelStage& stage, const Batch& batch, const void* x) {
+  probe("03.C", "given to compute_forward: samples", std::array{batch.samples});
   probe("03.3", "input of the stage", static_cast<const Real*>(x), {batch.samples, stage.in}, stage.stream);
   return stage.forward(batch, x);
 }
@@ -22,12 +25,14 @@ const Real* compute_forward(ModelStage& stage, const Batch& batch, const void* x
 // Computes the stage's gradients from the gradient of its output in stage.model.output_gradient(). Writes the gradient
 // of its input to dx[rows, stage.in], unless dx is null.
 void compute_backward(ModelStage& stage, int rows, Real* dx) {
+  probe("03.D", "given to compute_backward: rows", std::array{rows});
   probe("03.4", "gradient of the stage's output", stage.model.output_gradient(), {rows, stage.out}, stage.stream);
   stage.backward(dx);
 }
 
 // Forward pass: the first rank starts from the batch, and the last rank ends with the predictions.
 void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
+  probe("03.C", "given to forward: parameters", stage.model.values(), {stage.model.count()}, stream);
   const void* x = batch.x;
   const int rows = batch.samples, rank = job.rank(), last = job.world() - 1;
   // TODO 03.3: Receive this rank's input from the previous rank, compute, and send the output to the next rank.
@@ -36,10 +41,14 @@ void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t
   //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md).
   todo("03.3");
   // END TODO 03.3
+  probe("03.C", "samples that the stage has computed", std::array{stage.activations.samples});
 }
 
 // Backward pass: the last rank already has the gradient of its output, from the loss.
 void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) {
+  if (job.rank() == job.world() - 1)
+    probe("03.D", "given to backward: gradient of the loss", stage.model.output_gradient(), {rows, stage.out}, stream);
+  probe("03.D", "given to backward: parameters", stage.model.values(), {stage.model.count()}, stream);
   const int rank = job.rank(), last = job.world() - 1;
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
   //   Receive the gradient of the output into stage.model.output_gradient(), [rows, stage.out]. From which rank?
@@ -47,6 +56,19 @@ void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) 
   //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx.
   todo("03.4");
   // END TODO 03.4
+  probe("03.D", "gradients of the stage", stage.model.grads(), {stage.model.count()}, stream);
+}
+
+// Adds the mean loss of the batch to *loss, and computes its gradient for the backward pass. Requires the predictions.
+void compute_loss(ModelStage& stage, const Batch& batch, float* loss) {
+  probe("03.E", "samples in the loss", std::array{batch.samples});
+  stage.loss(batch.y, batch.samples, loss);
+}
+
+// Updates this rank's parameters. All ranks call it, because they compute the norm of the whole gradient together.
+void update(ModelStage& stage, Training& training, const Job& job) {
+  probe("03.E", "gradients to update with", stage.model.grads(), {stage.model.count()}, stage.stream);
+  stage.update(training, job.group());
 }
 
 }  // namespace
@@ -87,9 +109,9 @@ int main(int argc, char** argv) {
       stage.clock.next_step();
       const Batch batch = training.batch();
       forward(stage, batch, job, stream);
-      if (rank == last) stage.loss(batch.y, batch.samples, training.loss());
+      if (rank == last) compute_loss(stage, batch, training.loss());
       backward(stage, batch.samples, job, stream);
-      stage.update(training, job.group());
+      update(stage, training, job);
     }
     send_losses(training.losses(), job.group(), stream);
     stage.clock.stop();

@@ -37,6 +37,9 @@ void broadcast(const float* in, float* out, int count, const Participants& group
 
 // Gives row r of the root's `in` to rank r. in: [world, count], read only on the root; out: [count].
 void scatter(const float* in, float* out, int count, const Participants& group) {
+  // WRITE 00.A: Send row r of the root's `in` to rank r's `out`, for every r, with sends and receives.
+  //   A row has `count` floats. group.root is the root, group.world the number of ranks. The root gets its own row,
+  //   too. Only the root may read `in`. Everything is on group.stream; the calls are in docs/calls.md.
   // TODO 00.2: Send row r of the root's `in` to rank r's `out`, with one group of sends and receives.
   //   ncclSend(from, count, ncclFloat, peer, comm, stream) and ncclRecv(to, count, ncclFloat, peer, comm, stream). Put
   //   them between ncclGroupStart() and ncclGroupEnd(): within a group, a rank may send to itself. How many sends does
@@ -50,12 +53,15 @@ void scatter(const float* in, float* out, int count, const Participants& group) 
   NCCL_CHECK(ncclRecv(out, count, ncclFloat, group.root, group.comm, group.stream));
   NCCL_CHECK(ncclGroupEnd());
   // END TODO 00.2
+  // END WRITE 00.A
   probe("00.2", "scatter", out, {count}, group.stream);
 }
 
 // Collects all ranks' `in` on the root: row r of its `out` is rank r's `in`. in: [count]; out: [world, count], written
 // only on the root.
 void gather(const float* in, float* out, int count, const Participants& group) {
+  // WRITE 00.B: Send every rank's `in` to the root, where rank r's values become row r of `out`.
+  //   Use sends and receives again. Only the root may write `out`, and it has a row of its own, too.
   // TODO 00.3: Send rank r's `in` to row r of the root's `out`, with one group of sends and receives.
   //   This is scatter in reverse. What does each send become, and what does each receive become?
   NCCL_CHECK(ncclGroupStart());
@@ -67,6 +73,7 @@ void gather(const float* in, float* out, int count, const Participants& group) {
   }
   NCCL_CHECK(ncclGroupEnd());
   // END TODO 00.3
+  // END WRITE 00.B
   probe("00.3", "gather", out, {group.world, count}, group.stream);
 }
 
@@ -102,6 +109,9 @@ void reduce_scatter(const float* in, float* out, int count, const Participants& 
 
 // Transposes blocks: on rank r, row i of `out` is row r of rank i's `in`. in: [world, count]; out: [world, count].
 void all_to_all(const float* in, float* out, int count, const Participants& group) {
+  // WRITE 00.C: Send row r of `in` to rank r, for every r: it becomes the row of this rank's number in rank r's `out`.
+  //   Use sends and receives. All ranks send at the same time, and none may wait for another forever. A row stays on
+  //   its rank if both numbers are the same, but it must get from `in` to `out`.
   // TODO 00.7: Send row r of `in` to rank r, and receive row r of `out` from rank r, for every r.
   //   What would happen without a group around these sends and receives?
   NCCL_CHECK(ncclGroupStart());
@@ -111,6 +121,7 @@ void all_to_all(const float* in, float* out, int count, const Participants& grou
   }
   NCCL_CHECK(ncclGroupEnd());
   // END TODO 00.7
+  // END WRITE 00.C
   probe("00.7", "all-to-all", out, {group.world, count}, group.stream);
 }
 
@@ -126,6 +137,9 @@ void all_reduce(const float* in, float* out, int count, const Participants& grou
 
 // Does the same as all_reduce, in two halves. FSDP (chapter 06) does other work between them.
 void all_reduce_in_halves(const float* in, float* out, int count, const Participants& group) {
+  // WRITE 00.D: Sum `in` over all ranks into every rank's `out`, with two NCCL calls, neither of them an all-reduce.
+  //   After the first call, each rank has the sum of one row only; after the second, of all rows. There is no other
+  //   buffer than `out`, so the second call must be in place (docs/calls.md says when it is).
   float* my_row = out + group.rank * count;
   // TODO 00.9: Reduce-scatter `in` into `my_row`, then all-gather the rows into `out`: two NCCL calls.
   //   `my_row` is a row of `out`. Which send buffer makes the second call an in-place one, which need not copy this
@@ -133,6 +147,7 @@ void all_reduce_in_halves(const float* in, float* out, int count, const Particip
   NCCL_CHECK(ncclReduceScatter(in, my_row, count, ncclFloat, ncclSum, group.comm, group.stream));
   NCCL_CHECK(ncclAllGather(my_row, out, count, ncclFloat, group.comm, group.stream));
   // END TODO 00.9
+  // END WRITE 00.D
   probe("00.9", "reduce-scatter + all-gather", out, {group.world, count}, group.stream);
 }
 

@@ -34,9 +34,13 @@ class RingChunks {
   RingChunks(int count, int world) : count_(count), world_(world) {}
   // Returns chunk `index`, counted around the ring: -1 is the last chunk, `world` is the first.
   RingChunk operator[](int index) const {
+    // WRITE 00.E: Find out where chunk `index` begins and how many elements it has.
+    //   The chunks lie in the vector one after the other, chunk 0 first, and leave out nothing of its count_ elements.
+    //   `index` may be any number from -world_ to world_: the indices world_ and -world_ are those of chunk 0, too.
     const int c = ((index % world_) + world_) % world_;
     const int begin = c * (count_ / world_) + std::min(c, count_ % world_);
     return {begin, count_ / world_ + (c < count_ % world_ ? 1 : 0)};
+    // END WRITE 00.E
   }
 
  private:
@@ -49,8 +53,21 @@ struct Ring {
   int rank, world;
 };
 
+// Records what pass_on() is asked to do.
+void probe_given(const float* data, RingChunk outgoing, const float* received, RingChunk incoming, const Ring& ring) {
+  const int in_its_place = received == data + incoming.begin ? 1 : 0;
+  probe("00.F", "given to pass_on: outgoing begin, outgoing size, incoming size, arrives in its place",
+        std::array{outgoing.begin, outgoing.size, incoming.size, in_its_place});
+  probe("00.F", "given to pass_on: outgoing chunk", data + outgoing.begin, {outgoing.size}, ring.stream);
+}
+
 // Sends the chunk `outgoing` of `data` to the next rank and receives the previous rank's chunk in `received`.
 void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk incoming, const Ring& ring) {
+  probe_given(data, outgoing, received, incoming, ring);
+  // WRITE 00.F: Send the outgoing chunk to the next rank, and receive the incoming one from the previous rank.
+  //   The outgoing chunk begins at data + outgoing.begin; the incoming one is written from `received` on. The next rank
+  //   has the number after this rank's; after the last rank comes rank 0. All ranks do this at the same time, on
+  //   ring.stream, and the host must not wait.
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   The outgoing chunk is outgoing.size floats from data + outgoing.begin. Which rank comes after the last one?
   //   All ranks do this at the same time. If each send had to finish first, which rank would receive?
@@ -61,12 +78,18 @@ void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk i
   NCCL_CHECK(ncclRecv(received, incoming.size, ncclFloat, previous, ring.comm, ring.stream));
   NCCL_CHECK(ncclGroupEnd());
   // END TODO 00.10
+  // END WRITE 00.F
   probe("00.10", "received", received, {incoming.size}, ring.stream);
 }
 
 // Takes world-1 steps, after which rank r has the sum over all ranks in chunk r+1. Its other chunks hold partial sums.
 // `received` must have room for the largest chunk.
 void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks, const Ring& ring) {
+  // WRITE 00.G: Pass partial sums around the ring, until rank r has the sum over all ranks in chunk r+1 of `data`.
+  //   In every step, each rank passes on one chunk with pass_on() and adds the chunk that arrives in `received` to the
+  //   same chunk of `data`. It begins with the chunk of its own number; the table in README.md has the steps. chunks[i]
+  //   is chunk i, counted around the ring. The kernel add(sum, x, count) adds x to sum; launch(kernel, elements,
+  //   stream, arguments...) starts it. All work is on ring.stream.
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.11: Set `outgoing` and `incoming` to this step's chunks of the reduce-scatter.
@@ -85,10 +108,13 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
     // END TODO 00.12
     probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);
   }
+  // END WRITE 00.G
 }
 
 // Takes world-1 steps that carry the finished chunks around the ring. Afterwards, every rank has all of them.
 void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
+  // WRITE 00.H: Pass the finished chunks around the ring, until every rank has all of them in `data`.
+  //   Rank r begins with its finished chunk, r+1. A chunk that arrives replaces the old one; there is no other buffer.
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.13: Set `outgoing` and `incoming` to this step's chunks of the all-gather.
@@ -102,14 +128,27 @@ void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
     probe("00.13", "chunk to overwrite", data + incoming.begin, {incoming.size}, ring.stream);
     pass_on(data, outgoing, data + incoming.begin, incoming, ring);
   }
+  // END WRITE 00.H
+}
+
+// Records the chunks that the ring asks for.
+void probe_chunks(const RingChunks& chunks, int world) {
+  std::vector<int> parts, around;
+  for (int i = 0; i < world; ++i) parts.insert(parts.end(), {chunks[i].begin, chunks[i].size});
+  for (int i = -world; i <= world; ++i) around.push_back(chunks[i].begin);
+  probe("00.E", "begin and size of each chunk", parts);
+  probe("00.E", "begin of the chunks -P to P", around);
 }
 
 // Replaces data[count] on every rank with its sum over all ranks.
 void ring_all_reduce(float* data, int count, const Ring& ring) {
   const RingChunks chunks(count, ring.world);
+  probe_chunks(chunks, ring.world);
   DeviceBuffer<float> received(chunks[0].size, Memory::buckets);
   ring_reduce_scatter(data, received.data(), chunks, ring);
+  probe("00.G", "vector after the reduce-scatter", data, {count}, ring.stream);
   ring_all_gather(data, chunks, ring);
+  probe("00.H", "vector after the all-gather", data, {count}, ring.stream);
   CUDA_CHECK(cudaStreamSynchronize(ring.stream));  // `received` is freed here
 }
 

@@ -28,6 +28,9 @@ enum class Partition {
 // Returns the bounds of `parts` parts whose numbers of layers differ by at most one. The first parts are the larger
 // ones.
 inline std::vector<int> uniform_bounds(int layers, int parts) {
+  // WRITE 03.A: Return the bounds: 0, then the end of each part.
+  //   These are parts + 1 numbers; the last is `layers`. Part p has the layers from bound p to before bound p + 1. The
+  //   layers that the division leaves over go to the first parts, one to each.
   std::vector<int> bounds = {0};
   for (int p = 0; p < parts; ++p) {
     int end = bounds.back();
@@ -38,12 +41,17 @@ inline std::vector<int> uniform_bounds(int layers, int parts) {
     bounds.push_back(end);
   }
   return bounds;
+  // END WRITE 03.A
 }
 
 // Fills one part after the other, each with as many layers as `limit` allows, and returns the bounds. If layers are
 // left over (the last bound is less than the number of layers), then no parts of at most `limit` exist. `counts` holds
 // the parameters of each layer, or whatever else is balanced.
 inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int parts, std::int64_t limit) {
+  // WRITE 03.B: Return the bounds of the parts, filled one after the other: 0, then the end of each part.
+  //   A part takes the next layers, as many as it can: its sum of counts may be `limit`, but not more, and a layer must
+  //   be left for each part that follows. A part whose first layer is larger than `limit` stays empty. A part's sum may
+  //   be too large for an int.
   const int layers = static_cast<int>(counts.size());
   std::vector<int> bounds = {0};
   for (int p = 0; p < parts; ++p) {
@@ -57,6 +65,7 @@ inline std::vector<int> fill_parts(const std::vector<std::int64_t>& counts, int 
     bounds.push_back(end);
   }
   return bounds;
+  // END WRITE 03.B
 }
 
 // Returns the bounds of `parts` parts whose largest number of parameters is as small as possible, as DeepSpeed's

@@ -29,14 +29,17 @@ struct Part {
   // Computes the part's output from x[batch.samples, stage.in]. This function and the two below require that the part's
   // device is current.
   const Real* forward(const Batch& batch, const void* x) {
+    probe("03.G", "given to part.forward: current device, for " + name, std::array{current_device()});
     probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
     return stage.forward(batch, x);
   }
   // Computes the part's gradients from the gradient of its output in stage.model.output_gradient(). Writes the gradient
   // of its input to dx[rows, stage.in], unless dx is null.
   void backward(int rows, Real* dx) {
+    probe("03.H", "given to part.backward: current device, for " + name, std::array{current_device()});
     probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
     stage.backward(dx);
+    probe("03.8", {"gradient of ", name}, stage.model.grads(), {stage.model.count()}, stream);
   }
   // Updates the part's parameters.
   void step(const float* whole_norm, double lr_factor) {
@@ -79,9 +82,24 @@ Parts place_parts(const Network& network, const std::vector<int>& bounds, const 
   return parts;
 }
 
+// Records what copy() is asked to do.
+void probe_before_copy(const Part& to, const Part& from, const void* source, std::size_t bytes) {
+  const OnDevice on_device(from.device);
+  const std::string way = "from " + from.name + " to " + to.name;
+  const int count = static_cast<int>(bytes / sizeof(float));
+  probe("03.F", "given to copy: numbers " + way, std::array{count});
+  if (source == nullptr) return;  // then the copy fails
+  probe("03.F", "given to copy: source " + way, static_cast<const float*>(source), {count}, from.stream);
+}
+
 // Copies `bytes` bytes from `source` on one part to `target` on another: after everything enqueued so far on the stream
 // of `from`, and before anything enqueued later on the stream of `to`.
 void copy(Part& to, void* target, Part& from, const void* source, std::size_t bytes) {
+  probe_before_copy(to, from, source, bytes);
+  // WRITE 03.F: Copy `bytes` bytes from device to device, in order with the work on both.
+  //   The copy is enqueued on to.stream and may begin only when everything is done that is on from.stream by now: use
+  //   the event from.done (docs/calls.md). cudaMemcpyPeerAsync(target, its device, source, its device, bytes, stream)
+  //   copies; a part's device is part.device. The host must not wait.
   // TODO 03.7: Copy from device to device, on the stream of `to`, after the work so far on the stream of `from`.
   //   Record from.done, let to.stream wait for it, and copy with cudaMemcpyPeerAsync(target, its device, source, its
   //   device, bytes, stream). The device of a part is part.device.
@@ -89,11 +107,19 @@ void copy(Part& to, void* target, Part& from, const void* source, std::size_t by
   CUDA_CHECK(cudaStreamWaitEvent(to.stream, from.done));
   CUDA_CHECK(cudaMemcpyPeerAsync(target, to.device, source, from.device, bytes, to.stream));
   // END TODO 03.7
+  // END WRITE 03.F
 }
 
 // Forward pass: starts from the batch on the first device and ends with the predictions on the last.
-void forward(Parts& parts, const Batch& batch) {
+void forward_parts(Parts& parts, const Batch& batch) {
+  probe("03.G", "given to forward_parts: samples", std::array{batch.samples});
   const void* x = batch.x;
+  // WRITE 03.G: Pass the batch through the parts, from the first to the last, and set `x` to the last one's output.
+  //   part.forward(batch, input) returns the part's output; part.device must be current, and input be on that device.
+  //   The first part's input is x. The others have room for theirs in part.stage.received.data(): batch.samples x
+  //   part.stage.in elements of type Real. copy() orders what it copies. parts[i] is a pointer to part i. If
+  //   batch.correct is not null, every part but the first takes a copy of `batch` whose `correct` is
+  //   part.correct.data(), because batch.correct is on the first device.
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = *parts[i];
     ModelStage& stage = part.stage;
@@ -106,10 +132,35 @@ void forward(Parts& parts, const Batch& batch) {
     }
     x = part.forward(own, x);
   }
+  // END WRITE 03.G
+  const Part& last = *parts.back();
+  const OnDevice on_device(last.device);
+  probe("03.G", "output of the last part", static_cast<const Real*>(x), {batch.samples, last.stage.out}, last.stream);
+}
+
+// Records what the backward pass begins with.
+void probe_before_backward(Parts& parts, int rows) {
+  for (const auto& part : parts) {
+    const OnDevice on_device(part->device);
+    Model& model = part->stage.model;
+    const bool last = part == parts.back();
+    if (last) {
+      probe("03.H", "given to backward_parts: gradient of the loss", model.output_gradient(), {rows, part->stage.out},
+            part->stream);
+    }
+    probe("03.H", "given to backward_parts: parameters of " + part->name, model.values(), {model.count()},
+          part->stream);
+  }
 }
 
 // Backward pass: the last part already has the gradient of its output, from the loss.
-void backward(Parts& parts, int rows) {
+void backward_parts(Parts& parts, int rows) {
+  probe_before_backward(parts, rows);
+  // WRITE 03.H: Pass the gradients through all parts, from the last to the first.
+  //   part.backward(rows, dx) takes the gradient of the part's output, rows x part.stage.out Reals, from
+  //   part.stage.model.output_gradient(), where the last part has it already. It writes the gradient of the part's
+  //   input to dx, for which there is room in part.stage.input_gradient.data(). For the first part, dx is nullptr. What
+  //   forward_parts() says about devices holds here, too.
   const int last = static_cast<int>(parts.size()) - 1;
   for (int i = last; i >= 0; --i) {
     Part& part = *parts[i];
@@ -118,7 +169,7 @@ void backward(Parts& parts, int rows) {
     Real* dx = i > 0 ? stage.input_gradient.data() : nullptr;
     // TODO 03.8: Copy the gradient of this part's output from part i + 1, if there is one, and compute, on part.device.
     //   On part i + 1, it is stage.input_gradient.data(). Copy it to `gradient` here, [rows, stage.out] Reals, with
-    //   copy(). Then call part.backward(rows, dx), as in TODO 03.4. forward() shows what else is needed.
+    //   copy(). Then call part.backward(rows, dx), as in TODO 03.4. forward_parts() shows what else is needed.
     CUDA_CHECK(cudaSetDevice(part.device));
     if (i < last) {
       Part& above = *parts[i + 1];
@@ -126,9 +177,8 @@ void backward(Parts& parts, int rows) {
     }
     part.backward(rows, dx);
     // END TODO 03.8
-    const OnDevice on_device(part.device);
-    probe("03.8", {"gradient of ", part.name}, stage.model.grads(), {stage.model.count()}, part.stream);
   }
+  // END WRITE 03.H
 }
 
 // Computes the norm of the whole gradient on every device, and copies it to *norm on the first one. Each part adds its
@@ -150,7 +200,7 @@ void find_norm(Parts& parts, float* norm) {
   CUDA_CHECK(cudaMemcpyAsync(norm, first.norm.data(), bytes, cudaMemcpyDeviceToDevice, first.stream));
 }
 
-void update(Parts& parts, Training& training) {
+void update_parts(Parts& parts, Training& training) {
   if (parts.front()->stage.clipping.enabled()) find_norm(parts, training.losses().gradient_norm());
   for (const auto& one : parts) {
     Part& part = *one;
@@ -179,8 +229,9 @@ class LossOfLast {
   }
 
   // Adds the batch's share of the mean loss over `samples_of_step` samples to *loss, and the share of right answers to
-  // *batch.correct. Call it after forward(). It copies both sums so far to the last device and back.
+  // *batch.correct. Call it after forward_parts(). It copies both sums so far to the last device and back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
+    probe("03.I", "samples in the loss", std::array{samples_of_step});
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
     if (&first == &last) return last.stage.loss(batch.y, samples_of_step, loss);
@@ -262,22 +313,30 @@ int main(int argc, char** argv) {
 
   const auto add_loss = [&](const Batch& batch, float* sum) {
     const OnDevice on_device(parts[0]->device);  // restores the current device afterwards
-    forward(parts, batch);
+    forward_parts(parts, batch);
     loss.add(batch, training.evaluated(), sum);
   };
+  // WRITE 03.I: Train: for each epoch, its steps and an evaluation.
+  //   training.next_epoch() begins an epoch, training.next_step() a step; each returns false if there is none left. A
+  //   step has one training.batch(). forward_parts(), backward_parts() and update_parts() work on all parts;
+  //   loss.add(batch, batch.samples, training.loss()) computes the loss and its gradient. End a step with join(parts):
+  //   it lets the next step and `training` wait for all parts, and makes the first device current again. on_each(parts,
+  //   action) calls action(part) for each part: call part.stage.clock.next_step() at the beginning of a step and
+  //   part.stage.clock.stop() at the end of an epoch, to measure the idle time. Then training.evaluate(add_loss).
   while (training.next_epoch()) {
     while (training.next_step()) {
       on_each(parts, [](auto& part) { part.stage.clock.next_step(); });
       const Batch batch = training.batch();
-      forward(parts, batch);
+      forward_parts(parts, batch);
       loss.add(batch, batch.samples, training.loss());
-      backward(parts, batch.samples);
-      update(parts, training);
+      backward_parts(parts, batch.samples);
+      update_parts(parts, training);
       join(parts);
     }
     on_each(parts, [](auto& part) { part.stage.clock.stop(); });
     training.evaluate(add_loss);
   }
+  // END WRITE 03.I
   training.evaluate(add_loss);
   on_each(parts, [](auto& part) { record_parameters(part.stage.model, 0, part.stream); });
   print_parts(parts, bounds);
