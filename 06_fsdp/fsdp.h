@@ -41,8 +41,8 @@ struct ShardGroups {
 
 // Makes shard groups of `size` ranks each; `size` must divide the world size. Collective over the world.
 inline ShardGroups make_shard_groups(const Group& world, int size) {
-  const int rank = world.rank();
   ShardGroups groups;
+  const int rank = world.rank();
   // TODO 06.7: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
   //   Set groups.shard = world.split(color, key, "shard"), and groups.replicate in the same way. Ranks that pass the
   //   same color form a group, in the order of their keys: keep the order of the world. Every rank must make both
@@ -77,6 +77,10 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
     numbers.insert(numbers.end(), {pass.unit, pass.backward, pass.gather});
   }
   probe("06.8", "unit, backward and gather of each pass", numbers);
+  if (static_cast<int>(passes.size()) != 2 * units) {
+    fail(kFailed, std::to_string(passes.size()) + " passes through " + std::to_string(units) +
+                      " units: each has two, see TODO 06.8");
+  }
   return passes;
 }
 
@@ -96,46 +100,85 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 // needs only one. With two gradient buffers, one unit is reduced while the gradients of the next are computed. With
 // `none`, one is enough: the next gather waits for the reduction, so no gradients are computed meanwhile. With `pre`,
 // `forward` is always 2, because the first unit of the backward pass is gathered during the last forward pass. With
-// --no-reshard-after-forward, each unit has a parameter buffer of its own.
+// --no-reshard-after-forward, each unit has a parameter buffer of its own: `forward` and `backward` are 0.
+//
+// The forward passes have no gradients, so their second parameter buffer may be a gradient buffer of the backward
+// passes.
 struct BufferPlan {
   explicit BufferPlan(const FsdpOptions& fsdp) {
     const Prefetch prefetch = fsdp.backward();
+    if (fsdp.reshard_after_forward) {
+      forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
+      backward = prefetch == Prefetch::pre ? 2 : 1;
+    }
     gradients = prefetch == Prefetch::none ? 1 : 2;
-    if (!fsdp.reshard_after_forward) return;
-    forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
-    backward = prefetch == Prefetch::pre ? 2 : 1;
+    count = std::max(forward, backward + gradients);
+    probe("06.K", "buffers: forward, backward, gradients, in all", std::array{forward, backward, gradients, count});
   }
 
-  int forward = 0, backward = 0, gradients;
-  // The forward pass has no gradients, so its second parameter buffer may be a gradient buffer of the backward pass.
-  int count() const { return std::max(forward, backward + gradients); }
+  int forward = 0, backward = 0, gradients = 0;
+  int count = 0;  // buffers in all
 };
 
-// The buffers of a BufferPlan. Pass k of a batch finds its buffers by its number.
+// The memory of one pass: for all parameters of its unit, and for all their gradients, [sharding.padded()] each.
+struct PassBuffers {
+  Real *values, *grads;
+};
+
+// The buffers of a BufferPlan. Pass k of a batch finds its own by its number.
 class UnitBuffers {
  public:
-  UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units) : plan_(fsdp) {
+  UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units, const std::vector<Pass>& passes) : plan_(fsdp) {
     std::size_t largest = 0;
     for (const Unit& unit : units) {
       const std::size_t padded = unit.sharding.padded();
       largest = std::max(largest, padded);
       if (!fsdp.reshard_after_forward) kept_.emplace_back(DeviceBuffer<Real>(padded, Memory::buckets));
     }
-    while (static_cast<int>(turns_.size()) < plan_.count())
+    while (static_cast<int>(turns_.size()) < plan_.count)
       turns_.emplace_back(DeviceBuffer<Real>(largest, Memory::buckets));
+    for (const Pass& pass : passes) passes_.push_back(choose(static_cast<int>(passes_.size()), pass));
+    probe_sharing();
   }
 
-  // Buffers for all parameters of the unit of pass k, and for all their gradients: [sharding.padded()] each.
-  Real* values(int k, const Pass& pass) const {
-    if (!kept_.empty()) return kept_[pass.unit].data();
-    return turns_[k % (pass.backward ? plan_.backward : plan_.forward)].data();
-  }
-  Real* grads(int k) const { return turns_[plan_.backward + k % plan_.gradients].data(); }
+  const PassBuffers& operator[](int k) const { return passes_[k]; }
 
  private:
+  // The buffers of pass k. A forward pass has no gradients, so it may name any gradient buffer.
+  PassBuffers choose(int k, const Pass& pass) const {
+    const int turns = pass.backward ? plan_.backward : plan_.forward;
+    Real* values = kept_.empty() ? turns_[k % turns].data() : kept_[pass.unit].data();
+    Real* grads = turns_[plan_.backward + k % plan_.gradients].data();
+    return {values, grads};
+  }
+
+  // Records which passes share a buffer.
+  void probe_sharing() const {
+    const int count = static_cast<int>(passes_.size()), first_backward = count / 2;
+    std::vector<int> in_one;
+    for (int k = first_backward; k < count; ++k) in_one.push_back(passes_[k].values == passes_[k].grads);
+    probe("06.L", "each backward pass: 1 if its parameters and gradients are in one buffer", in_one);
+    probe("06.L", "each pass: after how many passes its parameter buffer is used again",
+          reuse(&PassBuffers::values, 0));
+    probe("06.L", "each backward pass: after how many passes its gradient buffer is used again",
+          reuse(&PassBuffers::grads, first_backward));
+  }
+
+  // After how many passes the buffer of each pass from `first` on is used again; 0: not again in the batch.
+  std::vector<int> reuse(Real* PassBuffers::*buffer, int first) const {
+    std::vector<int> after;
+    for (auto pass = passes_.begin() + first; pass != passes_.end(); ++pass) {
+      const auto same = [&](const PassBuffers& other) { return other.*buffer == (*pass).*buffer; };
+      const auto next = std::find_if(pass + 1, passes_.end(), same);
+      after.push_back(next == passes_.end() ? 0 : static_cast<int>(next - pass));
+    }
+    return after;
+  }
+
   BufferPlan plan_;
   std::vector<DeviceBuffer<Real>> kept_;   // one per unit with --no-reshard-after-forward, else empty
   std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
+  std::vector<PassBuffers> passes_;        // of each pass
 };
 
 // ---- the model -----------------------------------------------------------------------------------------------------
@@ -160,18 +203,22 @@ class FullyShardedModel {
         units_(make_units(network, {fsdp.unit_layers, fsdp.min_unit_parameters}, options.batch_size,
                           groups.shard.size(), groups.shard.rank(), compute)),
         passes_(make_passes(units(), fsdp.reshard_after_forward)),
-        buffers_(fsdp, units_),
+        buffers_(fsdp, units_, passes_),
         offsets_(shard_offsets(units_)),
         values_(offsets_.back(), Memory::parameters, place()),
         grads_(offsets_.back(), Memory::gradients, place()),
         optimizer_(options, offsets_.back(), compute, place()),
         clipping_(options, offsets_.back(), compute),
-        gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {}
+        gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {
+    std::vector<int> when;
+    for (int k = 0; k <= 2 * units(); ++k) when.push_back(static_cast<int>(prefetch(k)));
+    probe("06.O", "for each pass: 0 pre, 1 post, 2 none", when);
+  }
 
   // Runs the forward passes of one batch. Returns the output of the last unit, as Model::forward() does.
   const Real* forward(const Batch& batch) {
-    const void* x = batch.x;
     const Real* output = nullptr;
+    const void* x = batch.x;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
@@ -180,6 +227,7 @@ class FullyShardedModel {
       }
       end(k, output, batch.samples * unit.model.output_size());
     }
+    probe("06.M", "output of the last unit", output, {batch.samples * units_.back().model.output_size()}, compute_);
     return output;
   }
 
@@ -202,9 +250,10 @@ class FullyShardedModel {
         unit.model.backward(unit.activations, /*accumulate=*/false, {},
                             u > 0 ? units_[u - 1].model.output_gradient() : nullptr);
       }
-      end(k, buffers_.grads(k), unit.model.count());
+      end(k, buffers_[k].grads, unit.model.count());
       reduce(k, first, last);
     }
+    probe("06.N", "gradient shards after the batch", grads_.data(), {offsets_.back()}, communication_);
   }
 
  private:
@@ -226,6 +275,8 @@ class FullyShardedModel {
   // Call before enqueuing the work of pass k. Returns its unit, bound to parameters that will have arrived by the time
   // the work runs.
   Unit& begin(int k) {
+    probe("06.P", "given to begin: pass", std::array{k});
+    Unit& unit = units_[passes_[k].unit];
     // TODO 06.9: Fetch the units whose turn it is, and let the compute stream wait for the gather of this pass.
     //   fetch(k) enqueues the gather for pass k on the communication stream and records the event fetched_[k % 2] after
     //   it. prefetch(k) says when to call fetch(k): at the beginning of pass k itself (Prefetch::none), at the
@@ -233,12 +284,15 @@ class FullyShardedModel {
     //   that). So two passes may have to be fetched here, k and k + 1.
     todo("06.9");
     // END TODO 06.9
-    Unit& unit = units_[passes_[k].unit];
-    Real* whole = buffers_.values(k, passes_[k]);
+    unit.model.bind(buffers_[k].values, buffers_[k].grads);
     probe("06.9", {unit_name(passes_[k].unit), ", last pass fetched before its work begins"},
           std::array{last_fetched_});
-    probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
-    unit.model.bind(whole, buffers_.grads(k));
+    probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, buffers_[k].values, {unit.model.count()},
+          compute_);
+    const bool bound =
+        unit.model.values() == buffers_[k].values && (unit.model.grads() == buffers_[k].grads || !passes_[k].backward);
+    probe("06.P", {unit_name(passes_[k].unit), ": bound to the buffers of this pass, fetches so far"},
+          std::array<int, 2>{bound, fetches_});
     return unit;
   }
 
@@ -247,34 +301,42 @@ class FullyShardedModel {
   // which pass k will write its gradients.
   void fetch(int k) {
     const int u = passes_[k].unit;
+    Real* whole = buffers_[k].values;
+    probe("06.Q", "given to fetch: pass", std::array{k});
+    last_fetched_ = k;
+    ++fetches_;
     if (passes_[k].gather) {
       const Range range({"gather ", unit_name(u)}, communication_);
-      Real* whole = buffers_.values(k, passes_[k]);
       const Real* shard = shard_on_device(u, whole, communication_);
       NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), communication_));
     }
     CUDA_CHECK(cudaEventRecord(fetched_[k % 2], communication_));
-    last_fetched_ = k;
+    probe("06.Q", {unit_name(u), ", gathered"}, whole, {units_[u].model.count()}, communication_);
   }
 
   // Call after enqueuing the work of pass k, which writes `n` values to `result`.
   void end(int k, const Real* result, int n) {
+    const std::string of = unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output");
+    probe("06.R", {"given to end: ", of}, result, {n}, compute_);
     // TODO 06.10: Make the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
     todo("06.10");
     // END TODO 06.10
-    probe("06.10", unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
-          communication_);
     if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
+    probe("06.10", of, result, {n}, communication_);
+    probe("06.R", {of, ": fetches so far"}, std::array{fetches_});
   }
 
   // Enqueues the reduction after backward pass k on the communication stream: averages the gradients of its unit over
   // all ranks into this rank's shard.
   void reduce(int k, bool first, bool last) {
     const int u = passes_[k].unit, size = units_[u].sharding.shard;
+    Real *whole = buffers_[k].grads, *sum = grad_shard(u);
+    probe("06.S", "given to reduce: pass, first, last", std::array<int, 3>{k, first, last});
+    probe("06.S", {"given to reduce: gradients of ", unit_name(u)}, whole, {units_[u].sharding.padded()},
+          communication_);
     const Range range({"reduce ", unit_name(u)}, communication_);
-    Real *whole = buffers_.grads(k), *sum = grad_shard(u);
     // A result that is added to earlier ones, or copied to the host, first goes to this rank's place in `whole`.
     const bool direct = first && !fsdp_.cpu_offload;
     Real* shard = direct ? sum : whole + units_[u].sharding.offset;
@@ -286,15 +348,15 @@ class FullyShardedModel {
     //   place, in one NCCL call. Once per step is enough for this one: when?
     todo("06.11");
     // END TODO 06.11
-    probe("06.11", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
+    probe("06.11", {unit_name(u), ", gradient shard"}, sum, {size}, communication_);
   }
 
   // Clears the padding after the gradients: no layer writes it, but the reduction reads it.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);
-    CUDA_CHECK(cudaMemsetAsync(buffers_.grads(k) + sharding.count, 0, bytes, compute_));
+    CUDA_CHECK(cudaMemsetAsync(buffers_[k].grads + sharding.count, 0, bytes, compute_));
   }
 
  public:
@@ -344,10 +406,10 @@ class FullyShardedModel {
   void record(int replica) {
     const OffTheRecord off_the_record;
     for (int u = 0; u < units(); ++u) {
-      Real* whole = buffers_.values(u, passes_[u]);
+      Real* whole = buffers_[u].values;
       const Real* shard = shard_on_device(u, whole, compute_);
       NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
-      units_[u].model.bind(whole, buffers_.grads(u));
+      units_[u].model.bind(whole, buffers_[u].grads);
       record_parameters(units_[u].model, replica, compute_);
     }
   }
@@ -377,7 +439,7 @@ class FullyShardedModel {
     const std::vector<float> drawn = units_[u].model.initial_values(seed + ranks.rank());
     std::vector<Real> values(drawn.begin(), drawn.end());
     values.resize(sharding.padded());
-    Real* whole = buffers_.values(u, passes_[u]);
+    Real* whole = buffers_[u].values;
     CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(Real), cudaMemcpyDefault, compute_));
     NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), kReal, 0, ranks.comm(), compute_));
     CUDA_CHECK(cudaMemcpyAsync(value_shard(u), whole + sharding.offset, sharding.shard * sizeof(Real),
@@ -396,6 +458,7 @@ class FullyShardedModel {
   Clipping clipping_;
   GradientParts gradients_;  // all of grads_
   int last_fetched_ = -1;    // the argument of the last fetch()
+  int fetches_ = 0;          // how often fetch() was called
 };
 
 }  // namespace workshop

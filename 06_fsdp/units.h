@@ -25,6 +25,7 @@ struct Sharding {
     //   short as possible. They lie in the order of the ranks. Which of 38 values does rank 3 of 4 own?
     todo("06.1");
     // END TODO 06.1
+    unpadded = std::clamp(count - offset, 0, shard);
     probe("06.1", "values, ranks, values in a shard, offset of this rank's",
           std::vector<int>{count, ranks, shard, offset});
     if (padded() < count || offset < 0 || offset + shard > padded()) {
@@ -35,10 +36,10 @@ struct Sharding {
   }
 
   int count, ranks, rank;
-  int shard = 0;   // values in each shard; the last shards may end with padding, or be padding throughout
-  int offset = 0;  // index of this rank's shard in the array
+  int shard = 0;     // values in each shard; the last shards may end with padding, or be padding throughout
+  int offset = 0;    // index of this rank's shard in the array
+  int unpadded = 0;  // values of this rank's shard, without padding
   int padded() const { return shard * ranks; }
-  int unpadded() const { return std::clamp(count - offset, 0, shard); }  // values of this rank's shard, without padding
 };
 
 // Consecutive layers of the network. Before each pass, bind it to the memory of its parameters and gradients.
@@ -59,16 +60,32 @@ struct UnitSize {
   int layers = 1, parameters = 0;
 };
 
+// Returns the layers of each unit, from the first unit to the last.
+inline std::vector<LayerRange> cut_into_units(const Network& network, UnitSize size) {
+  std::vector<LayerRange> units;
+  const std::vector<std::int64_t> counts = network.counts();
+  for (int first = 0, end = 0; first < network.depth(); first = end) {
+    std::int64_t parameters = 0;
+    while (end < network.depth() && (end < first + size.layers || parameters < size.parameters))
+      parameters += counts[end++];
+    units.push_back({first, end});
+  }
+  std::vector<int> numbers;
+  for (const LayerRange& layers : units) numbers.insert(numbers.end(), {layers.first, layers.last});
+  probe("06.B", "first layer of each unit, and the one behind its last", numbers);
+  return units;
+}
+
 // Cuts the network into units for rank `rank` of `ranks`. Every rank owns one shard of every unit.
 inline std::deque<Unit> make_units(const Network& network, UnitSize size, int batch_size, int ranks, int rank,
                                    cudaStream_t stream) {
   std::deque<Unit> units;
-  const std::vector<std::int64_t> counts = network.counts();
-  for (int first = 0, end = 0; first < network.depth(); first = end) {
-    for (std::int64_t sum = 0; end < network.depth() && (end < first + size.layers || sum < size.parameters); ++end)
-      sum += counts[end];
-    units.emplace_back(network, LayerRange{first, end}, batch_size, ranks, rank, stream);
+  std::vector<int> unpadded;
+  for (const LayerRange& layers : cut_into_units(network, size)) {
+    units.emplace_back(network, layers, batch_size, ranks, rank, stream);
+    unpadded.push_back(units.back().sharding.unpadded);
   }
+  probe("06.A", "values of this rank's shard of each unit, without padding", unpadded);
   return units;
 }
 

@@ -68,7 +68,7 @@ class ShardedUpdate {
     //   values that a rank receives, `count`. `shard` may lie within `full`: docs/calls.md says where it must be then.
     todo("06.6");
     // END TODO 06.6
-    probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {count}, stream_);
+    probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {sharding_.shard}, stream_);
   }
 
   // Second: updates this rank's shard with `lr_factor` times the learning rate.
@@ -162,9 +162,13 @@ class ZeroModel {
       //   the unit below as its input. Store the returned pointer in `output`.
       todo("06.4");
       // END TODO 06.4
-      probe("06.4", {unit_name(u), ": gathers so far"}, std::array{gathered_});
-      probe("06.4", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
+    }
+    probe("06.4", "gathers so far", std::array{gathered_});
+    for (int u = 0; u < units(); ++u) {
+      const Unit& unit = units_[u];
+      probe("06.4", {unit_name(u), ": output"}, unit.activations.output, {batch.samples * unit.model.output_size()},
+            stream_);
     }
   }
 
@@ -189,8 +193,11 @@ class ZeroModel {
       //   those of a unit? At stage 3, all units share one buffer for values, too: how long does it hold those?
       todo("06.5");
       // END TODO 06.5
-      probe("06.5", {unit_name(u), ": gathers so far"}, std::array{gathered_});
-      probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
+    }
+    probe("06.5", "gathers so far", std::array{gathered_});
+    for (int u = units() - 1; u >= 0; --u) {
+      probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {units_[u].sharding.unpadded},
+            stream_);
     }
   }
 
@@ -202,6 +209,10 @@ class ZeroModel {
     for (int u = 0; u < units(); ++u) {
       updates_[u].step(values_[u].shard, grads_[u].shard, training.lr_factor());
       if (gathers_.after_update) gather(u);
+    }
+    for (int u = 0; u < units(); ++u) {
+      probe("06.G", {unit_name(u), ": shard of the values, updated"}, values_[u].shard, {units_[u].sharding.unpadded},
+            stream_);
     }
   }
 
@@ -243,8 +254,16 @@ class ZeroModel {
 
   // Gathers all values of unit u on every rank. Each rank contributes its shard.
   void gather(int u) {
+    probe("06.D", {"given to gather: shard of ", unit_name(u)}, values_[u].shard, {units_[u].sharding.unpadded},
+          stream_);
     updates_[u].gather(values_[u].shard, values_[u].full);
     ++gathered_;
+  }
+
+  // Averages the gradients of unit u over the ranks and writes this rank's shard of the averages to `to`.
+  void scatter(int u, Real* to) {
+    probe("06.C", {"given to scatter: ", unit_name(u)}, grads_[u].full, {units_[u].sharding.padded()}, stream_);
+    updates_[u].scatter(grads_[u].full, to);
   }
 
   // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard. With `add`, adds
@@ -253,17 +272,17 @@ class ZeroModel {
     const auto [full, shard] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
     probe("06.5", {unit_name(u), ": gradients to be reduced"}, full, {sharding.count}, stream_);
+    probe("06.H", "given to reduce: unit, add", std::array{u, static_cast<int>(add)});
     if (stage_ == 0) {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
-      return;
+    } else {
+      const std::size_t padding = sharding.padded() - sharding.count;
+      CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
+      Real* averaged = add ? full + sharding.offset : shard;  // `shard` has the earlier batches
+      scatter(u, averaged);
+      if (add) launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
     }
-    // No backward pass writes the padding, but it is sent with the rest.
-    const std::size_t padding = sharding.padded() - sharding.count;
-    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
-    if (!add) return updates_[u].scatter(full, shard);
-    Real* averaged = full + sharding.offset;
-    updates_[u].scatter(full, averaged);
-    launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
+    probe("06.H", {unit_name(u), ": shard of the gradients, reduced"}, shard, {sharding.unpadded}, stream_);
   }
 
   int stage_;

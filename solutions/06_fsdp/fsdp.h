@@ -41,8 +41,12 @@ struct ShardGroups {
 
 // Makes shard groups of `size` ranks each; `size` must divide the world size. Collective over the world.
 inline ShardGroups make_shard_groups(const Group& world, int size) {
-  const int rank = world.rank();
   ShardGroups groups;
+  // WRITE 06.I: Make both groups of this rank.
+  //   The ranks of a shard group are adjacent. world.split(color, key, name) returns the Group of the ranks that pass
+  //   the same color, in the order of their keys: keep that of the world. The names are "shard" and "replicate". Every
+  //   rank must make the same calls in the same order.
+  const int rank = world.rank();
   // TODO 06.7: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
   //   Set groups.shard = world.split(color, key, "shard"), and groups.replicate in the same way. Ranks that pass the
   //   same color form a group, in the order of their keys: keep the order of the world. Every rank must make both
@@ -51,6 +55,7 @@ inline ShardGroups make_shard_groups(const Group& world, int size) {
   groups.shard = world.split(rank / size, rank, "shard");
   groups.replicate = world.split(rank % size, rank, "replicate");
   // END TODO 06.7
+  // END WRITE 06.I
   const Group &shard = groups.shard, &replicate = groups.replicate;
   probe("06.7", "rank and size in the shard group, then in the replicate group",
         std::vector<int>{shard.rank(), shard.size(), replicate.rank(), replicate.size()});
@@ -68,17 +73,25 @@ struct Pass {
 
 inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
   std::vector<Pass> passes;
+  // WRITE 06.J: List the passes of one batch in the order in which they run.
+  //   Each unit is gathered for its forward pass. If `reshard_after_forward`, it is freed after that pass; else it is
+  //   kept until its backward pass.
   // TODO 06.8: List the passes of one batch in their order: passes.push_back({unit, backward, gather}).
   //   Go forward from the first unit to the last, then backward. Which units must be gathered again for their backward
   //   pass?
   for (int unit = 0; unit < units; ++unit) passes.push_back({unit, false, true});
   for (int unit = units - 1; unit >= 0; --unit) passes.push_back({unit, true, reshard_after_forward});
   // END TODO 06.8
+  // END WRITE 06.J
   std::vector<int> numbers;
   for (const Pass& pass : passes) {
     numbers.insert(numbers.end(), {pass.unit, pass.backward, pass.gather});
   }
   probe("06.8", "unit, backward and gather of each pass", numbers);
+  if (static_cast<int>(passes.size()) != 2 * units) {
+    fail(kFailed, std::to_string(passes.size()) + " passes through " + std::to_string(units) +
+                      " units: each has two, see TODO 06.8");
+  }
   return passes;
 }
 
@@ -98,46 +111,95 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 // needs only one. With two gradient buffers, one unit is reduced while the gradients of the next are computed. With
 // `none`, one is enough: the next gather waits for the reduction, so no gradients are computed meanwhile. With `pre`,
 // `forward` is always 2, because the first unit of the backward pass is gathered during the last forward pass. With
-// --no-reshard-after-forward, each unit has a parameter buffer of its own.
+// --no-reshard-after-forward, each unit has a parameter buffer of its own: `forward` and `backward` are 0.
+//
+// The forward passes have no gradients, so their second parameter buffer may be a gradient buffer of the backward
+// passes.
 struct BufferPlan {
   explicit BufferPlan(const FsdpOptions& fsdp) {
+    // WRITE 06.K: Set the four members, which are declared below, as the comments above say.
+    //   fsdp.backward() is the Prefetch of the backward pass. fsdp.prefetch says whether the forward pass prefetches,
+    //   and fsdp.reshard_after_forward is false with --no-reshard-after-forward. `count` is the least number of buffers
+    //   that forward and backward passes can do with.
     const Prefetch prefetch = fsdp.backward();
+    if (fsdp.reshard_after_forward) {
+      forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
+      backward = prefetch == Prefetch::pre ? 2 : 1;
+    }
     gradients = prefetch == Prefetch::none ? 1 : 2;
-    if (!fsdp.reshard_after_forward) return;
-    forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
-    backward = prefetch == Prefetch::pre ? 2 : 1;
+    count = std::max(forward, backward + gradients);
+    // END WRITE 06.K
+    probe("06.K", "buffers: forward, backward, gradients, in all", std::array{forward, backward, gradients, count});
   }
 
-  int forward = 0, backward = 0, gradients;
-  // The forward pass has no gradients, so its second parameter buffer may be a gradient buffer of the backward pass.
-  int count() const { return std::max(forward, backward + gradients); }
+  int forward = 0, backward = 0, gradients = 0;
+  int count = 0;  // buffers in all
 };
 
-// The buffers of a BufferPlan. Pass k of a batch finds its buffers by its number.
+// The memory of one pass: for all parameters of its unit, and for all their gradients, [sharding.padded()] each.
+struct PassBuffers {
+  Real *values, *grads;
+};
+
+// The buffers of a BufferPlan. Pass k of a batch finds its own by its number.
 class UnitBuffers {
  public:
-  UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units) : plan_(fsdp) {
+  UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units, const std::vector<Pass>& passes) : plan_(fsdp) {
     std::size_t largest = 0;
     for (const Unit& unit : units) {
       const std::size_t padded = unit.sharding.padded();
       largest = std::max(largest, padded);
       if (!fsdp.reshard_after_forward) kept_.emplace_back(DeviceBuffer<Real>(padded, Memory::buckets));
     }
-    while (static_cast<int>(turns_.size()) < plan_.count())
+    while (static_cast<int>(turns_.size()) < plan_.count)
       turns_.emplace_back(DeviceBuffer<Real>(largest, Memory::buckets));
+    for (const Pass& pass : passes) passes_.push_back(choose(static_cast<int>(passes_.size()), pass));
+    probe_sharing();
   }
 
-  // Buffers for all parameters of the unit of pass k, and for all their gradients: [sharding.padded()] each.
-  Real* values(int k, const Pass& pass) const {
-    if (!kept_.empty()) return kept_[pass.unit].data();
-    return turns_[k % (pass.backward ? plan_.backward : plan_.forward)].data();
-  }
-  Real* grads(int k) const { return turns_[plan_.backward + k % plan_.gradients].data(); }
+  const PassBuffers& operator[](int k) const { return passes_[k]; }
 
  private:
+  // The buffers of pass k. A forward pass has no gradients, so it may name any gradient buffer.
+  PassBuffers choose(int k, const Pass& pass) const {
+    // WRITE 06.L: Return the addresses of the buffer for the parameters of this pass, and of that for its gradients.
+    //   kept_ and turns_ are described below, and plan_ says how many of turns_ the passes use in turn. `k` counts
+    //   forward and backward passes together. The last forward and the first backward pass are neighbors, too: with
+    //   `pre`, both units exist at the same time. DeviceBuffer::data() is the address.
+    const int turns = pass.backward ? plan_.backward : plan_.forward;
+    Real* values = kept_.empty() ? turns_[k % turns].data() : kept_[pass.unit].data();
+    Real* grads = turns_[plan_.backward + k % plan_.gradients].data();
+    return {values, grads};
+    // END WRITE 06.L
+  }
+
+  // Records which passes share a buffer.
+  void probe_sharing() const {
+    const int count = static_cast<int>(passes_.size()), first_backward = count / 2;
+    std::vector<int> in_one;
+    for (int k = first_backward; k < count; ++k) in_one.push_back(passes_[k].values == passes_[k].grads);
+    probe("06.L", "each backward pass: 1 if its parameters and gradients are in one buffer", in_one);
+    probe("06.L", "each pass: after how many passes its parameter buffer is used again",
+          reuse(&PassBuffers::values, 0));
+    probe("06.L", "each backward pass: after how many passes its gradient buffer is used again",
+          reuse(&PassBuffers::grads, first_backward));
+  }
+
+  // After how many passes the buffer of each pass from `first` on is used again; 0: not again in the batch.
+  std::vector<int> reuse(Real* PassBuffers::*buffer, int first) const {
+    std::vector<int> after;
+    for (auto pass = passes_.begin() + first; pass != passes_.end(); ++pass) {
+      const auto same = [&](const PassBuffers& other) { return other.*buffer == (*pass).*buffer; };
+      const auto next = std::find_if(pass + 1, passes_.end(), same);
+      after.push_back(next == passes_.end() ? 0 : static_cast<int>(next - pass));
+    }
+    return after;
+  }
+
   BufferPlan plan_;
   std::vector<DeviceBuffer<Real>> kept_;   // one per unit with --no-reshard-after-forward, else empty
   std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
+  std::vector<PassBuffers> passes_;        // of each pass
 };
 
 // ---- the model -----------------------------------------------------------------------------------------------------
@@ -162,18 +224,28 @@ class FullyShardedModel {
         units_(make_units(network, {fsdp.unit_layers, fsdp.min_unit_parameters}, options.batch_size,
                           groups.shard.size(), groups.shard.rank(), compute)),
         passes_(make_passes(units(), fsdp.reshard_after_forward)),
-        buffers_(fsdp, units_),
+        buffers_(fsdp, units_, passes_),
         offsets_(shard_offsets(units_)),
         values_(offsets_.back(), Memory::parameters, place()),
         grads_(offsets_.back(), Memory::gradients, place()),
         optimizer_(options, offsets_.back(), compute, place()),
         clipping_(options, offsets_.back(), compute),
-        gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {}
+        gradients_{.held = {{grads_.data(), static_cast<std::size_t>(offsets_.back())}}} {
+    std::vector<int> when;
+    for (int k = 0; k <= 2 * units(); ++k) when.push_back(static_cast<int>(prefetch(k)));
+    probe("06.O", "for each pass: 0 pre, 1 post, 2 none", when);
+  }
 
   // Runs the forward passes of one batch. Returns the output of the last unit, as Model::forward() does.
   const Real* forward(const Batch& batch) {
-    const void* x = batch.x;
     const Real* output = nullptr;
+    // WRITE 06.M: Enqueue the forward passes of the batch, 0 … units() - 1, and set `output` to the last one's output.
+    //   For each pass k, call begin(k), which returns its Unit; then enqueue its work on compute_, and call end(k,
+    //   result, n), where the work writes n values to `result`. unit.model.forward(batch, unit.activations) reads its
+    //   input from the batch and returns its output, unit.model.output_size() values for each of batch.samples;
+    //   batch.with_x(x) is the batch with the input x. The first unit reads `batch` itself. The timeline shows the work
+    //   as a Range({"forward of ", unit_name(u)}, compute_).
+    const void* x = batch.x;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
       {
@@ -182,6 +254,8 @@ class FullyShardedModel {
       }
       end(k, output, batch.samples * unit.model.output_size());
     }
+    // END WRITE 06.M
+    probe("06.M", "output of the last unit", output, {batch.samples * units_.back().model.output_size()}, compute_);
     return output;
   }
 
@@ -195,6 +269,13 @@ class FullyShardedModel {
   // of the step. After the last batch, this rank's gradient shards are the sum over the batches, averaged over all
   // ranks.
   void backward(bool first, bool last) {
+    // WRITE 06.N: Enqueue the backward passes of the batch, units() … 2 * units() - 1, and the reduction after each.
+    //   passes_[k].unit is the number u of the unit. For each pass k, call begin(k), which returns the Unit; enqueue
+    //   its work on compute_; call end(k, buffers_[k].grads, number of parameters), and reduce(k, first, last). The
+    //   work: clear_padding(k), then unit.model.backward(unit.activations, accumulate, {}, dx), which writes its
+    //   gradients to that buffer or, with `accumulate`, adds to them, and writes the gradient of its input to dx,
+    //   unless that is null: where the pass below finds the gradient of its output, model.output_gradient(). The sum
+    //   over the batches is reduce()'s matter. The Range is {"backward of ", unit_name(u)}.
     for (int k = units(); k < 2 * units(); ++k) {
       const int u = passes_[k].unit;
       Unit& unit = begin(k);
@@ -204,9 +285,11 @@ class FullyShardedModel {
         unit.model.backward(unit.activations, /*accumulate=*/false, {},
                             u > 0 ? units_[u - 1].model.output_gradient() : nullptr);
       }
-      end(k, buffers_.grads(k), unit.model.count());
+      end(k, buffers_[k].grads, unit.model.count());
       reduce(k, first, last);
     }
+    // END WRITE 06.N
+    probe("06.N", "gradient shards after the batch", grads_.data(), {offsets_.back()}, communication_);
   }
 
  private:
@@ -220,14 +303,28 @@ class FullyShardedModel {
   // When the gather for pass k is enqueued. No pass comes before the first one, so nothing can prefetch for it. No
   // reduction comes between the last forward and the first backward pass, so `post` means nothing there.
   Prefetch prefetch(int k) const {
+    // WRITE 06.O: Return when the gather for pass k is enqueued: pre, post or none.
+    //   Passes 0 … units() - 1 are forward passes, the next units() are backward passes. The forward pass prefetches
+    //   with `pre` if fsdp_.prefetch, else not at all; fsdp_.backward() is the Prefetch of the backward pass. The
+    //   gather for the first backward pass is enqueued around the last forward pass, or when its own work begins. k may
+    //   be one too large: there is no such pass, so nothing is gathered for it.
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
     return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
+    // END WRITE 06.O
   }
 
   // Call before enqueuing the work of pass k. Returns its unit, bound to parameters that will have arrived by the time
   // the work runs.
   Unit& begin(int k) {
+    probe("06.P", "given to begin: pass", std::array{k});
+    Unit& unit = units_[passes_[k].unit];
+    // WRITE 06.P: Enqueue the gathers whose turn it is, let compute_ wait for that of pass k, and bind `unit`.
+    //   fetch(k) enqueues the gather for pass k, even if there is nothing to gather, and records the event
+    //   fetched_[k % 2] behind it. prefetch(k) says when that must be: here (none), at the beginning of the pass before
+    //   it (pre), or at the end of the pass before it (post; end() does that). Nothing is fetched twice. The work of
+    //   pass k must not wait for the gather of a later pass. The host does not wait. unit.model.bind(values, grads)
+    //   makes the unit use these addresses: buffers_[k].values and buffers_[k].grads.
     // TODO 06.9: Fetch the units whose turn it is, and let the compute stream wait for the gather of this pass.
     //   fetch(k) enqueues the gather for pass k on the communication stream and records the event fetched_[k % 2] after
     //   it. prefetch(k) says when to call fetch(k): at the beginning of pass k itself (Prefetch::none), at the
@@ -237,12 +334,16 @@ class FullyShardedModel {
     if (prefetch(k + 1) == Prefetch::pre) fetch(k + 1);
     CUDA_CHECK(cudaStreamWaitEvent(compute_, fetched_[k % 2]));
     // END TODO 06.9
-    Unit& unit = units_[passes_[k].unit];
-    Real* whole = buffers_.values(k, passes_[k]);
+    unit.model.bind(buffers_[k].values, buffers_[k].grads);
+    // END WRITE 06.P
     probe("06.9", {unit_name(passes_[k].unit), ", last pass fetched before its work begins"},
           std::array{last_fetched_});
-    probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, whole, {unit.model.count()}, compute_);
-    unit.model.bind(whole, buffers_.grads(k));
+    probe("06.9", {unit_name(passes_[k].unit), " when its work begins"}, buffers_[k].values, {unit.model.count()},
+          compute_);
+    const bool bound =
+        unit.model.values() == buffers_[k].values && (unit.model.grads() == buffers_[k].grads || !passes_[k].backward);
+    probe("06.P", {unit_name(passes_[k].unit), ": bound to the buffers of this pass, fetches so far"},
+          std::array<int, 2>{bound, fetches_});
     return unit;
   }
 
@@ -251,35 +352,62 @@ class FullyShardedModel {
   // which pass k will write its gradients.
   void fetch(int k) {
     const int u = passes_[k].unit;
+    Real* whole = buffers_[k].values;
+    probe("06.Q", "given to fetch: pass", std::array{k});
+    last_fetched_ = k;
+    ++fetches_;
+    // WRITE 06.Q: Gather unit u in `whole` on communication_ if pass k needs that, and record its event in any case.
+    //   passes_[k].gather says whether it does. shard_on_device(u, whole, communication_) returns this rank's shard, of
+    //   units_[u].sharding.shard values of type kReal, and may put it into its place in `whole` for that: call it only
+    //   if you gather. The ranks that hold the other shards are those of groups_.shard. The timeline shows the gather
+    //   as a Range({"gather ", unit_name(u)}, communication_). Nobody waits here, neither a stream nor the host.
     if (passes_[k].gather) {
       const Range range({"gather ", unit_name(u)}, communication_);
-      Real* whole = buffers_.values(k, passes_[k]);
       const Real* shard = shard_on_device(u, whole, communication_);
       NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), communication_));
     }
     CUDA_CHECK(cudaEventRecord(fetched_[k % 2], communication_));
-    last_fetched_ = k;
+    // END WRITE 06.Q
+    probe("06.Q", {unit_name(u), ", gathered"}, whole, {units_[u].model.count()}, communication_);
   }
 
   // Call after enqueuing the work of pass k, which writes `n` values to `result`.
   void end(int k, const Real* result, int n) {
+    const std::string of = unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output");
+    probe("06.R", {"given to end: ", of}, result, {n}, compute_);
+    // WRITE 06.R: Let communication_ wait for the work of pass k, and enqueue the next gather if that comes now.
+    //   Use the event worked_. What communication_ does next overwrites parameters that this work reads, or reads
+    //   gradients that it writes. fetch(k) enqueues the gather for pass k, and prefetch(k) says when that must be, as
+    //   in begin(). The host does not wait.
     // TODO 06.10: Make the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
     CUDA_CHECK(cudaEventRecord(worked_, compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, worked_));
     // END TODO 06.10
-    probe("06.10", unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output"), result, {n},
-          communication_);
     if (prefetch(k + 1) == Prefetch::post) fetch(k + 1);
+    // END WRITE 06.R
+    probe("06.10", of, result, {n}, communication_);
+    probe("06.R", {of, ": fetches so far"}, std::array{fetches_});
   }
 
   // Enqueues the reduction after backward pass k on the communication stream: averages the gradients of its unit over
   // all ranks into this rank's shard.
   void reduce(int k, bool first, bool last) {
     const int u = passes_[k].unit, size = units_[u].sharding.shard;
+    Real *whole = buffers_[k].grads, *sum = grad_shard(u);
+    probe("06.S", "given to reduce: pass, first, last", std::array<int, 3>{k, first, last});
+    probe("06.S", {"given to reduce: gradients of ", unit_name(u)}, whole, {units_[u].sharding.padded()},
+          communication_);
+    // WRITE 06.S: Average the unit's gradients, `whole`, over all ranks; add this rank's shard of them to `sum`.
+    //   All of it on communication_. In the `first` batch of a step, overwrite `sum`, [size], instead of adding.
+    //   Average over groups_.shard, in one NCCL call that leaves this rank its shard. If groups_.replicate has several
+    //   ranks, average over them, too: only the shard, and only in the `last` batch of the step, with the sum of its
+    //   batches. With fsdp_.cpu_offload, `sum` is on the host: NCCL cannot use it, a kernel can read it, and
+    //   cudaMemcpyAsync can write it. Then, or if you need a place for results that are not in `sum` yet, use this
+    //   rank's place in `whole`, at units_[u].sharding.offset. launch(add_scaled, n, communication_, y, x, 1.0f, n)
+    //   computes y += 1.0f · x for n numbers. The timeline shows a Range({"reduce ", unit_name(u)}, communication_).
     const Range range({"reduce ", unit_name(u)}, communication_);
-    Real *whole = buffers_.grads(k), *sum = grad_shard(u);
     // A result that is added to earlier ones, or copied to the host, first goes to this rank's place in `whole`.
     const bool direct = first && !fsdp_.cpu_offload;
     Real* shard = direct ? sum : whole + units_[u].sharding.offset;
@@ -295,21 +423,28 @@ class FullyShardedModel {
       NCCL_CHECK(ncclAllReduce(shard, shard, size, kReal, ncclAvg, groups_.replicate.comm(), communication_));
     }
     // END TODO 06.11
-    probe("06.11", {unit_name(u), ", gradient shard"}, shard, {size}, communication_);
     if (!direct) CUDA_CHECK(cudaMemcpyAsync(sum, shard, size * sizeof(Real), cudaMemcpyDefault, communication_));
+    // END WRITE 06.S
+    probe("06.11", {unit_name(u), ", gradient shard"}, sum, {size}, communication_);
   }
 
   // Clears the padding after the gradients: no layer writes it, but the reduction reads it.
   void clear_padding(int k) {
     const Sharding& sharding = units_[passes_[k].unit].sharding;
     const std::size_t bytes = (sharding.padded() - sharding.count) * sizeof(Real);
-    CUDA_CHECK(cudaMemsetAsync(buffers_.grads(k) + sharding.count, 0, bytes, compute_));
+    CUDA_CHECK(cudaMemsetAsync(buffers_[k].grads + sharding.count, 0, bytes, compute_));
   }
 
  public:
   // Updates this rank's shards, on the device or on the host, after clipping by the norm of the whole gradient if
   // --clip-norm asks for it.
   void update(Training& training) {
+    // WRITE 06.T: Finish the step: clip the gradients if asked for, and update all shards of this rank, on compute_.
+    //   compute_ must wait for the reductions, and communication_ for the update; use the events reduced_ and updated_.
+    //   The host does not wait. If clipping_.enabled(), call clipping_.clip(gradients_, group,
+    //   training.losses().gradient_norm()), where the ranks of the Group `group` hold the shards of one gradient. It
+    //   and optimizer_.step(values, grads, training.lr_factor()) enqueue their work on compute_. values_.data() and
+    //   grads_.data() have the shards of all units, one after the other.
     // TODO 06.12: Make the compute stream wait until all gradients are reduced.
     //   Record the event reduced_ on one stream, and let the other wait for it. On which stream are the reductions?
     CUDA_CHECK(cudaEventRecord(reduced_, communication_));
@@ -324,6 +459,7 @@ class FullyShardedModel {
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, updated_));
     // END TODO 06.13
+    // END WRITE 06.T
     probe("06.13", "parameter shards after the update", values_.data(), {offsets_.back()}, communication_);
   }
 
@@ -355,10 +491,10 @@ class FullyShardedModel {
   void record(int replica) {
     const OffTheRecord off_the_record;
     for (int u = 0; u < units(); ++u) {
-      Real* whole = buffers_.values(u, passes_[u]);
+      Real* whole = buffers_[u].values;
       const Real* shard = shard_on_device(u, whole, compute_);
       NCCL_CHECK(ncclAllGather(shard, whole, units_[u].sharding.shard, kReal, groups_.shard.comm(), compute_));
-      units_[u].model.bind(whole, buffers_.grads(u));
+      units_[u].model.bind(whole, buffers_[u].grads);
       record_parameters(units_[u].model, replica, compute_);
     }
   }
@@ -388,7 +524,7 @@ class FullyShardedModel {
     const std::vector<float> drawn = units_[u].model.initial_values(seed + ranks.rank());
     std::vector<Real> values(drawn.begin(), drawn.end());
     values.resize(sharding.padded());
-    Real* whole = buffers_.values(u, passes_[u]);
+    Real* whole = buffers_[u].values;
     CUDA_CHECK(cudaMemcpyAsync(whole, values.data(), values.size() * sizeof(Real), cudaMemcpyDefault, compute_));
     NCCL_CHECK(ncclBroadcast(whole, whole, values.size(), kReal, 0, ranks.comm(), compute_));
     CUDA_CHECK(cudaMemcpyAsync(value_shard(u), whole + sharding.offset, sharding.shard * sizeof(Real),
@@ -407,6 +543,7 @@ class FullyShardedModel {
   Clipping clipping_;
   GradientParts gradients_;  // all of grads_
   int last_fetched_ = -1;    // the argument of the last fetch()
+  int fetches_ = 0;          // how often fetch() was called
 };
 
 }  // namespace workshop

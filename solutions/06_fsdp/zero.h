@@ -62,13 +62,17 @@ class ShardedUpdate {
   // First: averages the gradients, `full` [padded() values], over the ranks. This rank gets its shard of the averages
   // in `shard` [sharding.shard values].
   void scatter(Real* full, Real* shard) const {
+    // WRITE 06.C: Average `full` over the ranks; write this rank's shard of the averages to `shard`, and nothing else.
+    //   One NCCL call over ranks_.comm(), on stream_. sharding_ says how `full` is cut. The numbers are of type kReal.
+    //   Nobody needs `full` afterwards. `shard` may lie within it, at sharding_.offset, or elsewhere.
     const int count = sharding_.shard;
     // TODO 06.6: Average the gradients, `full`, over the ranks, and write this rank's shard of the averages to `shard`.
     //   Use one NCCL call over ranks_.comm(), on stream_: the first half of an all-reduce. Its count is the number of
     //   values that a rank receives, `count`. `shard` may lie within `full`: docs/calls.md says where it must be then.
     NCCL_CHECK(ncclReduceScatter(full, shard, count, kReal, ncclAvg, ranks_.comm(), stream_));
     // END TODO 06.6
-    probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {count}, stream_);
+    // END WRITE 06.C
+    probe("06.6", {name_, ": shard of the gradients, averaged"}, shard, {sharding_.shard}, stream_);
   }
 
   // Second: updates this rank's shard with `lr_factor` times the learning rate.
@@ -76,12 +80,16 @@ class ShardedUpdate {
 
   // Third: gathers every rank's `shard` [sharding.shard values] into `full` [padded() values], on all ranks.
   void gather(const Real* shard, Real* full) const {
+    // WRITE 06.D: Give every rank the shards of all ranks in `full`, in the order of the ranks.
+    //   One NCCL call over ranks_.comm(), on stream_. This rank's values are at `shard`. It may lie within `full`, at
+    //   sharding_.offset, or elsewhere; then `full` still has the values of a different array.
     const int count = sharding_.shard;
     // TODO 06.3: Gather the shards of all ranks, `count` values each, in `full`.
     //   Use one NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. It works in place on a rank
     //   that keeps all values, because `shard` then lies within `full`.
     NCCL_CHECK(ncclAllGather(shard, full, count, kReal, ranks_.comm(), stream_));
     // END TODO 06.3
+    // END WRITE 06.D
     probe("06.3", {name_, ": values, gathered"}, full, {sharding_.count}, stream_);
   }
 
@@ -152,6 +160,10 @@ class ZeroModel {
 
   // Runs the forward passes of one batch, unit after unit. The last unit keeps the output for loss().
   void forward(const Batch& batch) {
+    // WRITE 06.E: Run the forward pass of every unit, and gather the values of each unit when this stage needs that.
+    //   gathers_ says what this stage gathers, and gather(u) gathers unit u. unit.model.forward(batch,
+    //   unit.activations) reads its input from the batch and returns its output; batch.with_x(x) is the batch with the
+    //   input x. The first unit reads `batch` itself. At stage 3, all units share one buffer for whole values.
     const void* x = batch.x;
     for (int u = 0; u < units(); ++u) {
       Unit& unit = units_[u];
@@ -163,9 +175,14 @@ class ZeroModel {
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.4
-      probe("06.4", {unit_name(u), ": gathers so far"}, std::array{gathered_});
-      probe("06.4", {unit_name(u), ": output"}, output, {batch.samples * unit.model.output_size()}, stream_);
       x = output;
+    }
+    // END WRITE 06.E
+    probe("06.4", "gathers so far", std::array{gathered_});
+    for (int u = 0; u < units(); ++u) {
+      const Unit& unit = units_[u];
+      probe("06.4", {unit_name(u), ": output"}, unit.activations.output, {batch.samples * unit.model.output_size()},
+            stream_);
     }
   }
 
@@ -178,6 +195,13 @@ class ZeroModel {
   // step. After the last batch, the gradients of this rank's shards are the sum over the batches, averaged over the
   // ranks.
   void backward(bool first, bool last) {
+    // WRITE 06.F: Run the backward pass of every unit, and reduce its gradients: once per step or after every batch?
+    //   unit.model.backward(unit.activations, accumulate, {}, dx) writes the gradients of the unit or, with
+    //   `accumulate`, adds to them; it writes the gradient of its input to dx, unless that is null. It starts from the
+    //   gradient of its output, at unit.model.output_gradient(). reduce(u, add) averages the unit's gradients over the
+    //   ranks; with `add`, it adds the averages to what is in the shard. Up to stage 1, a rank keeps the gradients of
+    //   all units from batch to batch, and must reduce them once per step. From stage 2 on, all units share one buffer
+    //   for gradients. gather(u) gathers values; gathers_ says when.
     const bool whole = stage_ < 2;  // the rank keeps the whole gradients of a unit from batch to batch
     for (int u = units() - 1; u >= 0; --u) {
       Unit& unit = units_[u];
@@ -192,19 +216,33 @@ class ZeroModel {
       unit.model.backward(unit.activations, /*accumulate=*/whole && !first, {}, dx);
       if (last || !whole) reduce(u, /*add=*/!whole && !first);
       // END TODO 06.5
-      probe("06.5", {unit_name(u), ": gathers so far"}, std::array{gathered_});
-      probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {unit.sharding.unpadded()}, stream_);
+    }
+    // END WRITE 06.F
+    probe("06.5", "gathers so far", std::array{gathered_});
+    for (int u = units() - 1; u >= 0; --u) {
+      probe("06.5", {unit_name(u), ": shard of the gradients"}, grads_[u].shard, {units_[u].sharding.unpadded},
+            stream_);
     }
   }
 
   // Updates this rank's shards, after clipping by the norm of the whole gradient if --clip-norm asks for it.
   void update(Training& training) {
+    // WRITE 06.G: Clip the gradients if asked for, update this rank's shards, and gather what this stage must.
+    //   If clipping_.enabled(), call clipping_.clip(gradients_, group, training.losses().gradient_norm()), where
+    //   `group` is the Group whose ranks hold the parts of the gradient: at stage 0 alone_, else ranks_. Then
+    //   updates_[u].step(values, grads, training.lr_factor()) updates a shard; values_[u].shard and grads_[u].shard are
+    //   this rank's. gathers_ and gather(u) are as in forward().
     if (clipping_.enabled()) {
       clipping_.clip(gradients_, stage_ == 0 ? alone_ : ranks_, training.losses().gradient_norm());
     }
     for (int u = 0; u < units(); ++u) {
       updates_[u].step(values_[u].shard, grads_[u].shard, training.lr_factor());
       if (gathers_.after_update) gather(u);
+    }
+    // END WRITE 06.G
+    for (int u = 0; u < units(); ++u) {
+      probe("06.G", {unit_name(u), ": shard of the values, updated"}, values_[u].shard, {units_[u].sharding.unpadded},
+            stream_);
     }
   }
 
@@ -246,8 +284,16 @@ class ZeroModel {
 
   // Gathers all values of unit u on every rank. Each rank contributes its shard.
   void gather(int u) {
+    probe("06.D", {"given to gather: shard of ", unit_name(u)}, values_[u].shard, {units_[u].sharding.unpadded},
+          stream_);
     updates_[u].gather(values_[u].shard, values_[u].full);
     ++gathered_;
+  }
+
+  // Averages the gradients of unit u over the ranks and writes this rank's shard of the averages to `to`.
+  void scatter(int u, Real* to) {
+    probe("06.C", {"given to scatter: ", unit_name(u)}, grads_[u].full, {units_[u].sharding.padded()}, stream_);
+    updates_[u].scatter(grads_[u].full, to);
   }
 
   // Averages the gradients of unit u over the ranks: at stage 0 all of them, else this rank's shard. With `add`, adds
@@ -256,17 +302,24 @@ class ZeroModel {
     const auto [full, shard] = grads_[u];
     const Sharding& sharding = units_[u].sharding;
     probe("06.5", {unit_name(u), ": gradients to be reduced"}, full, {sharding.count}, stream_);
+    probe("06.H", "given to reduce: unit, add", std::array{u, static_cast<int>(add)});
+    // WRITE 06.H: Average the gradients at `full` over the ranks, as the comment above says.
+    //   At stage 0, average all of them over ranks_.comm() in place, in one NCCL call; nothing is ever added. At the
+    //   other stages, scatter(u, to) averages them and writes this rank's shard to `to`, [sharding.shard], which may be
+    //   `shard` or this rank's place in `full`. It sends the padding, too: all values behind the first sharding.count
+    //   of the sharding.padded(). No backward pass writes it; set it to 0. launch(add_scaled, n, stream_, y, x, 1.0f,
+    //   n) computes y += 1.0f · x for n numbers.
     if (stage_ == 0) {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
-      return;
+    } else {
+      const std::size_t padding = sharding.padded() - sharding.count;
+      CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
+      Real* averaged = add ? full + sharding.offset : shard;  // `shard` has the earlier batches
+      scatter(u, averaged);
+      if (add) launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
     }
-    // No backward pass writes the padding, but it is sent with the rest.
-    const std::size_t padding = sharding.padded() - sharding.count;
-    CUDA_CHECK(cudaMemsetAsync(full + sharding.count, 0, padding * sizeof(Real), stream_));
-    if (!add) return updates_[u].scatter(full, shard);
-    Real* averaged = full + sharding.offset;
-    updates_[u].scatter(full, averaged);
-    launch(add_scaled, sharding.shard, stream_, shard, averaged, 1.0f, sharding.shard);
+    // END WRITE 06.H
+    probe("06.H", {unit_name(u), ": shard of the gradients, reduced"}, shard, {sharding.unpadded}, stream_);
   }
 
   int stage_;
