@@ -143,6 +143,10 @@ class Comparison {
   // The TODO that makes the call: of those that make such calls, the first whose own probe follows. "" if there is
   // none.
   std::string caller(std::size_t position) const;
+  // Of the TODOs that call a function, the first whose own probe follows a position, else a WRITE region.
+  std::string one_that_calls(const std::string& function, std::size_t position) const;
+  // Whether the function of this probe was called as often as it should, as far as it records what it was given.
+  bool was_called(const ProbeKey& key) const;
   bool caused_before(const ProbeKey& key, const std::string& id, const std::string& difference, double largest_before);
   void print_right() const;
   void print_drift(const ProbeKey& key, const std::string& difference);
@@ -448,13 +452,28 @@ std::string given_to(const ProbeKey& key) {
 }
 
 std::string Comparison::caller(std::size_t position) const {
-  const ProbeKey& given = expected_order_[position];
-  const TodoIds callers = todos_.that_call(given_to(given));
-  for (std::size_t i = position + 1; i < expected_order_.size() && expected_order_[i].step == given.step; ++i) {
-    if (expected_order_[i].rank == given.rank && callers.contains(expected_order_[i].id)) return expected_order_[i].id;
+  return one_that_calls(given_to(expected_order_[position]), position);
+}
+
+std::string Comparison::one_that_calls(const std::string& function, std::size_t position) const {
+  const ProbeKey& at = expected_order_[position];
+  const TodoIds callers = todos_.that_call(function);
+  for (std::size_t i = position + 1; i < expected_order_.size() && expected_order_[i].step == at.step; ++i) {
+    if (expected_order_[i].rank == at.rank && callers.contains(expected_order_[i].id)) return expected_order_[i].id;
   }
   // A whole loop may have no probe of its own.
   return !callers.empty() && is_write(*callers.begin()) ? *callers.begin() : "";
+}
+
+bool Comparison::was_called(const ProbeKey& key) const {
+  const auto count = [&](const Probes& probes) {
+    return std::ranges::count_if(probes, [&](const auto& entry) {
+      const ProbeKey& other = entry.first;
+      return !given_to(other).empty() && other.rank == key.rank && other.step == key.step && other.id == key.id;
+    });
+  };
+  const auto theirs = count(expected_probes_);
+  return theirs > 0 && theirs == count(mine_probes_);
 }
 
 // Whether a tensor that differs, of this TODO, shows what an earlier TODO did; if so, prints that.
@@ -517,14 +536,18 @@ bool Comparison::caused_by_a_loop(const ProbeKey& key, const std::string& differ
 }
 
 bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
-  const std::string caller = todos_.write_that_calls(key.id);
-  if (caller.empty()) return false;
+  if (!todos_.contains(key.id) || was_called(key)) return false;
   const Todo& callee = todos_.all().at(key.id);
   if (callee.code.find("return") != std::string::npos) return false;  // before its probe, perhaps
+  const auto position = std::ranges::find(expected_order_, key) - expected_order_.begin();
+  const std::string& function = callee.function_in_solution;
+  const std::string caller =
+      function.empty() ? "" : one_that_calls(function, std::min<std::size_t>(position, expected_order_.size() - 1));
+  if (!is_write(caller) || caller == key.id) return false;
   const std::string sentence = known(key, caller);
   blame(caller, true);
   std::printf("%s %s\n%s  %s: %s\n", todos_.heading(caller).c_str(),
-              workshop::formatted(what, callee.function_in_solution.c_str()).c_str(), todos_.place_line(caller).c_str(),
+              workshop::formatted(what, function.c_str()).c_str(), todos_.place_line(caller).c_str(),
               tensor_of(key).c_str(), mine_probes_.contains(key) ? "once more" : "not there");
   if (!sentence.empty()) std::printf("  %s\n", sentence.c_str());
   print_right();
@@ -824,7 +847,8 @@ std::optional<Comparison::Misplaced> Comparison::misplaced_call() const {
       }
     }
     std::size_t position = 0;
-    for (const ProbeKey& key : expected_order_) {
+    for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+      const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
       if (position == mine.size()) break;
       const Probe& probe = *mine[position++];
@@ -832,9 +856,8 @@ std::optional<Comparison::Misplaced> Comparison::misplaced_call() const {
       if (is.step == key.step && is.id == key.id && is.name == key.name) continue;
       for (const bool early : {true, false}) {
         const std::string function = given_to(early ? is : key);
-        const TodoIds callers = function.empty() ? TodoIds() : todos_.that_call(function);
-        if (!callers.empty() && is_write(*callers.begin()))
-          return Misplaced{*callers.begin(), function, early, is, key};
+        const std::string caller = function.empty() ? "" : one_that_calls(function, i);
+        if (is_write(caller)) return Misplaced{caller, function, early, is, key};
       }
       break;
     }

@@ -265,15 +265,6 @@ TodoIds Todos::that_call(const std::string& function) const {
   return ids;
 }
 
-std::string Todos::write_that_calls(const std::string& id) const {
-  const auto callee = all_.find(id);
-  if (callee == all_.end() || callee->second.function_in_solution.empty()) return "";
-  for (const std::string& caller : that_call(callee->second.function_in_solution)) {
-    if (is_write(caller) && caller != id) return caller;
-  }
-  return "";
-}
-
 std::string Todos::nearest(const Place& place) const {
   std::string best;
   int least = 0;

@@ -81,8 +81,6 @@ class Todos {
   bool calls(const std::string& caller, const std::string& callee) const;
   // The TODOs whose solution makes a call such as "f.backward".
   TodoIds that_call(const std::string& function) const;
-  // The WRITE region that calls the function which contains TODO `id`, in the solution; "" if there is none.
-  std::string write_that_calls(const std::string& id) const;
   // The TODO of the same file that contains a place or is nearest to it; "" if the file has no TODO.
   std::string nearest(const Place& place) const;
 
