@@ -6,6 +6,7 @@
 // receive of a gradient is still waiting. Events order the streams.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -48,7 +49,9 @@ class PipelineExecutor {
       const Task& task = tasks_[t];
       const Instruction& i = task.instructions[0];
       if (is_message(i.kind)) {
-        exchange(task, is_activation(i.kind) ? activations_ : gradients_, done_[t]);
+        const Channel& channel = is_activation(i.kind) ? activations_ : gradients_;
+        exchange(task, channel);
+        CUDA_CHECK(cudaEventRecord(done_[t], channel.stream));
         continue;
       }
       for (int group : task.waits_for) CUDA_CHECK(cudaStreamWaitEvent(compute_, done_[group]));
@@ -56,6 +59,9 @@ class PipelineExecutor {
       if (i.kind == Instruction::backward) clock_.compute([&] { stage_.backward(i, ready); });
       if (i.kind == Instruction::update) update();
     }
+    std::vector<int> computed;
+    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
+    probe("04.I", "forwards and backwards of each chunk", computed);
   }
 
  private:
@@ -66,8 +72,9 @@ class PipelineExecutor {
   };
 
   // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
-  // data of a send complete, and the buffer of a receive no longer read. Records `done` after them.
-  void exchange(const Task& group, const Channel& channel, cudaEvent_t done) {
+  // data of a send complete, and the buffer of a receive no longer read.
+  void exchange(const Task& group, const Channel& channel) {
+    probe_given(group, channel);
     // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
     //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
     //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i
@@ -76,12 +83,21 @@ class PipelineExecutor {
     //   communicator is channel.comm.
     todo("04.7");
     // END TODO 04.7
+    probe("04.J", "messages exchanged", std::array{static_cast<int>(group.instructions.size())});
     for (const Instruction& i : group.instructions) {
       if (is_send(i.kind)) continue;
       probe("04.7", "received micro-batch " + std::to_string(i.micro_batch), stage_.message(i),
             {stage_.message_size(i)}, channel.stream);
     }
-    CUDA_CHECK(cudaEventRecord(done, channel.stream));  // step() lets tasks wait for it
+  }
+
+  // For the checker: what step() passes on.
+  void probe_given(const Task& group, const Channel& channel) const {
+    std::vector<int> numbers;
+    for (const Instruction& i : group.instructions) numbers.insert(numbers.end(), {i.kind, i.micro_batch, i.chunk});
+    probe("04.J", "given to exchange: kind, micro-batch and chunk of each message", numbers);
+    probe("04.J", "given to exchange: whether it is the channel of activations",
+          std::array{int{&channel == &activations_}});
   }
 
   const Schedule& schedule_;

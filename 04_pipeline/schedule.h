@@ -132,15 +132,44 @@ inline std::vector<Instruction> connect(const Schedule& schedule, int stage, con
 
 // ---- schedules -----------------------------------------------------------------------------------------------------
 
-// Records the order of a stage for the checker: a forward as 1 + micro-batch + micro_batches · chunk, a backward as
+// Records the order of each stage for the checker: a forward as 1 + micro-batch + micro_batches · chunk, a backward as
 // minus that. Numbers start at 1 because 0 has no sign.
-inline void probe_order(const char* todo, const Schedule& s, int stage, const std::vector<Instruction>& order) {
-  std::vector<int> numbers;
-  for (const Instruction& i : order) {
-    const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
-    numbers.push_back(i.kind == Instruction::forward ? number : -number);
+inline void probe_orders(const char* todo, const Schedule& s) {
+  for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
+    std::vector<int> numbers;
+    for (const Instruction& i : s.lists[stage]) {
+      if (!is_compute(i.kind)) continue;
+      const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
+      numbers.push_back(i.kind == Instruction::forward ? number : -number);
+    }
+    probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
   }
-  probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
+}
+
+// Records the forwards of stage 0, in their order, which is that of all stages.
+inline void probe_forwards(const char* todo, const Schedule& s) {
+  std::vector<int> numbers;
+  for (const Instruction& i : s.lists.empty() ? std::vector<Instruction>() : s.lists[0]) {
+    if (i.kind == Instruction::forward) numbers.insert(numbers.end(), {i.micro_batch, i.chunk});
+  }
+  probe(todo, "micro-batch and chunk of each forward", numbers);
+}
+
+// Records what else a schedule has: its limits, and where the messages are.
+inline void probe_rest(const char* region, const Schedule& s) {
+  probe(region, "most micro-batches in flight of each stage", s.in_flight);
+  for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
+    std::vector<int> before;
+    int messages = 0;
+    for (const Instruction& i : s.lists[stage]) {
+      if (is_message(i.kind)) {
+        ++messages;
+      } else {
+        before.push_back(messages);
+      }
+    }
+    probe(region, "messages before the n-th computation of stage " + std::to_string(stage), before);
+  }
 }
 
 // GPipe: all forwards, then all backwards.
@@ -153,10 +182,11 @@ inline Schedule gpipe(int stages, int micro_batches) {
     //   stages.
     todo("04.1");
     // END TODO 04.1
-    probe_order("04.1", s, stage, order);
     // All inputs are kept until their backwards anyway, so receiving two ahead costs no memory and hides the transfers.
     s.lists.push_back(connect(s, stage, order, /*ahead=*/2));
   }
+  probe_orders("04.1", s);
+  probe_rest("04.A", s);
   return s;
 }
 
@@ -172,9 +202,10 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
     //   The last stage does not warm up at all. There may be fewer micro-batches than warm-up forwards.
     todo("04.2");
     // END TODO 04.2
-    probe_order("04.2", s, stage, order);
     s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
   }
+  probe_orders("04.2", s);
+  probe_rest("04.B", s);
   return s;
 }
 
@@ -184,7 +215,6 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   Schedule s{"interleaved", stages, micro_batches, chunks, {}, {}};
   const int total = micro_batches * chunks;
   std::vector<Instruction> forwards, backwards;
-  std::vector<int> numbers;
   for (int n = 0; n < total; ++n) {
     int micro_batch = 0, chunk = 0;
     // TODO 04.3: Which micro-batch and which chunk does the n-th forward of a stage (from 0) work on?
@@ -192,12 +222,10 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
     //   the chunks 0 0 0 1 1 1 0 0 0 1 1 1 …, on every stage.
     todo("04.3");
     // END TODO 04.3
-    numbers.insert(numbers.end(), {micro_batch, chunk});
     forwards.push_back({Instruction::forward, micro_batch, chunk});
     // The backwards go through the chunks in reverse order.
     backwards.push_back({Instruction::backward, micro_batch, chunks - 1 - chunk});
   }
-  probe("04.3", "micro-batch and chunk of each forward", numbers);
   for (int stage = 0; stage < stages; ++stage) {
     // The first backward belongs to the last chunk, which the first group reaches after chunks - 1 rounds of `stages`
     // forwards. Each stage after this one delays the gradient that this stage waits for by two more slots: one on the
@@ -212,6 +240,9 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
     order.insert(order.end(), backwards.end() - warm_up, backwards.end());
     s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
   }
+  probe_forwards("04.3", s);
+  probe_orders("04.C", s);
+  probe_rest("04.C", s);
   return s;
 }
 
@@ -259,6 +290,24 @@ inline std::vector<int> groups_of(const std::vector<Task>& tasks,
   return groups;
 }
 
+// Records the tasks for the checker.
+inline void probe_tasks(const std::vector<Task>& tasks) {
+  std::vector<int> sizes, waits, last_waits;
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    sizes.push_back(static_cast<int>(tasks[t].instructions.size()));
+    const bool computes = !tasks[t].instructions.empty() && is_compute(tasks[t].instructions[0].kind);
+    std::vector<int> groups = tasks[t].waits_for;
+    std::sort(groups.begin(), groups.end());
+    for (int group : groups) {
+      if (computes) waits.push_back(static_cast<int>(t));
+      (computes ? waits : last_waits).push_back(group);
+    }
+  }
+  probe("04.E", "instructions of each task", sizes);
+  probe("04.5", "task and awaited group of each wait", waits);
+  probe("04.E", "groups that the update waits for", last_waits);
+}
+
 // Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
 // groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
 // it, and its stream runs the groups of a direction one after the other.
@@ -272,7 +321,6 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
 
   std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
   std::map<bool, int> last_group;  // the latest group of gradients (false) and of activations (true)
-  std::vector<int> waits;
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Instruction& i = tasks[t].instructions[0];
     if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
@@ -292,9 +340,8 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     // END TODO 04.5
     earlier.push_back(i);
     tasks[t].waits_for = groups_of(tasks, messages);
-    for (int group : tasks[t].waits_for) waits.insert(waits.end(), {static_cast<int>(t), group});
   }
-  probe("04.5", "task and awaited group of each wait", waits);
+  probe_tasks(tasks);
   return tasks;
 }
 

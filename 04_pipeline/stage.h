@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <functional>
 #include <string>
@@ -85,7 +86,6 @@ class PipelineStage {
     batch_ = batch;
     loss_ = loss;
     for (ModelChunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
-    std::vector<int> numbers;
     for (int m = 0; m < micro_batches_; ++m) {
       int first = 0, samples = 0, mean_over = 0;
       // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
@@ -96,22 +96,24 @@ class PipelineStage {
       todo("04.6");
       // END TODO 04.6
       slices_[m] = {first, samples, mean_over};
-      numbers.insert(numbers.end(), {first, samples, mean_over});
     }
-    probe("04.6", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
+    probe_step(batch, loss);
   }
 
   void forward(const Instruction& i) {
-    const Range range("forward " + std::to_string(i.micro_batch), stream_);
+    const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
-    const Real* output = compute_forward(chunk, i.micro_batch);
+    probe_given("04.G", "forward", i, chunk.is_first ? nullptr : chunk.inputs[m].data());
+    const Range range("forward " + std::to_string(m), stream_);
+    const Real* output = compute_forward(chunk, m);
     if (!chunk.outputs.empty()) {  // the next forward overwrites this output, perhaps before it is sent
       Real* copy = chunk.outputs[chunk.forwards % 2].data();
-      copy_to(copy, output, micro_batch(i.micro_batch).samples * chunk.model.output_size());
+      copy_to(copy, output, micro_batch(m).samples * chunk.model.output_size());
       output = copy;
     }
-    chunk.output[i.micro_batch] = const_cast<Real*>(output);
+    chunk.output[m] = const_cast<Real*>(output);
     ++chunk.forwards;
+    probe_result("04.G", "output", m, chunk.output[m], chunk.outputs, chunk.model.output_size());
   }
 
   // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after a
@@ -124,15 +126,37 @@ class PipelineStage {
   // Enqueues a backward. In the last one of a step, calls ready(chunk, layer) for each layer as soon as the work for
   // its gradients is enqueued.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
-    const Range range("backward " + std::to_string(i.micro_batch), stream_);
+    const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
-    if (!chunk.is_first) {
-      chunk.input_gradient[i.micro_batch] = chunk.input_gradients[chunk.backwards % 2].data();
+    probe_given("04.H", "backward", i, chunk.is_last ? nullptr : chunk.gradients[m].data(), ready != nullptr);
+    const Range range("backward " + std::to_string(m), stream_);
+    Model& model = chunk.model;
+    const Batch batch = micro_batch(m);
+    if (recompute_) compute_forward(chunk, m);
+    if (chunk.is_last) {
+      model.loss(chunk.activations[m], batch.y, slices_[m].mean_over, loss_);
+    } else {
+      copy_to(model.output_gradient(), chunk.gradients[m].data(), batch.samples * model.output_size());
     }
-    compute_backward(chunk, i, [&](int layer) {
+    if (!chunk.is_first) chunk.input_gradient[m] = chunk.input_gradients[chunk.backwards % 2].data();
+    // The first backward of a step overwrites the gradients of the step before; the others add to them. Which
+    // micro-batch comes first depends on the schedule.
+    const bool accumulate = chunk.backwards > 0;
+    const auto layer_done = [&](int layer) {
       if (ready && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
-    });
+    };
+    if (batch.samples > 0) {
+      model.backward(chunk.activations[m], accumulate, layer_done, chunk.input_gradient[m]);
+    } else {  // in a short batch: nothing to add
+      if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
+      for (int layer = model.depth() - 1; layer >= 0; --layer) layer_done(layer);
+    }
     ++chunk.backwards;
+    if (!chunk.is_first) {
+      probe_result("04.H", "gradient of the input", m, chunk.input_gradient[m], chunk.input_gradients,
+                   chunk.model.input_size());
+    }
+    probe_gradients(chunk, m);
   }
 
   // Returns the buffer that a message is sent from or received into.
@@ -197,29 +221,51 @@ class PipelineStage {
     return chunk.model.forward(batch.with_x(x), chunk.activations[m]);
   }
 
-  void compute_backward(ModelChunk& chunk, const Instruction& i, const std::function<void(int)>& ready) {
-    const int m = i.micro_batch;
-    const Batch batch = micro_batch(m);
-    Model& model = chunk.model;
-    if (recompute_) compute_forward(chunk, m);
-    if (chunk.is_last) {
-      model.loss(chunk.activations[m], batch.y, slices_[m].mean_over, loss_);
-    } else {
-      copy_to(model.output_gradient(), chunk.gradients[m].data(), batch.samples * model.output_size());
-    }
-    // The first backward of a step overwrites the gradients of the step before; the others add to them. Which
-    // micro-batch comes first depends on the schedule.
-    const bool accumulate = chunk.backwards > 0;
-    if (batch.samples == 0) {  // in a short batch: nothing to add
-      if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
-      for (int layer = model.depth() - 1; layer >= 0; --layer) ready(layer);
-      return;
-    }
-    model.backward(chunk.activations[m], accumulate, ready, chunk.input_gradient[m]);
-  }
-
   void copy_to(Real* to, const Real* from, int count) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(Real), cudaMemcpyDeviceToDevice, stream_));
+  }
+
+  // ---- what the checker records ----
+
+  void probe_step(const Batch& batch, const float* loss) const {
+    std::vector<int> numbers;
+    for (const Slice& slice : slices_) numbers.insert(numbers.end(), {slice.first, slice.samples, slice.mean_over});
+    probe("04.6", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
+    probe("04.F", "samples of the batch, whether x is kept, whether y is kept and whether the loss is kept",
+          std::array{batch_.samples, int{batch_.x == batch.x}, int{batch_.y == batch.y}, int{loss_ == loss}});
+    numbers.clear();
+    for (const ModelChunk& chunk : chunks_) numbers.insert(numbers.end(), {chunk.forwards, chunk.backwards});
+    probe("04.F", "forwards so far and backwards so far of each chunk", numbers);
+  }
+
+  // What step() of the executor passes on to forward() or backward(). The input must have arrived by then.
+  void probe_given(const char* region, const char* function, const Instruction& i, const Real* input,
+                   bool has_ready = false) const {
+    const std::string name = std::string("given to stage_.") + function + ": ";
+    const Model& model = chunks_[i.chunk].model;
+    const int size = i.kind == Instruction::forward ? model.input_size() : model.output_size();
+    if (input != nullptr) {
+      probe("04.I", {name, "what was received"}, input, {micro_batch(i.micro_batch).samples, size}, stream_);
+    }
+    probe(region, {name, "micro-batch, chunk and whether there is a ready()"},
+          std::array{i.micro_batch, i.chunk, int{has_ready}});
+  }
+
+  // What is sent on, and where it lies.
+  void probe_result(const char* region, const std::string& name, int m, const Real* result, const SendBuffers& buffers,
+                    int size) const {
+    const std::string of = " of micro-batch " + std::to_string(m);
+    const bool in_buffer = std::any_of(buffers.begin(), buffers.end(),
+                                       [&](const DeviceBuffer<Real>& buffer) { return buffer.data() == result; });
+    probe(region, name + of + ": whether its place is known and whether that is a send buffer",
+          std::array{int{result != nullptr}, int{in_buffer}});
+    if (result != nullptr) probe(region, {name, of}, result, {micro_batch(m).samples, size}, stream_);
+  }
+
+  void probe_gradients(const ModelChunk& chunk, int m) const {
+    if (chunk.backwards == micro_batches_) return;  // ready() may have started to average them
+    probe("04.H", "gradients of the parameters after micro-batch " + std::to_string(m), chunk.model.grads(),
+          {chunk.model.count()}, stream_);
   }
 
   Batch micro_batch(int m) const { return batch_.slice(slices_[m].first, slices_[m].samples); }

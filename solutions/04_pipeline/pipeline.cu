@@ -56,6 +56,10 @@ void train(const Options& options, const Network& network, const Schedule& sched
   gradients.counted = gradients.held;
   const Clipping clipping(options, gradients.largest(), stream);
   const auto update = [&] {
+    for (std::size_t c = 0; c < optimizers.size(); ++c) {
+      const Model& model = stage.chunks()[c].model;
+      probe("04.I", "given to update: gradients of chunk " + std::to_string(c), model.grads(), {model.count()}, stream);
+    }
     float* norm = training.losses().gradient_norm();
     if (clipping.enabled()) {
       clock.compute([&] { clipping.add_squares(gradients, norm); });
@@ -70,6 +74,13 @@ void train(const Options& options, const Network& network, const Schedule& sched
       }
     });
   };
+  // No other rank has these layers, so nothing is averaged, as in chapter 07. Only the checker looks at the gradients.
+  const auto ready = [&](int chunk, int layer) {
+    const Model& model = stage.chunks()[chunk].model;
+    const auto [offset, count] = model.layers()[layer];
+    probe("04.H", "given to ready: gradients of layer " + std::to_string(layer) + " of chunk " + std::to_string(chunk),
+          model.grads() + offset, {count}, stream);
+  };
   const auto add_loss = [&](const Batch& batch, float* loss) {
     evaluate_batch(stage, schedule, job.group(), batch, training.evaluated(), loss, stream);
   };
@@ -78,7 +89,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
     while (training.next_step()) {
       clock.next_step();
       stage.begin_step(training.batch(), training.loss());
-      executor.step(update);
+      executor.step(update, ready);
     }
     send_losses(training.losses(), job.group(), stream);
     clock.stop();

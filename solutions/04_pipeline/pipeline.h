@@ -6,6 +6,7 @@
 // receive of a gradient is still waiting. Events order the streams.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -44,11 +45,19 @@ class PipelineExecutor {
   // layer are enqueued, so that the caller can overlap averaging them over other ranks with the rest of the backward.
   // Calls update() once those of all layers are enqueued; the idle clock does not count update() as computing.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
+    // WRITE 04.I: Enqueue the stage's tasks_, in their order.
+    //   A task of messages, is_message(kind), is for exchange(task, channel), with the channel activations_ or
+    //   gradients_. Behind it, record the event done_[t] of this task, the t-th, on the channel's stream. A forward, a
+    //   backward and the update must not start before the groups that their task waits for are done, whose indices are
+    //   task.waits_for. They run on compute_. Call stage_.forward(i) and stage_.backward(i, ready) each inside of
+    //   clock_.compute([&] { … }), which measures the time, and update() outside of it. The host must not wait.
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const Task& task = tasks_[t];
       const Instruction& i = task.instructions[0];
       if (is_message(i.kind)) {
-        exchange(task, is_activation(i.kind) ? activations_ : gradients_, done_[t]);
+        const Channel& channel = is_activation(i.kind) ? activations_ : gradients_;
+        exchange(task, channel);
+        CUDA_CHECK(cudaEventRecord(done_[t], channel.stream));
         continue;
       }
       for (int group : task.waits_for) CUDA_CHECK(cudaStreamWaitEvent(compute_, done_[group]));
@@ -56,6 +65,10 @@ class PipelineExecutor {
       if (i.kind == Instruction::backward) clock_.compute([&] { stage_.backward(i, ready); });
       if (i.kind == Instruction::update) update();
     }
+    // END WRITE 04.I
+    std::vector<int> computed;
+    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
+    probe("04.I", "forwards and backwards of each chunk", computed);
   }
 
  private:
@@ -66,8 +79,15 @@ class PipelineExecutor {
   };
 
   // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
-  // data of a send complete, and the buffer of a receive no longer read. Records `done` after them.
-  void exchange(const Task& group, const Channel& channel, cudaEvent_t done) {
+  // data of a send complete, and the buffer of a receive no longer read.
+  void exchange(const Task& group, const Channel& channel) {
+    probe_given(group, channel);
+    // WRITE 04.J: Exchange all messages of the group over channel.comm, on channel.stream.
+    //   They may start only when compute_ has done all that is enqueued on it by now: use the event computed_. No
+    //   message may wait for another: two neighbors that both send before they receive would wait for each other
+    //   forever. A message i of group.instructions is a send if is_send(i.kind), else a receive. Its buffer is
+    //   stage_.message(i), with stage_.message_size(i) elements of type kReal; the other rank is peer(schedule_, rank_,
+    //   i.kind). Neither the host nor compute_ may wait.
     // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
     //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
     //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i
@@ -87,12 +107,22 @@ class PipelineExecutor {
     }
     NCCL_CHECK(ncclGroupEnd());
     // END TODO 04.7
+    // END WRITE 04.J
+    probe("04.J", "messages exchanged", std::array{static_cast<int>(group.instructions.size())});
     for (const Instruction& i : group.instructions) {
       if (is_send(i.kind)) continue;
       probe("04.7", "received micro-batch " + std::to_string(i.micro_batch), stage_.message(i),
             {stage_.message_size(i)}, channel.stream);
     }
-    CUDA_CHECK(cudaEventRecord(done, channel.stream));  // step() lets tasks wait for it
+  }
+
+  // For the checker: what step() passes on.
+  void probe_given(const Task& group, const Channel& channel) const {
+    std::vector<int> numbers;
+    for (const Instruction& i : group.instructions) numbers.insert(numbers.end(), {i.kind, i.micro_batch, i.chunk});
+    probe("04.J", "given to exchange: kind, micro-batch and chunk of each message", numbers);
+    probe("04.J", "given to exchange: whether it is the channel of activations",
+          std::array{int{&channel == &activations_}});
   }
 
   const Schedule& schedule_;

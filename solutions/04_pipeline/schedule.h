@@ -132,20 +132,53 @@ inline std::vector<Instruction> connect(const Schedule& schedule, int stage, con
 
 // ---- schedules -----------------------------------------------------------------------------------------------------
 
-// Records the order of a stage for the checker: a forward as 1 + micro-batch + micro_batches · chunk, a backward as
+// Records the order of each stage for the checker: a forward as 1 + micro-batch + micro_batches · chunk, a backward as
 // minus that. Numbers start at 1 because 0 has no sign.
-inline void probe_order(const char* todo, const Schedule& s, int stage, const std::vector<Instruction>& order) {
-  std::vector<int> numbers;
-  for (const Instruction& i : order) {
-    const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
-    numbers.push_back(i.kind == Instruction::forward ? number : -number);
+inline void probe_orders(const char* todo, const Schedule& s) {
+  for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
+    std::vector<int> numbers;
+    for (const Instruction& i : s.lists[stage]) {
+      if (!is_compute(i.kind)) continue;
+      const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
+      numbers.push_back(i.kind == Instruction::forward ? number : -number);
+    }
+    probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
   }
-  probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
+}
+
+// Records the forwards of stage 0, in their order, which is that of all stages.
+inline void probe_forwards(const char* todo, const Schedule& s) {
+  std::vector<int> numbers;
+  for (const Instruction& i : s.lists.empty() ? std::vector<Instruction>() : s.lists[0]) {
+    if (i.kind == Instruction::forward) numbers.insert(numbers.end(), {i.micro_batch, i.chunk});
+  }
+  probe(todo, "micro-batch and chunk of each forward", numbers);
+}
+
+// Records what else a schedule has: its limits, and where the messages are.
+inline void probe_rest(const char* region, const Schedule& s) {
+  probe(region, "most micro-batches in flight of each stage", s.in_flight);
+  for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
+    std::vector<int> before;
+    int messages = 0;
+    for (const Instruction& i : s.lists[stage]) {
+      if (is_message(i.kind)) {
+        ++messages;
+      } else {
+        before.push_back(messages);
+      }
+    }
+    probe(region, "messages before the n-th computation of stage " + std::to_string(stage), before);
+  }
 }
 
 // GPipe: all forwards, then all backwards.
 inline Schedule gpipe(int stages, int micro_batches) {
   Schedule s{"gpipe", stages, micro_batches, 1, std::vector<int>(stages, micro_batches), {}};
+  // WRITE 04.A: Append the list of each stage to s.lists: all forwards, then all backwards, the last micro-batch first.
+  //   connect(s, stage, order, ahead) returns a stage's list. It inserts the messages into `order`, which has only the
+  //   forwards and the backwards, and appends the update. {Instruction::forward, m} is the forward of micro-batch m.
+  //   Let each input be received two ahead (`ahead`), because all inputs are kept until their backwards anyway.
   for (int stage = 0; stage < stages; ++stage) {
     std::vector<Instruction> order;
     // TODO 04.1: Append the forwards of all micro-batches to `order`, then their backwards, the last micro-batch first.
@@ -154,16 +187,23 @@ inline Schedule gpipe(int stages, int micro_batches) {
     for (int m = 0; m < micro_batches; ++m) order.push_back({Instruction::forward, m});
     for (int m = micro_batches - 1; m >= 0; --m) order.push_back({Instruction::backward, m});
     // END TODO 04.1
-    probe_order("04.1", s, stage, order);
     // All inputs are kept until their backwards anyway, so receiving two ahead costs no memory and hides the transfers.
     s.lists.push_back(connect(s, stage, order, /*ahead=*/2));
   }
+  // END WRITE 04.A
+  probe_orders("04.1", s);
+  probe_rest("04.A", s);
   return s;
 }
 
 // 1F1B, one forward, one backward: each micro-batch's backward comes as early as possible.
 inline Schedule one_f_one_b(int stages, int micro_batches) {
   Schedule s{"1f1b", stages, micro_batches, 1, {}, {}};
+  // WRITE 04.B: Append to s.lists the list of each stage, and to s.in_flight the most micro-batches that it holds.
+  //   A stage holds a micro-batch from its forward to its backward. Forwards and backwards both start with micro-batch
+  //   0 and count up, and each backward comes as early as the gradient can be there. Between two backwards comes one
+  //   forward, as long as there are any. There may be fewer micro-batches than stages. connect() makes a list from the
+  //   order of the forwards and backwards: connect(s, stage, order, 1) receives each input one ahead.
   for (int stage = 0; stage < stages; ++stage) {
     s.in_flight.push_back(std::min(micro_batches, stages - stage));
     std::vector<Instruction> order;
@@ -179,9 +219,11 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
     }
     for (int m = micro_batches - warm_up; m < micro_batches; ++m) order.push_back({Instruction::backward, m});
     // END TODO 04.2
-    probe_order("04.2", s, stage, order);
     s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
   }
+  // END WRITE 04.B
+  probe_orders("04.2", s);
+  probe_rest("04.B", s);
   return s;
 }
 
@@ -189,9 +231,15 @@ inline Schedule one_f_one_b(int stages, int micro_batches) {
 // the next group starts. `micro_batches` must be a multiple of `stages`.
 inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   Schedule s{"interleaved", stages, micro_batches, chunks, {}, {}};
+  // WRITE 04.C: Append to s.lists the list of each stage, and to s.in_flight how many forwards may await a backward.
+  //   All stages have the same forwards, in the same order. With 3 stages and 2 chunks, the micro-batches are 0 1 2 0 1
+  //   2 3 4 5 3 4 5 … and the chunks 0 0 0 1 1 1 0 0 0 1 1 1 …. The backwards take the micro-batches in the same order,
+  //   but the chunks in reverse. A stage first warms up, then does one forward and one backward in turns, and at last
+  //   the backwards that are left. The warm-up has the first group's forwards in all chunks but the last, and two more
+  //   for each stage after this one, but never more forwards than there are. The chunk of {Instruction::forward, m,
+  //   chunk} comes last. connect(s, stage, order, 1) makes a list from the order of the forwards and backwards.
   const int total = micro_batches * chunks;
   std::vector<Instruction> forwards, backwards;
-  std::vector<int> numbers;
   for (int n = 0; n < total; ++n) {
     int micro_batch = 0, chunk = 0;
     // TODO 04.3: Which micro-batch and which chunk does the n-th forward of a stage (from 0) work on?
@@ -200,12 +248,10 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
     chunk = n / stages % chunks;
     micro_batch = n / (stages * chunks) * stages + n % stages;
     // END TODO 04.3
-    numbers.insert(numbers.end(), {micro_batch, chunk});
     forwards.push_back({Instruction::forward, micro_batch, chunk});
     // The backwards go through the chunks in reverse order.
     backwards.push_back({Instruction::backward, micro_batch, chunks - 1 - chunk});
   }
-  probe("04.3", "micro-batch and chunk of each forward", numbers);
   for (int stage = 0; stage < stages; ++stage) {
     // The first backward belongs to the last chunk, which the first group reaches after chunks - 1 rounds of `stages`
     // forwards. Each stage after this one delays the gradient that this stage waits for by two more slots: one on the
@@ -220,6 +266,10 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
     order.insert(order.end(), backwards.end() - warm_up, backwards.end());
     s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
   }
+  // END WRITE 04.C
+  probe_forwards("04.3", s);
+  probe_orders("04.C", s);
+  probe_rest("04.C", s);
   return s;
 }
 
@@ -230,6 +280,11 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
 inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int micro_batches, int chunk,
                                        Instruction::Kind takes, Instruction::Kind returns) {
   std::vector<int> buffer(micro_batches, -1);
+  // WRITE 04.D: Set buffer[m] to the number of micro-batch m's buffer, for each micro-batch that takes one.
+  //   Follow the list, but only the instructions of this chunk. One of kind `takes` takes the lowest number that is
+  //   free, counting from 0; one of kind `returns` gives the micro-batch's number back, if it has one. So two
+  //   micro-batches have the same number only if one gives it back before the other takes it. buffer[m] stays as it is
+  //   after that, because it is the plan for the whole step.
   std::vector<bool> taken;  // indexed by buffer; its size is the size of the pool
   for (const Instruction& i : list) {
     const bool nothing_to_return = i.kind == returns && buffer[i.micro_batch] < 0;
@@ -248,6 +303,7 @@ inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int
     }
     // END TODO 04.4
   }
+  // END WRITE 04.D
   probe("04.4", "buffers of the micro-batches of chunk " + std::to_string(chunk), buffer);
   return buffer;
 }
@@ -274,11 +330,38 @@ inline std::vector<int> groups_of(const std::vector<Task>& tasks,
   return groups;
 }
 
+// Records the tasks for the checker.
+inline void probe_tasks(const std::vector<Task>& tasks) {
+  std::vector<int> sizes, waits, last_waits;
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    sizes.push_back(static_cast<int>(tasks[t].instructions.size()));
+    const bool computes = !tasks[t].instructions.empty() && is_compute(tasks[t].instructions[0].kind);
+    std::vector<int> groups = tasks[t].waits_for;
+    std::sort(groups.begin(), groups.end());
+    for (int group : groups) {
+      if (computes) waits.push_back(static_cast<int>(t));
+      (computes ? waits : last_waits).push_back(group);
+    }
+  }
+  probe("04.E", "instructions of each task", sizes);
+  probe("04.5", "task and awaited group of each wait", waits);
+  probe("04.E", "groups that the update waits for", last_waits);
+}
+
 // Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
 // groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
 // it, and its stream runs the groups of a direction one after the other.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
+  // WRITE 04.E: Make the tasks from schedule.lists[stage], and set what each forward, backward and update waits for.
+  //   A task has one instruction, or a group of messages: joins_group(before, i) says whether message i joins the one
+  //   right before it. A task's waits_for has the indices, in `tasks`, of the groups that must be done before it
+  //   starts, each once. A forward or a backward needs its input. Its result goes into one of two buffers, between
+  //   which the results of a kind and a chunk alternate: the result that was in this buffer must have been sent. It
+  //   waits for nothing else. The update waits for the last group of activations and the last one of gradients, so the
+  //   next step starts with all buffers free. message(schedule, stage, i, true) returns the message that brings the
+  //   input of i; with `false`, the one that carries its result away; std::nullopt where no other stage is involved.
+  //   groups_of() finds the groups of such messages.
   for (const Instruction& i : schedule.lists[stage]) {
     const bool joins = !tasks.empty() && joins_group(tasks.back().instructions.back(), i);
     if (!joins) tasks.emplace_back();
@@ -287,7 +370,6 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
 
   std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
   std::map<bool, int> last_group;  // the latest group of gradients (false) and of activations (true)
-  std::vector<int> waits;
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Instruction& i = tasks[t].instructions[0];
     if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
@@ -308,9 +390,9 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     // END TODO 04.5
     earlier.push_back(i);
     tasks[t].waits_for = groups_of(tasks, messages);
-    for (int group : tasks[t].waits_for) waits.insert(waits.end(), {static_cast<int>(t), group});
   }
-  probe("04.5", "task and awaited group of each wait", waits);
+  // END WRITE 04.E
+  probe_tasks(tasks);
   return tasks;
 }
 
