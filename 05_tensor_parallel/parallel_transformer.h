@@ -42,6 +42,7 @@ class NormGradients {
     if (!tp.sequence_parallel()) return;
     const cudaStream_t stream = g.blas.stream();
     Real* local = local_.data();
+    probe("05.R", "given to norm_gradients_.sum: this rank's gradients", local, {count_}, stream);
     // TODO 05.16: Sum local[count_] over the ranks, and put the sums into `grads`.
     //   The norms are replicas, but each rank has computed their gradients from its own rows. Sum `local` in place,
     //   with one NCCL call over the group. Then, if g.accumulate > 0, add the sums to `grads` with the kernel
@@ -106,6 +107,7 @@ class ParallelBlock : public ParallelLayer {
     const auto* x = static_cast<const Real*>(input);
     const BlockValues v(saved, heads_, E_);
     const int rows = samples * T_, local = tp_->local_rows(rows);
+    probe("05.P", {"given to the block: x of ", name}, x, {local, E_}, stream);
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
@@ -127,6 +129,10 @@ class ParallelBlock : public ParallelLayer {
     row_parallel_forward(*tp_, blas, linear2_, v.a, v.y, rows);
     on_rows(Block::mlp_place, saved, rows).apply(v.y, v.y, samples, out, stream);
     launch(add_scaled, local * E_, stream, v.y, v.residual, 1.0f, local * E_);
+    probe("05.P", {name, ": v.qkv, of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()}, stream);
+    probe("05.P", {name, ": v.residual"}, v.residual, {local, E_}, stream);
+    probe("05.P", {name, ": v.a"}, v.a, {rows, 4 * heads_.features()}, stream);
+    probe("05.P", {name, ": v.y"}, v.y, {local, E_}, stream);
     return v.y;
   }
 
@@ -138,6 +144,8 @@ class ParallelBlock : public ParallelLayer {
     const int rows = g.samples * T_, local = tp_->local_rows(rows), features = T_ * heads_.features();
     // The gradient within a branch lies in `beside`, which follows dy in the same buffer, and in `spare`.
     Real *dy = g.dy, *beside = g.dy + local * E_, *spare = g.spare;
+    Real* dx = g.dx != nullptr ? g.dx : dy;
+    probe("05.Q", {"given to the block: dy of ", name}, dy, {local, E_}, stream);
     const float norm_accumulate = norm_gradients_.accumulate(g);
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
@@ -159,10 +167,11 @@ class ParallelBlock : public ParallelLayer {
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
     column_parallel_backward(*tp_, blas, in_proj_, v.normed1, gradients.qkv, beside, g.ones, rows, g.accumulate);
-    Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, local, norm_accumulate,
                   stream);
     norm_gradients_.sum(*tp_, parameters[8].grad, g);
+    probe("05.Q", {name, ": gradient of x"}, dx, {local, E_}, stream);
+    probe("05.Q", {name, ": gradients of the norms"}, parameters[8].grad, {4 * E_}, stream);
     return dx;
   }
 

@@ -36,9 +36,9 @@ inline std::int64_t first_row(std::int64_t count, int rank, int ranks) { return 
 inline Parameter shard(const std::string& name, const std::vector<int>& shape, Cut cut, const Group& group) {
   Parameter p(name, shape);
   if (cut == Cut::none) return p;
+  TensorPart& part = p.part;
   const int r = group.rank(), P = group.size();
   const std::int64_t rows = p.rows(), columns = p.columns();
-  TensorPart& part = p.part;
   // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
   //   Set four members of `part`: the elements are `part.rows` runs of `part.columns` contiguous elements of the
   //   row-major parameter. The first run begins at element `part.first`; each following run begins `part.stride`
@@ -48,15 +48,16 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
   //   Cut::columns: in each row, the r-th of P equal blocks of columns.
   todo("05.1");
   // END TODO 05.1
-  probe("05.1", name + ", this rank's part: first, rows, columns, stride",
-        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
-                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
   if (cut == Cut::columns) {
     p.shape[1] /= P;
   } else {
     const int matrices = cut == Cut::heads ? 3 : 1;
     p.shape[0] = static_cast<int>(first_row(rows / matrices, r + 1, P) - first_row(rows / matrices, r, P)) * matrices;
   }
+  probe("05.1", name + ", this rank's part: first, rows, columns, stride",
+        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
+                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
+  probe("05.A", name + ", this rank's part: shape", p.shape);
   return p;
 }
 

@@ -107,9 +107,10 @@ class CopyToTensorParallel {
   // Returns the rows of all ranks, [rows, width]. `x` [local rows, width] is this rank's. The result is valid until f
   // or g gathers again.
   const Real* forward(const Real* x, int rows, int width, cudaStream_t stream) const {
+    const Real* all = x;
+    probe("05.B", "given to f.forward: x", x, {tp_.local_rows(rows), width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of x
-    const Real* all = x;
     // TODO 05.2: f, forward: make `all` point to the rows of all ranks.
     //   Without sequence parallelism, x already has them: do nothing. With it (tp_.sequence_parallel()), gather the
     //   ranks' rows into tp_.gathered(), in the order of the ranks, with one NCCL call over `comm` on `stream`. x has
@@ -123,9 +124,9 @@ class CopyToTensorParallel {
   // Computes dx[local rows, width], the gradient of f's input. `share` [rows, width] is the part of it that came back
   // through this rank's features; it must be tp.share_of(dx).
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
+    probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
-    probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
     // TODO 05.7: f, backward: sum the ranks' shares of dx.
     //   All ranks used the same x, each with its own features, so the gradient of x is the sum of the ranks' shares.
     //   Without sequence parallelism every rank needs the whole sum: one NCCL call over `comm` on `stream`, from
@@ -148,9 +149,9 @@ class ReduceFromTensorParallel {
 
   // Computes y[local rows, width], the sum of the ranks' shares. `share` [rows, width] must be tp.share_of(y).
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
+    probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
-    probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     // TODO 05.4: g, forward: sum the ranks' shares of y.
     //   One NCCL call from `share` to y in each mode. g's forward pass is f's backward pass (TODO 05.7).
     todo("05.4");
@@ -161,9 +162,10 @@ class ReduceFromTensorParallel {
   // Returns the gradient [rows, width] of this rank's share, given dy[local rows, width]. It is valid until f or g
   // gathers again.
   const Real* backward(const Real* dy, int rows, int width, cudaStream_t stream) const {
+    const Real* all = dy;
+    probe("05.E", "given to g.backward: dy", dy, {tp_.local_rows(rows), width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dy
-    const Real* all = dy;
     // TODO 05.5: g, backward: make `all` point to the gradient of this rank's share.
     //   y is the sum of the shares: what is its derivative with respect to one of them? The share has all rows. Which
     //   rows of dy does this rank already have, in each mode?
@@ -183,17 +185,18 @@ class ReduceFromTensorParallel {
 // x[local rows, l.in]. After f, this is chapter 01's layer with fewer outputs.
 inline void column_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                     Real* y, int rows) {
-  const CopyToTensorParallel f(tp);
   probe("05.2", {"given to column_parallel_forward: ", l.name}, x, {tp.local_rows(rows), l.in}, blas.stream());
+  const CopyToTensorParallel f(tp);
   linear_forward(blas, l, f.forward(x, rows, l.in, blas.stream()), y, rows);
+  probe("05.F", {l.name, ": this rank's features"}, y, {rows, l.out}, blas.stream());
 }
 
 // Computes the gradients of this rank's part of the layer, and dx[local rows, l.in], from dy[rows, l.out].
 inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                      const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
-  const CopyToTensorParallel f(tp);
   const cudaStream_t compute = blas.stream();
   probe("05.6", {"given to column_parallel_backward: ", l.name}, dy, {rows, l.out}, compute);
+  const CopyToTensorParallel f(tp);
   // Gathers the rows of all ranks again: keeping them since the forward pass would cost what sequence parallelism
   // saves.
   const Real* all = f.forward(x, rows, l.in, compute);
@@ -214,9 +217,9 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
 // rows.
 inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                  Real* y, int rows) {
-  const ReduceFromTensorParallel g(tp);
   const cudaStream_t stream = blas.stream();
   probe("05.3", {"given to row_parallel_forward: ", l.name}, x, {rows, l.in}, stream);
+  const ReduceFromTensorParallel g(tp);
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
   //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
@@ -232,9 +235,12 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
 // pass returns all rows.
 inline void row_parallel_backward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                   const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
-  const ReduceFromTensorParallel g(tp);
   probe("05.5", {"given to row_parallel_backward: ", l.name}, dy, {tp.local_rows(rows), l.out}, blas.stream());
+  const ReduceFromTensorParallel g(tp);
   linear_backward(blas, l, x, g.backward(dy, rows, l.out, blas.stream()), dx, ones, rows, accumulate);
+  probe("05.I", {l.name, ": gradient of this rank's features"}, dx, {rows, l.in}, blas.stream());
+  probe("05.I", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, blas.stream());
+  probe("05.I", {l.name, ": gradient of the bias"}, l.bias_grad, {l.out}, blas.stream());
 }
 
 // ---- layers of a network -------------------------------------------------------------------------------------------

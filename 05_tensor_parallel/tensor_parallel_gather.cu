@@ -50,8 +50,8 @@ class GatheredLayer : public ParallelLayer {
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
-    const int count = features_ * samples;  // elements of this rank's features
     Real* whole = saved.buffers[1].data();
+    const int count = features_ * samples;       // elements of this rank's features
     Real* part = whole + group_.rank() * count;  // [features, samples]
     Real* z = activated() ? saved.buffers[0].data() : part;
     // Zᵀ = W Xᵀ: chapter 01's y = x Wᵀ, transposed.
@@ -64,12 +64,17 @@ class GatheredLayer : public ParallelLayer {
     todo("05.8");
     // END TODO 05.8
     probe("05.8", {name, ": output, of all ranks"}, whole, {out, samples}, stream);
+    if (activated()) {
+      probe("05.J", {name, ": this rank's features before the activation"}, saved.buffers[0].data(),
+            {features_, samples}, stream);
+    }
     return whole;
   }
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range({"backward ", name}, stream);
+    Real* dx = g.needs_dx ? g.spare : nullptr;  // [in, samples]
     const int count = features_ * g.samples;
     Real* dz = g.dy;  // [features, samples]
     // TODO 05.9: Make dz point to the gradient of this rank's features: the backward pass of the all-gather.
@@ -84,18 +89,24 @@ class GatheredLayer : public ParallelLayer {
     gemm(g.blas, Op::as_is, x_op, features_, in, g.samples, dz, static_cast<const Real*>(saved.x), g.accumulate,
          linear_.weight_grad);
     gemm(g.blas, Op::as_is, Op::transposed, 1, features_, g.samples, g.ones, dz, g.accumulate, linear_.bias_grad);
-    if (!g.needs_dx) return nullptr;
-
-    Real* dx = g.spare;  // [in, samples]: the part of the gradient that came back through this rank's features
-    gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
-    const int count_below = in / group_.size() * g.samples;
-    Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
-    // TODO 05.10: Sum the ranks' shares of dx, and give each rank the sum for its own features of x, in `mine`.
-    //   This is the conjugate of the all-gather: one NCCL call over group_, on `stream`. It works in place: `mine` is
-    //   this rank's block of dx.
-    todo("05.10");
-    // END TODO 05.10
-    probe("05.10", {name, ": W^T dz, summed over the ranks"}, mine, {in / group_.size(), g.samples}, stream);
+    if (dx != nullptr) {
+      // This rank's share of dx: what comes back through its features.
+      gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
+      const int count_below = in / group_.size() * g.samples;
+      Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
+      // TODO 05.10: Sum the ranks' shares of dx, and give each rank the sum for its own features of x, in `mine`.
+      //   This is the conjugate of the all-gather: one NCCL call over group_, on `stream`. It works in place: `mine` is
+      //   this rank's block of dx.
+      todo("05.10");
+      // END TODO 05.10
+    }
+    probe("05.K", {name, ": gradient of this rank's part of W"}, linear_.weight_grad, {features_, in}, stream);
+    probe("05.K", {name, ": gradient of this rank's part of b"}, linear_.bias_grad, {features_}, stream);
+    if (dx != nullptr) {
+      const int features = in / group_.size();  // of x, on this rank
+      probe("05.10", {name, ": W^T dz, summed over the ranks"}, dx + group_.rank() * features * g.samples,
+            {features, g.samples}, stream);
+    }
     return dx;
   }
 

@@ -97,14 +97,19 @@ class ParallelEmbedding : public ParallelLayer {
   }
 
   // The gradients of the positions are whole on every rank, because g's backward pass returns dy of all rows.
-  Real* backward(const Saved& saved, const Gradients& g) override {
-    const cudaStream_t stream = g.blas.stream();
+  Real* backward(const Saved& saved, const Gradients& gradients) override {
+    const cudaStream_t stream = gradients.blas.stream();
     const Range range({"backward ", name}, stream);
-    const int rows = g.samples * context_;
-    const Real* dy = ReduceFromTensorParallel(*tp_).backward(g.dy, rows, width_, stream);
-    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
-    launch(embedding_backward_vocab_range, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
-           static_cast<const std::int32_t*>(saved.x), vocab_, context_, rows, width_);
+    const int rows = gradients.samples * context_;
+    const auto* tokens = static_cast<const std::int32_t*>(saved.x);
+    Real *words = parameters[0].grad, *positions = parameters[1].grad;  // one behind the other, count() in all
+    const ReduceFromTensorParallel g(*tp_);
+    const Real* dy = g.backward(gradients.dy, rows, width_, stream);
+    if (gradients.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words, 0, count() * sizeof(Real), stream));
+    launch(embedding_backward_vocab_range, rows * width_, stream, words, positions, dy, tokens, vocab_, context_, rows,
+           width_);
+    probe("05.N", "gradients of this rank's words", words, {vocab_.count, width_}, stream);
+    probe("05.N", "gradients of the positions", positions, {context_, width_}, stream);
     return nullptr;  // token ids have no gradient
   }
 
@@ -235,11 +240,10 @@ class ParallelCrossEntropy : public Loss {
   void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
            Real* gradient, float* scratch) const override {
     const cudaStream_t stream = blas.stream();
-    const ncclComm_t comm = group_.comm();
     const auto* targets = static_cast<const std::int32_t*>(y);
     const int rows = samples * context_, tokens = samples_of_step * context_, logits = rows * vocab_.count;
     float *maxima = scratch, *sums = maxima + rows, *losses = sums + rows;
-
+    const ncclComm_t comm = group_.comm();
     launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
     // TODO 05.14: Combine over the ranks what the loss needs: three numbers per row, with one all-reduce each.
     //   All three are floats (ncclFloat), `rows` of them, reduced in place over `comm` on `stream`.
@@ -260,6 +264,10 @@ class ParallelCrossEntropy : public Loss {
     launch(sharded_losses, rows, stream, losses, sums, maxima, rows);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
     launch(sharded_cross_entropy_backward, logits, stream, gradient, output, sums, targets, vocab_, rows, tokens);
+    probe("05.O", "maxima", maxima, {rows}, stream);
+    probe("05.O", "losses of all rows", losses, {rows}, stream);
+    probe("05.O", "loss", loss, {1}, stream);
+    probe("05.O", "gradient of this rank's logits", gradient, {rows, vocab_.count}, stream);
   }
 
  private:

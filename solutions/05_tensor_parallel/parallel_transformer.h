@@ -42,6 +42,11 @@ class NormGradients {
     if (!tp.sequence_parallel()) return;
     const cudaStream_t stream = g.blas.stream();
     Real* local = local_.data();
+    probe("05.R", "given to norm_gradients_.sum: this rank's gradients", local, {count_}, stream);
+    // WRITE 05.R: Sum local[count_] over the ranks, in place, and put the sums into `grads`.
+    //   In the first micro-batch of a step, g.accumulate is 0: the sums replace what is in grads[count_]. In the
+    //   others, they are added to it, with the kernel add_scaled(y, x, factor, n). One NCCL call over
+    //   tp.group().comm(), and everything on `stream`.
     // TODO 05.16: Sum local[count_] over the ranks, and put the sums into `grads`.
     //   The norms are replicas, but each rank has computed their gradients from its own rows. Sum `local` in place,
     //   with one NCCL call over the group. Then, if g.accumulate > 0, add the sums to `grads` with the kernel
@@ -54,6 +59,7 @@ class NormGradients {
       CUDA_CHECK(cudaMemcpyAsync(grads, local, count_ * sizeof(Real), cudaMemcpyDeviceToDevice, stream));
     }
     // END TODO 05.16
+    // END WRITE 05.R
     probe("05.16", "gradients of norms, of this micro-batch", local, {count_}, stream);
     probe("05.16", "gradients of norms", grads, {count_}, stream);
   }
@@ -111,6 +117,17 @@ class ParallelBlock : public ParallelLayer {
     const auto* x = static_cast<const Real*>(input);
     const BlockValues v(saved, heads_, E_);
     const int rows = samples * T_, local = tp_->local_rows(rows);
+    probe("05.P", {"given to the block: x of ", name}, x, {local, E_}, stream);
+    // WRITE 05.P: Compute v.residual = x + attention(norm1(x)), then v.y = v.residual + mlp(norm2(v.residual)).
+    //   The steps are those of chapter 01's Block::compute(). in_proj_, out_proj_, linear1_ and linear2_ are this
+    //   rank's parts of the linear layers, in two pairs. heads_ has this rank's heads, heads_.features() columns. x,
+    //   v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs everything in
+    //   BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_forward(blas, heads_,
+    //   v.attention, samples, 0, T_, dropout, dropped_.data()) and activation_forward(Activation::gelu, y, x, count,
+    //   stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
+    //   on_features(saved.batch) behind GELU, and at the end of each branch on_rows(place, saved, rows), where `place`
+    //   is Block::attention_place or Block::mlp_place. dropout.apply(y, x, samples, width, stream) works in place, too;
+    //   `width` is the number of values per sample, `out` at the end of a branch. Without dropout, it does nothing.
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
@@ -137,6 +154,11 @@ class ParallelBlock : public ParallelLayer {
     row_parallel_forward(*tp_, blas, linear2_, v.a, v.y, rows);
     on_rows(Block::mlp_place, saved, rows).apply(v.y, v.y, samples, out, stream);
     launch(add_scaled, local * E_, stream, v.y, v.residual, 1.0f, local * E_);
+    // END WRITE 05.P
+    probe("05.P", {name, ": v.qkv, of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()}, stream);
+    probe("05.P", {name, ": v.residual"}, v.residual, {local, E_}, stream);
+    probe("05.P", {name, ": v.a"}, v.a, {rows, 4 * heads_.features()}, stream);
+    probe("05.P", {name, ": v.y"}, v.y, {local, E_}, stream);
     return v.y;
   }
 
@@ -148,6 +170,16 @@ class ParallelBlock : public ParallelLayer {
     const int rows = g.samples * T_, local = tp_->local_rows(rows), features = T_ * heads_.features();
     // The gradient within a branch lies in `beside`, which follows dy in the same buffer, and in `spare`.
     Real *dy = g.dy, *beside = g.dy + local * E_, *spare = g.spare;
+    Real* dx = g.dx != nullptr ? g.dx : dy;
+    probe("05.Q", {"given to the block: dy of ", name}, dy, {local, E_}, stream);
+    // WRITE 05.Q: Go back through forward(), from dy to dx and to the gradients of all parameters.
+    //   dy[local, E_] is the gradient of v.y, dx[local, E_] that of x. They may be the same memory, and dy may be
+    //   overwritten. The steps are those of chapter 01's Block::backward(), with branch_gradient(),
+    //   attention_backward() and the same places in memory: `spare` has room for 4 * features values per sample,
+    //   `beside` for `local` rows or the probabilities. The dropouts are those of forward(). Call norm_backward(norm,
+    //   x, statistics, dy, past, dx, rows, norm_gradients_.accumulate(g), stream), where `past` is the gradient that
+    //   reaches x past the norm, or null. Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients
+    //   of both norms.
     const float norm_accumulate = norm_gradients_.accumulate(g);
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
@@ -173,10 +205,12 @@ class ParallelBlock : public ParallelLayer {
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
     attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
     column_parallel_backward(*tp_, blas, in_proj_, v.normed1, gradients.qkv, beside, g.ones, rows, g.accumulate);
-    Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, local, norm_accumulate,
                   stream);
     norm_gradients_.sum(*tp_, parameters[8].grad, g);
+    // END WRITE 05.Q
+    probe("05.Q", {name, ": gradient of x"}, dx, {local, E_}, stream);
+    probe("05.Q", {name, ": gradients of the norms"}, parameters[8].grad, {4 * E_}, stream);
     return dx;
   }
 

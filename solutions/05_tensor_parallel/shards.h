@@ -36,9 +36,17 @@ inline std::int64_t first_row(std::int64_t count, int rank, int ranks) { return 
 inline Parameter shard(const std::string& name, const std::vector<int>& shape, Cut cut, const Group& group) {
   Parameter p(name, shape);
   if (cut == Cut::none) return p;
+  TensorPart& part = p.part;
+  // WRITE 05.A: Make `p`, which is the whole parameter so far, this rank's part: set `part` and p.shape.
+  //   It is a row-major matrix of p.rows() rows and p.columns() columns; that of a bias has one column. The ranks of
+  //   `group` take contiguous blocks of the rows or of the columns, in the order of their numbers. first_row() says
+  //   where a block of rows begins. Cut::heads cuts each third of the rows like this.
+  //   `part` describes elements of the whole parameter: part.rows runs of part.columns contiguous elements each. The
+  //   first run begins at element part.first, each next one part.stride elements later. Describe them with as few runs
+  //   as possible. If there is only one, its stride is the size of the whole parameter. p.shape[0] and, for a matrix,
+  //   p.shape[1] are the rows and columns of the part.
   const int r = group.rank(), P = group.size();
   const std::int64_t rows = p.rows(), columns = p.columns();
-  TensorPart& part = p.part;
   // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
   //   Set four members of `part`: the elements are `part.rows` runs of `part.columns` contiguous elements of the
   //   row-major parameter. The first run begins at element `part.first`; each following run begins `part.stride`
@@ -59,15 +67,17 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
     part.stride = n * columns;
   }
   // END TODO 05.1
-  probe("05.1", name + ", this rank's part: first, rows, columns, stride",
-        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
-                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
   if (cut == Cut::columns) {
     p.shape[1] /= P;
   } else {
     const int matrices = cut == Cut::heads ? 3 : 1;
     p.shape[0] = static_cast<int>(first_row(rows / matrices, r + 1, P) - first_row(rows / matrices, r, P)) * matrices;
   }
+  // END WRITE 05.A
+  probe("05.1", name + ", this rank's part: first, rows, columns, stride",
+        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
+                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
+  probe("05.A", name + ", this rank's part: shape", p.shape);
   return p;
 }
 
@@ -129,6 +139,11 @@ inline void record_parameters(const std::vector<Parameter>& parameters, int repl
 // those `within` the given part of it are considered.
 inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters, const Group& group, Extent within) {
   std::vector<Extent> ranges;
+  // WRITE 05.L: Append to `ranges` the gradients of this rank that count, in the order of the parameters.
+  //   Each element of the whole model counts on exactly one rank of the group. A parameter that is cut, is_cut(p), has
+  //   different elements on each rank. Any other has the same elements on all ranks, and counts on rank 0. An Extent is
+  //   {offset, count}, in elements of the flat array. Leave out what is not within the elements of `within`, from
+  //   within.offset on. Two ranges between which nothing is left out are one range, and no range is empty.
   int offset = 0;  // of the parameter in the flat array
   for (const Parameter& p : parameters) {
     const int first = std::max(offset, within.offset);
@@ -146,6 +161,7 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
     if (!follows) ranges.push_back({first, 0});
     ranges.back().count += last - first;
   }
+  // END WRITE 05.L
   std::vector<int> bounds;
   for (const Extent& range : ranges) bounds.insert(bounds.end(), {range.offset, range.offset + range.count});
   probe("05.11", "bounds of the gradients that count on this rank", bounds);

@@ -107,9 +107,14 @@ class CopyToTensorParallel {
   // Returns the rows of all ranks, [rows, width]. `x` [local rows, width] is this rank's. The result is valid until f
   // or g gathers again.
   const Real* forward(const Real* x, int rows, int width, cudaStream_t stream) const {
+    const Real* all = x;
+    probe("05.B", "given to f.forward: x", x, {tp_.local_rows(rows), width}, stream);
+    // WRITE 05.B: f, forward: make `all` point to the rows of all ranks.
+    //   Without sequence parallelism, x has all rows, and nothing is to be done. With it (tp_.sequence_parallel()), x
+    //   has tp_.local_rows(rows) of them: put the ranks' rows one below the other, in the order of the ranks, into
+    //   tp_.gathered(). One NCCL call over the communicator tp_.group().comm(), on `stream`. The elements are kReal.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of x
-    const Real* all = x;
     // TODO 05.2: f, forward: make `all` point to the rows of all ranks.
     //   Without sequence parallelism, x already has them: do nothing. With it (tp_.sequence_parallel()), gather the
     //   ranks' rows into tp_.gathered(), in the order of the ranks, with one NCCL call over `comm` on `stream`. x has
@@ -119,6 +124,7 @@ class CopyToTensorParallel {
       all = tp_.gathered();
     }
     // END TODO 05.2
+    // END WRITE 05.B
     probe("05.2", "f: rows of all ranks", all, {rows, width}, stream);
     return all;
   }
@@ -126,9 +132,13 @@ class CopyToTensorParallel {
   // Computes dx[local rows, width], the gradient of f's input. `share` [rows, width] is the part of it that came back
   // through this rank's features; it must be tp.share_of(dx).
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
+    probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
+    // WRITE 05.C: f, backward: compute dx, the sum of the ranks' shares.
+    //   Without sequence parallelism, every rank needs all rows of the sum; `share` and dx are the same memory. With
+    //   it, a rank needs only its own tp_.local_rows(rows) rows. In each of the two modes, one NCCL call over
+    //   tp_.group().comm(), on `stream`. It must not send more than is needed.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
-    probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
     // TODO 05.7: f, backward: sum the ranks' shares of dx.
     //   All ranks used the same x, each with its own features, so the gradient of x is the sum of the ranks' shares.
     //   Without sequence parallelism every rank needs the whole sum: one NCCL call over `comm` on `stream`, from
@@ -140,6 +150,7 @@ class CopyToTensorParallel {
       NCCL_CHECK(ncclAllReduce(share, dx, count, kReal, ncclSum, comm, stream));
     }
     // END TODO 05.7
+    // END WRITE 05.C
     probe("05.7", "f: gradient of x, summed over the ranks", dx, {tp_.local_rows(rows), width}, stream);
   }
 
@@ -155,9 +166,13 @@ class ReduceFromTensorParallel {
 
   // Computes y[local rows, width], the sum of the ranks' shares. `share` [rows, width] must be tp.share_of(y).
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
+    probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
+    // WRITE 05.D: g, forward: compute y, the sum of the ranks' shares.
+    //   `share` has all rows, and so has y without sequence parallelism, where both are the same memory. With it, y has
+    //   only this rank's tp_.local_rows(rows) rows. In each of the two modes, one NCCL call over tp_.group().comm(), on
+    //   `stream`.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
-    probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     // TODO 05.4: g, forward: sum the ranks' shares of y.
     //   One NCCL call from `share` to y in each mode. g's forward pass is f's backward pass (TODO 05.7).
     if (tp_.sequence_parallel()) {
@@ -166,15 +181,20 @@ class ReduceFromTensorParallel {
       NCCL_CHECK(ncclAllReduce(share, y, count, kReal, ncclSum, comm, stream));
     }
     // END TODO 05.4
+    // END WRITE 05.D
     probe("05.4", "g: sum of the ranks' shares", y, {tp_.local_rows(rows), width}, stream);
   }
 
   // Returns the gradient [rows, width] of this rank's share, given dy[local rows, width]. It is valid until f or g
   // gathers again.
   const Real* backward(const Real* dy, int rows, int width, cudaStream_t stream) const {
+    const Real* all = dy;
+    probe("05.E", "given to g.backward: dy", dy, {tp_.local_rows(rows), width}, stream);
+    // WRITE 05.E: g, backward: make `all` point to the gradient of this rank's share.
+    //   dy is the gradient of y, the sum of the ranks' shares. It has tp_.local_rows(rows) rows, a share has all. What
+    //   must be sent goes to tp_.gathered(), in one NCCL call over tp_.group().comm(), on `stream`.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dy
-    const Real* all = dy;
     // TODO 05.5: g, backward: make `all` point to the gradient of this rank's share.
     //   y is the sum of the shares: what is its derivative with respect to one of them? The share has all rows. Which
     //   rows of dy does this rank already have, in each mode?
@@ -183,6 +203,7 @@ class ReduceFromTensorParallel {
       all = tp_.gathered();
     }
     // END TODO 05.5
+    // END WRITE 05.E
     probe("05.5", "g: gradient of this rank's share", all, {rows, width}, stream);
     return all;
   }
@@ -197,17 +218,29 @@ class ReduceFromTensorParallel {
 // x[local rows, l.in]. After f, this is chapter 01's layer with fewer outputs.
 inline void column_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                     Real* y, int rows) {
-  const CopyToTensorParallel f(tp);
   probe("05.2", {"given to column_parallel_forward: ", l.name}, x, {tp.local_rows(rows), l.in}, blas.stream());
+  // WRITE 05.F: Compute y: f, CopyToTensorParallel(tp), and then the layer.
+  //   Chapter 01's linear_forward(blas, l, x, y, rows) computes y = x Wᵀ + b from `rows` rows of x. Of W, `l` has the
+  //   l.out rows that are this rank's, and of the bias, their elements. Everything is on the stream of `blas`.
+  const CopyToTensorParallel f(tp);
   linear_forward(blas, l, f.forward(x, rows, l.in, blas.stream()), y, rows);
+  // END WRITE 05.F
+  probe("05.F", {l.name, ": this rank's features"}, y, {rows, l.out}, blas.stream());
 }
 
 // Computes the gradients of this rank's part of the layer, and dx[local rows, l.in], from dy[rows, l.out].
 inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                      const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
-  const CopyToTensorParallel f(tp);
   const cudaStream_t compute = blas.stream();
   probe("05.6", {"given to column_parallel_backward: ", l.name}, dy, {rows, l.out}, compute);
+  // WRITE 05.G: Compute dx and the layer's gradients, and sum dx over the ranks while dW is computed.
+  //   linear_backward_input(blas, l, dy, dx, rows) computes dx = dy W of all rows: here, this rank's share of it, which
+  //   belongs in tp.share_of(dx). f.backward(share, dx, rows, l.in, stream) must run on the stream that
+  //   tp.fork(compute) returns; it waits for what is enqueued on `compute` before the fork. After tp.join(compute),
+  //   `compute` waits for it. linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate) computes dW and db
+  //   from all rows of x. With sequence parallelism, this rank has only its own rows of x: what f has gathered in the
+  //   forward pass is not kept.
+  const CopyToTensorParallel f(tp);
   // Gathers the rows of all ranks again: keeping them since the forward pass would cost what sequence parallelism
   // saves.
   const Real* all = f.forward(x, rows, l.in, compute);
@@ -223,6 +256,7 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   linear_backward_parameters(blas, l, all, dy, ones, rows, accumulate);
   tp.join(compute);
   // END TODO 05.6
+  // END WRITE 05.G
   probe("05.6", {l.name, ": gradient of x"}, dx, {tp.local_rows(rows), l.in}, compute);
   probe("05.6", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, compute);
 }
@@ -231,9 +265,13 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
 // rows.
 inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                  Real* y, int rows) {
-  const ReduceFromTensorParallel g(tp);
   const cudaStream_t stream = blas.stream();
   probe("05.3", {"given to row_parallel_forward: ", l.name}, x, {rows, l.in}, stream);
+  // WRITE 05.H: Compute y: this rank's share of x Wᵀ, then g, ReduceFromTensorParallel(tp), then the bias.
+  //   Of W, `l` has the l.in columns that are this rank's; of the bias [l.out], every rank has the whole. The share,
+  //   [rows, l.out], belongs in tp.share_of(y). Multiply with gemm(), as in chapter 01's linear_forward(), and launch
+  //   its kernel add_bias. Everything is on `stream`.
+  const ReduceFromTensorParallel g(tp);
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
   //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
@@ -244,6 +282,7 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
   const int local = tp.local_rows(rows);
   launch(add_bias, local * l.out, stream, y, l.bias, local, l.out);
   // END TODO 05.3
+  // END WRITE 05.H
   probe("05.3", {l.name, ": x W^T, summed over the ranks, + b"}, y, {tp.local_rows(rows), l.out}, stream);
 }
 
@@ -252,9 +291,16 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
 // pass returns all rows.
 inline void row_parallel_backward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                   const Real* dy, Real* dx, const Real* ones, int rows, float accumulate) {
-  const ReduceFromTensorParallel g(tp);
   probe("05.5", {"given to row_parallel_backward: ", l.name}, dy, {tp.local_rows(rows), l.out}, blas.stream());
+  // WRITE 05.I: Compute dx and the layer's gradients: g's backward pass, and then the layer's.
+  //   Chapter 01's linear_backward(blas, l, x, dy, dx, ones, rows, accumulate) computes all of them from `rows` rows of
+  //   x and dy. x has this rank's features of all rows.
+  const ReduceFromTensorParallel g(tp);
   linear_backward(blas, l, x, g.backward(dy, rows, l.out, blas.stream()), dx, ones, rows, accumulate);
+  // END WRITE 05.I
+  probe("05.I", {l.name, ": gradient of this rank's features"}, dx, {rows, l.in}, blas.stream());
+  probe("05.I", {l.name, ": gradient of this rank's part of W"}, l.weight_grad, {l.out, l.in}, blas.stream());
+  probe("05.I", {l.name, ": gradient of the bias"}, l.bias_grad, {l.out}, blas.stream());
 }
 
 // ---- layers of a network -------------------------------------------------------------------------------------------

@@ -50,8 +50,15 @@ class GatheredLayer : public ParallelLayer {
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
-    const int count = features_ * samples;  // elements of this rank's features
     Real* whole = saved.buffers[1].data();
+    // WRITE 05.J: Compute the layer's output, of all ranks, in `whole`.
+    //   The blocks of the ranks, [features_, samples], lie in `whole` in the order of the ranks. This rank's features
+    //   are W x + b and, if activated(), their activation. The backward pass then needs the values before it, in
+    //   saved.buffers[0]. Chapter 01's gemm() takes x_op_ as the second operand's Op, and the kernel
+    //   add_bias_to_columns(z, bias, rows, columns) adds the bias; linear_ has both parameters.
+    //   activation_forward(activation_, y, x, count, stream) follows. Then all ranks exchange their features, in one
+    //   NCCL call over group_.comm(), in place, and everything on `stream`.
+    const int count = features_ * samples;       // elements of this rank's features
     Real* part = whole + group_.rank() * count;  // [features, samples]
     Real* z = activated() ? saved.buffers[0].data() : part;
     // Zᵀ = W Xᵀ: chapter 01's y = x Wᵀ, transposed.
@@ -63,13 +70,27 @@ class GatheredLayer : public ParallelLayer {
     //   this rank's block belongs.
     NCCL_CHECK(ncclAllGather(part, whole, count, kReal, group_.comm(), stream));
     // END TODO 05.8
+    // END WRITE 05.J
     probe("05.8", {name, ": output, of all ranks"}, whole, {out, samples}, stream);
+    if (activated()) {
+      probe("05.J", {name, ": this rank's features before the activation"}, saved.buffers[0].data(),
+            {features_, samples}, stream);
+    }
     return whole;
   }
 
   Real* backward(const Saved& saved, const Gradients& g) override {
     const cudaStream_t stream = g.blas.stream();
     const Range range({"backward ", name}, stream);
+    Real* dx = g.needs_dx ? g.spare : nullptr;  // [in, samples]
+    // WRITE 05.K: Compute the gradients of this rank's parameters and, unless dx is null, of its features of x.
+    //   g.dy is [out, samples]: in the last layer, the gradient of the whole output, which every rank has computed from
+    //   the same loss; in all others, the layer above has filled only this rank's block. Go back through the
+    //   activation, if activated(): activation_backward(activation_, dz, z, count, stream) works in place, and needs
+    //   the values before the activation. linear_.weight_grad [features_, in] and linear_.bias_grad [features_] come
+    //   from gemm(), with g.accumulate as its beta; g.ones has g.samples ones; saved.x is the layer's input, laid out
+    //   as x_op_ says. Into this rank's block of dx goes the sum of what comes back through the features of all ranks:
+    //   one NCCL call, in place in dx.
     const int count = features_ * g.samples;
     Real* dz = g.dy;  // [features, samples]
     // TODO 05.9: Make dz point to the gradient of this rank's features: the backward pass of the all-gather.
@@ -84,18 +105,25 @@ class GatheredLayer : public ParallelLayer {
     gemm(g.blas, Op::as_is, x_op, features_, in, g.samples, dz, static_cast<const Real*>(saved.x), g.accumulate,
          linear_.weight_grad);
     gemm(g.blas, Op::as_is, Op::transposed, 1, features_, g.samples, g.ones, dz, g.accumulate, linear_.bias_grad);
-    if (!g.needs_dx) return nullptr;
-
-    Real* dx = g.spare;  // [in, samples]: the part of the gradient that came back through this rank's features
-    gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
-    const int count_below = in / group_.size() * g.samples;
-    Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
-    // TODO 05.10: Sum the ranks' shares of dx, and give each rank the sum for its own features of x, in `mine`.
-    //   This is the conjugate of the all-gather: one NCCL call over group_, on `stream`. It works in place: `mine` is
-    //   this rank's block of dx.
-    NCCL_CHECK(ncclReduceScatter(dx, mine, count_below, kReal, ncclSum, group_.comm(), stream));
-    // END TODO 05.10
-    probe("05.10", {name, ": W^T dz, summed over the ranks"}, mine, {in / group_.size(), g.samples}, stream);
+    if (dx != nullptr) {
+      // This rank's share of dx: what comes back through its features.
+      gemm(g.blas, Op::transposed, Op::as_is, in, g.samples, features_, linear_.weight, dz, 0, dx);
+      const int count_below = in / group_.size() * g.samples;
+      Real* mine = dx + group_.rank() * count_below;  // [in/P, samples]
+      // TODO 05.10: Sum the ranks' shares of dx, and give each rank the sum for its own features of x, in `mine`.
+      //   This is the conjugate of the all-gather: one NCCL call over group_, on `stream`. It works in place: `mine` is
+      //   this rank's block of dx.
+      NCCL_CHECK(ncclReduceScatter(dx, mine, count_below, kReal, ncclSum, group_.comm(), stream));
+      // END TODO 05.10
+    }
+    // END WRITE 05.K
+    probe("05.K", {name, ": gradient of this rank's part of W"}, linear_.weight_grad, {features_, in}, stream);
+    probe("05.K", {name, ": gradient of this rank's part of b"}, linear_.bias_grad, {features_}, stream);
+    if (dx != nullptr) {
+      const int features = in / group_.size();  // of x, on this rank
+      probe("05.10", {name, ": W^T dz, summed over the ranks"}, dx + group_.rank() * features * g.samples,
+            {features, g.samples}, stream);
+    }
     return dx;
   }
 

@@ -34,6 +34,10 @@ inline VocabRange vocab_range(int vocabulary, const Group& group) {
 // Writes to share[rows, width] the vectors of the tokens that are among this rank's words, and zeros for all others.
 static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens, ConstReals words, VocabRange vocab,
                                          int rows, int width) {
+  // WRITE 05.M: Write all elements of `share`.
+  //   for_each_element(rows, width, [=](int i, int column) { … }) is called by all threads. It calls the function for
+  //   each element i of a matrix [rows, width]; `column` is its column. words[vocab.count, width] has the vectors of
+  //   the words vocab.first, vocab.first + 1, …; tokens[rows] has words of the whole vocabulary.
   for_each_element(rows, width, [=](int i, int column) {
     const int word = tokens[i / width];
     float value = 0;
@@ -44,6 +48,7 @@ static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens
     // END TODO 05.12
     share[i] = value;
   });
+  // END WRITE 05.M
 }
 
 // y[rows, width] += positions[(first + row) mod context]
@@ -97,14 +102,25 @@ class ParallelEmbedding : public ParallelLayer {
   }
 
   // The gradients of the positions are whole on every rank, because g's backward pass returns dy of all rows.
-  Real* backward(const Saved& saved, const Gradients& g) override {
-    const cudaStream_t stream = g.blas.stream();
+  Real* backward(const Saved& saved, const Gradients& gradients) override {
+    const cudaStream_t stream = gradients.blas.stream();
     const Range range({"backward ", name}, stream);
-    const int rows = g.samples * context_;
-    const Real* dy = ReduceFromTensorParallel(*tp_).backward(g.dy, rows, width_, stream);
-    if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(parameters[0].grad, 0, count() * sizeof(Real), stream));
-    launch(embedding_backward_vocab_range, rows * width_, stream, parameters[0].grad, parameters[1].grad, dy,
-           static_cast<const std::int32_t*>(saved.x), vocab_, context_, rows, width_);
+    const int rows = gradients.samples * context_;
+    const auto* tokens = static_cast<const std::int32_t*>(saved.x);
+    Real *words = parameters[0].grad, *positions = parameters[1].grad;  // one behind the other, count() in all
+    // WRITE 05.N: Compute the gradients of this rank's words and of the positions.
+    //   gradients.dy is the gradient of the output, of this rank's own rows: g, ReduceFromTensorParallel(*tp_), goes
+    //   back to that of its share. The kernel embedding_backward_vocab_range adds to the gradients; launch it for
+    //   rows * width_ elements. In a step's first micro-batch, gradients.accumulate is 0, and what is left from the
+    //   step before must not count. Everything is on `stream`.
+    const ReduceFromTensorParallel g(*tp_);
+    const Real* dy = g.backward(gradients.dy, rows, width_, stream);
+    if (gradients.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words, 0, count() * sizeof(Real), stream));
+    launch(embedding_backward_vocab_range, rows * width_, stream, words, positions, dy, tokens, vocab_, context_, rows,
+           width_);
+    // END WRITE 05.N
+    probe("05.N", "gradients of this rank's words", words, {vocab_.count, width_}, stream);
+    probe("05.N", "gradients of the positions", positions, {context_, width_}, stream);
     return nullptr;  // token ids have no gradient
   }
 
@@ -235,11 +251,19 @@ class ParallelCrossEntropy : public Loss {
   void add(const Blas& blas, const Real* output, const void* y, int samples, int samples_of_step, float* loss,
            Real* gradient, float* scratch) const override {
     const cudaStream_t stream = blas.stream();
-    const ncclComm_t comm = group_.comm();
     const auto* targets = static_cast<const std::int32_t*>(y);
     const int rows = samples * context_, tokens = samples_of_step * context_, logits = rows * vocab_.count;
     float *maxima = scratch, *sums = maxima + rows, *losses = sums + rows;
-
+    // WRITE 05.O: Compute the losses of all rows, their part of the mean over `tokens`, and the gradient of the logits.
+    //   output[rows, vocab_.count] has this rank's logits. Write the largest logit of each row, of all ranks, to
+    //   maxima[rows] and the loss of each row to losses[rows]. Add the sum of losses / tokens to *loss, and write the
+    //   gradient of this sum with respect to this rank's logits to `gradient`.
+    //   The kernels above do all that happens on one rank; row_maxima, row_exponentials and
+    //   sharded_cross_entropy_backward are launched for `logits` elements, the other two for `rows`. The kernel
+    //   add_sum(loss, losses, factor, rows), launched for 1 element, adds factor * Σ losses to *loss. Between them, the
+    //   ranks exchange `rows` floats (ncclFloat) three times, in place in maxima, sums and losses, over group_.comm().
+    //   Everything is on `stream`.
+    const ncclComm_t comm = group_.comm();
     launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
     // TODO 05.14: Combine over the ranks what the loss needs: three numbers per row, with one all-reduce each.
     //   All three are floats (ncclFloat), `rows` of them, reduced in place over `comm` on `stream`.
@@ -264,6 +288,11 @@ class ParallelCrossEntropy : public Loss {
     launch(sharded_losses, rows, stream, losses, sums, maxima, rows);
     launch(add_sum, 1, stream, loss, losses, 1.0f / static_cast<float>(tokens), rows);
     launch(sharded_cross_entropy_backward, logits, stream, gradient, output, sums, targets, vocab_, rows, tokens);
+    // END WRITE 05.O
+    probe("05.O", "maxima", maxima, {rows}, stream);
+    probe("05.O", "losses of all rows", losses, {rows}, stream);
+    probe("05.O", "loss", loss, {1}, stream);
+    probe("05.O", "gradient of this rank's logits", gradient, {rows, vocab_.count}, stream);
   }
 
  private:
