@@ -145,6 +145,8 @@ class Comparison {
   std::string caller(std::size_t position) const;
   // Of the TODOs that call a function, the first whose own probe follows a position, else a WRITE region.
   std::string one_that_calls(const std::string& function, std::size_t position) const;
+  // Whether the last that a region has recorded before a position is a result, and not what it was given.
+  bool has_recorded(const std::string& id, std::size_t position) const;
   // Whether the function of this probe was called as often as it should, as far as it records what it was given.
   bool was_called(const ProbeKey& key) const;
   bool caused_before(const ProbeKey& key, const std::string& id, const std::string& difference, double largest_before);
@@ -465,6 +467,15 @@ std::string Comparison::one_that_calls(const std::string& function, std::size_t 
   return !callers.empty() && is_write(*callers.begin()) ? *callers.begin() : "";
 }
 
+bool Comparison::has_recorded(const std::string& id, std::size_t position) const {
+  const int rank = expected_order_[position].rank;
+  for (std::size_t i = position; i-- > 0;) {
+    const ProbeKey& key = expected_order_[i];
+    if (key.rank == rank && key.id == id) return given_to(key).empty();
+  }
+  return false;
+}
+
 bool Comparison::was_called(const ProbeKey& key) const {
   const auto count = [&](const Probes& probes) {
     return std::ranges::count_if(probes, [&](const auto& entry) {
@@ -602,7 +613,13 @@ bool Comparison::probe_agrees(std::size_t position) {
     std::printf("%s%s%s%s", todos_.heading(key.id).c_str(), what.c_str(), todos_.place_line(key.id).c_str(),
                 details.c_str());
   } else {
-    const std::string own = own_before(position);
+    std::string own = own_before(position);
+    // What a region has recorded is right: look at the one that called it.
+    if (is_write(own) && has_recorded(own, position)) {
+      const std::string& function = todos_.all().at(own).function_in_solution;
+      const std::string caller = function.empty() ? "" : one_that_calls(function, position);
+      if (is_write(caller)) own = caller;
+    }
     blame(own, false);
     std::printf("%s is the one to look at: it passes on wrong values, or overwrites right ones.\n%s",
                 todos_.heading(own).c_str(), todos_.place_line(own).c_str());
