@@ -67,20 +67,20 @@ class Mesh {
     todo("07.2");
     // END TODO 07.2
     tensor = job.group().split(color, key, "tensor");
-    require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
 
     // TODO 07.3: Set color and key of the data group: the ranks with the same parameters and different batches.
     //   They differ only in their data coordinate; proceed as above.
     todo("07.3");
     // END TODO 07.3
     data = job.group().split(color, key, "data");
-    require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
 
     // TODO 07.4: Set color and key of the pipeline group: the ranks with the other layers of this rank's replica.
     //   They differ only in their pipeline coordinate; proceed as above. Each tensor rank has its own pipeline.
     todo("07.4");
     // END TODO 07.4
     pipeline = job.group().split(color, key, "pipeline");
+    require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
+    require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
     require("pipeline", "07.4", pipeline, shape.pipeline, [this](int i) { return Coordinates{i, at.data, at.tensor}; });
   }
   Mesh(const Mesh&) = delete;

@@ -28,6 +28,9 @@ class MeshClipping {
   // Clips this rank's gradients by the norm of all averaged gradients, and stores that norm in *norm, which must be
   // zero. The norm is the same on every rank, and the same as in a single process.
   void clip(float* norm) const {
+    probe("07.G", "given to clip: where the norm goes", norm, {1}, stream_);
+    for (const GradientParts::Range part : mine_.held)
+      probe("07.G", "given to clip: gradients", part.data(), {static_cast<int>(part.size())}, stream_);
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
     // TODO 07.7: Sum the squares over the groups, so that every element of the whole gradient counts once.
@@ -39,6 +42,9 @@ class MeshClipping {
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
+    probe("07.G", "norm of the whole gradient", norm, {1}, stream_);
+    for (const GradientParts::Range part : mine_.held)
+      probe("07.G", "clipped gradients", part.data(), {static_cast<int>(part.size())}, stream_);
   }
 
  private:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -127,6 +128,7 @@ inline Layout chunk_by_chunk(Layout layout) {
 
 // Parameters, gradients and optimizer state of one of layout.dp data-parallel ranks.
 inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, double parameters) {
+  probe("07.J", "given to model_states: data-parallel ranks, parameters", std::array{1.0 * layout.dp, parameters});
   MemoryPlan memory;
   memory.parameters = model.bytes() * parameters;
   memory.gradients = model.bytes() * parameters;
@@ -152,6 +154,8 @@ inline int forwards_ahead(const Layout& layout, int s) {
 // Adds the activations that stage `s` keeps for its backwards, and its messages, by chapter 04's formulas.
 inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
                             int s) {
+  probe("07.K", "given to add_activations: parameters, rows, stage",
+        std::array{part.parameters, replica_rows(model, layout), 1.0 * s});
   const bool interleaved = layout.chunks > 1, receives = s > 0 || interleaved, sends = s < layout.pp - 1 || interleaved;
   const double rows = replica_rows(model, layout) / layout.micro_batches;
   const int ahead = forwards_ahead(layout, s);
@@ -159,6 +163,7 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
   const double in_flight = static_cast<double>(ahead) / layout.chunks;
   memory.activations = model.bytes() * rows * (in_flight * part.kept + part.room + inputs * part.in + 2 * part.widest);
   memory.buckets = model.bytes() * rows * ((sends ? part.out : 0) + (receives ? 2 * part.in : 0));
+  probe("07.K", "bytes of activations and messages", std::array{memory.activations, memory.buckets});
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
@@ -172,8 +177,8 @@ inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layo
 
 // Returns the bytes that a GPU with the gradients of `parameters` parameters sends to the other data-parallel ranks.
 inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
-  const double whole = model.bytes() * parameters;
   double sent = 0;
+  const double whole = model.bytes() * parameters;
   // TODO 07.9: Compute the bytes that a rank sends to its data-parallel ranks in a step.
   //   In a reduce-scatter or an all-gather of `whole` bytes over d = layout.dp ranks, a rank sends (d-1)/d of them; an
   //   all-reduce is both. Stage 0 all-reduces the gradients. Stages 1 and 2 reduce-scatter the gradients and gather the
@@ -221,6 +226,8 @@ inline double copies_bytes(const ModelShape& model, const Layout& layout, double
 }
 
 inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
+  probe("07.L", "given to stage_traffic: replicas, parameters, stage",
+        std::array{1.0 * layout.dp, part.parameters, 1.0 * s});
   Traffic sent;
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
   sent.copies = copies_bytes(model, layout, part.parameters);
@@ -235,6 +242,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 
 // Returns the share of a step's time in which a stage idles.
 inline double bubble(const Layout& layout) {
+  probe("07.12", "given to bubble: stages, micro-batches", std::array{1.0 * layout.pp, 1.0 * layout.micro_batches});
   double share = 0;
   // TODO 07.12: Compute the share of the time of a step in which a stage waits.
   //   With p = layout.pp stages and M = layout.micro_batches, a step takes as long as M + p - 1 micro-batches, and a
@@ -334,9 +342,11 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
 
 // Returns the time of a step if all stages were like this one.
 inline double step_seconds(const Layout& layout, double bubble, const StageTimes& t) {
+  probe("07.M", "given to step_seconds: micro-batches, bubble", std::array{1.0 * layout.micro_batches, bubble});
+  probe("07.M", "given to step_seconds: times of the stage", std::array{t.busy, t.transfer, t.reduce, t.gather});
+  double seconds = 0;
   // In 1F1B, a stage may have to wait for the activation and for the gradient of each micro-batch (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
-  double seconds = 0;
   // TODO 07.13: Compute the time of a step.
   //   t.busy is all of the pipeline's time except the share `bubble`. Add `messages` and t.gather, because the stage
   //   waits for them. t.reduce hides behind t.backward: add only the part of t.reduce that is longer.
@@ -436,6 +446,10 @@ inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Lay
     plan.seconds = std::max(plan.seconds, step_seconds(chunk_by_chunk(layout), plan.bubble, stage.times));
   }
   plan.fits = plan.fullest().memory.total() <= cluster.memory;
+  probe("07.N", "bubble, whether it fits", std::array{plan.bubble, plan.fits ? 1.0 : 0.0});
+  probe("07.N", "seconds a step, of the slowest stage", std::array{plan.seconds});
+  for (const StagePlan& stage : plan.stages)
+    probe("07.N", "bytes held, bytes sent", std::array{stage.memory.total(), stage.sent.data, stage.sent.pipeline});
   if (model.gpt) add_rates(plan, model, cluster);
   return plan;
 }

@@ -2,11 +2,15 @@
 // Turns the gradients of a model chunk into its next parameters, together with all data-parallel replicas of the chunk.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <optional>
 
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp_overlap.h"
+#include "04_pipeline/stage.h"
 #include "06_fsdp/zero.h"
+#include "07_3d/mesh.h"
 #include "common/nccl/group.h"
 #include "common/record/record.h"
 #include "common/training/training.h"
@@ -26,6 +30,16 @@ class ChunkUpdate {
               cudaStream_t stream)
       : model_(model), stream_(stream), part_{0, model.count()} {
     probe("07.6", "ranks that average their gradients", replicas.members());
+    probe("07.C", "given to emplace_back: whether sharded, parameters", std::array{int{sharded}, model.count()});
+    // WRITE 07.C: Create what averages and updates: `shards_`, or `reducer_` and `optimizer_`.
+    //   Each is empty: emplace(arguments) creates it. Sharded: Sharding(count, ranks, rank) divides the chunk's
+    //   model.count() values among the replicas, so that every shard has .shard values, this rank's begins at .offset,
+    //   and all together have padded(), which may be more than the model has. Make `values_` and `grads_`, as
+    //   DeviceBuffer<Real>(count, kind), large enough for that, with zeros in the padding; the kinds are
+    //   Memory::parameters and Memory::gradients. model.bind(values, grads) makes the model use them. Set part_, an
+    //   {offset, count}, to this rank's shard. `shards_` takes options, the sharding, replicas, a name and stream.
+    //   Not sharded: `reducer_` takes model, bucket_bytes, replicas and stream; without other replicas, it stays empty.
+    //   `optimizer_` takes options, model.count() and stream.
     if (sharded) {
       const Sharding sharding(model.count(), replicas.size(), replicas.rank());
       part_ = {sharding.offset, sharding.shard};
@@ -39,18 +53,30 @@ class ChunkUpdate {
       if (replicas.size() > 1) reducer_.emplace(model, bucket_bytes, replicas, stream);
       optimizer_.emplace(options, model.count(), stream);
     }
+    // END WRITE 07.C
+    probe("07.C", "offset and count of this replica's part, whether the model has memory",
+          std::array{part_.offset, part_.count, int{model.values() != nullptr}});
   }
 
   // Call in the last backward pass of a step, after enqueueing the gradients of a layer.
   void layer_ready(int layer) {
+    probe("07.D", "given to layer_ready: layer, parameters of the chunk", std::array{layer, model_.count()});
     if (reducer_) reducer_->on_layer_done(layer);
   }
 
   // Call after all gradients are enqueued. Afterwards this replica has the averages of its part of the gradients.
   void average() {
+    probe("07.D", "given to average: parameters of the chunk", std::array{model_.count()});
     const Range range("average", stream_);
+    // WRITE 07.D: Average the gradients of the chunk over the replicas, or make stream_ wait for their averages.
+    //   shards_ and reducer_ are optional: each is there or not, as the constructor has decided. shards_->scatter(full,
+    //   shard) averages the gradients and writes this rank's shard of them to `shard`, which is where grads() is.
+    //   reducer_ has averaged the buckets on another stream since layer_ready() was called for their layers;
+    //   reducer_->finish() makes stream_ wait for that. Without other replicas, nothing is to be done.
     if (shards_) shards_->scatter(model_.grads(), grads());
     if (reducer_) reducer_->finish();
+    // END WRITE 07.D
+    probe("07.D", "averaged gradients of this replica's part", grads(), {part_.count}, stream_);
   }
 
   const Model& model() const { return model_; }
@@ -60,9 +86,17 @@ class ChunkUpdate {
 
   // Updates this replica's part at `lr_factor` times the learning rate. Afterwards every replica has the whole chunk.
   void update(double lr_factor) {
+    probe("07.E", "given to update: gradients", grads(), {part_.count}, stream_);
+    probe("07.E", "given to update: factor of the learning rate", std::array{lr_factor});
     const Range range("update", stream_);
+    // WRITE 07.E: Update this replica's part of the chunk, and give every replica the whole chunk.
+    //   values() and grads() are this replica's part. optimizer() is its Optimizer, whose step(values, grads,
+    //   lr_factor) makes an update. If there are shards, shards_->gather(shard, full) gives all replicas the shards of
+    //   all.
     optimizer().step(values(), grads(), lr_factor);
     if (shards_) shards_->gather(values(), model_.values());
+    // END WRITE 07.E
+    probe("07.E", "parameters of the chunk after the update", model_.values(), {model_.count()}, stream_);
   }
 
   // Adds the chunk and this rank's optimizer state to the checkpoints.
@@ -91,5 +125,28 @@ class ChunkUpdate {
   std::optional<GradientReducer> reducer_;  // unless sharded, or there is nothing to average
   std::optional<Optimizer> optimizer_;      // unless sharded
 };
+
+// Returns an update for each chunk of this rank's stage. `stage` and `mesh` must outlive them.
+inline std::deque<ChunkUpdate> make_updates(const Options& options, PipelineStage& stage, const Mesh& mesh,
+                                            bool sharded, double bucket_bytes, cudaStream_t stream) {
+  probe("07.F", "given to make_updates: whether sharded, chunks",
+        std::array{int{sharded}, static_cast<int>(stage.chunks().size())});
+  for (const ModelChunk& chunk : stage.chunks())
+    probe("07.F", "given to make_updates: parameters of a chunk", std::array{chunk.model.count()});
+  // WRITE 07.F: Return a ChunkUpdate for each chunk in stage.chunks(), in their order.
+  //   std::deque has emplace_back(arguments), which creates one at the end; the model of a ModelChunk is .model. Which
+  //   ranks have to average their gradients, those of mesh.tensor, mesh.data or mesh.pipeline?
+  std::deque<ChunkUpdate> updates;
+  // TODO 07.6: Create a ChunkUpdate for each chunk in stage.chunks().
+  //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) creates one that averages over
+  //   `group`. A mean makes sense for gradients of the same parameters and different samples: which group of `mesh`
+  //   has those?
+  for (ModelChunk& chunk : stage.chunks()) {
+    updates.emplace_back(options, chunk.model, mesh.data, sharded, bucket_bytes, stream);
+  }
+  // END TODO 07.6
+  return updates;
+  // END WRITE 07.F
+}
 
 }  // namespace workshop

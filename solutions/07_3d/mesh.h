@@ -37,6 +37,9 @@ inline int rank_of(const Coordinates& c, const MeshShape& shape) {
 
 // The inverse of rank_of().
 inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
+  // WRITE 07.A: Return the coordinates of `rank`: {pipeline, data, tensor}.
+  //   rank_of() above must turn them into `rank` again. Each coordinate starts at 0 and stays below the size of its
+  //   dimension in `shape`.
   int pipeline = 0, data = 0, tensor = 0;
   // TODO 07.1: Compute the three coordinates of `rank`.
   //   rank_of() above is the inverse. / and % take the coordinates apart like the digits of a number: the tensor
@@ -46,6 +49,7 @@ inline Coordinates coordinates_of(int rank, const MeshShape& shape) {
   pipeline = rank / (shape.tensor * shape.data);
   // END TODO 07.1
   return {pipeline, data, tensor};
+  // END WRITE 07.A
 }
 
 // ---- groups --------------------------------------------------------------------------------------------------------
@@ -61,6 +65,11 @@ class Mesh {
                         ", tensor " + std::to_string(at.tensor) + ", are those of rank " +
                         std::to_string(rank_of(at, shape)) + ": see TODO 07.1");
     }
+    // WRITE 07.B: Create the three groups of this rank: `tensor`, `data` and `pipeline`.
+    //   The ranks of a group differ only in the coordinate that the group is named after, and rank i of the group has
+    //   the coordinate i. `at` has this rank's coordinates, `shape` the sizes of the mesh. job.group() has all ranks of
+    //   the job. Its split(color, key, name) returns the group of those ranks that pass the same color, ordered by
+    //   their keys; the names are "tensor", "data" and "pipeline". All ranks call it in the same order.
     int color = 0, key = 0;
     // TODO 07.2: Set color and key of the tensor group: the ranks with the same layers and batches as this one.
     //   They differ only in their tensor coordinate. Combine the two coordinates that they share to one color, which
@@ -70,7 +79,6 @@ class Mesh {
     key = at.tensor;
     // END TODO 07.2
     tensor = job.group().split(color, key, "tensor");
-    require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
 
     // TODO 07.3: Set color and key of the data group: the ranks with the same parameters and different batches.
     //   They differ only in their data coordinate; proceed as above.
@@ -78,7 +86,6 @@ class Mesh {
     key = at.data;
     // END TODO 07.3
     data = job.group().split(color, key, "data");
-    require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
 
     // TODO 07.4: Set color and key of the pipeline group: the ranks with the other layers of this rank's replica.
     //   They differ only in their pipeline coordinate; proceed as above. Each tensor rank has its own pipeline.
@@ -86,6 +93,9 @@ class Mesh {
     key = at.pipeline;
     // END TODO 07.4
     pipeline = job.group().split(color, key, "pipeline");
+    // END WRITE 07.B
+    require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
+    require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
     require("pipeline", "07.4", pipeline, shape.pipeline, [this](int i) { return Coordinates{i, at.data, at.tensor}; });
   }
   Mesh(const Mesh&) = delete;

@@ -28,6 +28,15 @@ class MeshClipping {
   // Clips this rank's gradients by the norm of all averaged gradients, and stores that norm in *norm, which must be
   // zero. The norm is the same on every rank, and the same as in a single process.
   void clip(float* norm) const {
+    probe("07.G", "given to clip: where the norm goes", norm, {1}, stream_);
+    for (const GradientParts::Range part : mine_.held)
+      probe("07.G", "given to clip: gradients", part.data(), {static_cast<int>(part.size())}, stream_);
+    // WRITE 07.G: Compute the norm in *norm, and clip by it.
+    //   The steps are members of clipping_: add_squares(mine_, norm) adds the squares of this rank's own gradients to
+    //   *norm, as far as they count here (05.11); sum_over(group, norm) adds up *norm over the ranks of a group;
+    //   take_root(norm) replaces *norm by its root; scale(mine_, norm) clips this rank's gradients. Every element of
+    //   the whole gradient must count once. The groups are mesh_.tensor, mesh_.pipeline and mesh_.data; sharded_ says
+    //   whether each replica has only its shard of the averages.
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
     // TODO 07.7: Sum the squares over the groups, so that every element of the whole gradient counts once.
@@ -41,6 +50,10 @@ class MeshClipping {
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
+    // END WRITE 07.G
+    probe("07.G", "norm of the whole gradient", norm, {1}, stream_);
+    for (const GradientParts::Range part : mine_.held)
+      probe("07.G", "clipped gradients", part.data(), {static_cast<int>(part.size())}, stream_);
   }
 
  private:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -127,7 +128,12 @@ inline Layout chunk_by_chunk(Layout layout) {
 
 // Parameters, gradients and optimizer state of one of layout.dp data-parallel ranks.
 inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, double parameters) {
+  probe("07.J", "given to model_states: data-parallel ranks, parameters", std::array{1.0 * layout.dp, parameters});
   MemoryPlan memory;
+  // WRITE 07.J: Set memory.parameters, memory.gradients and memory.optimizer: the bytes that a rank holds.
+  //   `parameters` is the number of parameters of its part of the model. A parameter or a gradient takes model.bytes(),
+  //   the optimizer state of a parameter model.optimizer_bytes(). Stage layout.zero of ZeRO shards some of it over the
+  //   layout.dp ranks.
   memory.parameters = model.bytes() * parameters;
   memory.gradients = model.bytes() * parameters;
   memory.optimizer = model.optimizer_bytes() * parameters;
@@ -138,6 +144,7 @@ inline MemoryPlan model_states(const ModelShape& model, const Layout& layout, do
   if (layout.zero >= 2) memory.gradients /= layout.dp;
   if (layout.zero >= 3) memory.parameters /= layout.dp;
   // END TODO 07.8
+  // END WRITE 07.J
   probe("07.8", "bytes of parameters, gradients, optimizer state",
         std::vector<double>{memory.parameters, memory.gradients, memory.optimizer});
   return memory;
@@ -154,6 +161,18 @@ inline int forwards_ahead(const Layout& layout, int s) {
 // Adds the activations that stage `s` keeps for its backwards, and its messages, by chapter 04's formulas.
 inline void add_activations(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part,
                             int s) {
+  probe("07.K", "given to add_activations: parameters, rows, stage",
+        std::array{part.parameters, replica_rows(model, layout), 1.0 * s});
+  // WRITE 07.K: Set memory.activations and memory.buckets of stage `s`, in bytes.
+  //   A value takes model.bytes(). All counts of values are per row, and a buffer has the rows of one micro-batch, of
+  //   layout.micro_batches in replica_rows(model, layout). The stage keeps part.kept values of each micro-batch in
+  //   flight: forwards_ahead() says how many there are, but counts a micro-batch once per chunk (layout.chunks), and
+  //   each time only a chunk's share of part.kept is there. It also needs part.room values for recomputation, and
+  //   2 · part.widest for the gradients that a backward computes with. If it receives, it keeps part.in values for each
+  //   forward that is ahead and for the next one, but for no more than all of them.
+  //   The buckets are for messages: part.out values of gradients that come down, if the stage has one above, and
+  //   2 · part.in of gradients that go down, if it has one below. In an interleaved schedule, with several chunks,
+  //   every stage has both.
   const bool interleaved = layout.chunks > 1, receives = s > 0 || interleaved, sends = s < layout.pp - 1 || interleaved;
   const double rows = replica_rows(model, layout) / layout.micro_batches;
   const int ahead = forwards_ahead(layout, s);
@@ -161,6 +180,8 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
   const double in_flight = static_cast<double>(ahead) / layout.chunks;
   memory.activations = model.bytes() * rows * (in_flight * part.kept + part.room + inputs * part.in + 2 * part.widest);
   memory.buckets = model.bytes() * rows * ((sends ? part.out : 0) + (receives ? 2 * part.in : 0));
+  // END WRITE 07.K
+  probe("07.K", "bytes of activations and messages", std::array{memory.activations, memory.buckets});
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
@@ -174,8 +195,12 @@ inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layo
 
 // Returns the bytes that a GPU with the gradients of `parameters` parameters sends to the other data-parallel ranks.
 inline double data_bytes(const ModelShape& model, const Layout& layout, double parameters) {
-  const double whole = model.bytes() * parameters;
   double sent = 0;
+  // WRITE 07.L: Set `sent` to the bytes of a step: of gradients, and of the parameters that ZeRO gathers.
+  //   A gradient or a parameter takes model.bytes(). The layout.dp ranks average the gradients, with stage layout.zero
+  //   of ZeRO (chapter 06). From stage 2 on, they keep no whole gradients from one of the layout.micro_batches to the
+  //   next. In stage 3, they keep no whole parameters either, not even from a forward pass to its backward pass.
+  const double whole = model.bytes() * parameters;
   // TODO 07.9: Compute the bytes that a rank sends to its data-parallel ranks in a step.
   //   In a reduce-scatter or an all-gather of `whole` bytes over d = layout.dp ranks, a rank sends (d-1)/d of them; an
   //   all-reduce is both. Stage 0 all-reduces the gradients. Stages 1 and 2 reduce-scatter the gradients and gather the
@@ -187,6 +212,7 @@ inline double data_bytes(const ModelShape& model, const Layout& layout, double p
   if (layout.zero == 2) sent = (layout.micro_batches + 1) * half;
   if (layout.zero == 3) sent = 3 * layout.micro_batches * half;
   // END TODO 07.9
+  // END WRITE 07.L
   probe("07.9", "bytes sent to the data-parallel ranks", std::vector<double>{sent});
   return sent;
 }
@@ -227,6 +253,8 @@ inline double copies_bytes(const ModelShape& model, const Layout& layout, double
 }
 
 inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, const StageShape& part, int s) {
+  probe("07.L", "given to stage_traffic: replicas, parameters, stage",
+        std::array{1.0 * layout.dp, part.parameters, 1.0 * s});
   Traffic sent;
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
   sent.copies = copies_bytes(model, layout, part.parameters);
@@ -241,6 +269,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
 
 // Returns the share of a step's time in which a stage idles.
 inline double bubble(const Layout& layout) {
+  probe("07.12", "given to bubble: stages, micro-batches", std::array{1.0 * layout.pp, 1.0 * layout.micro_batches});
   double share = 0;
   // TODO 07.12: Compute the share of the time of a step in which a stage waits.
   //   With p = layout.pp stages and M = layout.micro_batches, a step takes as long as M + p - 1 micro-batches, and a
@@ -340,14 +369,22 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
 
 // Returns the time of a step if all stages were like this one.
 inline double step_seconds(const Layout& layout, double bubble, const StageTimes& t) {
+  probe("07.M", "given to step_seconds: micro-batches, bubble", std::array{1.0 * layout.micro_batches, bubble});
+  probe("07.M", "given to step_seconds: times of the stage", std::array{t.busy, t.transfer, t.reduce, t.gather});
+  double seconds = 0;
+  // WRITE 07.M: Set `seconds` to the time of a step.
+  //   All times in `t` are per step, except t.transfer, which is that of one message. The pipeline's time consists of
+  //   t.busy and of the share `bubble` of the whole, in which the stage idles. A step is as long as M + p - 1
+  //   micro-batches (chapter 04); for each of these, the stage waits for two messages. With layout.pp == 1, there are
+  //   no messages. The stage also waits for t.gather. t.reduce hides behind t.backward, as far as it fits.
   // In 1F1B, a stage may have to wait for the activation and for the gradient of each micro-batch (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
-  double seconds = 0;
   // TODO 07.13: Compute the time of a step.
   //   t.busy is all of the pipeline's time except the share `bubble`. Add `messages` and t.gather, because the stage
   //   waits for them. t.reduce hides behind t.backward: add only the part of t.reduce that is longer.
   seconds = t.busy / (1 - bubble) + messages + t.gather + std::max(0.0, t.reduce - t.backward);
   // END TODO 07.13
+  // END WRITE 07.M
   probe("07.13", "seconds a step", std::vector<double>{seconds});
   return seconds;
 }
@@ -424,6 +461,13 @@ inline void add_rates(Plan& plan, const ModelShape& model, const Cluster& cluste
 inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   Plan plan;
   plan.layout = layout;
+  // WRITE 07.N: Append a StagePlan to plan.stages for each stage, and set plan.bubble, plan.seconds and plan.fits.
+  //   stage_bounds() and make_part() say which part of the model a stage has. model_states(), add_activations() and
+  //   add_gathered() fill a stage's `memory`, stage_traffic() is `sent`, and stage_times() is `times`; it needs
+  //   stage_passes(model, cluster, layout, part, first, last). step_seconds() is the time of a step if all stages were
+  //   like one of them. model_states() takes a layout with only those replicas that share a model, sharing_group();
+  //   bubble() and step_seconds() take one that counts micro-batches chunk by chunk, chunk_by_chunk(). A plan fits if
+  //   the fullest of its GPUs needs no more than cluster.memory.
   const std::vector<int> bounds = stage_bounds(model, layout);
   for (int s = 0; s < layout.pp; ++s) {
     const StageShape part = make_part(model, layout, bounds[s], bounds[s + 1]);
@@ -442,6 +486,11 @@ inline Plan make_plan(const ModelShape& model, const Cluster& cluster, const Lay
     plan.seconds = std::max(plan.seconds, step_seconds(chunk_by_chunk(layout), plan.bubble, stage.times));
   }
   plan.fits = plan.fullest().memory.total() <= cluster.memory;
+  // END WRITE 07.N
+  probe("07.N", "bubble, whether it fits", std::array{plan.bubble, plan.fits ? 1.0 : 0.0});
+  probe("07.N", "seconds a step, of the slowest stage", std::array{plan.seconds});
+  for (const StagePlan& stage : plan.stages)
+    probe("07.N", "bytes held, bytes sent", std::array{stage.memory.total(), stage.sent.data, stage.sent.pipeline});
   if (model.gpt) add_rates(plan, model, cluster);
   return plan;
 }

@@ -2,6 +2,7 @@
 // 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are divided among the stages of a
 // pipeline (chapter 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer
 // state (chapter 06). Only the mesh of ranks, in mesh.h, is new; this program combines code of the earlier chapters.
+#include <array>
 #include <deque>
 
 #include "01_single_gpu/models.h"
@@ -37,9 +38,79 @@ ReplicaPlace place_in(const Mesh& mesh) {
   return place;
 }
 
-void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const Job& job,
-           cudaStream_t stream) {
-  const ReplicaPlace place = place_in(mesh);
+// Trains this rank's stage, together with all other ranks.
+void train_stage(Training& training, const Schedule& schedule, PipelineStage& stage, PipelineExecutor& executor,
+                 std::deque<ChunkUpdate>& updates, const MeshClipping& clipping, const Mesh& mesh,
+                 cudaStream_t stream) {
+  for (const ModelChunk& chunk : stage.chunks())
+    probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
+  // WRITE 07.H: Train: for each epoch, its steps, its losses, and an evaluation; after the last one, evaluate again.
+  //   training.next_epoch() and training.next_step() begin an epoch and a step, or return false if none is left. In a
+  //   step, stage.begin_step(training.batch(), training.loss()) and then executor.step(update, ready), which calls
+  //     ready(chunk, layer)  when the final gradients of a layer are enqueued; updates[chunk].layer_ready(layer) wants
+  //                          to know
+  //     update()             when those of all layers are: average all chunks; clip by
+  //                          clipping.clip(training.losses().gradient_norm()) if clipping.enabled(); update all chunks
+  //                          with training.lr_factor()
+  //   Then training.losses() are the last stage's, and the first stage reports them:
+  //     send_losses(losses, ranks of the stages, stream) sends them there
+  //     average_losses(losses, replicas, stream) averages them on the first stage, if there are several replicas
+  //   evaluate(training, replicas, stream, add_loss) evaluates. Its add_loss(batch, loss) adds the loss of a batch to a
+  //   float on the device: evaluate_batch(stage, schedule, ranks of the stages, batch, training.evaluated(), loss,
+  //   stream). All ranks of a tensor group compute the same loss. It must count once, so let the others add theirs to a
+  //   DeviceBuffer<float>(1, Memory::data), whose address is .data().
+  const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
+  const auto update = [&] {
+    for (ChunkUpdate& chunk : updates) chunk.average();
+    if (clipping.enabled()) clipping.clip(training.losses().gradient_norm());
+    for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
+  };
+  // All ranks of a tensor group compute the same loss: only one of them counts it.
+  DeviceBuffer<float> uncounted(1, Memory::data);
+  const auto add_loss = [&](const Batch& batch, float* loss) {
+    float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
+    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+  };
+
+  while (training.next_epoch()) {
+    while (training.next_step()) {
+      stage.begin_step(training.batch(), training.loss());
+      executor.step(update, ready);
+    }
+    // The last stage has computed the losses; the first one reports them.
+    send_losses(training.losses(), mesh.pipeline, stream);
+    if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
+    evaluate(training, mesh.data, stream, add_loss);
+  }
+  evaluate(training, mesh.data, stream, add_loss);
+  // END WRITE 07.H
+
+  // After gathering over the tensor group, all ranks of a stage must have the same parameters.
+  for (const ModelChunk& chunk : stage.chunks()) {
+    record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
+  }
+}
+
+void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const ReplicaPlace& place,
+           const Job& job, cudaStream_t stream) {
+  probe("07.I", "given to train: whether sharded", std::array{int{settings.sharded()}});
+  // WRITE 07.I: Create what this rank needs for its part of the training, and call train_stage().
+  //     Network: make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}), with layers
+  //       that are cut over several ranks, or make_network(options)
+  //     Schedule: make_schedule(settings)
+  //     std::vector<int>, the bounds: partition_layers(network.counts(), settings.parts(), default_partition(options))
+  //     PipelineStage(network, options.batch_size, schedule, number of the stage, bounds, recompute, stream, storage)
+  //     IdleClock(stream, kProbedSteps)
+  //     PipelineExecutor(schedule, stage, ranks of the stages, stream, clock)
+  //     std::deque<ChunkUpdate>: make_updates()
+  //     MeshClipping(options, updates, mesh, sharded, stream)
+  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs
+  //     Training(options, job, place, data, stream)
+  //   Replicas share the optimizer state if settings.sharded(). Then `storage` is Storage::bound, because the updates
+  //   bring the stage's memory; else it is Storage::own. `recompute` is options.gpt.recompute == "stages". A bucket has
+  //   settings.bucket_mb MiB. Nothing is sent to start with equal parameters: a chunk's
+  //   model.initialize(options.model_seed) draws those of the whole network and keeps its own. Each update belongs in
+  //   the checkpoints: add_to(training).
   const bool sharded = settings.sharded();  // ZeRO: each replica updates its shard of the parameters
 
   // The whole network, with its layers cut over the tensor group.
@@ -57,19 +128,10 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   PipelineExecutor executor(schedule, stage, mesh.pipeline, stream, clock);
 
   // One update per chunk: averages the chunk's gradients over the replicas, then runs the optimizer.
-  const double bucket_bytes = settings.bucket_mb * (1 << 20);
-  std::deque<ChunkUpdate> updates;
-  // TODO 07.6: Create a ChunkUpdate for each chunk in stage.chunks().
-  //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) creates one that averages over
-  //   `group`. A mean makes sense for gradients of the same parameters and different samples: which group of `mesh`
-  //   has those?
-  for (ModelChunk& chunk : stage.chunks()) {
-    updates.emplace_back(options, chunk.model, mesh.data, sharded, bucket_bytes, stream);
-  }
-  // END TODO 07.6
+  std::deque<ChunkUpdate> updates = make_updates(options, stage, mesh, sharded, settings.bucket_mb * (1 << 20), stream);
   // Every rank draws the whole network's parameters and keeps its own, so none have to be sent.
   for (ModelChunk& chunk : stage.chunks()) chunk.model.initialize(options.model_seed);
-  MeshClipping clipping(options, updates, mesh, sharded, stream);
+  const MeshClipping clipping(options, updates, mesh, sharded, stream);
 
   // The samples of this rank's replica. Only the first stage reads the inputs.
   DataSource data = network.data();
@@ -77,35 +139,8 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   Training training(options, job, place, data, stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
-  const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
-  const auto update = [&] {
-    for (ChunkUpdate& chunk : updates) chunk.average();
-    if (clipping.enabled()) clipping.clip(training.losses().gradient_norm());
-    for (ChunkUpdate& chunk : updates) chunk.update(training.lr_factor());
-  };
-  // All ranks of a tensor group compute the same loss: only one of them counts it.
-  DeviceBuffer<float> uncounted(1, Memory::data);
-  const auto add_loss = [&](const Batch& batch, float* loss) {
-    float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
-  };
-
-  while (training.next_epoch()) {
-    while (training.next_step()) {
-      stage.begin_step(training.batch(), training.loss());
-      executor.step([&] { clock.compute(update); }, ready);
-    }
-    // The last stage has computed the losses; the first one reports them.
-    send_losses(training.losses(), mesh.pipeline, stream);
-    if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
-    evaluate(training, mesh.data, stream, add_loss);
-  }
-  evaluate(training, mesh.data, stream, add_loss);
-
-  // After gathering over the tensor group, all ranks of a stage must have the same parameters.
-  for (const ModelChunk& chunk : stage.chunks()) {
-    record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
-  }
+  train_stage(training, schedule, stage, executor, updates, clipping, mesh, stream);
+  // END WRITE 07.I
 }
 
 }  // namespace
@@ -127,5 +162,5 @@ int main(int argc, char** argv) {
   const Mesh mesh(settings.mesh, job);
   print_mesh(mesh.shape);
   const Stream stream;
-  train(options, settings, mesh, job, stream);
+  train(options, settings, mesh, place_in(mesh), job, stream);
 }
