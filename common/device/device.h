@@ -141,7 +141,10 @@ class Stream {
 };
 
 // Returns whether events measure the time of a simulated machine (backend_cpu/semantics.md).
-inline bool time_is_simulated() { return std::getenv("WORKSHOP_SIMULATE") != nullptr; }
+inline bool time_is_simulated() {
+  const char* machine = std::getenv("WORKSHOP_SIMULATE");
+  return machine != nullptr && *machine != '\0';
+}
 
 // A point in a stream's work that another stream can wait for. By default without timing, which makes it cheaper.
 class Event {

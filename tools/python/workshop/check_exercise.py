@@ -201,7 +201,7 @@ def run_program(
             "WORKSHOP_TIMEOUT": str(check.patience()),
             "WORKSHOP_JOURNAL": "1",
             "WORKSHOP_PROBES": "1",
-            "WORKSHOP_SIMULATE": check.machine,
+            **({"WORKSHOP_SIMULATE": check.machine} if check.machine else {}),
             **settings,
         },
     )

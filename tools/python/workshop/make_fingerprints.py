@@ -52,10 +52,11 @@ class Runs:
             WORKSHOP_ORDER="1",
             WORKSHOP_JOURNAL="1",
             WORKSHOP_FILLING=filling,
-            WORKSHOP_SIMULATE=run.machine,
         )
-        for name in ("WORKSHOP_SLOW", "WORKSHOP_PROBES"):
+        for name in ("WORKSHOP_SLOW", "WORKSHOP_PROBES", "WORKSHOP_SIMULATE"):
             environment.pop(name, None)
+        if run.machine:
+            environment["WORKSHOP_SIMULATE"] = run.machine
         with open(record + ".out", "wb") as output:
             return subprocess.run(
                 [LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *run.options, "--record", record],

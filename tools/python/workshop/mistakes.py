@@ -54,6 +54,7 @@ class Use:
     run: Run
     expects: str  # a regular expression that the verdict must match
     is_right: bool  # unusual, but not wrong
+    is_guided: bool = False  # judged at the guided level only
 
     @property
     def todo(self) -> str:
@@ -154,14 +155,15 @@ class Parser:
         return Run(self._program, [int(part) for part in parts], shlex.split(options), seconds, machine=machine)
 
     def _use(self, line: str) -> None:
-        found = re.fullmatch(r"(right )?(\d\d\.(?:\d+|[A-Z])-[^:\s]+)(?:: (.+))?", line)
+        found = re.fullmatch(r"(right |guided )?(\d\d\.(?:\d+|[A-Z])-[^:\s]+)(?:: (.+))?", line)
         if not found:
             raise self._wrong(f"what is '{line}'?")
         if not self._run:
             raise self._wrong(f"no run is above {found[2]}")
         self._filling = found[2]
-        expects = found[3] or ("right" if found[1] else called(found[2].partition("-")[0]))
-        self._chapter.uses.append(Use(found[2], self._run, expects, bool(found[1])))
+        is_right = found[1] == "right "
+        expects = found[3] or ("right" if is_right else called(found[2].partition("-")[0]))
+        self._chapter.uses.append(Use(found[2], self._run, expects, is_right, found[1] == "guided "))
 
 
 def read_text(path: str) -> str:
@@ -175,19 +177,12 @@ def read_chapter(name: str, with_mutants: bool = False) -> Chapter:
     for folder in [MISTAKES] + [MUTANTS] * with_mutants:
         path = os.path.join(folder, name + ".txt")
         Parser(chapter, os.path.relpath(path, ROOT)).parse(read_text(path))
-    solutions = chapters.Chapter(name, []).sources(ROOT)
-    for file in solutions:
+    for file in chapters.Chapter(name, []).sources(ROOT):
         for write, todos in chapters.regions_in(file).writes.items():
             chapter.around.update((todo, write) for todo in todos)
     for use in chapter.uses:
         if use.name not in chapter.code:
             raise Wrong(f"checker/mistakes/{name}.txt: {use.name} has no code")
-        if is_edit(chapter.code[use.name]):
-            code = code_of(use.todo, [read_text(file) for file in solutions])
-            try:
-                chapter.code[use.name] = edited(code, chapter.code[use.name])
-            except ValueError as error:
-                raise Wrong(f"checker/mistakes/{name}.txt: {use.name}: {error}") from error
     return chapter
 
 
@@ -197,6 +192,17 @@ def read_chapter(name: str, with_mutants: bool = False) -> Chapter:
 def is_edit(code: str) -> bool:
     """Whether a filling says how the solution's code is changed."""
     return all(re.match(r" *([-+=] |\.\.\.$)", line) for line in code.splitlines() if line.strip())
+
+
+def apply_edits(chapter: Chapter) -> None:
+    """Turns the fillings that are changes of the solution's code into code. Raises Wrong."""
+    sources = [read_text(file) for file in chapters.Chapter(chapter.name, []).sources(ROOT)]
+    for use in chapter.uses:
+        if is_edit(chapter.code[use.name]):
+            try:
+                chapter.code[use.name] = edited(code_of(use.todo, sources), chapter.code[use.name])
+            except ValueError as error:
+                raise Wrong(f"checker/mistakes/{chapter.name}.txt: {use.name}: {error}") from error
 
 
 def code_of(todo: str, sources: list[str]) -> str:
@@ -313,7 +319,7 @@ def levels_of(chapter: Chapter, use: Use) -> tuple[str, list[str]]:
     if not use.todo[-1].isdecimal():
         return chapters.BLANK, [use.expects]
     write = chapter.around.get(use.todo)
-    if not write:
+    if not write or use.is_guided:
         return chapters.GUIDED, [use.expects]
     return f"{chapters.GUIDED},{chapters.BLANK}", [use.expects] + [called(write)] * (not use.is_right)
 
@@ -336,6 +342,7 @@ def main(words: list[str]) -> int:
     _, build, name = words
     try:
         chapter = read_chapter(name, with_mutants=True)
+        apply_edits(chapter)
     except (Wrong, OSError) as error:
         print(f"mistakes: {error}", file=sys.stderr)
         return 1

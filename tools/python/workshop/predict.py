@@ -153,9 +153,12 @@ def measure(context: Context, chapter: Chapter, question: Question) -> float:
     with tempfile.TemporaryDirectory() as folder:
         record = os.path.join(folder, "record.jsonl")
         command = [LAUNCH, "-n", ranks, "-t", "120", "--", context.program(chapter, program, True)]
+        environment = {name: value for name, value in os.environ.items() if name != "WORKSHOP_SIMULATE"}
+        if question.on:
+            environment["WORKSHOP_SIMULATE"] = question.on
         done = subprocess.run(
             [*command, *shlex.split(options), "--record", record],
-            env=dict(os.environ, WORKSHOP_SIMULATE=question.on),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
