@@ -29,21 +29,22 @@ struct Part {
   // Computes the part's output from x[batch.samples, stage.in]. This function and the two below require that the part's
   // device is current.
   const Real* forward(const Batch& batch, const void* x) {
-    probe("03.G", "given to part.forward: current device, for " + name, std::array{current_device()});
+    if (probing()) probe("03.G", "given to part.forward: current device, for " + name, std::array{current_device()});
     probe("03.7", {"input of ", name}, static_cast<const Real*>(x), {batch.samples, stage.in}, stream);
     return stage.forward(batch, x);
   }
   // Computes the part's gradients from the gradient of its output in stage.model.output_gradient(). Writes the gradient
   // of its input to dx[rows, stage.in], unless dx is null.
   void backward(int rows, Real* dx) {
-    probe("03.H", "given to part.backward: current device, for " + name, std::array{current_device()});
-    probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
+    if (probing()) probe("03.H", "given to part.backward: current device, for " + name, std::array{current_device()});
+    if (probing())
+      probe("03.8", "gradient of " + name + "'s output", stage.model.output_gradient(), {rows, stage.out}, stream);
     stage.backward(dx);
     probe("03.8", {"gradient of ", name}, stage.model.grads(), {stage.model.count()}, stream);
   }
   // Updates the part's parameters.
   void step(const float* whole_norm, double lr_factor) {
-    probe("03.9", "factor of the learning rate of " + name, std::array{lr_factor});
+    if (probing()) probe("03.9", "factor of the learning rate of " + name, std::array{lr_factor});
     stage.step(whole_norm, lr_factor);
   }
 
@@ -83,6 +84,7 @@ Parts place_parts(const Network& network, const std::vector<int>& bounds, const 
 
 // Records what copy() is asked to do.
 void probe_before_copy(const Part& to, const Part& from, const void* source, std::size_t bytes) {
+  if (!probing()) return;
   const OnDevice on_device(from.device);
   const std::string way = "from " + from.name + " to " + to.name;
   const int count = static_cast<int>(bytes / sizeof(float));
@@ -125,6 +127,7 @@ void forward_parts(Parts& parts, const Batch& batch) {
 
 // Records what the backward pass begins with.
 void probe_before_backward(Parts& parts, int rows) {
+  if (!probing()) return;
   for (const auto& part : parts) {
     const OnDevice on_device(part->device);
     Model& model = part->stage.model;

@@ -59,9 +59,7 @@ class PipelineExecutor {
       if (i.kind == Instruction::backward) clock_.compute([&] { stage_.backward(i, ready); });
       if (i.kind == Instruction::update) update();
     }
-    std::vector<int> computed;
-    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
-    probe("04.I", "forwards and backwards of each chunk", computed);
+    if (probing()) probe_computed();
   }
 
  private:
@@ -74,7 +72,7 @@ class PipelineExecutor {
   // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
   // data of a send complete, and the buffer of a receive no longer read.
   void exchange(const Task& group, const Channel& channel) {
-    probe_given(group, channel);
+    if (probing()) probe_given(group, channel);
     // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
     //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
     //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i
@@ -91,7 +89,15 @@ class PipelineExecutor {
     }
   }
 
-  // For the checker: what step() passes on.
+  // ---- what the checker records ----
+
+  void probe_computed() const {
+    std::vector<int> computed;
+    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
+    probe("04.I", "forwards and backwards of each chunk", computed);
+  }
+
+  // What step() passes on.
   void probe_given(const Task& group, const Channel& channel) const {
     std::vector<int> numbers;
     for (const Instruction& i : group.instructions) numbers.insert(numbers.end(), {i.kind, i.micro_batch, i.chunk});

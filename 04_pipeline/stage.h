@@ -228,6 +228,7 @@ class PipelineStage {
   // ---- what the checker records ----
 
   void probe_step(const Batch& batch, const float* loss) const {
+    if (!probing()) return;
     std::vector<int> numbers;
     for (const Slice& slice : slices_) numbers.insert(numbers.end(), {slice.first, slice.samples, slice.mean_over});
     probe("04.6", "first sample, number of samples and samples of the mean of each micro-batch", numbers);
@@ -241,6 +242,7 @@ class PipelineStage {
   // What step() of the executor passes on to forward() or backward(). The input must have arrived by then.
   void probe_given(const char* region, const char* function, const Instruction& i, const Real* input,
                    bool has_ready = false) const {
+    if (!probing()) return;
     const std::string name = std::string("given to stage_.") + function + ": ";
     const Model& model = chunks_[i.chunk].model;
     const int size = i.kind == Instruction::forward ? model.input_size() : model.output_size();
@@ -252,18 +254,19 @@ class PipelineStage {
   }
 
   // What is sent on, and where it lies.
-  void probe_result(const char* region, const std::string& name, int m, const Real* result, const SendBuffers& buffers,
+  void probe_result(const char* region, const char* name, int m, const Real* result, const SendBuffers& buffers,
                     int size) const {
+    if (!probing()) return;
     const std::string of = " of micro-batch " + std::to_string(m);
     const bool in_buffer = std::any_of(buffers.begin(), buffers.end(),
                                        [&](const DeviceBuffer<Real>& buffer) { return buffer.data() == result; });
-    probe(region, name + of + ": whether its place is known and whether that is a send buffer",
+    probe(region, std::string(name) + of + ": whether its place is known and whether that is a send buffer",
           std::array{int{result != nullptr}, int{in_buffer}});
     if (result != nullptr) probe(region, {name, of}, result, {micro_batch(m).samples, size}, stream_);
   }
 
   void probe_gradients(const ModelChunk& chunk, int m) const {
-    if (chunk.backwards == micro_batches_) return;  // ready() may have started to average them
+    if (!probing() || chunk.backwards == micro_batches_) return;  // ready() may have started to average them
     probe("04.H", "gradients of the parameters after micro-batch " + std::to_string(m), chunk.model.grads(),
           {chunk.model.count()}, stream_);
   }

@@ -94,6 +94,8 @@ class Comparison {
   std::string rank_and_step(const ProbeKey& key) const;
   // False for chapter 07's `plan`: one process, no steps.
   bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
+  // The WRITE region in the program's own file that records nothing of its own: the training loop. "" if there is none.
+  std::string loop_of_program() const;
   // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
   // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
@@ -190,7 +192,7 @@ class Comparison {
   double error_ = 0;                    // relative difference of the last tensor compared
   std::optional<ProbeKey> rounded_;     // a tensor that is one rounding off; nothing after it can be compared
   std::optional<ProbeKey> drift_;       // the first tensor of this program within the tolerance but beyond rounding
-  std::optional<std::size_t> suspect_;  // the place of an argument that differs, and may do so
+  std::optional<std::size_t> suspect_;  // the place of a flag "accumulate" that differs, and may do so
   std::optional<ProbeKey> other_;       // the first "(one way)" tensor that differs: see is_one_way()
 };
 
@@ -215,13 +217,17 @@ std::string Comparison::rank_and_step(const ProbeKey& key) const {
   return has_steps() ? " on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step) : "";
 }
 
-std::string Comparison::own_before(std::size_t position) const {
-  // At the blank level, a loop of the program itself calls everything, and what the other regions record is right so
-  // far.
+std::string Comparison::loop_of_program() const {
   for (const auto& [id, todo] : todos_.all()) {
     const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& probe) { return probe.id == id; });
-    if (is_write(id) && !probed && todo.file.ends_with(".cu")) return id;
+    if (is_write(id) && !probed && todo.file.ends_with("/" + expected_.program + ".cu")) return id;
   }
+  return "";
+}
+
+std::string Comparison::own_before(std::size_t position) const {
+  // It calls everything, and what the other regions record is right so far.
+  if (const std::string loop = loop_of_program(); !loop.empty()) return loop;
   const int rank = expected_order_[position].rank;
   for (std::size_t i = position; i-- > 0;) {
     if (expected_order_[i].rank == rank && todos_.contains(expected_order_[i].id)) return expected_order_[i].id;
@@ -735,6 +741,9 @@ bool Comparison::time_agrees() {
   // The call that waits may only show that its function is called at another time.
   const std::optional<Misplaced> call = misplaced_call();
   if (call) verdict.todo = call->caller;
+  const Sighting seen{"time of a step: " + verdict.where + (call ? ", " + call->function + " misplaced" : ""),
+                      {summary({mine_.seconds_per_step * 1e3}), summary({expected_.seconds_per_step * 1e3})}};
+  if (verdict.todo.empty()) verdict.todo = known_.todo_of_time(expected_, seen);
   blame(verdict.todo, true);
   std::printf("%s: the right numbers, but %s\n%s%s",
               verdict.todo.empty() ? "Your program" : todos_.heading(verdict.todo).c_str(), verdict.headline.c_str(),
@@ -743,8 +752,7 @@ bool Comparison::time_agrees() {
     std::printf("  %s() is called %s than in the solution.\n", call->function.c_str(),
                 call->early ? "earlier" : "later");
   }
-  explain({"time of a step: " + verdict.where + (call ? ", " + call->function + " misplaced" : ""),
-           {summary({mine_.seconds_per_step * 1e3}), summary({expected_.seconds_per_step * 1e3})}});
+  explain(seen);
   return false;
 }
 
@@ -806,11 +814,8 @@ void Comparison::print_success() {
   };
   double calls = 0;
   for (const Collective& c : expected_.collectives) calls += c.calls;
-  // A loop of the program itself has no tensor of its own: it is right if all that comes of it is.
-  for (const auto& [id, todo] : todos_.all()) {
-    const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& probe) { return probe.id == id; });
-    if (is_write(id) && !probed && todo.file.ends_with(".cu")) right_.insert(id);
-  }
+  // It is right if all that comes of it is.
+  if (const std::string loop = loop_of_program(); !loop.empty()) right_.insert(loop);
   add(static_cast<double>(expected_.probes.size()), "tensors");
   add(static_cast<double>(expected_.losses.size()), "losses");
   add(static_cast<double>(expected_.parameters.size()), "parameters");

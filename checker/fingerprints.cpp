@@ -236,8 +236,8 @@ std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*
   return mistake;
 }
 
-std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
-                                          const std::string& todo) const {
+std::vector<const Fingerprints::Fingerprint*> Fingerprints::all_alike(const RunRecord& run,
+                                                                      const Sighting& sighting) const {
   const bool alone = sighting.where.ends_with(kAlone);
   const auto look_alike = [&](const Sighting& seen) {
     if (seen.where != sighting.where || seen.numbers.size() != sighting.numbers.size()) return false;
@@ -253,11 +253,24 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
   for (const Fingerprint& f : fingerprints_) {
     if (f.program == run.program && f.world == run.world && look_alike(f.sighting)) found.push_back(&f);
   }
+  return found;
+}
+
+std::string Fingerprints::todo(const RunRecord& run, const Sighting& sighting) const {
+  const auto found = all_alike(run, sighting);
+  const bool one = std::ranges::all_of(found, [&](const Fingerprint* f) { return f->todo == found[0]->todo; });
+  return found.empty() || !one ? "" : found[0]->todo;
+}
+
+std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
+                                          const std::string& todo) const {
+  std::vector<const Fingerprint*> found = all_alike(run, sighting);
   // If the run failed, prefer mistakes of the TODO in which it failed.
   const auto of_todo = [&](const Fingerprint* f) { return f->todo == todo; };
   if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
   std::optional<Mistake> mistake = common(found, todo);
-  if (!mistake && !alone) {  // how many calls there are when a run is cut short is chance, too
+  // How many calls there are when a run is cut short is chance, too.
+  if (!mistake && !sighting.where.ends_with(kAlone)) {
     std::erase_if(found, [&](const Fingerprint* f) {
       return f->sighting.calls != sighting.calls || f->sighting.bytes != sighting.bytes;
     });
@@ -295,6 +308,10 @@ std::optional<Mistake> KnownMistakes::find(const RunRecord& expected, const Sigh
 std::string KnownMistakes::todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const {
   const auto mistake = find(expected, with_traffic(seen, mine), "");
   return mistake && mistake->certain ? mistake->todo : "";
+}
+
+std::string KnownMistakes::todo_of_time(const RunRecord& expected, const Sighting& seen) const {
+  return known_ ? known_->todo(expected, seen) : "";
 }
 
 std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,

@@ -70,6 +70,9 @@ class Fingerprints {
   // returns nothing. Of several with the same sentence, prefers one of `todo`.
   std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
 
+  // Returns the TODO of the mistakes that look like this; empty if none does, or if they are of several TODOs.
+  std::string todo(const RunRecord& run, const Sighting& sighting) const;
+
  private:
   struct Fingerprint {
     std::string program;
@@ -77,6 +80,7 @@ class Fingerprints {
     std::string mistake, todo;  // "02.1-sum", and the region that it counts for
     Sighting sighting;
   };
+  std::vector<const Fingerprint*> all_alike(const RunRecord& run, const Sighting& sighting) const;
   // Returns a mistake of these, preferably of `todo`, if all have the same sentence.
   std::optional<Mistake> common(const std::vector<const Fingerprint*>& found, const std::string& todo) const;
 
@@ -97,6 +101,9 @@ class KnownMistakes {
 
   // The TODO of the mistake that looks like this; empty if no mistake does, or if it is not certain.
   std::string todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const;
+
+  // The TODO in which a step becomes longer like this, whichever of its mistakes does it; empty if it is not known.
+  std::string todo_of_time(const RunRecord& expected, const Sighting& seen) const;
 
  private:
   std::optional<Mistake> find(const RunRecord& expected, const Sighting& seen, const std::string& todo) const;

@@ -28,11 +28,12 @@ class InCall {
   static std::uint64_t number() { return number_.load(std::memory_order_relaxed); }
 
   // From now on, no call begins or returns, because the job is ending.
-  static void hold() { held_.store(true, std::memory_order_relaxed); }
+  static void hold() { held_.store(true, std::memory_order_release); }
+  static bool held() { return held_.load(std::memory_order_acquire); }
 
  private:
   static void enter(const CallSite* site) {
-    if (held_.load(std::memory_order_relaxed)) wait_for_the_end();
+    if (held()) wait_for_the_end();
     current_.store(site, std::memory_order_release);  // publishes *site
     number_.store(number() + 1, std::memory_order_relaxed);
   }

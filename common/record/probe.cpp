@@ -138,6 +138,8 @@ cudaError_t collect_probes() {
     const cudaError_t status = cudaEventQuery(probe.copied);
     if (status == cudaErrorNotReady) cudaGetLastError();  // clears the status: "not ready" is not an error here
     if (status != cudaSuccess) return status;
+    // The watchdog ends the job, and aborted messages let streams go on with what was never received.
+    if (InCall::held()) return cudaErrorNotReady;
     const std::string text = text_of(probe);
     record_text(text);
     Journal::get().write_text(text);
@@ -172,12 +174,6 @@ std::string todo_text(const std::string& id, const char* file, int line) {
     if (comment) text += "  " + read.substr(std::min(start + 3, read.size())) + "\n";
   }
   return text;
-}
-
-bool probing() {
-  static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs that are compared only by their results
-  static const bool wanted = asked == nullptr || std::string(asked) != "0";
-  return wanted && !recorder().record_path.empty() && recorder().step < kProbedSteps;
 }
 
 // Returns the probe's line without its values.
@@ -237,6 +233,12 @@ void probe_on_device(const char* todo, Label name, const void* tensor, Elements 
 }
 
 }  // namespace
+
+bool probing() {
+  static const char* asked = std::getenv("WORKSHOP_PROBES");  // 0: for runs that are compared only by their results
+  static const bool wanted = asked == nullptr || std::string(asked) != "0";
+  return wanted && !recorder().record_path.empty() && recorder().step < kProbedSteps;
+}
 
 void finish_probes(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;

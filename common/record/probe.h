@@ -35,6 +35,9 @@ void probe(const char* todo, Label name, const int* tensor, std::initializer_lis
            const char* file = __builtin_FILE(), int line = __builtin_LINE());
 inline constexpr int kProbedSteps = 3;
 
+// Whether probes record anything now. Skip what only a probe needs, such as a list of numbers, if they do not.
+bool probing();
+
 // Records numbers that a TODO has computed on the host.
 void probe(const char* todo, Label name, std::span<const int> values);
 void probe(const char* todo, Label name, std::span<const double> values);

@@ -56,7 +56,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   gradients.counted = gradients.held;
   const Clipping clipping(options, gradients.largest(), stream);
   const auto update = [&] {
-    for (std::size_t c = 0; c < optimizers.size(); ++c) {
+    for (std::size_t c = 0; probing() && c < optimizers.size(); ++c) {
       const Model& model = stage.chunks()[c].model;
       probe("04.I", "given to update: gradients of chunk " + std::to_string(c), model.grads(), {model.count()}, stream);
     }
@@ -76,6 +76,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   };
   // No other rank has these layers, so nothing is averaged, as in chapter 07. Only the checker looks at the gradients.
   const auto ready = [&](int chunk, int layer) {
+    if (!probing()) return;
     const Model& model = stage.chunks()[chunk].model;
     const auto [offset, count] = model.layers()[layer];
     probe("04.H", "given to ready: gradients of layer " + std::to_string(layer) + " of chunk " + std::to_string(chunk),

@@ -66,9 +66,7 @@ class PipelineExecutor {
       if (i.kind == Instruction::update) update();
     }
     // END WRITE 04.I
-    std::vector<int> computed;
-    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
-    probe("04.I", "forwards and backwards of each chunk", computed);
+    if (probing()) probe_computed();
   }
 
  private:
@@ -81,7 +79,7 @@ class PipelineExecutor {
   // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
   // data of a send complete, and the buffer of a receive no longer read.
   void exchange(const Task& group, const Channel& channel) {
-    probe_given(group, channel);
+    if (probing()) probe_given(group, channel);
     // WRITE 04.J: Exchange all messages of the group over channel.comm, on channel.stream.
     //   They may start only when compute_ has done all that is enqueued on it by now: use the event computed_. No
     //   message may wait for another: two neighbors that both send before they receive would wait for each other
@@ -116,7 +114,15 @@ class PipelineExecutor {
     }
   }
 
-  // For the checker: what step() passes on.
+  // ---- what the checker records ----
+
+  void probe_computed() const {
+    std::vector<int> computed;
+    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
+    probe("04.I", "forwards and backwards of each chunk", computed);
+  }
+
+  // What step() passes on.
   void probe_given(const Task& group, const Channel& channel) const {
     std::vector<int> numbers;
     for (const Instruction& i : group.instructions) numbers.insert(numbers.end(), {i.kind, i.micro_batch, i.chunk});

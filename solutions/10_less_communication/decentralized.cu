@@ -189,8 +189,8 @@ int main(int argc, char** argv) {
   };
   // WRITE 10.E: Train as ddp.cu does, but average parameters with the neighbors, not gradients with all ranks.
   //   average.start() begins the exchange of the parameters, and average.finish() replaces them by the mean. A step's
-  //   gradients belong to the parameters before the mean, and its update starts from the mean. Let the exchange take as
-  //   long as it can without holding up anything else. At the end of an epoch, after average_losses(), call
+  //   gradients belong to the parameters before the mean, and its update starts from the mean. The exchange must
+  //   overlap the forward and backward passes. At the end of an epoch, after average_losses(), call
   //   training.end_epoch() and average.report_distance(); then evaluate().
   while (training.next_epoch()) {
     while (training.next_step()) {
