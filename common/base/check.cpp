@@ -22,7 +22,12 @@ namespace {
   fail(kFailed, "%s failed at %s:%d: %s", call, file, line, reason.c_str());
 }
 
+ExitStatus status_at_end{};
+
 }  // namespace
+
+void set_end_status(ExitStatus status) { status_at_end = status; }
+ExitStatus end_status() { return status_at_end; }
 
 // Under MPI, MPI_Abort() makes the launcher end the other ranks. Other launchers end them when one process fails (srun
 // only with --kill-on-bad-exit).

@@ -18,12 +18,17 @@ namespace workshop {
 enum ExitStatus : int {
   kFailed = 1,  // an error while running
   kUsage = 2,   // bad options or a bad environment
+  kSaved = 75,  // a signal has asked the run to stop: it has saved a checkpoint and can be started again
   kTodo = 77,   // a TODO that is not filled in yet (CTest counts it as skipped)
   kStuck = 86,  // the ranks wait for each other in vain
 };
 
 // Ends every rank of the job with `status`, immediately and without clean-up, because work in flight may never finish.
 [[noreturn]] void end_job(int status);
+
+// From now on, Job's destructor ends the process with this status, whatever main() returns.
+void set_end_status(ExitStatus status);
+ExitStatus end_status();  // 0 if none was set
 
 // Prints "rank R: message" on stderr and ends every rank of the job with `status`. Takes a text or printf's arguments.
 [[noreturn]] void fail(int status, const std::string& message);

@@ -7,6 +7,8 @@
 #include "common/base/print.h"
 #include "common/base/untrusted.h"
 #include "common/checkpoint/folder.h"
+#include "common/checkpoint/replicas.h"
+#include "common/checkpoint/save_beside.h"
 #include "common/checkpoint/state.h"
 #include "common/nccl/gather.h"
 #include "common/options/options.h"
@@ -102,6 +104,7 @@ Checkpoints::Checkpoints(const Options& options, int samples, int replicas, nccl
     : state_(new CheckpointState{options, samples, replicas, 0, 1, comm, stream}) {
   NCCL_CHECK(ncclCommUserRank(comm, &state_->rank));
   NCCL_CHECK(ncclCommCount(comm, &state_->world));
+  if (!options.checkpoints.empty() && state_->beside()) beside_ = std::make_unique<SaveBeside>(*state_);
 }
 
 Checkpoints::~Checkpoints() = default;
@@ -163,11 +166,20 @@ void Checkpoints::step_done(int epoch, int batches, const Loader& loader) {
   ++state_->step;
   state_->epoch = epoch_done ? epoch + 1 : epoch;
   state_->batches = epoch_done ? 0 : batches;
+  const int check_every = state_->options.check_replicas;
+  if (check_every > 0 && state_->step % check_every == 0) require_equal_replicas(*state_);
   if (every > 0 && state_->step % every == 0) save("step-");
+}
+
+void Checkpoints::before_update() const {
+  if (beside_) beside_->before_update();
 }
 
 void Checkpoints::finish() {
   if (state_->saved != state_->step) save("step-");
+  if (!beside_) return;
+  const SlowFiles slow_files;
+  state_->attempt(kFailed, [&] { beside_->finish(); });
 }
 
 void Checkpoints::save(const std::string& prefix) {
@@ -177,6 +189,12 @@ void Checkpoints::save(const std::string& prefix) {
   const fs::path unfinished = unfinished_name(folder);
   CheckpointIndex index = describe(state);
   const SlowFiles slow_files;
+  if (beside_) {
+    place_parts(state, index);
+    beside_->begin(index, folder, prefix);
+    if (prefix == "step-") state.saved = state.step;
+    return;
+  }
   bool there = false;  // whether an earlier run has saved this step
   state.attempt(kFailed, [&] {
     if (state.rank > 0) return;

@@ -34,9 +34,10 @@ struct Progress {
 class LossLog;
 class Options;
 struct CheckpointState;
+class SaveBeside;
 
 // Saves and restores the training state of all ranks together. Every rank must make the same calls in the same order.
-// Does nothing without --checkpoints and --resume.
+// Does nothing without --checkpoints, --resume and --check-replicas.
 //
 // A bad folder or file ends every rank with status 2 and one line that names the file and says what is wrong with it.
 class Checkpoints {
@@ -67,15 +68,19 @@ class Checkpoints {
   Progress resume(LossLog& losses);
 
   // Call this after every optimizer step. `batches`: how many batches of the epoch are done. Saves if --save-every asks
-  // for it.
+  // for it, and compares the replicas if --check-replicas does.
   void step_done(int epoch, int batches, const Loader& loader);
-  // Saves the final state, unless it has been saved already.
+  // Call this before enqueuing an update on the stream: if values are still being copied for a checkpoint
+  // (--checkpoint-mode async), the stream waits for that.
+  void before_update() const;
+  // Saves the final state, unless it has been saved already. Returns when it is on disk.
   void finish();
   // Saves the state under the name `prefix` + step. Of checkpoints with the prefix "best-", keeps only the newest.
   void save(const std::string& prefix);
 
  private:
   std::unique_ptr<CheckpointState> state_;
+  std::unique_ptr<SaveBeside> beside_;  // null unless --checkpoint-mode is async
 };
 
 }  // namespace workshop

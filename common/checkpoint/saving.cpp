@@ -43,45 +43,28 @@ void receive(const CheckpointState& state, const TensorPart& part, int owner, fl
   CUDA_CHECK(cudaStreamSynchronize(state.stream));
 }
 
-// Decides which rank writes each part (the first one that holds it), and to which file. The result is the same on every
-// rank.
-void place_parts(CheckpointState& state, CheckpointIndex& index) {
-  if (state.owned.empty()) {
-    Json mine = Json::array();
-    for (const TensorPart& p : state.parts) mine.push_back({p.tensor, p.shape, p.first, p.rows, p.columns, p.stride});
-    using Key = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-    std::set<Key> placed;
-    const std::vector<std::string> texts = gather_text(mine.dump(), state.comm, state.stream);
-    for (int owner = 0; owner < state.world; ++owner) {
-      const Json theirs = Json::parse(texts[owner]);
-      for (std::size_t i = 0; i < theirs.size(); ++i) {
-        const Json& p = theirs[i];
-        float* values = owner == state.rank ? state.parts[i].values : nullptr;
-        const TensorPart part{p[0], p[1].get<std::vector<int>>(), p[2], p[3], p[4], p[5], values};
-        if (!placed.insert({part.tensor, part.first, part.rows, part.columns, part.stride}).second) continue;
-        state.owned.push_back({part, owner});
-      }
+// Finds the first rank that holds each part.
+void find_owners(CheckpointState& state) {
+  Json mine = Json::array();
+  for (const TensorPart& p : state.parts) mine.push_back({p.tensor, p.shape, p.first, p.rows, p.columns, p.stride});
+  using Key = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+  std::set<Key> placed;
+  const std::vector<std::string> texts = gather_text(mine.dump(), state.comm, state.stream);
+  for (int owner = 0; owner < state.world; ++owner) {
+    const Json theirs = Json::parse(texts[owner]);
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      const Json& p = theirs[i];
+      float* values = owner == state.rank ? state.parts[i].values : nullptr;
+      const TensorPart part{p[0], p[1].get<std::vector<int>>(), p[2], p[3], p[4], p[5], values};
+      if (!placed.insert({part.tensor, part.first, part.rows, part.columns, part.stride}).second) continue;
+      state.owned.push_back({part, owner});
     }
-    // A full file is written tensor by tensor, so parts of the same tensor must be adjacent.
-    std::stable_sort(state.owned.begin(), state.owned.end(),
-                     [](const CheckpointState::OwnedPart& a, const CheckpointState::OwnedPart& b) {
-                       return a.part.tensor < b.part.tensor;
-                     });
   }
-  for (const auto& [part, owner] : state.owned) {
-    index.tensors[part.tensor] = part.shape;
-    if (state.options.checkpoint_format == "full") continue;
-    const std::string file = "rank-" + std::to_string(owner) + "-of-" + std::to_string(state.world) + ".safetensors";
-    const std::string key = part.tensor + "[" + std::to_string(part.first) + "]";
-    index.parts.push_back({part.tensor, part.first, part.rows, part.columns, part.stride, file, key});
-    index.files[file];
-  }
-  if (state.options.checkpoint_format != "full") return;
-  for (const auto& [tensor, shape] : index.tensors) {
-    const std::int64_t count = elements(shape);
-    index.parts.push_back({tensor, 0, 1, count, count, "model.safetensors", tensor});
-  }
-  index.files["model.safetensors"];
+  // A full file is written tensor by tensor, so parts of the same tensor must be adjacent.
+  std::stable_sort(state.owned.begin(), state.owned.end(),
+                   [](const CheckpointState::OwnedPart& a, const CheckpointState::OwnedPart& b) {
+                     return a.part.tensor < b.part.tensor;
+                   });
 }
 
 // Each rank writes the parts that it owns to its own file.
@@ -149,11 +132,30 @@ void write_full(CheckpointState& state, CheckpointIndex& index, const std::strin
 
 }  // namespace
 
+void place_parts(CheckpointState& state, CheckpointIndex& index) {
+  if (state.owned.empty()) find_owners(state);
+  for (const auto& [part, owner] : state.owned) {
+    index.tensors[part.tensor] = part.shape;
+    if (state.writes_one_file()) continue;
+    const std::string file = "rank-" + std::to_string(owner) + "-of-" + std::to_string(state.world) + ".safetensors";
+    const std::string key = part.tensor + "[" + std::to_string(part.first) + "]";
+    index.parts.push_back({part.tensor, part.first, part.rows, part.columns, part.stride, file, key});
+    index.files[file];
+  }
+  if (!state.writes_one_file()) return;
+  for (const auto& [tensor, shape] : index.tensors) {
+    const std::int64_t count = elements(shape);
+    index.parts.push_back({tensor, 0, 1, count, count, "model.safetensors", tensor});
+  }
+  index.files["model.safetensors"];
+}
+
 void write_parts(CheckpointState& state, CheckpointIndex& index, const std::string& folder) {
   CUDA_CHECK(cudaStreamSynchronize(state.stream));
   place_parts(state, index);
-  const bool full = state.options.checkpoint_format == "full";
-  state.attempt(kFailed, [&] { full ? write_full(state, index, folder) : write_sharded(state, index, folder); });
+  state.attempt(kFailed, [&] {
+    state.writes_one_file() ? write_full(state, index, folder) : write_sharded(state, index, folder);
+  });
   Json mine = Json::object();
   for (const auto& [name, file] : index.files) {
     if (file.bytes > 0) mine[name] = {file.bytes, file.checksum};

@@ -13,6 +13,7 @@
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/index.h"
+#include "common/options/options.h"
 
 namespace workshop {
 
@@ -32,6 +33,10 @@ struct CheckpointState {
     int owner;
   };
   std::vector<OwnedPart> owned = {};
+
+  // Beside the training, each rank writes what it has. To gather it all, the ranks would have to wait for each other.
+  bool beside() const { return options.checkpoint_mode == "async"; }
+  bool writes_one_file() const { return options.checkpoint_format == "full" && !beside(); }
 
   // Runs `work` on every rank. If it throws on a rank, ends the job for all ranks with `status`, because the others
   // would otherwise wait for that rank.
@@ -65,6 +70,10 @@ void copy_into_whole(std::vector<float>& whole, const Part& part, const float* v
 
 // Loads this rank's state. Throws std::runtime_error that says what is wrong.
 Progress load(const CheckpointState& state, const CheckpointIndex& index, const std::string& folder);
+
+// Decides which rank writes each part (the first one that holds it), and to which file, and adds both to the index.
+// Collective when it is first called.
+void place_parts(CheckpointState& state, CheckpointIndex& index);
 
 // Writes the tensors of all ranks to `folder` and adds them to the index.
 void write_parts(CheckpointState& state, CheckpointIndex& index, const std::string& folder);

@@ -20,6 +20,7 @@
 #include "common/base/roll_call.h"
 #include "common/device/device.h"
 #include "common/job/rendezvous.h"
+#include "common/job/same_options.h"
 #include "common/nccl/nccl_calls.h"
 #include "common/options/options.h"
 #include "common/record/recorder.h"
@@ -188,6 +189,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   group_ = Group(make_world(ranks_, with_mpi));
   name_communicator(comm(), "world");
   connect_watchdogs(comm());
+  require_same_options(options, comm());
   start_clock(comm());
   run_self_tests(options);
 }
@@ -216,6 +218,7 @@ Job::~Job() {
   if (initialized) MPI_CHECK(MPI_Finalize());
 #endif
   stop_watchdog();
+  if (end_status() != 0) _exit(end_status());
 }
 
 void refuse_launch_blocking(const std::string& schedule) {

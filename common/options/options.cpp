@@ -130,8 +130,13 @@ void Options::with_checkpoints(const std::string& format) {
                   "a folder to read");
   add("--save-every", save_every, "steps between checkpoints; 0: one at the end", 0);
   add("--keep", keep, "number of newest checkpoints to keep; 0: all", 0);
+  add("--check-replicas", check_replicas, "steps between checks that replicas have the same bits; 0: none", 0);
   checkpoint_format = format;
   add("--checkpoint-format", checkpoint_format, "one file, gathered on rank 0, or one per rank", {"full", "sharded"});
+}
+
+void Options::with_async_checkpoints() {
+  add("--checkpoint-mode", checkpoint_mode, "async: write a file per rank beside the training", {"sync", "async"});
 }
 
 void Options::with_accumulation() {

@@ -55,14 +55,18 @@ class Options {
   StepOptions step_size;  // of every model; needs with_gpt() or with_models()
 
   // Checkpoints; need with_checkpoints().
-  std::string checkpoints;        // folder to save to, if any
-  std::string resume;             // checkpoint to resume from, or a folder of checkpoints
-  std::string checkpoint_format;  // "full" or "sharded"
-  int save_every = 0;             // steps between checkpoints; 0: one at the end
-  int keep = 3;                   // checkpoints to keep; 0: all
+  std::string checkpoints;               // folder to save to, if any
+  std::string resume;                    // checkpoint to resume from, or a folder of checkpoints
+  std::string checkpoint_format;         // "full" or "sharded"
+  std::string checkpoint_mode = "sync";  // "async": written beside the training
+  int save_every = 0;                    // steps between checkpoints; 0: one at the end
+  int keep = 3;                          // checkpoints to keep; 0: all
+  int check_replicas = 0;                // steps between two comparisons of the replicas' bits; 0: none
 
-  // Adds the checkpoint options. `format` is the default of --checkpoint-format. Call before parse().
+  // Adds the checkpoint options. `format` is the default of --checkpoint-format. Call before parse(). If only updates
+  // that begin with Training::lr_factor() change what is saved, call with_async_checkpoints() too.
   void with_checkpoints(const std::string& format);
+  void with_async_checkpoints();
 
   // Add --accumulation-steps, --validation-samples, and --precision (chapter 01's precision.h). Call before parse().
   void with_accumulation();

@@ -90,6 +90,7 @@ bool LossLog::finished() const { return impl_->max_steps > 0 && impl_->first_ste
 
 void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   Impl& log = *impl_;
+  if (log.count == 0) return;  // a signal has stopped the training before the epoch's first step
   count_host(+1);
   mark_step(-1, stream);
   note_memory_on_device();
@@ -106,7 +107,7 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   }
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, log.start, log.stop));
-  if (log.count > 0) log.last = global[log.count - 1];
+  log.last = global[log.count - 1];
   log.first_step += log.count;
   log.count = 0;
   recorder().steps_done = log.first_step;

@@ -8,9 +8,11 @@
 #include <numeric>
 
 #include "common/base/format.h"
+#include "common/base/stop_signal.h"
 #include "common/checkpoint/checkpoints.h"
 #include "common/data/training_data.h"
 #include "common/training/progress_line.h"
+#include "common/training/stop_together.h"
 #include "common/training/throughput.h"
 
 namespace workshop {
@@ -54,7 +56,9 @@ struct Training::State {
         random(data.trained_on, options.shuffle, data.generator, data.draws),
         distributed(distributed_sampler(options, data, place.replicas, place.replica)),
         losses(options, data.samples, place.reports ? place.replica : -1, place.replicas, stream),
-        checkpoints(options, data.samples, place.replicas, job.comm(), stream) {}
+        checkpoints(options, data.samples, place.replicas, job.comm(), stream) {
+    if (!options.checkpoints.empty()) stop_together = std::make_unique<StopTogether>(job.group());
+  }
 
   std::int64_t steps() const { return count_steps(options, data.trained_on, place.replicas); }
   // The units per step include all batches of all replicas.
@@ -90,6 +94,8 @@ struct Training::State {
   std::vector<int*> counts;  // the optimizers' step counts
   std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
+  std::unique_ptr<StopTogether> stop_together;  // null without --checkpoints: what has been done would be lost
+  int stop_signal = 0;                          // that has ended the training
   bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)
@@ -113,11 +119,15 @@ int Training::samples() const { return state_->loader.samples(state_->first, sta
 float* Training::loss() const { return state_->loss; }
 LossLog& Training::losses() { return state_->losses; }
 ncclComm_t Training::comm() const { return state_->comm; }
-int Training::evaluated() const { return state_->over ? state_->data.tested : state_->data.held_out; }
+int Training::evaluated() const {
+  if (state_->stop_signal != 0) return 0;
+  return state_->over ? state_->data.tested : state_->data.held_out;
+}
 int Training::first_evaluated() const { return state_->data.trained_on + (state_->over ? state_->data.held_out : 0); }
 
 // A linear warm-up, then half a cosine from 1 down to 0.1 at the last step (Loshchilov and Hutter, 2017).
 double Training::lr_factor() const {
+  state_->checkpoints.before_update();
   const StepOptions& options = state_->options.step_size;
   const int t = state_->step, warmup = options.warmup_steps;
   if (t < warmup) return (t + 1.0) / warmup;
@@ -164,9 +174,9 @@ bool Training::next_epoch() {
   if (!state_->resumed) resume();
   end_epoch();
   ++state_->epoch;
-  if (state_->losses.finished() || state_->epoch >= state_->options.epochs) {
+  if (state_->losses.finished() || state_->epoch >= state_->options.epochs || state_->stop_signal != 0) {
     state_->checkpoints.finish();
-    if (!state_->over) report_throughput();
+    if (!state_->over) state_->stop_signal != 0 ? report_stop() : report_throughput();
     state_->over = true;
     return false;
   }
@@ -189,6 +199,8 @@ bool Training::next_step() {
   if (state_->in_step) state_->checkpoints.step_done(state_->epoch, state_->last, state_->loader);
   state_->in_step = state_->last < state_->loader.steps() && !state_->losses.finished();
   if (!state_->in_step) return false;
+  if (state_->stop_together != nullptr) state_->stop_signal = state_->stop_together->next_step();
+  if (state_->stop_signal != 0) return state_->in_step = false;
   if (state_->progress != nullptr)
     state_->progress->begin_step(state_->step + 1, state_->loss, state_->losses.last(), state_->stream);
   state_->loss = state_->losses.next(state_->stream);
@@ -196,6 +208,13 @@ bool Training::next_step() {
   state_->first = state_->next = state_->last;
   state_->last = std::min(state_->first + state_->options.accumulation_steps, state_->loader.steps());
   return true;
+}
+
+void Training::report_stop() const {
+  const std::string& folder = state_->options.checkpoints;
+  print0("Stopped after step %d because of %s; the same command with --resume %s goes on from there\n",
+         state_->step + 1, stop_signal_name(state_->stop_signal), folder.c_str());
+  set_end_status(kSaved);
 }
 
 void Training::report_throughput() {
@@ -225,6 +244,7 @@ void Training::evaluate(const std::vector<int>& samples, const AddLoss& add_loss
                         const std::function<void(float*)>& sum) {
   State& state = *state_;
   end_epoch();  // prints the epoch's losses first
+  if (state.stop_signal != 0) return;
   const std::string of = state.over ? "test" : "validation", name = of + " loss";
   const Range range(name, state.stream);
   const bool classifies = state.images;

@@ -36,6 +36,8 @@ struct MicroBatch : Batch {
   bool first, last;  // of the step
 };
 
+// With --checkpoints, SIGTERM or SIGUSR1 on any rank ends the training on all ranks after the same step: it saves a
+// checkpoint, the loop ends, nothing is evaluated any more, and the process ends with status kSaved.
 class Training {
  public:
   Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data, cudaStream_t stream);
@@ -58,7 +60,9 @@ class Training {
 
   int samples() const;       // in all its batches, on this replica
   float* loss() const;       // on the device, initially zero: add the loss here
-  double lr_factor() const;  // factor of the learning rate (--warmup-steps, --lr-schedule)
+  // Factor of the learning rate (--warmup-steps, --lr-schedule). Get it when you enqueue the update: the stream first
+  // waits until a checkpoint that is being saved beside the training has the values from before.
+  double lr_factor() const;
   // The losses of the epoch on the device, one per step. Write their mean over the replicas to global_losses().
   LossLog& losses();
 
@@ -98,6 +102,7 @@ class Training {
  private:
   void report_epoch();
   void report_throughput();
+  void report_stop() const;
   struct State;
   std::unique_ptr<State> state_;
 };

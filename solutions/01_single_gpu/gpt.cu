@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   options.with_gpt();
   options.with_precision();
   options.with_checkpoints("full");
+  options.with_async_checkpoints();
   options.parse(argc, argv);
   Job job(options);
 

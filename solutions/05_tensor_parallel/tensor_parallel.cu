@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
+  options.with_async_checkpoints();
   options.parse(argc, argv);
   Job job(options);
 

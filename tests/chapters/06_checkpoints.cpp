@@ -97,6 +97,13 @@ TESTS(resume) {
   add("fsdp_hybrid", 4, fsdp, "--batch-size 8 --hybrid 2 --checkpoint-format full");
   add("fsdp_offload", 2, fsdp, "--batch-size 16 --cpu-offload");
   add("train_3d", 8, train_3d, "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
+  const std::string async = "--checkpoint-mode async ";
+  add("async_mlp", 1, mlp, async + "--batch-size 32");
+  add("async_ddp", 3, ddp, async + "--batch-size 8 --validation-samples 10");
+  add("async_zero", 3, zero, async + "--batch-size 8 --stage 2");
+  add("async_fsdp", 4, fsdp, async + "--batch-size 8 --hybrid 2");
+  add("async_fsdp_offload", 2, fsdp, async + "--batch-size 16 --cpu-offload");
+  add("async_train_3d", 8, train_3d, async + "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
   // A replica's own state fits only the same number of replicas. A step has 48 samples.
   test("solution.06.resume.other_replicas", {.ranks = 4}, [] {
     const auto training = [](int ranks, const Path& program, const std::string& options) {

@@ -15,10 +15,24 @@
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
 #include "common/checkpoint/index.h"
+#include "common/checkpoint/replicas.h"
 #include "common/checkpoint/safetensors.h"
 
 namespace workshop {
 namespace {
+
+// ---- replicas ------------------------------------------------------------------------------------------------------
+
+TEST(CheckpointReplicas, TheFirstPartThatDiffersIsNamed) {
+  const HeldPart weight{"0.weight", "whole", 1}, bias{"0.bias", "whole", 2}, other{"0.bias", "whole", 3};
+  EXPECT_EQ(parted_replica({{weight, bias}, {weight, bias}}), "");
+  EXPECT_EQ(parted_replica({{weight, bias}, {weight, bias}, {weight, other}}),
+            "'0.bias' on rank 2 differs from that on rank 0");
+  // Different parts of a tensor have nothing in common.
+  EXPECT_EQ(parted_replica({{{"0.weight", "first half", 1}}, {{"0.weight", "second half", 2}}}), "");
+  // Ranks that hold no common part are compared with those that do.
+  EXPECT_EQ(parted_replica({{weight}, {bias}, {other}}), "'0.bias' on rank 2 differs from that on rank 1");
+}
 
 // ---- parts ---------------------------------------------------------------------------------------------------------
 

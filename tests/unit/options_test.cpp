@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "common/job/same_options.h"
+
 namespace workshop {
 namespace {
 
@@ -208,6 +210,28 @@ TEST(Options, ProgramsThatTrainNothingRefuseTrainingOptions) {
         parse(options, {"--lr", "1"});
       },
       testing::ExitedWithCode(2), "--lr");
+}
+
+TEST(SameOptions, TheFirstThatDiffersIsNamedWithItsValues) {
+  const std::string lr = R"({"program": "02_ddp/ddp", "lr": 0.1, "optimizer": "sgd"})";
+  EXPECT_EQ(difference_in_options({lr}), "");
+  EXPECT_EQ(difference_in_options({lr, lr, lr}), "");
+  EXPECT_EQ(difference_in_options({lr, lr, R"({"program": "02_ddp/ddp", "lr": 0.2, "optimizer": "adamw"})"}),
+            "--lr is 0.1 on rank 0 and 0.2 on rank 2");
+  EXPECT_EQ(difference_in_options({lr, R"({"program": "02_ddp/ddp", "lr": 0.1, "optimizer": "adamw"})"}),
+            "--optimizer is 'sgd' on rank 0 and 'adamw' on rank 1");
+  EXPECT_EQ(difference_in_options({lr, R"({"program": "02_ddp/ddp", "lr": 0.1})"}),
+            "--optimizer is 'sgd' on rank 0 and missing on rank 1");
+  EXPECT_EQ(difference_in_options({R"({"program": "02_ddp/ddp", "lr": 0.1})", lr}),
+            "--optimizer is missing on rank 0 and 'sgd' on rank 1");
+  EXPECT_EQ(difference_in_options({lr, R"({"program": "02_ddp/ddp_overlap", "bucket-mb": 25})"}),
+            "rank 0 runs '02_ddp/ddp', and rank 1 runs '02_ddp/ddp_overlap'");
+}
+
+TEST(SameOptions, WhatChangesNoResultMayDiffer) {
+  EXPECT_EQ(difference_in_options({R"({"program": "a", "log-every": 8, "verbose": true, "workers": 2})",
+                                   R"({"program": "a", "log-every": 0, "verbose": false, "workers": 0})"}),
+            "");
 }
 
 }  // namespace
