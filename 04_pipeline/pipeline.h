@@ -36,7 +36,11 @@ class PipelineExecutor {
         gradients_{Stream("gradients"), second_group_.comm()},
         tasks_(make_tasks(schedule, rank_)),
         done_(tasks_.size()) {
-    if (schedule.stages > 1 && schedule.name != "gpipe") refuse_launch_blocking("--schedule " + schedule.name);
+    if (schedule.stages == 1 || schedule.name == "gpipe") return;
+    // Neighbors launch activations and gradients in different orders. check_schedule() has shown that no stage waits
+    // forever as long as a device can run one group of each at the same time.
+    refuse_launch_blocking("--schedule " + schedule.name);
+    second_group_.runs_beside_others();
   }
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;

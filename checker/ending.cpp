@@ -66,6 +66,9 @@ std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   return "";
 }
 
+// Ranks launch calls of several communicators in different orders: this line names calls, not uses of memory.
+bool of_launches(const std::string& order) { return order.starts_with("order: ranks launch "); }
+
 // The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
 // probe's TODO. The rest of the line is advice.
 std::string of_order(const std::string& line, const Todos& todos) {
@@ -176,6 +179,7 @@ bool Ending::uses_memory_twice() const {
 bool Ending::waits() const { return status_ == kStuck || status_ == kTimedOut; }
 
 std::string Ending::todo(const Todos& todos, const std::string& next) const {
+  if (of_launches(order_)) return one_of(todos_at({order_}, todos), next);
   if (has_verdict()) return of_order(order_, todos);
   if (!verdict_.empty()) {
     const std::string id = one_of(todos_at(verdict_, todos), next);
@@ -189,6 +193,7 @@ std::string Ending::headline(int world, bool after_todo) const {
   const std::string where = after_todo ? "is where your program " : "";
   const std::string on = " on " + std::to_string(world) + (world == 1 ? " rank" : " ranks");
   const std::string of_rank = rank_ >= 0 ? " of rank " + std::to_string(rank_) : "";
+  if (of_launches(order_)) return where + "launches NCCL calls in different orders on different ranks.";
   if (has_verdict()) {
     if (!uses_memory_twice()) return where + "does not wait for work that it needs.";
     return where + "uses the same memory twice in one " +

@@ -61,13 +61,15 @@ void fail(int status, const char* format, ...) {
 
 constexpr unsigned kPatienceWithRank0 = 10;  // seconds
 
-void fail_alike(int status, const std::string& message) {
+void end_alike(int status, const std::string& line) {
   // The first rank to exit ends the whole job, so the others wait for rank 0 to print the message. If rank 0 never gets
   // here, they print it themselves.
   if (process_ranks().rank != 0) sleep(kPatienceWithRank0);
-  print_error("error: " + message + "\n");
+  print_error(line + "\n");
   end_job(status);
 }
+
+void fail_alike(int status, const std::string& message) { end_alike(status, "error: " + message); }
 
 void usage_error(const std::string& message) { fail_alike(kUsage, message); }
 

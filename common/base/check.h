@@ -34,7 +34,9 @@ ExitStatus end_status();  // 0 if none was set
 [[noreturn]] void fail(int status, const std::string& message);
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(int status, const char* format, ...);
 
-// For errors that every rank finds: rank 0 prints "error: message", and all ranks end with `status`.
+// For errors that every rank finds: rank 0 prints the line, and all ranks end with `status`.
+[[noreturn]] void end_alike(int status, const std::string& line);
+// The same with the line "error: message".
 [[noreturn]] void fail_alike(int status, const std::string& message);
 
 // For bad input that every rank sees: fail_alike() with status 2.

@@ -21,6 +21,7 @@
 #include "common/device/device.h"
 #include "common/job/rendezvous.h"
 #include "common/job/same_options.h"
+#include "common/nccl/launch_order.h"
 #include "common/nccl/nccl_calls.h"
 #include "common/options/options.h"
 #include "common/record/recorder.h"
@@ -186,6 +187,7 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   set_device(options);
   if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
+  start_launch_log();
   group_ = Group(make_world(ranks_, with_mpi));
   name_communicator(comm(), "world");
   connect_watchdogs(comm());
@@ -201,6 +203,7 @@ Job::~Job() {
   CUDA_CHECK(cudaSetDevice(device_));
   CUDA_CHECK(cudaDeviceSynchronize());
   report_failed_communicators("");
+  check_launch_order(comm());
   write_record(comm());
 #ifdef WORKSHOP_MPI
   // A rank that ends too early waits here instead of in MPI_Finalize: mpirun does not survive an abort there.

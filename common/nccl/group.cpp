@@ -27,6 +27,10 @@ Group Group::split(int color, int key, const std::string& name) const {
   return group;
 }
 
+void Group::runs_beside_others() const {
+  if (comm() != nullptr) workshop::runs_beside_others(comm());
+}
+
 std::vector<char> Group::gather_bytes(std::string_view mine) const {
   return workshop::gather_bytes(mine, comm(), Stream());
 }

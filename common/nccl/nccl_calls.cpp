@@ -116,6 +116,11 @@ void name_communicator(ncclComm_t comm, const std::string& name) {
   if (Communicator* communicator = find_communicator(comm)) communicator->name = name;
 }
 
+void runs_beside_others(ncclComm_t comm) {
+  const std::lock_guard lock(communicators().mutex);
+  if (Communicator* communicator = find_communicator(comm)) communicator->runs_beside_others = true;
+}
+
 }  // namespace workshop
 
 // ---- the calls -----------------------------------------------------------------------------------------------------

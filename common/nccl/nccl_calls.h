@@ -25,12 +25,16 @@ struct Communicator {
   std::uint64_t id = 0;  // the same on all of its ranks; every other communicator has a different one; 0: unknown
   int rank = 0, ranks = 0;
   std::string name = "unnamed";
+  bool runs_beside_others = false;                             // see Group::runs_beside_others()
   std::int64_t collectives = 0;                                // number called so far
   std::map<std::pair<bool, int>, std::int64_t> messages = {};  // number sent to (true) or received from (false) a peer
 };
 
 // Sets the name of a communicator in the ledger and in the watchdog's messages.
 void name_communicator(ncclComm_t comm, const std::string& name);
+
+// See Group::runs_beside_others().
+void runs_beside_others(ncclComm_t comm);
 
 // The communicators of this process. Hold the mutex to read or change them.
 struct Communicators {

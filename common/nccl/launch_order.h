@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds NCCL calls of several communicators that the ranks launch in different orders.
+//
+// All ranks must launch their calls in one order, over all communicators (NCCL user guide, "Using multiple NCCL
+// communicators concurrently"): a device may have room for only one call at a time, and then two ranks with different
+// orders wait for each other forever. With WORKSHOP_ORDER=1, each rank logs what it launches. When the job ends, the
+// ranks exchange their logs and imagine devices that run one launch at a time. Only the order in the program counts, so
+// a violation is found in every run, also when the run did not hang.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace workshop {
+
+// A rank's part in a collective or a message. The ends of a message and the parts of a collective agree in all fields
+// up to `number`.
+struct LaunchedOperation {
+  std::uint64_t communicator = 0;   // Communicator::id
+  int sender = -1, receiver = -1;   // of a message: ranks of the communicator; -1 for a collective
+  std::int64_t number = 0;          // NcclCall::number
+  int launch = 0;                   // counts this rank's launches: a launch is a call outside of groups, or a group
+  int call = 0;                     // for the rank's own use: which call in the source
+  bool runs_beside_others = false;  // Communicator::runs_beside_others
+};
+
+// A rank launches `first` before `second`.
+struct LaunchOrder {
+  int rank = 0;
+  LaunchedOperation first, second;
+};
+
+// Takes what each rank has launched, in this order. Returns nothing if devices that run one launch at a time would run
+// it all. Otherwise returns a circle of ranks that wait for each other: each rank waits in its `first` for the next
+// rank of the circle, which launches that operation as its `second`.
+std::vector<LaunchOrder> find_circle(const std::vector<std::vector<LaunchedOperation>>& logs);
+
+// Whether WORKSHOP_ORDER is 1.
+bool launch_order_is_checked();
+
+// Starts the log of this rank, if launches are checked. Call it before the first communicator is created.
+void start_launch_log();
+
+// Ends the job with status 1 if the ranks have launched calls in different orders; rank 0 says which. Collective over
+// `world`, the communicator of all ranks, if launches are checked.
+void check_launch_order(ncclComm_t world);
+
+}  // namespace workshop
