@@ -959,6 +959,18 @@ TEST_F(EndedRuns, TheOrderCheckerNamesATodo) {
         {"is the first that differs", "Your program does not wait for work that it needs. This may be a consequence."});
 }
 
+TEST_F(EndedRuns, DifferentOrdersOfLaunchesNameATodo) {
+  ended(1,
+        "order: ranks launch NCCL calls in different orders, and may wait for each other forever: rank 0 launches "
+        "ncclSend at 02_ddp/ddp.cu:8 (message 1 of 'world', from its rank 0 to 1) before ncclAllReduce at x.cu:3 "
+        "(collective 2 of 'data'); rank 1 launches ncclAllReduce at x.cu:3 (collective 2 of 'data') before ncclRecv at "
+        "x.cu:9 (message 1 of 'world', from its rank 0 to 1); all ranks must launch the calls of all communicators in "
+        "one order\n",
+        {"TODO 02.2 (Average the gradient.) is where your program launches NCCL calls in different orders on different "
+         "ranks.",
+         "message 1 of 'world'"});
+}
+
 TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
   mine = Record();
   folder_.write("solutions/02_ddp/ddp.cu",

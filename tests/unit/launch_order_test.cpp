@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
+
+#include "04_pipeline/schedule.h"
 
 namespace workshop {
 namespace {
@@ -122,6 +126,48 @@ TEST(LaunchOrder, BesideOthers) {
   // Two communicators that run beside others do so beside each other, too.
   const LaunchedOperation c = beside(sum(kC));
   EXPECT_EQ(circle({Rank().launch({b}).launch({c}).launch({a}), Rank().launch({a}).launch({c}).launch({b})}), "");
+}
+
+// What the stages of a pipeline launch in two steps (04_pipeline/pipeline.h): activations on kA, gradients on kB.
+std::vector<std::vector<LaunchedOperation>> launches_of(const Schedule& schedule, bool gradients_beside) {
+  std::vector<std::vector<LaunchedOperation>> logs;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    Rank rank;
+    std::map<std::tuple<std::uint64_t, int, int>, std::int64_t> numbers;
+    const std::vector<Task> tasks = make_tasks(schedule, stage);
+    for (int step = 0; step < 2; ++step) {
+      for (const Task& task : tasks) {
+        Rank::Operations group;
+        for (const Instruction& i : task.instructions) {
+          if (!is_message(i.kind)) continue;
+          const int other = peer(schedule, stage, i.kind);
+          const int sender = is_send(i.kind) ? stage : other, receiver = is_send(i.kind) ? other : stage;
+          const std::uint64_t on = is_activation(i.kind) ? kA : kB;
+          const LaunchedOperation o = message(on, sender, receiver, ++numbers[{on, sender, receiver}]);
+          group.push_back(on == kB && gradients_beside ? beside(o) : o);
+        }
+        if (!group.empty()) rank.launch(group);
+      }
+    }
+    logs.push_back(rank);
+  }
+  return logs;
+}
+
+TEST(LaunchOrder, Pipelines) {
+  for (int stages = 2; stages <= 8; ++stages) {
+    for (int micro_batches : {1, 2, 3, 4, 7, 8, 16, 24}) {
+      EXPECT_EQ(circle(launches_of(gpipe(stages, micro_batches), false)), "") << stages << " " << micro_batches;
+      const Schedule alternating = one_f_one_b(stages, micro_batches);
+      EXPECT_EQ(circle(launches_of(alternating, true)), "") << stages << " " << micro_batches;
+      // As soon as there is a steady state, neighbors launch activations and gradients in different orders.
+      EXPECT_EQ(circle(launches_of(alternating, false)).empty(), micro_batches <= 2) << stages << " " << micro_batches;
+      for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {
+        EXPECT_EQ(circle(launches_of(interleaved(stages, micro_batches, chunks), true)), "")
+            << stages << " " << micro_batches << " " << chunks;
+      }
+    }
+  }
 }
 
 // A log ends after so many operations; what other ranks have logged of the rest cannot be judged.
