@@ -2,7 +2,6 @@
 #include "common/nccl/launch_order.h"
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -228,6 +227,11 @@ std::vector<LaunchedOperation> operations_of(const std::string& bytes) {
   return operations;
 }
 
+bool checks_launches() {
+  const char* value = std::getenv("WORKSHOP_ORDER");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 }  // namespace
 
 std::vector<LaunchOrder> find_circle(const Logs& logs) {
@@ -236,17 +240,12 @@ std::vector<LaunchOrder> find_circle(const Logs& logs) {
   return devices.circle();
 }
 
-bool launch_order_is_checked() {
-  const char* value = std::getenv("WORKSHOP_ORDER");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 void start_launch_log() {
-  if (launch_order_is_checked()) observe_calls(launch_log());
+  if (checks_launches()) observe_calls(launch_log());
 }
 
 void check_launch_order(ncclComm_t world) {
-  if (!launch_order_is_checked()) return;
+  if (!checks_launches()) return;
   const std::string mine = bytes_of(launch_log().operations());  // without the calls that follow
   const Stream stream;
   Logs logs;

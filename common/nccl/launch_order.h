@@ -37,14 +37,11 @@ struct LaunchOrder {
 // rank of the circle, which launches that operation as its `second`.
 std::vector<LaunchOrder> find_circle(const std::vector<std::vector<LaunchedOperation>>& logs);
 
-// Whether WORKSHOP_ORDER is 1.
-bool launch_order_is_checked();
-
-// Starts the log of this rank, if launches are checked. Call it before the first communicator is created.
+// With WORKSHOP_ORDER=1, starts the log of this rank. Call it before the first communicator is created.
 void start_launch_log();
 
-// Ends the job with status 1 if the ranks have launched calls in different orders; rank 0 says which. Collective over
-// `world`, the communicator of all ranks, if launches are checked.
+// With WORKSHOP_ORDER=1, ends the job with status 1 if the ranks have launched calls in different orders; rank 0 says
+// which. Collective over `world`, the communicator of all ranks.
 void check_launch_order(ncclComm_t world);
 
 }  // namespace workshop
