@@ -47,6 +47,8 @@ def workshop(*words, **environment):
         ("run 02 -n many", "-n expects a number of ranks, not 'many'"),
         ("run 02 -n", "-n expects a number of ranks, not 'nothing'"),
         ("run 02 --launcher ssh", "--launcher is mpirun or env, not 'ssh'"),
+        ("run 02 --restarts", "--restarts expects a number, not 'nothing'"),
+        ("run 02 --shrink", "--shrink is for --restarts"),
         ("run 02 --epochs 3", "not '--epochs'"),
         ("submit 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap"),
         ("submit 02 --nodes two", "--nodes expects a number of nodes, not 'two'"),
@@ -406,6 +408,17 @@ def test_run_makes_the_folder_of_the_records(clone, monkeypatch):
         with pytest.raises(Ended):
             verbs_learn.run(context.Context("cpu", "build"), ["02", "--", *options])
         assert os.path.isdir("runs") == made
+
+
+def test_run_passes_on_what_is_for_the_launcher(clone, monkeypatch):
+    started = []
+    monkeypatch.setattr(context.Context, "build", lambda *_: None)
+    monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
+    words = "02 -n 3 --launcher env --restarts 2 --shrink -- --epochs 3".split()
+    verbs_learn.run(context.Context("cpu", "build"), words)
+    assert " ".join(started[0]) == "tools/launch --env -n 3 --restarts 2 --shrink -- build/02_ddp/ddp --epochs 3"
+    verbs_learn.run(context.Context("cpu", "build"), ["02"])
+    assert started[1] == ["tools/launch", "-n", "2", "--", "build/02_ddp/ddp"]
 
 
 def test_copies_of_what_was_written_are_kept(tmp_path):

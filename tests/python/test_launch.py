@@ -13,6 +13,7 @@ from workshop import launch, processes
 
 LAUNCH = os.path.join(ROOT, "tools", "launch")
 RANK = "${RANK-${OMPI_COMM_WORLD_RANK-}}"
+HERE = f'echo $$ >"spin.{RANK}"; '
 SPIN = f'echo $$ >"spin.{RANK}"; trap "" TERM; while :; do sleep 0.1; done'  # a rank that does not end
 MODES = [["--env"], pytest.param([], marks=pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun"))]
 HAS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
@@ -21,7 +22,7 @@ HAS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("WORKSHOP_TIMEOUT", "WORKSHOP_TERMINAL", "HWLOC_COMPONENTS", "WORKSHOP_JOB_TOKEN"):
+    for name in ("WORKSHOP_TIMEOUT", "WORKSHOP_GRACE", "WORKSHOP_TERMINAL", "HWLOC_COMPONENTS", "WORKSHOP_JOB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -39,10 +40,16 @@ def run(*words, **environment):
     )
 
 
-def begin(*words):
-    return subprocess.Popen(
-        [LAUNCH, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def begin(*words, **environment):
+    """Starts it; what it prints goes to the file `said`."""
+    with open("said", "w") as said:
+        return subprocess.Popen(
+            [LAUNCH, *words],
+            env=dict(os.environ, **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def until(condition, seconds=60):
@@ -75,6 +82,9 @@ def assert_nothing_left(folder):
         "-n 2 -t soon -- true",
         "--what",
         "-n ² -- true",
+        "-n 2 --restarts -- true",
+        "-n 2 --restarts often -- true",
+        "-n 2 --shrink -- true",
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(words):
@@ -85,7 +95,16 @@ def test_a_wrong_command_line_is_refused_in_one_line(words):
 def test_parse():
     job = launch.parse(["--env", "-n", "3", "-t", "9", "--", "true", "-n"])
     assert (job.ranks, job.seconds, job.env, job.command) == (3, 9, True, ["true", "-n"])
+    assert (job.restarts, job.shrink) == (0, False)
     assert launch.parse(["-n", "1", "--", "true"]).seconds is None
+    job = launch.parse(["-n", "2", "--restarts", "4", "--shrink", "--", "true"])
+    assert (job.restarts, job.shrink) == (4, True)
+
+
+def test_grace():
+    assert (launch.grace({}), launch.grace({"WORKSHOP_GRACE": "7"}), launch.grace({"WORKSHOP_GRACE": "0"})) == (60, 7, 0)
+    done = run("-n", "2", "--", "true", WORKSHOP_GRACE="soon")
+    assert (done.returncode, done.stdout) == (2, "launch: WORKSHOP_GRACE expects seconds, not 'soon'\n")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +173,125 @@ class TestRanks:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM])
     def test_a_signal_ends_all(self, mode, folder, number):
-        started = begin(*mode, "-n", "2", "--", "bash", "-c", SPIN)
+        started = begin(*mode, "-n", "2", "--", "bash", "-c", SPIN, WORKSHOP_GRACE="0")
         until(lambda: len(spinning(folder)) == 2)
         started.send_signal(number)
-        assert started.wait(60) == 128 + number
+        assert started.wait(30) == 128 + number
         assert_nothing_left(folder)
+
+    # ---- SIGTERM asks them to save their state ----
+
+    def asked_to_end(self, mode, folder, script, *more, ranks=2, **environment):
+        """SIGTERM to the launcher of ranks that run this script and then wait. Returns the launcher, as it ends."""
+        command = f"{script}; {HERE} while :; do sleep 0.1; done"
+        started = begin(*mode, "-n", str(ranks), *more, "--", "bash", "-c", command, **environment)
+        until(lambda: len(spinning(folder)) == ranks)
+        started.terminate()
+        return started
+
+    def test_sigterm_lets_the_ranks_save(self, mode, folder):
+        """They need not end at the same time."""
+        save = f'trap "sleep {RANK}; echo saved; exit 75" USR1 TERM'
+        started = self.asked_to_end(mode, folder, save, "--restarts", "2")
+        assert started.wait(30) == 75
+        assert (folder / "said").read_text().split("\n").count("saved") == 2
+        assert "launch:" not in (folder / "said").read_text()
+
+    def test_sigterm_ends_ranks_that_save_nothing(self, mode, folder):
+        began = time.monotonic()
+        started = self.asked_to_end(mode, folder, ":", "--restarts", "2")
+        assert started.wait(30) == 143 and time.monotonic() - began < 15
+        assert "launch:" not in (folder / "said").read_text() and "mpirun" not in (folder / "said").read_text()
+        assert_nothing_left(folder)
+
+    @pytest.mark.parametrize("status", [0, 1])
+    def test_the_status_of_ranks_that_end_otherwise_counts(self, mode, folder, status):
+        started = self.asked_to_end(mode, folder, f'trap "exit {status}" USR1 TERM')
+        assert started.wait(30) == status
+
+    def test_a_second_sigterm_ends_all(self, mode, folder):
+        started = self.asked_to_end(mode, folder, f'trap "touch saving.{RANK}" USR1; trap "touch saving.{RANK}" TERM')
+        until(lambda: len(list(folder.glob("saving.*"))) == 2)
+        assert started.poll() is None
+        started.terminate()
+        assert started.wait(30) == 143
+        assert_nothing_left(folder)
+
+    def test_ranks_that_take_too_long(self, mode, folder):
+        started = self.asked_to_end(mode, folder, 'trap "" USR1 TERM', WORKSHOP_GRACE="1")
+        assert started.wait(30) == 143
+        assert "launch: the ranks have not ended, 1 s after SIGTERM\n" in (folder / "said").read_text()
+        assert_nothing_left(folder)
+
+    def test_sigterm_at_any_moment(self, mode, folder):
+        """Also before the ranks have started."""
+        for moment in (0.02, 0.1, 0.2, 0.4):
+            started = begin(*mode, "-n", "2", "--", "sleep", "60")
+            time.sleep(moment)
+            started.terminate()
+            assert started.wait(20) in (143, -signal.SIGTERM)
+
+    def test_ranks_that_have_saved_end_no_others(self, mode, folder):
+        """Nor do they hide a rank that fails."""
+        save = f"sleep $((2 * {RANK})); touch done.{RANK}; exit 75"
+        assert run(*mode, "-n", "2", "--", "bash", "-c", save).returncode == 75
+        assert len(list(folder.glob("done.*"))) == 2
+        assert run(*mode, "-n", "2", "--", "bash", "-c", f"(({RANK})) || exit 75; sleep 1; exit 3").returncode == 3
+        assert run(*mode, "-n", "2", "--", "bash", "-c", f"(({RANK})) || exit 75; sleep 1").returncode == 75
+
+    # ---- restarts ----
+
+    def test_a_job_starts_again_if_a_rank_is_killed(self, mode, folder):
+        """The first time, rank 1 is killed; the second time, all end well. Each start has a port or a folder of its
+        own."""
+        place = "echo ${MASTER_PORT-}${OMPI_MCA_btl_vader_backing_directory-} >>places"
+        script = f"(({RANK} != 1)) || {{ {place}; test -e again || {{ touch again; kill -KILL $$; }}; exit 0; }}"
+        script += "; test -e again || sleep 60"
+        done = run(*mode, "-n", "3", "--restarts", "2", "--", "bash", "-c", script)
+        assert done.stdout == "launch: rank 1 was ended by signal KILL; starting again (1 of 2)\n"
+        assert done.returncode == 0
+        assert len(set((folder / "places").read_text().split())) == 2
+
+    def test_it_starts_again_only_so_often(self, mode):
+        done = run(*mode, "-n", "2", "--restarts", "1", "--", "bash", "-c", f"(({RANK})) || kill -SEGV $$; sleep 60")
+        assert done.stdout.splitlines() == [
+            "launch: rank 0 was ended by signal SEGV; starting again (1 of 1)",
+            "launch: rank 0 was ended by signal SEGV",
+        ]
+        assert done.returncode == 139
+
+    def test_it_starts_again_on_fewer_ranks(self, mode):
+        script = f'echo "{RANK}"; test "{RANK}" != 1 || kill -KILL $$; sleep 1'
+        done = run(*mode, "-n", "2", "--restarts", "3", "--shrink", "--", "bash", "-c", script)
+        assert "launch: rank 1 was ended by signal KILL; starting again on 1 rank(s) (1 of 3)\n" in done.stdout
+        assert (done.returncode, done.stdout.count("starting again")) == (0, 1)
+
+    def test_it_starts_again_if_the_ranks_were_stuck(self, mode):
+        done = run(*mode, "-n", "2", "--restarts", "1", "--", "sh", "-c", "exit 86")
+        assert done.stdout == "launch: the ranks were stuck (status 86); starting again (1 of 1)\n"
+        assert done.returncode == 86
+
+    @pytest.mark.parametrize("status", [0, 1, 2, 75, 77])
+    def test_it_does_not_start_again_after_other_statuses(self, mode, status):
+        done = run(*mode, "-n", "2", "--restarts", "1", "--", "sh", "-c", f"exit {status}")
+        assert (done.returncode, done.stdout) == (status, "")
+
+    def test_the_time_limit_is_for_all_starts(self, mode, folder):
+        script = f"test -e again || {{ touch again; kill -KILL $$; }}; {SPIN}"
+        done = run(*mode, "-n", "2", "-t", "3", "--restarts", "1", "--", "bash", "-c", script)
+        assert done.returncode == 124 and done.stdout.count("starting again") == 1
+        assert done.stdout.endswith("launch: ended after 3 seconds\n")
+        assert_nothing_left(folder)
+
+    def test_a_signal_that_was_passed_on_starts_nothing_again(self, mode, folder):
+        script = f"{HERE} while :; do sleep 0.1; done"
+        started = begin(*mode, "-n", "2", "--restarts", "1", "--", "bash", "-c", script)
+        until(lambda: len(spinning(folder)) == 2)
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(30) == 128 + signal.SIGUSR1
+        assert "starting again" not in (folder / "said").read_text()
+
+    # ---- what else ends it ----
 
     def test_a_launcher_that_is_killed_leaves_no_rank(self, mode, folder):
         started = begin(*mode, "-n", "2", "-t", "60", "--", "bash", "-c", SPIN)
@@ -264,6 +397,16 @@ def test_all_ranks_have_one_token():
     first, second = done.stdout.split()
     assert first == second and len(first) == 32
     assert run("--env", "-n", "1", "--", "printenv", "WORKSHOP_JOB_TOKEN", WORKSHOP_JOB_TOKEN="mine").stdout == "mine\n"
+
+
+def test_sigterm_leaves_nothing_that_a_rank_has_started(folder):
+    """Here, the ranks are no process groups of their own, which mpirun ends."""
+    command = "sh -c 'echo $$ >spin.below; exec sleep 60'; true"
+    started = begin("-n", "1", "--", "sh", "-c", command)
+    until(lambda: spinning(folder))
+    started.terminate()
+    assert started.wait(30) == 143
+    assert_nothing_left(folder)
 
 
 def test_one_rank_runs_without_mpirun():

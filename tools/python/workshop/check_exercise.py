@@ -199,6 +199,7 @@ def run_program(
         [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
         {
             "WORKSHOP_TIMEOUT": str(check.patience()),
+            "WORKSHOP_GRACE": "0",  # a check that is ended ends at once
             "WORKSHOP_JOURNAL": "1",
             "WORKSHOP_PROBES": "1",
             **({"WORKSHOP_SIMULATE": check.machine} if check.machine else {}),

@@ -23,10 +23,11 @@ USAGE = """\
                                    them, and what to do next
   progress [--html FILE] FOLDER...
                                    for teachers: which TODOs are right, wrong or open in participants' clones
-  run CHAPTER [PROGRAM] [-n RANKS] [--solution] [--launcher mpirun|env] [-- OPTION...]
+  run CHAPTER [PROGRAM] [-n RANKS] [--solution] [--launcher mpirun|env] [--restarts N [--shrink]] [-- OPTION...]
                                    runs your program, or the solution; -- --help lists the program's options;
                                    --launcher env does without mpirun (cuda backend): ranks are started here, with
-                                   torchrun's variables
+                                   torchrun's variables; --restarts: again, at most N times, if a rank was killed or the
+                                   ranks were stuck, with --shrink each time on one rank fewer
   submit CHAPTER [PROGRAM] [--nodes N] [--gpus N] [--solution] [--report] [--wait] [-- OPTION...]
                                    the same as a Slurm job, with --gpus a node; --wait follows it and ends as it does;
                                    --report: and shows what it has done, as 'report' does

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a program on several ranks of this machine and leaves none of them behind, whatever happens.
 
-  launch [--env] -n RANKS [-t SECONDS] -- PROGRAM [ARGUMENT]...
+  launch [--env] -n RANKS [-t SECONDS] [--restarts N [--shrink]] -- PROGRAM [ARGUMENT]...
 
-  --env   start the processes here, with torchrun's variables; the default without mpirun
-  -t      end everything after so many seconds, with status 124
+  --env       start the processes here, with torchrun's variables; the default without mpirun
+  -t          end everything after so many seconds, with status 124
+  --restarts  start the job again, at most N times, if a signal has ended a rank or the ranks were stuck (status 86)
+  --shrink    each time on one rank fewer, but on at least one
 
-The status is the program's. The first rank that fails ends the others, and its status counts. If some ranks have ended
-and others do not within WORKSHOP_TIMEOUT seconds (60; 0: no deadline), the status is 86. SIGUSR1 and SIGUSR2 are passed
-on to the ranks.
+The status is the program's. The first rank that fails ends the others, and its status counts. Status 75 is no failure:
+the rank has saved its state, and so will the others; it is the status of the job if no rank fails. If some ranks have
+ended and others do not within WORKSHOP_TIMEOUT seconds (60; 0: no deadline), the status is 86.
+
+SIGTERM asks the ranks to save their state and to end: it is passed on to them, through mpirun as SIGUSR1, because
+mpirun would end them. The status is then the job's, or 143 if the signal has ended a rank. A second SIGTERM ends
+everything at once, and so does the first one if the ranks have not ended WORKSHOP_GRACE seconds later (60; 0: at once).
+SIGINT, SIGHUP and SIGALRM always end everything at once. SIGUSR1 and SIGUSR2 are passed on to the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from . import mpi, processes
 
 # Every start of ranks waits for this file's imports: re, subprocess, shutil and the like would double its time.
 
-STUCK, TIMED_OUT = 86, 124
+SAVED, STUCK, TIMED_OUT = 75, 86, 124
 
 
 class Refused(Exception):
@@ -32,11 +39,15 @@ class Refused(Exception):
 
 
 class Job:
-    def __init__(self, ranks: int, seconds: int | None, env: bool, command: list[str]):
+    def __init__(
+        self, ranks: int, seconds: int | None, env: bool, command: list[str], restarts: int = 0, shrink: bool = False
+    ):
         self.ranks = ranks
         self.seconds = seconds  # limit of the whole job, or None
         self.env = env  # start the ranks without mpirun
         self.command = command
+        self.restarts = restarts  # at most
+        self.shrink = shrink  # each on one rank fewer
 
 
 def is_whole(text: str) -> bool:
@@ -44,7 +55,7 @@ def is_whole(text: str) -> bool:
 
 
 def parse(words: list[str]) -> Job:
-    ranks, seconds, env = "", "", False
+    ranks, seconds, env, restarts, shrink = "", "", False, "0", False
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -54,6 +65,10 @@ def parse(words: list[str]) -> Job:
             seconds = rest.pop(0) if rest else ""
         elif word == "--env":
             env = True
+        elif word == "--restarts":
+            restarts = rest.pop(0) if rest else ""
+        elif word == "--shrink":
+            shrink = True
         elif word == "--":
             break
         else:
@@ -62,11 +77,15 @@ def parse(words: list[str]) -> Job:
         raise Refused(f"-n expects a number of ranks, not '{ranks}'")
     if seconds and not is_whole(seconds):
         raise Refused(f"-t expects seconds, not '{seconds}'")
+    if not is_whole(restarts):
+        raise Refused(f"--restarts expects a number, not '{restarts}'")
+    if shrink and not int(restarts):
+        raise Refused("--shrink is for --restarts")
     if not rest:
         raise Refused("no program after --")
     if not processes.which(rest[0]):
         raise Refused(f"there is no program '{rest[0]}'")
-    return Job(int(ranks), int(seconds) if seconds else None, env, rest)
+    return Job(int(ranks), int(seconds) if seconds else None, env, rest, int(restarts), shrink)
 
 
 def needs_mpi(program: str, backend: str) -> bool:
@@ -145,6 +164,14 @@ def deadline(environment: dict[str, str], ranks: int) -> int | None:
     """How many seconds a rank may run after others have ended, or None."""
     seconds = environment.get("WORKSHOP_TIMEOUT", "60").partition(".")[0]
     return int(seconds) if ranks > 1 and is_whole(seconds) and 0 < int(seconds) < 1000000 else None
+
+
+def grace(environment: dict[str, str]) -> int:
+    """How many seconds the ranks have to end after SIGTERM."""
+    seconds = environment.get("WORKSHOP_GRACE") or "60"
+    if not is_whole(seconds):
+        raise Refused(f"WORKSHOP_GRACE expects seconds, not '{seconds}'")
+    return int(seconds)
 
 
 def signal_name(number: int) -> str:
@@ -239,17 +266,19 @@ class Session:
 
     def remove(self) -> None:
         remove_tree(self.path)
+        os.close(self.lock)
 
 
 # What mpirun starts: the program, and a note of how it ended. mpirun does not always say which rank a signal ended, and
-# if it crashes, it loses the status. Signals that mpirun passes on are for the program. $0 is the session's folder.
+# if it crashes, it loses the status. At a status that is not 0, it ends the other ranks, so a rank that has saved its
+# state ends with 0 for it. Signals that mpirun passes on are for the program. $0 is the session's folder.
 AS_RANK = r"""trap : USR1 USR2
 exec 3>&2 2>/dev/null
 if command -v setpriv; then set -- setpriv --pdeathsig KILL "$@"; fi >/dev/null
 (exec "$@" 2>&3 3>&-)
 status=$?
-[ $status = 0 ] && file=ended || file=failed
-echo "$status $OMPI_COMM_WORLD_RANK" >>"$0/$file"
+case $status in 0 | 75) file=ended ;; *) file=failed ;; esac
+echo "$status $OMPI_COMM_WORLD_RANK" >>"$0/$file" && [ $status = 75 ] && exit 0
 [ $status -le 128 ] || echo "launch: rank $OMPI_COMM_WORLD_RANK was ended by signal $(kill -l $((status - 128)))" >&3
 exit $status"""
 
@@ -285,11 +314,47 @@ class Launcher:
         self.started: list[Child] = []
         self.signal = 0  # that ends this process
         self.lost_output = False
+        self._grace = grace(environment)
+        self._begin = time.monotonic()
+        self._asked = False  # to end, by SIGTERM
+        self._asked_at: float | None = None  # when that was passed on
+        self._passed_on: set[int] = set()  # other signals
+        self._below: list[int] = []  # descriptors of processes that ranks had started when they were asked
+        self._restarts_left = job.restarts
+        self._failed = (0, 0)  # status and number of the process that counts
+        self._kept: list[str] = []  # lines that say how ranks were ended
+        self._wakeup = -1
         self._readers = {}  # what to do with data from a descriptor; None for one that just wakes this process
         self._poll = select.poll()
         self._pipes: set[int] = set()  # descriptors of mpirun's output
         self._notes: mpi.Notes | None = None
         self._pending = b""  # the begin of a line of mpirun's standard error
+
+    def run(self, mpirun: str | None) -> int:
+        """Starts the job, again if it may be. Returns its status."""
+        while True:
+            try:
+                self.start(mpirun)
+            except OSError as error:
+                self._tell(f"cannot start: {error}")
+                processes.stop_all([child.pid for child in self.started])
+                return 2
+            status = self.wait()
+            why = self._why_again(status)
+            for line in self._kept:
+                if line != f"launch: {why}":
+                    self._write_error(line + "\n")
+            if not why:
+                return status
+            self._restarts_left -= 1
+            self.close()
+            self.session, self.started, self._notes, self._kept = None, [], None, []
+            fewer = self.job.shrink and self.job.ranks > 1
+            self.job.ranks -= fewer
+            self._tell(
+                f"{why}; starting again{f' on {self.job.ranks} rank(s)' if fewer else ''} "
+                f"({self.job.restarts - self._restarts_left} of {self.job.restarts})"
+            )
 
     # ---- starting ----
 
@@ -356,6 +421,12 @@ class Launcher:
         self._readers[descriptor] = reader
         self._poll.register(descriptor, select.POLLIN)
 
+    def _close(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        self._pipes.discard(descriptor)
+        del self._readers[descriptor]
+        os.close(descriptor)
+
     # ---- output ----
 
     def _print(self, data: bytes) -> None:
@@ -370,7 +441,19 @@ class Launcher:
         if not self._notes:
             self._notes = mpi.Notes(self.started[0].pid)
         *lines, self._pending = (self._pending + data).split(b"\n")
-        self._write_error("".join(self._notes.line(line.decode("utf-8", "surrogateescape")) for line in lines))
+        texts = [line.decode("utf-8", "surrogateescape") for line in lines]
+        self._write_error("".join(self._notes.line(text) for text in texts if not self._keeps(text)))
+
+    def _keeps(self, line: str) -> bool:
+        """Whether a line is not to be printed now. What signal has ended a rank may be the reason to start the job
+        again, and it is no news if it is the one that was passed on."""
+        if not line.startswith("launch: rank ") or " was ended by signal " not in line:
+            return False
+        if self._asked:
+            return line.endswith((" TERM", " USR1"))
+        if self._restarts_left:
+            self._kept.append(line)
+        return self._restarts_left > 0
 
     def _finish_notes(self) -> None:
         if self._notes:
@@ -399,9 +482,7 @@ class Launcher:
             if data:
                 reader(data)
             else:
-                self._poll.unregister(descriptor)
-                self._pipes.discard(descriptor)
-                os.close(descriptor)
+                self._close(descriptor)
 
     # ---- until they end ----
 
@@ -428,60 +509,117 @@ class Launcher:
 
     def wait(self) -> int:
         """Waits until the job ends, or ends it. Returns the status."""
-        begin = since = time.monotonic()
+        since = time.monotonic()
         looked, size, over_since = 0.0, 0, None
         patience = deadline(self.environment, self.job.ranks)
         waiting = list(enumerate(self.started))
         status, ended = 0, 0
         while waiting and not status:
-            for entry in waiting:
-                if entry[1].poll() is not None:
-                    waiting.remove(entry)
-                    ended, status = entry[0], entry[1].poll() or 0
-                    break
-            else:
-                self._read(0.1)
-                now = time.monotonic()
-                if self.signal:
-                    status = 128 + self.signal
-                elif self.job.seconds is not None and now - begin >= self.job.seconds:
-                    self._tell(f"ended after {self.job.seconds} seconds")
-                    status = TIMED_OUT
-                elif self.session and self.session.is_over(self.job.ranks):
-                    over_since = over_since or now
-                    if now - over_since > 5:
-                        # At the end of mpirun, PMIx 4.2 sometimes waits for a lock that it holds itself.
-                        processes.stop_all([self.started[0].pid])
-                        self._drain()
-                        return self.session.first_failed() or 0
-                elif patience and (size == 0 or now - looked >= 1):
-                    # A rank that is stopped on its way out has no other rank to notice it.
-                    looked = now
-                    running, found = self._ranks_that_run()
-                    size = max(size, found)
-                    if len(running) >= size:
-                        since = now
-                    if now - since > patience:
-                        for name in [f"rank {rank}" for rank in running] or ["mpirun"]:
-                            self._tell(f"{name} has not ended, {patience} s after others")
-                        status = STUCK
+            over = [entry for entry in waiting if entry[1].poll() is not None]
+            if over:
+                waiting = [entry for entry in waiting if entry not in over]
+                failed = [(child.status or 0, rank) for rank, child in over if child.status not in (0, SAVED)]
+                # Of those that ended since the last look, one that a signal ended may have made the others fail.
+                status, ended = max(failed, key=lambda one: one[0] > 128, default=(0, 0))
+                continue
+            self._read(0.1)
+            now = time.monotonic()
+            if self._asked and self._asked_at is None and not self.signal:
+                self._ask(now)
+            if self.signal:
+                status = 128 + self.signal
+            elif self._asked_at is not None and now - self._asked_at >= self._grace:
+                self._tell(f"the ranks have not ended, {self._grace} s after SIGTERM")
+                self.signal = signal.SIGTERM
+                status = 128 + self.signal
+            elif self.job.seconds is not None and now - self._begin >= self.job.seconds:
+                self._tell(f"ended after {self.job.seconds} seconds")
+                status = TIMED_OUT
+            elif self.session and self.session.is_over(self.job.ranks):
+                over_since = over_since or now
+                if now - over_since > 5:
+                    # At the end of mpirun, PMIx 4.2 sometimes waits for a lock that it holds itself.
+                    processes.stop_all([self.started[0].pid])
+                    self._drain()
+                    return self._status(self.session.first_failed() or 0)
+            elif patience and (size == 0 or now - looked >= 1):
+                # A rank that is stopped on its way out has no other rank to notice it.
+                looked = now
+                running, found = self._ranks_that_run()
+                size = max(size, found)
+                if len(running) >= size:
+                    since = now
+                if now - since > patience:
+                    for name in [f"rank {rank}" for rank in running] or ["mpirun"]:
+                        self._tell(f"{name} has not ended, {patience} s after others")
+                    status = STUCK
         status = self._explained(status, ended)
         if status:
             processes.stop_all([child.pid for child in self.started])
+        self._end_what_is_below()
         self._drain()
-        return status
+        return self._status(status)
+
+    def _ask(self, now: float) -> None:
+        """Passes SIGTERM on, so that the ranks save their state and end."""
+        self._asked_at = now
+        pids = [child.pid for child in self.started if child.status is None]
+        if not self.session:
+            self._below = descriptors_of(processes.descendants(pids))
+            processes.send(signal.SIGTERM, pids)
+            return
+        running, size = self._ranks_that_run()
+        over = len(self.session.statuses("ended")) + len(self.session.statuses("failed"))
+        if len(running) + over < max(size, 1):
+            self.signal = signal.SIGTERM  # mpirun has not started all of them: it would pass nothing on
+        else:
+            processes.send(signal.SIGUSR1, pids)
+
+    def _end_what_is_below(self) -> None:
+        """Ends what ranks have left behind that a signal has ended."""
+        for descriptor in self._below:
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            except OSError:
+                pass  # it has ended
+            os.close(descriptor)
+        self._below = []
 
     def _explained(self, status: int, ended: int) -> int:
         """The status of the rank that failed; says how a process was ended, unless its rank has said so."""
+        self._failed = (status, ended)
         if status <= 128 or self.signal:
             return status
         if not self.session:
-            self._tell(f"rank {ended} was ended by signal {signal_name(status - 128)}")
+            line = f"launch: rank {ended} was ended by signal {signal_name(status - 128)}"
+            if not self._keeps(line):
+                self._write_error(line + "\n")
             return status
         failed = self.session.first_failed()
         if failed is None:
             self._tell(f"mpirun ended with status {status}")
         return status if failed is None else failed
+
+    def _status(self, status: int) -> int:
+        """The status of the job: a rank that was asked to end may have been ended by that, or have saved its state."""
+        if self._asked and status - 128 in (signal.SIGTERM, signal.SIGUSR1):
+            return 128 + signal.SIGTERM
+        saved = [child.status for child in self.started]
+        if self.session:
+            saved += [note for note, _ in self.session.statuses("ended")]
+        return SAVED if status == 0 and SAVED in saved else status
+
+    def _why_again(self, status: int) -> str:
+        """Why the job is to be started again, or "" if it is not."""
+        if not self._restarts_left or self.signal or self._asked or self.lost_output or status in (0, SAVED, TIMED_OUT):
+            return ""
+        if not all(has_ended(child) for child in self.started):
+            return ""  # its ranks may still write what the next ones would read
+        failed = self.session.statuses("failed") if self.session else [self._failed]
+        first, rank = failed[0] if failed else (0, 0)
+        if first > 128 and first - 128 not in self._passed_on:
+            return f"rank {rank} was ended by signal {signal_name(first - 128)}"
+        return f"the ranks were stuck (status {STUCK})" if status == STUCK else ""
 
     def _drain(self) -> None:
         """Passes on the rest of what was printed."""
@@ -491,6 +629,9 @@ class Launcher:
         self._finish_notes()
 
     def close(self) -> None:
+        """Gives back what the job was started with."""
+        for descriptor in set(self._readers) - {self._wakeup}:
+            self._close(descriptor)
         if self.session:
             self.session.remove()
 
@@ -500,17 +641,44 @@ class Launcher:
         def end(number: int, _frame: object) -> None:
             self.signal = number
 
+        def ask_to_end(number: int, _frame: object) -> None:
+            if self._asked or not self._grace:
+                self.signal = number
+            self._asked = True
+
         def pass_on(number: int, _frame: object) -> None:
+            self._passed_on.add(number)
             processes.send(number, [child.pid for child in self.started])
 
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGALRM):
             signal.signal(number, end)
+        signal.signal(signal.SIGTERM, ask_to_end)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, pass_on)
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # a signal ends poll()
         self._register(reader, lambda data: None)
+        self._wakeup = reader
+
+
+def has_ended(child: Child) -> bool:
+    """Waits a moment for a process that was ended. Returns whether it is no more."""
+    end = time.monotonic() + 5
+    while child.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    return child.poll() is not None
+
+
+def descriptors_of(pids: list[int]) -> list[int]:
+    """Descriptors of processes: a number may be another's process later, a descriptor may not."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(os.pidfd_open(pid))
+        except (AttributeError, OSError):
+            pass  # it has ended, or the kernel is old
+    return found
 
 
 def choose(job: Job, environment: dict[str, str]) -> str | None:
@@ -535,18 +703,12 @@ def main(words: list[str]) -> int:
     try:
         job = parse(words)
         mpirun = choose(job, environment)
+        launcher = Launcher(job, environment)
     except Refused as refused:
         print(f"launch: {refused}", file=sys.stderr)
         return 2
-    launcher = Launcher(job, environment)
     launcher.handle_signals()
     try:
-        try:
-            launcher.start(mpirun)
-        except OSError as error:
-            print(f"launch: cannot start: {error}", file=sys.stderr)
-            processes.stop_all([child.pid for child in launcher.started])
-            return 2
-        return launcher.wait() or int(launcher.lost_output)
+        return launcher.run(mpirun) or int(launcher.lost_output)
     finally:
         launcher.close()

@@ -135,7 +135,9 @@ class Notes:
         self._of_rank = re.compile(
             r"(error|order|bounds|memory|verdict|note|warning|launch): |rank [0-9]|TODO |Not filled in yet"
         )
-        self._noise = re.compile(r"Unable to find reachable pairing|^\[warn\] Epoll |btl_tcp_proc\.c:")
+        self._noise = re.compile(
+            r"Unable to find reachable pairing|^\[warn\] Epoll |btl_tcp_proc\.c:|^(mpirun|prterun): Forwarding signal "
+        )
         self._dashes = re.compile(r"-{70,}$")
         self._speaker = re.compile(r"\[[^][]*:([0-9]+)\]( \*\*\* )?")
         self._mpirun_pid = mpirun_pid

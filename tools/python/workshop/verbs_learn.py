@@ -74,6 +74,7 @@ def run(context: Context, words: list[str]) -> int:
     rest = Words(words)
     chapter = chapters.choose(rest.next())
     program, ranks, solution, launcher, options = chapter.programs[0], "", False, "mpirun", []
+    restarts, shrink = "", []
     while rest:
         word = rest.next()
         if word == "-n":
@@ -82,16 +83,25 @@ def run(context: Context, words: list[str]) -> int:
             solution = True
         elif word == "--launcher":
             launcher = rest.next()
+        elif word == "--restarts":
+            restarts = rest.next("nothing")
+        elif word == "--shrink":
+            shrink = [word]
         elif word == "--":
             options = rest.rest()
         elif word.startswith("-"):
-            raise Refused(f"run knows -n, --solution, --launcher and -- before the program's own options, not '{word}'")
+            raise Refused(
+                "run knows -n, --solution, --launcher, --restarts, --shrink and -- before the program's own options, "
+                f"not '{word}'"
+            )
         else:
             program = word
     chapter.program(program)
     ranks = ranks or str(default_ranks(chapter, program))
     require(is_number(ranks), f"-n expects a number of ranks, not '{ranks}'")
     require(launcher in ("mpirun", "env"), f"--launcher is mpirun or env, not '{launcher}'")
+    require(not restarts or is_number(restarts), f"--restarts expects a number, not '{restarts}'")
+    require(restarts or not shrink, "--shrink is for --restarts")
     context.build(*targets_of(chapter, program, solution, options))
     if any(option.startswith("runs/") or "=runs/" in option for option in options):  # the README's commands keep their records there
         os.makedirs("runs", exist_ok=True)
@@ -103,6 +113,8 @@ def run(context: Context, words: list[str]) -> int:
             *(["--env"] if launcher == "env" else []),
             "-n",
             ranks,
+            *(["--restarts", restarts] if restarts else []),
+            *shrink,
             "--",
             context.program(chapter, program, solution),
             *options,
