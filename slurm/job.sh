@@ -6,7 +6,12 @@
 #
 # Starts the chapter's PROGRAM (or DEFAULT) on all nodes of the job, with these options. With --report it then prints a
 # report of the run, and draws it if plotly is installed.
+#
+# Two minutes before the time limit, Slurm sends USR1 to this shell, not to the ranks: it would end those that save
+# nothing. Those of a run with --checkpoints get it from here, save their state, and end with 75. If there is --resume,
+# too, the job goes back to the queue and continues later.
 set -u
+trap '' USR1
 # shellcheck disable=SC1091  # it is checked by itself
 source slurm/site.sh
 chapter=$1 program=$2 folder=$WORKSHOP_BUILD
@@ -21,11 +26,47 @@ if [[ ! -x $program ]]; then
   exit 2
 fi
 
-[[ $report ]] || exec "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"
+saves='' resumes=''
+[[ " $* " != *' --checkpoints'[\ =]* ]] || saves=yes
+[[ ! $saves || " $* " != *' --resume'[\ =]* ]] || resumes=yes
+# The scripts say --no-requeue: if a node failed, most runs would begin anew, unnoticed. One that resumes continues.
+[[ ! $resumes ]] || scontrol update JobId="$SLURM_JOB_ID" Requeue=1
+
+# Passes USR1 on to the ranks, once there are any.
+ask_to_save() {
+  asked=yes
+  while kill -0 "$step" 2>/dev/null && ! scancel --signal=USR1 "$SLURM_JOB_ID.0" 2>/dev/null; do sleep 1; done
+}
+
+# Runs the program with these options, and returns its status. If it has saved its state, this ends the job.
+run() {
+  local status asked=''
+  if [[ ! $saves ]]; then
+    "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"
+    return
+  fi
+  "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" &
+  step=$!
+  trap ask_to_save USR1
+  # The signal ends a wait, too, with 128 + 10.
+  while wait "$step"; status=$?; [[ $status == 138 && $asked ]]; do asked=''; done
+  trap '' USR1
+  ((status == 75)) || return "$status"
+  if [[ ! $resumes ]]; then
+    echo 'job.sh: the run has saved its state; with --resume, it could have gone on by itself' >&2
+  elif scontrol requeue "$SLURM_JOB_ID"; then
+    echo "job.sh: the run has saved its state; job $SLURM_JOB_ID is in the queue again" >&2
+  fi
+  exit "$status"
+}
+
+[[ $report || $saves ]] || exec "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@"
+[[ $report ]] || { run "$@"; exit; }
 
 mkdir -p runs/report
 files=("$report.jsonl" "$report.json")
-WORKSHOP_PROBES=0 "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" --record "${files[0]}" --timeline "${files[1]}" || exit
+export WORKSHOP_PROBES=0
+run "$@" --record "${files[0]}" --timeline "${files[1]}" || exit
 "$WORKSHOP_BUILD/tools/report" "${files[@]}" || exit
 if tools/report/python_with_plotly >/dev/null; then
   ./workshop report -o "$report.html" "${files[@]}"

@@ -3,7 +3,8 @@
 with_cluster.py starts. PART: only these functions of the class below.
 
 Every chapter's script runs the solution, which is compared with the same run through tools/launch, and the exercise as
-handed out. Then come jobs side by side, jobs without MPI, and jobs that lose a rank, are cancelled, or lose a node.
+handed out. Then come jobs side by side, jobs without MPI, jobs that save their state before their time limit, and jobs
+that lose a rank, are cancelled, or lose a node.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import jobs
 from jobs import run
@@ -41,6 +43,19 @@ echo "rank $SLURM_PROCID of $SLURM_NTASKS, $SLURM_LOCALID on its node, meets at 
 ((SLURM_PROCID)) || echo "ports $MASTER_PORT $NCCL_RAS_ADDR" "gpus ${CUDA_VISIBLE_DEVICES-}" "pmi ${PMIX_RANK-none}"
 echo "token $WORKSHOP_JOB_TOKEN"
 sleep 3
+"""
+
+
+# Like a program with --checkpoints FOLDER that trains until it is asked to save its state; its next start ends the
+# training. The ranks do not end at the same time, so srun could end those that have not saved yet.
+SAVES = """\
+#!/usr/bin/env bash
+save() { sleep "$SLURM_PROCID"; echo "rank $SLURM_PROCID has saved"; ((SLURM_PROCID)) || touch "$1/saved"; exit 75; }
+folder=$2 saved=no
+[[ $1 != --checkpoints ]] || trap 'save "$folder"' USR1
+[[ ! -e $folder/saved ]] || saved=yes
+echo "epoch, rank $SLURM_PROCID, saved: $saved"
+while [[ $saved == no && ! -e $folder/enough ]]; do sleep 0.1; done
 """
 
 
@@ -254,6 +269,63 @@ class JobsTest(jobs.Cluster):
         )
         self.expect("two jobs, two GPUs", len(gpus), 2)
 
+    # ---- the time limit ----
+
+    def saves_and_goes_on(self) -> None:
+        """USR1 is what Slurm sends before the time limit."""
+        self.write("saves/02_ddp/ddp", SAVES, executable=True)
+        job = self.begin("resumes", "--checkpoints", self.path("resumes"), "--resume", self.path("resumes"))
+        self.expect("may be started again", self.of_job(job).get("Requeue"), "1")
+        self.near_its_limit(job)
+        self.goes_on(job)
+        job = self.begin("ends", "--checkpoints", self.path("ends"))
+        self.expect("may be started again", self.of_job(job).get("Requeue"), "0")
+        self.near_its_limit(job)
+        self.ends(job, 30, "FAILED", 75)
+        self.says(job, "^job.sh: the run has saved its state; with --resume,")
+
+    def without_checkpoints(self) -> None:
+        """It may use the rest of its time."""
+        self.write("saves/02_ddp/ddp", SAVES, executable=True)
+        job = self.begin("lasts", "--no-checkpoints", self.path("lasts"))
+        self.near_its_limit(job)
+        time.sleep(2)
+        self.expect("without checkpoints, near the limit", self.state(job), "RUNNING")
+        self.write("lasts/enough", "")
+        self.ends(job, 30, "COMPLETED", 0)
+
+    def time_limit(self) -> None:
+        """The signal that Slurm sends by itself, at most three minutes before the limit."""
+        self.write("saves/02_ddp/ddp", SAVES, executable=True)
+        folder = self.path("limit")
+        job = self.begin("limit", "--checkpoints", folder, "--resume", folder, limit=3)
+        if not jobs.until(lambda: self.state(job) == "PENDING", 90):
+            self.fail(f"job {job} was not asked to save")
+        self.goes_on(job)
+
+    def begin(self, folder: str, *options: str, limit: int = 10) -> str:
+        """Starts a job of SAVES, as its script asks for it, and waits until all ranks run. Returns its number."""
+        os.makedirs(self.path(folder), exist_ok=True)
+        words = ["--parsable", f"--time={limit}", "slurm/02_ddp.sbatch", *options]
+        job = run("env", "-u", "SBATCH_REQUEUE", "sbatch", *words, WORKSHOP_BUILD=self.path("saves")).out.strip()
+        if not jobs.until(lambda: self.output(job).count("saved: no") == 4, 30):
+            self.fail(f"job {job} does not start: {self.output(job)}")
+        return job
+
+    def near_its_limit(self, job: str) -> None:
+        self.expect("USR1", run("scancel", "--batch", "--signal=USR1", job).status, 0)
+
+    def goes_on(self, job: str) -> None:
+        """All ranks save; the job is in the queue, then continues, and its output has both."""
+        queued = f"job.sh: the run has saved its state; job {job} is in the queue again\n"
+        if not jobs.until(lambda: queued in self.output(job) and self.state(job) == "PENDING", 30):
+            self.fail(f"job {job} is not in the queue: {self.output(job)}")
+        run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits for two minutes
+        self.ends(job, 30, "COMPLETED", 0)
+        for text, count in ((f"Job {job}: ", 2), ("has saved\n", 4), ("saved: no\n", 4), ("saved: yes\n", 4)):
+            self.expect(f"job {job}: '{text}'", self.output(job).count(text), count)
+        self.nothing_left(job)
+
     # ---- jobs side by side ----
 
     def side_by_side(self) -> None:
@@ -334,8 +406,10 @@ def main(words: list[str]) -> int:
         SBATCH_REQUEUE="1",
     )
     os.environ.update(settings_of_site())
+    alone = [test.time_limit] if "time_limit" in words[2:] else []
     return test.run_parts(
-        [
+        alone
+        + [
             test.every_chapter,
             test.places,
             test.first_rank_that_fails,
@@ -344,6 +418,8 @@ def main(words: list[str]) -> int:
             test.scaling,
             test.scaling_that_fails,
             test.without_mpi,
+            test.saves_and_goes_on,
+            test.without_checkpoints,
             test.side_by_side,
             test.node_that_dies,
         ],
