@@ -14,6 +14,7 @@
 #include "common/base/failure_hooks.h"
 #include "common/base/format.h"
 #include "common/base/ranks.h"
+#include "common/base/stop_signal.h"
 
 namespace workshop {
 namespace {
@@ -62,6 +63,7 @@ void fail(int status, const char* format, ...) {
 constexpr unsigned kPatienceWithRank0 = 10;  // seconds
 
 void end_alike(int status, const std::string& line) {
+  release_stop_signals();
   // The first rank to exit ends the whole job, so the others wait for rank 0 to print the message. If rank 0 never gets
   // here, they print it themselves.
   if (process_ranks().rank != 0) sleep(kPatienceWithRank0);

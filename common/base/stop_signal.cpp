@@ -36,6 +36,10 @@ void catch_stop_signals() {
   for (const int number : {SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
 }
 
+void release_stop_signals() {
+  for (const int number : {SIGTERM, SIGUSR1}) std::signal(number, SIG_DFL);
+}
+
 int stop_signal() { return noted; }
 
 const char* stop_signal_name(int signal) { return signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM"; }

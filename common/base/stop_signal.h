@@ -9,6 +9,9 @@ namespace workshop {
 // What arrives within a second counts as one signal, because a launcher and the scheduler may both send it.
 void catch_stop_signals();
 
+// From now on, these signals end the process again, because the job is ending anyway.
+void release_stop_signals();
+
 // Returns the signal that was noted, or 0.
 int stop_signal();
 

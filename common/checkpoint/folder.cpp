@@ -2,7 +2,6 @@
 #include "common/checkpoint/folder.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,18 +68,6 @@ std::string checkpoint_name(const std::string& prefix, int step) {
 fs::path unfinished_name(const fs::path& checkpoint) {
   return checkpoint.parent_path() / ("." + checkpoint.filename().string());
 }
-
-FolderLock::FolderLock(const fs::path& folder) {
-  const fs::path path = folder / ".lock";
-  file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-  if (file_ < 0) throw std::runtime_error(path.string() + ": cannot be written: " + std::strerror(errno));
-  if (flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-  close(file_);
-  throw std::runtime_error("another run is saving its checkpoints to " + folder.string() +
-                           ": choose another folder for --checkpoints");
-}
-
-FolderLock::~FolderLock() { close(file_); }
 
 void remove_unfinished(const fs::path& folder) {
   std::vector<fs::path> found;

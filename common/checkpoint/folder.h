@@ -30,20 +30,6 @@ void require_room(const std::string& folder, int step);
 // Returns the hidden folder, next to the final one, where a checkpoint is until it is complete.
 std::filesystem::path unfinished_name(const std::filesystem::path& checkpoint);
 
-// Keeps other runs from saving to a folder, by a lock on its file ".lock". The lock ends with the process that holds
-// it, even if it crashes. Where the file system has no locks, it has no effect. Throws if another run holds the lock,
-// or if the folder cannot be written to.
-class FolderLock {
- public:
-  explicit FolderLock(const std::filesystem::path& folder);
-  ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int file_;
-};
-
 // Removes from `folder` what is left of checkpoints whose processes died while writing or removing them. Call this
 // before writing there, with the folder locked.
 void remove_unfinished(const std::filesystem::path& folder);

@@ -12,6 +12,7 @@
 
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
+#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/index.h"
 #include "common/options/options.h"
 

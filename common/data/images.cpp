@@ -3,12 +3,14 @@
 
 #include <filesystem>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/files.h"
 #include "common/base/format.h"
+#include "common/data/file_kind.h"
 #include "common/options/options.h"
 
 namespace workshop {
@@ -20,6 +22,8 @@ namespace fs = std::filesystem;
 void append(ImageRecords& records, const std::string& path, int classes) {
   const std::string bytes = read_file(path, /*links=*/true);
   if (bytes.empty()) throw std::runtime_error(path + ": it is empty");
+  // Images may begin with any bytes, so the size decides first.
+  if (bytes.size() % kImageRecordBytes != 0) require_data(path, std::string_view(bytes).substr(0, kFileBeginning));
   if (bytes.size() % kImageRecordBytes != 0) {
     throw_error("%s: %zu bytes are not a whole number of images of %zu bytes each", path.c_str(), bytes.size(),
                 kImageRecordBytes);

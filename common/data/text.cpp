@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "common/base/format.h"
+#include "common/data/file_kind.h"
 
 namespace workshop {
 namespace {
@@ -48,6 +49,7 @@ class WordReader {
     if (!bytes_.open(path_, std::ios::in | std::ios::binary)) {
       throw std::runtime_error(path_ + ": cannot be read: " + std::strerror(errno));
     }
+    require_text();
     skip_byte_order_mark();
   }
 
@@ -74,6 +76,15 @@ class WordReader {
 
  private:
   static constexpr char32_t kEnd = 0xffffffff;
+
+  void require_text() try {
+    std::array<char, kFileBeginning> beginning{};
+    const std::streamsize size = bytes_.sgetn(beginning.data(), beginning.size());
+    require_data(path_, {beginning.data(), static_cast<std::size_t>(std::max<std::streamsize>(size, 0))});
+    bytes_.pubseekpos(0);
+  } catch (const std::ios_base::failure&) {
+    throw std::runtime_error(path_ + ": cannot be read to its end");
+  }
 
   // Some editors on Windows put one in front of a text. It is no part of the first word.
   void skip_byte_order_mark() {

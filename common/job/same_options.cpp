@@ -15,6 +15,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The defaults of others depend on these, so they are compared first.
+constexpr std::array kCauses = {"program", "model", "text", "images", "optimizer", "shuffle", "global-batch"};
+
 // Besides paths, which are not among the options of a record.
 constexpr std::array kMayDiffer = {"log-every", "peak-tflops", "verbose", "workers"};
 
@@ -42,15 +45,16 @@ std::string difference_in_options(const std::vector<std::string>& texts) {
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
     const Json other = Json::parse(texts[rank]);
-    Json all = first;
-    all.update(other);  // for names that only one of them has
-    if (const std::string mine = value_of(first, "program"), its = value_of(other, "program"); mine != its)
-      return "rank 0 runs " + mine + ", and rank " + std::to_string(rank) + " runs " + its;
-    for (const auto& [name, value] : all.items()) {
-      if (std::ranges::find(kMayDiffer, name) != kMayDiffer.end()) continue;
+    std::vector<std::string> names(kCauses.begin(), kCauses.end());
+    for (const Json& options : {first, other}) {
+      for (const auto& [name, value] : options.items()) names.push_back(name);
+    }
+    for (const std::string& name : names) {
       const std::string mine = value_of(first, name), its = value_of(other, name);
-      if (mine == its) continue;
-      return "--" + name + " is " + mine + " on rank 0 and " + its + " on rank " + std::to_string(rank);
+      if (mine == its || std::ranges::find(kMayDiffer, name) != kMayDiffer.end()) continue;
+      const std::string on = std::to_string(rank);
+      if (name == "program") return "rank 0 runs " + mine + ", and rank " + on + " runs " + its;
+      return "--" + name + " is " + mine + " on rank 0 and " + its + " on rank " + on;
     }
   }
   return "";

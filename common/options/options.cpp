@@ -139,6 +139,10 @@ void Options::with_async_checkpoints() {
   add("--checkpoint-mode", checkpoint_mode, "async: write a file per rank beside the training", {"sync", "async"});
 }
 
+void Options::with_global_batch() {
+  add("--global-batch", global_batch, "samples per step of all ranks together, instead of --batch-size", 1);
+}
+
 void Options::with_accumulation() {
   add("--accumulation-steps", accumulation_steps, "batches per rank before each update", 1);
 }
@@ -281,7 +285,10 @@ void Options::parse(int argc, char** argv) {
     const bool distributed = sampling_ == Sampling::distributed;
     model_seed = !shuffle ? kModelSeedInOrder : distributed ? kModelSeedDistributed : kModelSeedShuffled;
   }
+  if (global_batch > 0 && impl_->given("--batch-size"))
+    usage_error("--global-batch sets the size of a rank's batch: leave out --batch-size");
   use_model();
+  if (global_batch > 0) divide_global_batch();
   const auto has = [&](const char* name) { return std::ranges::find(impl_->left_out, name) == impl_->left_out.end(); };
   if (has("layers") && has("batch-size")) require_sizes(*this);
   if (save_every > 0 && checkpoints.empty()) usage_error("--save-every needs a folder to save to: --checkpoints");
@@ -289,6 +296,16 @@ void Options::parse(int argc, char** argv) {
     usage_error("--validation-samples is '%d'; expected fewer than the %d of --samples", validation_samples, samples);
   }
   if (weight_decay < 0) weight_decay = optimizer == OptimizerKind::adamw ? 0.01 : 0.0;
+}
+
+// The number of ranks may change when a run goes on, but not the samples of a step.
+void Options::divide_global_batch() {
+  const int ranks = process_ranks().world, batches = ranks * accumulation_steps;
+  if (global_batch % batches != 0) {
+    usage_error("--global-batch is '%d'; expected a multiple of %d, for %d ranks with %d batches per step",
+                global_batch, batches, ranks, accumulation_steps);
+  }
+  batch_size = global_batch / batches;
 }
 
 std::string Options::layers_text() const {

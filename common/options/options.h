@@ -36,7 +36,8 @@ class Options {
   double lr = 0.01;
   double weight_decay = -1;  // after parse(): as given, or PyTorch's default (0 for SGD, 0.01 for AdamW)
   int samples = 1024;
-  int batch_size = 32;  // samples per rank and (micro-)batch
+  int batch_size = 32;   // samples per rank and (micro-)batch
+  int global_batch = 0;  // samples per step of all ranks together, which sets batch_size; 0: not given
   int epochs = 1;
   int max_steps = 0;           // stop after this many optimizer steps; 0: no limit
   int accumulation_steps = 1;  // batches per optimizer step; needs with_accumulation()
@@ -67,6 +68,9 @@ class Options {
   // that begin with Training::lr_factor() change what is saved, call with_async_checkpoints() too.
   void with_checkpoints(const std::string& format);
   void with_async_checkpoints();
+
+  // Adds --global-batch, for programs in which each rank is a replica. Call before parse().
+  void with_global_batch();
 
   // Add --accumulation-steps, --validation-samples, and --precision (chapter 01's precision.h). Call before parse().
   void with_accumulation();
@@ -109,6 +113,7 @@ class Options {
   struct Impl;
   void add_gpt_options(const std::vector<std::string>& recompute);
   void add_image_options();
+  void divide_global_batch();
   void use_model();
   void use_gpt();
   void use_alexnet();

@@ -19,6 +19,7 @@
 #include "common/base/format.h"
 #include "common/base/place.h"
 #include "common/base/roll_call.h"
+#include "common/base/stop_signal.h"
 #include "common/device/device.h"
 #include "common/nccl/gather.h"
 #include "common/nccl/nccl_calls.h"
@@ -181,6 +182,7 @@ bool others_are_waiting() {
 
 // Prints what this rank waits in; the lowest rank that can still do so also prints the verdict.
 [[noreturn]] void end_stuck_job(Seconds stuck, const std::string& error) {
+  release_stop_signals();
   InCall::hold();
   const Note mine = make_note(stuck, error);
   std::fflush(stdout);

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   options.with_validation();
   options.with_checkpoints("full");
   options.with_async_checkpoints();
+  options.with_global_batch();
   options.parse(argc, argv);
   Job job(options);
 

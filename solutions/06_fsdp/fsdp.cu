@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   options.with_validation();
   options.with_checkpoints("sharded");
   options.with_async_checkpoints();
+  options.with_global_batch();
   options.parse(argc, argv);
   fsdp.complete(process_ranks().world);
   Job job(options);

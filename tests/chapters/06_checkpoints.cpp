@@ -104,6 +104,29 @@ TESTS(resume) {
   add("async_fsdp", 4, fsdp, async + "--batch-size 8 --hybrid 2");
   add("async_fsdp_offload", 2, fsdp, async + "--batch-size 16 --cpu-offload");
   add("async_train_3d", 8, train_3d, async + "--batch-size 16 --dp 2 --pp 2 --tp 2 --zero 1" + pairs);
+  // A run that goes on with one rank fewer makes the same steps if --global-batch says how large they are.
+  test("solution.06.resume.fewer_ranks", {.ranks = 4}, [] {
+    for (const Path& program : {ddp, fsdp}) {
+      const auto training = [&](int ranks, const std::string& options) {
+        return on(ranks, program, "--optimizer adamw --samples 96 --epochs 3 --global-batch 12 --log-every 0", options);
+      };
+      fs::remove_all("saved");
+      const Run expected = record(training(4, "--max-steps 20"), "expected.jsonl");
+      succeed(training(4, "--max-steps 11 --checkpoints saved"));
+      expect_same_training(expected, record(training(3, "--max-steps 20 --resume saved"), "resumed.jsonl"), 1e-5,
+                           /*resumed=*/true);
+    }
+    expect_one_line(run(on(4, ddp, "--global-batch 10")), 2,
+                    "^error: --global-batch is '10'; expected a multiple of 4");
+    expect_one_line(run(on(2, ddp, "--global-batch 8 --batch-size 4")), 2, "^error: --global-batch sets");
+  });
+  // What all ranks hold stays equal; unit.common has the comparison of what does not.
+  test("solution.06.check_replicas", {.ranks = 4}, [] {
+    const std::string options = "--max-steps 6 --check-replicas 2 --optimizer adamw --batch-size 8";
+    for (const Path& program : {ddp, overlap, zero, fsdp, compressed, decentralized, local_sgd})
+      succeed(on(4, program, options));
+    succeed(on(4, train_3d, options + " --dp 2 --tp 2"));
+  });
   // A replica's own state fits only the same number of replicas. A step has 48 samples.
   test("solution.06.resume.other_replicas", {.ranks = 4}, [] {
     const auto training = [](int ranks, const Path& program, const std::string& options) {

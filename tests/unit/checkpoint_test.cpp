@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include "common/base/untrusted.h"
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
+#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/index.h"
 #include "common/checkpoint/replicas.h"
 #include "common/checkpoint/safetensors.h"
@@ -344,6 +346,37 @@ TEST(CheckpointFolder, IsLockedForOneRun) {
   lock.reset();
   const FolderLock third(folder);
   EXPECT_THROW(FolderLock(folder / "missing"), std::runtime_error);
+}
+
+TEST(CheckpointFolder, AnOwnerFileTakesThePlaceOfALock) {
+  const fs::path folder = empty_folder("owned"), path = folder / ".owner";
+  const auto content = [&] {
+    std::ifstream file(path);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  std::string mine;
+  {
+    const OwnerFile owner(path);
+    mine = content();
+    EXPECT_THROW(OwnerFile{path}, std::runtime_error);
+  }
+  EXPECT_FALSE(fs::exists(path));
+  // A process of this host that is gone, and one whose number another process has now.
+  const std::string host = mine.substr(0, mine.find(' ')), me = std::to_string(getpid());
+  for (const std::string& pid : {std::string("1073741824"), me}) {
+    std::ofstream(path) << host + " " + pid + " 1 - 0\n";
+    const OwnerFile owner(path);
+    EXPECT_EQ(content(), mine);
+  }
+  std::ofstream(path) << "elsewhere 7 1 - 0\n";
+  try {
+    const OwnerFile owner(path);
+    ADD_FAILURE() << "a run on another host may still be there";
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(error.what(), "another run, process 7 on elsewhere, is saving its checkpoints to " + folder.string() +
+                                ": choose another folder for --checkpoints, or remove " + path.string() +
+                                " if that run has ended");
+  }
 }
 
 TEST(CheckpointFolder, WhatAKilledProcessLeftGoes) {

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "common/data/file_kind.h"
+
 namespace workshop {
 namespace {
 
@@ -171,6 +173,26 @@ TEST_F(ReadText, RefusesWhatIsNoUtf8) {
     write("a\nb " + binary, "a", "a");
     expect_error("@/train.txt: line 2 is not UTF-8 text");
   }
+}
+
+TEST_F(ReadText, SaysWhatElseAFileIs) {
+  const auto is = [this](const std::string& beginning, const std::string& kind) {
+    write(beginning + " b c", "a", "a");
+    expect_error("@/train.txt: it is " + kind);
+  };
+  is("<!DOCTYPE html>\n<html>", "an HTML page");
+  is("\n  <html lang=\"en\">", "an HTML page");
+  is("\xef\xbb\xbf<?xml version=\"1.0\"?>", "an HTML page");
+  is("{\"message\": \"Not Found\"}", "a JSON document");
+  is("[ {\"a\": 1}]", "a JSON document");
+  is("PK\x03\x04", "a zip archive");
+  is("\x1f\x8b\x08", "a gzip archive");
+  is("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a Git LFS pointer, not the file itself");
+}
+
+TEST(MisplacedKind, LeavesTextsAlone) {
+  for (const char* text : {"", "a", "{ x }", "[1] A note", "< b", "= Valkyria Chronicles III =", "version 2"})
+    EXPECT_EQ(misplaced_kind(text), "") << text;
 }
 
 }  // namespace
