@@ -46,7 +46,7 @@ class Trial:
         self.program = os.path.join(programs, program)
         self.chance = chance
         self.options = [*options.split(), "--epochs", "1000", "--log-every", "0", "--optimizer", "adamw"]
-        self.saving = ["--checkpoints", "saved", "--resume", "saved", "--keep", "0", "--save-every", chance.choice(["0", "7", "50"])]
+        self.saving = ["--checkpoints", "saved", "--resume", "saved", "--keep", "0", "--save-every", chance.choice(["0", "40", "150"])]
         if not program.endswith(WITHOUT_ASYNC) and chance.random() < 0.5:
             self.saving += ["--checkpoint-mode", "async"]
         self.done: list[str] = []  # what has happened

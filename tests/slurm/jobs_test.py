@@ -284,6 +284,33 @@ class JobsTest(jobs.Cluster):
         self.ends(job, 30, "FAILED", 75)
         self.says(job, "^job.sh: the run has saved its state; with --resume,")
 
+    def requeued_until_done(self) -> None:
+        """A run that is asked twice to save ends with the parameters, bit by bit, of one that nothing has interrupted."""
+        options = ["--epochs", "30", "--optimizer", "adamw", "--record"]
+        saving = ["--checkpoints", self.path("long"), "--resume", self.path("long")]
+        script = "slurm/02_ddp.sbatch"
+        words = ["ddp", "--solution", *saving, *options, self.path("long.found")]
+        job = self.submit(script, *words, WORKSHOP_SLOW="collectives")
+        for times in (1, 2):
+            if not jobs.until(lambda: self.output(job).count("epoch ") > 4 * times, 30):
+                self.fail(f"job {job} does not train: {self.output(job)}")
+            self.near_its_limit(job)
+            stopped = "Stopped after step "
+            if not jobs.until(lambda: self.output(job).count(stopped) == times and self.state(job) == "PENDING", 30):
+                self.fail(f"job {job} has not saved and is not in the queue: {self.output(job)}")
+            run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits for two minutes
+        self.ends(job, 90, "COMPLETED", 0)
+        self.nothing_left(job)
+        alone = self.launch(4, self.solution("02_ddp", "ddp"), *options, self.path("long.expected"))
+        self.expect("the same alone", alone.status, 0)
+        self.expect("its parameters", self.parameters("long.found"), self.parameters("long.expected"))
+
+    def parameters(self, record: str) -> list[str]:
+        with open(self.path(record), encoding="utf-8") as file:
+            found = [line for line in file if '"type":"parameter"' in line]
+        self.expect(f"parameters in {record}", len(found), 4)
+        return found
+
     def without_checkpoints(self) -> None:
         """It may use the rest of its time."""
         self.write("saves/02_ddp/ddp", SAVES, executable=True)
@@ -419,6 +446,7 @@ def main(words: list[str]) -> int:
             test.scaling_that_fails,
             test.without_mpi,
             test.saves_and_goes_on,
+            test.requeued_until_done,
             test.without_checkpoints,
             test.side_by_side,
             test.node_that_dies,
