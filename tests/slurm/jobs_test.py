@@ -295,10 +295,7 @@ class JobsTest(jobs.Cluster):
             if not jobs.until(lambda: self.output(job).count("epoch ") > 4 * times, 30):
                 self.fail(f"job {job} does not train: {self.output(job)}")
             self.near_its_limit(job)
-            stopped = "Stopped after step "
-            if not jobs.until(lambda: self.output(job).count(stopped) == times and self.state(job) == "PENDING", 30):
-                self.fail(f"job {job} has not saved and is not in the queue: {self.output(job)}")
-            run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits for two minutes
+            self.queues_again(job, times)
         self.ends(job, 90, "COMPLETED", 0)
         self.nothing_left(job)
         alone = self.launch(4, self.solution("02_ddp", "ddp"), *options, self.path("long.expected"))
@@ -342,12 +339,17 @@ class JobsTest(jobs.Cluster):
     def near_its_limit(self, job: str) -> None:
         self.expect("USR1", run("scancel", "--batch", "--signal=USR1", job).status, 0)
 
+    def queues_again(self, job: str, times: int) -> None:
+        """It has saved so many times and is in the queue; it starts soon."""
+        queued = f"job.sh: the run has saved its state; job {job} is in the queue again\n"
+        if not jobs.until(lambda: self.output(job).count(queued) == times and self.state(job) == "PENDING", 30):
+            self.fail(f"job {job} is not in the queue: {self.output(job)}")
+        # Else it waits for two minutes. In the second in which it was stopped, the nodes would refuse to start it.
+        run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
     def goes_on(self, job: str) -> None:
         """All ranks save; the job is in the queue, then continues, and its output has both."""
-        queued = f"job.sh: the run has saved its state; job {job} is in the queue again\n"
-        if not jobs.until(lambda: queued in self.output(job) and self.state(job) == "PENDING", 30):
-            self.fail(f"job {job} is not in the queue: {self.output(job)}")
-        run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits for two minutes
+        self.queues_again(job, 1)
         self.ends(job, 30, "COMPLETED", 0)
         for text, count in ((f"Job {job}: ", 2), ("has saved\n", 4), ("saved: no\n", 4), ("saved: yes\n", 4)):
             self.expect(f"job {job}: '{text}'", self.output(job).count(text), count)
