@@ -114,8 +114,11 @@ class Comparison {
   std::string known(const ProbeKey& key, const std::string& todo) const;
   std::string known(const Sighting& seen, const std::string& todo) const;
   Sighting sighting_of(const ProbeKey& key) const;
-  // Prints that sentence, if there is one. Without `of_others`, only a mistake of the blamed TODO counts.
-  void explain(const Sighting& seen, bool of_others = true) const;
+  // Prints that sentence, if there is one. Without `of_others`, only a mistake of the blamed TODO counts; mistakes of
+  // `settled` do not.
+  void explain(const Sighting& seen, bool of_others = true, const TodoIds& settled = {}) const;
+  // The TODOs that are right and record nothing but integers: no later work can show that they are wrong.
+  TodoIds settled() const;
   Symptom symptom(const ProbeKey& key) const;
   std::vector<Known> others(const ProbeKey& key) const;
   // The TODOs with NCCL calls in the solution's run.
@@ -126,11 +129,12 @@ class Comparison {
   // passed, in words, and all TODOs whose probes it passed.
   struct End {
     std::string next, last, inside;  // inside: the one whose function was entered last, if it has recorded no result
+    bool elsewhere = false;          // the rank then went on in a different way than the solution
     TodoIds passed;
   };
   End where_it_ended() const;
-  // How many probes this rank has reached; only known from a journal.
-  std::size_t passed_by(int rank) const;
+  // The probes that this rank has reached; only known from a journal.
+  const std::vector<Probe>& passed_by(int rank) const;
 
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
@@ -392,8 +396,16 @@ Sighting Comparison::sighting_of(const ProbeKey& key) const {
   return sighting(expected_, mine_, key.id, key.name, key.rank, key.step, key.occurrence);
 }
 
-void Comparison::explain(const Sighting& seen, bool of_others) const {
-  const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others);
+TodoIds Comparison::settled() const {
+  TodoIds ids = right_;
+  for (const Probe& probe : expected_.probes) {
+    if (!probe.tensor.integers) ids.erase(probe.id);
+  }
+  return ids;
+}
+
+void Comparison::explain(const Sighting& seen, bool of_others, const TodoIds& settled) const {
+  const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others, settled);
   if (sentence.empty()) return;
   explained_ = true;
   std::printf("%s\n", sentence.c_str());
@@ -554,7 +566,7 @@ bool Comparison::given_agrees(std::size_t position) {
 }
 
 bool Comparison::caused_by_a_loop(const ProbeKey& key, const std::string& difference) {
-  const std::string todo = known_.todo(expected_, mine_, sighting_of(key));
+  const std::string todo = known_.todo(expected_, mine_, sighting_of(key), key.id);
   if (!is_write(todo) || todo == key.id) return false;
   blame(todo, true);
   std::printf("%s: what it does shows in what it calls.\n%s  %s, of %s%s  %s\n", todos_.heading(todo).c_str(),
@@ -570,8 +582,11 @@ bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
   if (callee.code.find("return") != std::string::npos) return false;  // before its probe, perhaps
   const auto position = std::ranges::find(expected_order_, key) - expected_order_.begin();
   const std::string& function = callee.function_in_solution;
-  const std::string caller =
+  std::string caller =
       function.empty() ? "" : one_that_calls(function, std::min<std::size_t>(position, expected_order_.size() - 1));
+  // In the solution's run, nobody calls it: the loop of this program does.
+  if (caller.empty() && std::ranges::none_of(expected_.probes, [&](const Probe& p) { return p.id == key.id; }))
+    caller = loop_of_program();
   if (!is_write(caller) || caller == key.id) return false;
   const std::string sentence = known(key, caller);
   blame(caller, true);
@@ -678,17 +693,20 @@ bool Comparison::losses_agree() {
       const double error = relative_error(mine.*loss, expected.*loss);
       largest_ = std::max(largest_, error);
       if (error <= tolerance_) continue;
+      const Sighting seen{workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
+                          {summary({mine.*loss}), summary({expected.*loss})}};
       const TodoIds unseen = unobserved();
-      if (!unseen.empty()) {
-        const std::string& id = *unseen.rbegin();
+      std::string id = unseen.empty() ? "" : *unseen.rbegin();
+      if (const std::string of_known = known_.todo(expected_, mine_, seen, id); todos_.contains(of_known))
+        id = of_known;
+      if (!id.empty()) {
         blame(id, false);
         std::printf("%s is the one to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
       }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
-      explain({workshop::formatted("%s step %d replica %d", name, expected.step, expected.replica),
-               {summary({mine.*loss}), summary({expected.*loss})}});
-      if (!unseen.empty()) {
+      explain(seen);
+      if (unseen.contains(id)) {
         std::printf("All recorded tensors agree, but none belongs to %s: look there first.\n", called(unseen).c_str());
       } else if (!right_.empty()) {
         std::printf("All tensors of the first steps agree: look at the later steps, or at the loss itself.\n");
@@ -743,7 +761,7 @@ bool Comparison::time_agrees() {
   if (call) verdict.todo = call->caller;
   const Sighting seen{"time of a step: " + verdict.where + (call ? ", " + call->function + " misplaced" : ""),
                       {summary({mine_.seconds_per_step * 1e3}), summary({expected_.seconds_per_step * 1e3})}};
-  if (verdict.todo.empty()) verdict.todo = known_.todo_of_time(expected_, seen);
+  if (const std::string of_known = known_.todo_of_time(expected_, seen); !of_known.empty()) verdict.todo = of_known;
   blame(verdict.todo, true);
   std::printf("%s: the right numbers, but %s\n%s%s",
               verdict.todo.empty() ? "Your program" : todos_.heading(verdict.todo).c_str(), verdict.headline.c_str(),
@@ -832,9 +850,15 @@ void Comparison::print_success() {
   if (!missing.empty()) std::printf("Not reached in this run: %s\n", called(missing).c_str());
 }
 
-std::size_t Comparison::passed_by(int rank) const {
+const std::vector<Probe>& Comparison::passed_by(int rank) const {
+  static const std::vector<Probe> kNone;
   const auto passed = mine_.passed.find(rank);
-  return passed == mine_.passed.end() ? 0 : passed->second.size();
+  return passed == mine_.passed.end() ? kNone : passed->second;
+}
+
+// Whether a probe records this tensor, whichever time in its step.
+bool is_of(const Probe& probe, const ProbeKey& key) {
+  return probe.step == key.step && probe.id == key.id && probe.tensor.name == key.name;
 }
 
 Comparison::End Comparison::where_it_ended() const {
@@ -844,13 +868,15 @@ Comparison::End Comparison::where_it_ended() const {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
     std::string before, inside;
     TodoIds behind;
+    const std::vector<Probe>& passed = passed_by(rank);
     std::size_t position = 0;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
       const ProbeKey& key = expected_order_[i];
       if (key.rank != rank) continue;
       // A rank that waits is at the first probe whose values never arrived; a rank that ended, at the first probe that
       // it did not reach.
-      const bool done = ending_->waits() ? mine_probes_.contains(key) : position < passed_by(rank);
+      const bool went_on = position < passed.size();
+      const bool done = ending_->waits() ? mine_probes_.contains(key) : went_on && is_of(passed[position], key);
       ++position;
       if (done) {
         if (given_to(key).empty()) behind.insert(key.id);  // that it was called does not show that it is right
@@ -862,7 +888,8 @@ Comparison::End Comparison::where_it_ended() const {
       if (!todos_.contains(id)) continue;
       if (i < earliest) {
         earliest = i;
-        end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), inside, behind};
+        end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), inside,
+               went_on && !ending_->waits(), behind};
       }
       break;
     }
@@ -886,8 +913,8 @@ std::optional<Comparison::Misplaced> Comparison::misplaced_call() const {
       if (key.rank != rank) continue;
       if (position == mine.size()) break;
       const Probe& probe = *mine[position++];
+      if (is_of(probe, key)) continue;
       const ProbeKey is{rank, probe.step, probe.id, probe.tensor.name, 0};
-      if (is.step == key.step && is.id == key.id && is.name == key.name) continue;
       for (const bool early : {true, false}) {
         const std::string function = given_to(early ? is : key);
         const std::string caller = function.empty() ? "" : one_that_calls(function, i);
@@ -903,37 +930,52 @@ bool Comparison::called_too_early() {
   const std::optional<Misplaced> call = misplaced_call();
   if (!call || !call->early) return false;
   blame(call->caller, true);
-  std::printf("%s calls %s() earlier than expected.\n%s  %s; expected first: '%s' of %s\n%s",
-              todos_.heading(call->caller).c_str(), call->function.c_str(), todos_.place_line(call->caller).c_str(),
-              tensor_of(call->mine).c_str(), call->expected.name.c_str(), called(call->expected.id).c_str(),
-              ending_->quote().c_str());
+  // What other chapters record has names that only the checker knows.
+  const std::string first = todos_.contains(call->expected.id)
+                                ? "expected first: '" + call->expected.name + "' of " + called(call->expected.id)
+                                : "the solution does other work first";
+  std::printf("%s calls %s() earlier than expected.\n%s  %s; %s\n", todos_.heading(call->caller).c_str(),
+              call->function.c_str(), todos_.place_line(call->caller).c_str(), tensor_of(call->mine).c_str(),
+              first.c_str());
+  // An order that does not fit is a consequence, and advice on it would mislead.
+  if (!ending_->has_verdict()) std::printf("%s", ending_->quote().c_str());
   if (ending_->sighting()) {
     Sighting seen = *ending_->sighting();
     seen.where += ", too early";
     explain(seen);
   }
+  // Which two uses of memory meet depends on the model; the call does not. Zeros say that it is not certain.
+  if (!explained_) explain({call->function + " too early, before " + call->expected.id, {summary({}), summary({})}});
   print_right();
   return true;
 }
 
 int Comparison::print_ending() {
-  auto [next, last, inside, passed] = where_it_ended();
+  auto [next, last, inside, elsewhere, passed] = where_it_ended();
   if (called_too_early()) return 1;
-  if (ending_->crashed() && is_write(inside) && todos_.contains(inside)) next = inside;
+  if ((ending_->crashed() || elsewhere) && is_write(inside) && todos_.contains(inside)) next = inside;
   std::string named = ending_->todo(todos_, next);
   // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
   if (passed.contains(named) && todos_.calls(next, named)) named = next;
-  // After the last probe, only a known mistake tells which TODO it is. What a whole loop does wrong may show in what it
-  // calls.
-  const std::string of_known = ending_->sighting() ? known_.todo(expected_, mine_, *ending_->sighting()) : "";
-  if ((named.empty() && next.empty()) || is_write(of_known)) named = of_known;
+  // A known mistake tells best which TODO it is: a mistake may show in a different TODO, or after the last probe.
+  if (ending_->sighting() && !ending_->uses_memory_twice()) {
+    // Of several that look alike, prefer one with a line that the output names.
+    std::vector<std::string> preferred = ending_->todos(todos_);
+    preferred.insert(preferred.begin(), named.empty() ? next : named);
+    std::string of_known;
+    for (const std::string& id : preferred) {
+      of_known = known_.todo(expected_, mine_, *ending_->sighting(), id, settled());
+      if (of_known == id) break;
+    }
+    if (todos_.contains(of_known)) named = of_known;
+  }
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
               ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
   if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote().c_str());
-  if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice());
+  if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice(), settled());
   print_right();
   return 1;
 }
@@ -968,6 +1010,7 @@ void Comparison::write_summary(std::ostream& file) const {
   // solution's run does not reach it either.
   const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty() || !blamed_.empty();
   TodoIds reached = calling();
+  reached.insert(loop_of_program());
   for (const Probe& probe : expected_.probes) reached.insert(probe.id);
   for (const auto& [id, todo] : todos_.all()) {
     const char* state = id == blamed_                       ? "wrong"

@@ -94,6 +94,23 @@ std::string of_order(const std::string& line, const Todos& todos) {
   return "";
 }
 
+// "the program is in cudaEventSynchronize(x) (02_ddp/ddp.h:12)": the TODO of that line, if its solution never lets the
+// host wait. What another rank waits for is then not even enqueued.
+std::string of_waiting_host(const std::vector<std::string>& rank_lines, const Todos& todos) {
+  constexpr std::string_view kIn = "the program is in cuda";
+  for (const std::string& line : rank_lines) {
+    const std::size_t at = line.find(kIn);
+    if (at == std::string::npos) continue;
+    const std::string host = line.substr(at, line.find(';', at) - at);
+    if (host.find("Synchronize(") == std::string::npos) continue;
+    for (const Place& place : places(host)) {
+      const std::string id = todos.at(place);
+      if (!id.empty() && todos.all().at(id).code_in_solution.find("Synchronize(") == std::string::npos) return id;
+    }
+  }
+  return "";
+}
+
 std::string one_of(const std::vector<std::string>& ids, const std::string& preferred) {
   if (ids.empty() || std::find(ids.begin(), ids.end(), preferred) != ids.end()) return ids.empty() ? "" : preferred;
   return ids[0];
@@ -182,11 +199,17 @@ std::string Ending::todo(const Todos& todos, const std::string& next) const {
   if (of_launches(order_)) return one_of(todos_at({order_}, todos), next);
   if (has_verdict()) return of_order(order_, todos);
   if (!verdict_.empty()) {
+    if (const std::string host = of_waiting_host(rank_lines_, todos); !host.empty()) return host;
     const std::string id = one_of(todos_at(verdict_, todos), next);
     return id.empty() ? one_of(todos_at(rank_lines_, todos), next) : id;
   }
   const std::string id = named(lines_, todos);
   return id.empty() ? one_of(todos_at(lines_, todos), next) : id;
+}
+
+std::vector<std::string> Ending::todos(const Todos& todos) const {
+  std::vector<std::string> lines = has_verdict() ? std::vector{order_} : lines_;
+  return todos_at(lines, todos);
 }
 
 std::string Ending::headline(int world, bool after_todo) const {

@@ -31,6 +31,8 @@ class Ending {
   // The TODO that the output names, or that contains a call named there. Prefers `next` if the output names several;
   // returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
+  // All TODOs with a line that the output names.
+  std::vector<std::string> todos(const Todos& todos) const;
   // Completes "Your program": "did not finish on 3 ranks."; after a TODO: "is where your program did not …".
   std::string headline(int world, bool after_todo) const;
   // What the failure looks like, to find a known mistake; empty if the output gives no reason.

@@ -195,6 +195,10 @@ std::optional<Sighting> failure(int status, const std::string& output) {
     reasons.push_back((*match)[1].str());
   for (std::sregex_iterator match(output.begin(), output.end(), kNull), end; !said && match != end; ++match)
     reasons.push_back((*match)[1].str() + (*match)[2].str());
+  // A cuBLAS call that was refused: which one is first depends on the model.
+  static const std::regex kCublas(R"( failed at [^\n]*\b(CUBLAS_STATUS_[A-Z_]+))");
+  for (std::sregex_iterator match(output.begin(), output.end(), kCublas), end; reasons.empty() && match != end; ++match)
+    reasons.push_back((*match)[1].str());
   // The ranks print in any order, and perhaps not all of them print: take the smallest line.
   const auto first = std::ranges::min_element(reasons);
   if (first == reasons.end()) return std::nullopt;
@@ -262,9 +266,10 @@ std::string Fingerprints::todo(const RunRecord& run, const Sighting& sighting) c
   return found.empty() || !one ? "" : found[0]->todo;
 }
 
-std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting,
-                                          const std::string& todo) const {
+std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& sighting, const std::string& todo,
+                                          const TodoIds& settled) const {
   std::vector<const Fingerprint*> found = all_alike(run, sighting);
+  std::erase_if(found, [&](const Fingerprint* f) { return settled.contains(f->todo); });
   // If the run failed, prefer mistakes of the TODO in which it failed.
   const auto of_todo = [&](const Fingerprint* f) { return f->todo == todo; };
   if (sighting.numbers.empty() && std::ranges::any_of(found, of_todo)) std::erase_if(found, std::not_fn(of_todo));
@@ -300,13 +305,14 @@ Sighting with_traffic(Sighting seen, const RunRecord& mine) {
 
 }  // namespace
 
-std::optional<Mistake> KnownMistakes::find(const RunRecord& expected, const Sighting& seen,
-                                           const std::string& todo) const {
-  return known_ ? known_->find(expected, seen, todo) : std::nullopt;
+std::optional<Mistake> KnownMistakes::find(const RunRecord& expected, const Sighting& seen, const std::string& todo,
+                                           const TodoIds& settled) const {
+  return known_ ? known_->find(expected, seen, todo, settled) : std::nullopt;
 }
 
-std::string KnownMistakes::todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const {
-  const auto mistake = find(expected, with_traffic(seen, mine), "");
+std::string KnownMistakes::todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen,
+                                const std::string& preferred, const TodoIds& settled) const {
+  const auto mistake = find(expected, with_traffic(seen, mine), preferred, settled);
   return mistake && mistake->certain ? mistake->todo : "";
 }
 
@@ -315,10 +321,10 @@ std::string KnownMistakes::todo_of_time(const RunRecord& expected, const Sightin
 }
 
 std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
-                                    const std::string& todo, bool of_others) const {
+                                    const std::string& todo, bool of_others, const TodoIds& settled) const {
   seen = with_traffic(std::move(seen), mine);
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
-  const auto mistake = find(expected, seen, todo);
+  const auto mistake = find(expected, seen, todo, settled);
   if (!mistake || (mistake->todo != todo && !of_others)) return "";
   return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : called(mistake->todo) + ": ") +
          mistake->sentence;

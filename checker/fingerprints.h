@@ -68,7 +68,9 @@ class Fingerprints {
 
   // Returns the mistake that looks like this. If several do, calls and bytes decide; if several sentences are left,
   // returns nothing. Of several with the same sentence, prefers one of `todo`.
-  std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "") const;
+  // Mistakes of the TODOs in `settled`, which are right, do not count.
+  std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "",
+                              const TodoIds& settled = {}) const;
 
   // Returns the TODO of the mistakes that look like this; empty if none does, or if they are of several TODOs.
   std::string todo(const RunRecord& run, const Sighting& sighting) const;
@@ -97,16 +99,19 @@ class KnownMistakes {
   // Returns the sentence of the mistake that looks like this, or "". It begins with the mistake's TODO unless that is
   // `todo`, which the reader already knows. Without `of_others`, only mistakes of `todo` count.
   std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
-                       bool of_others = true) const;
+                       bool of_others = true, const TodoIds& settled = {}) const;
 
-  // The TODO of the mistake that looks like this; empty if no mistake does, or if it is not certain.
-  std::string todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen) const;
+  // The TODO of the mistake that looks like this, `preferred` if one of its mistakes does; empty if no mistake does, or
+  // if it is not certain.
+  std::string todo(const RunRecord& expected, const RunRecord& mine, const Sighting& seen,
+                   const std::string& preferred = "", const TodoIds& settled = {}) const;
 
   // The TODO in which a step becomes longer like this, whichever of its mistakes does it; empty if it is not known.
   std::string todo_of_time(const RunRecord& expected, const Sighting& seen) const;
 
  private:
-  std::optional<Mistake> find(const RunRecord& expected, const Sighting& seen, const std::string& todo) const;
+  std::optional<Mistake> find(const RunRecord& expected, const Sighting& seen, const std::string& todo,
+                              const TodoIds& settled) const;
 
   std::optional<Fingerprints> known_;
   bool shows_;

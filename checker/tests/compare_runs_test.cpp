@@ -649,6 +649,38 @@ TEST_F(Levels, TheSummaryNamesTheRegions) {
   EXPECT_EQ(folder_.read("summary"), "right 02.A\nright 02.B\nright 02.3\n");
   verdict(0, {}, sources(kGuided) + " --summary " + summary);
   EXPECT_EQ(folder_.read("summary"), "right 02.1\nright 02.2\nright 02.3\n");
+  mine.set_values("probe", 2, {5});  // the loop, 02.B, records nothing
+  verdict(1, {}, sources(kBlank) + " --summary " + summary);
+  EXPECT_EQ(folder_.read("summary"), "wrong 02.A\nunchecked 02.B\nunchecked 02.3\nblame certain 02.A\n");
+}
+
+TEST_F(Levels, ARunThatEndsOnAnotherWayEndsInTheFunctionThatItEntered) {
+  mine.lines.clear();
+  for (const auto& [id, name] : {std::pair("02.A", "given to average: n"), {"01.5", "x"}, {"01.6", "y"}}) {
+    mine.lines.push_back({{"type", "passed"}, {"rank", 0}, {"id", id}, {"name", name}, {"step", 0}, {"sequence", 0}});
+  }
+  mine.end = {{"type", "run"}, {"chapter", "02_ddp"}, {"program", "ddp"}, {"world", 2}};
+  verdict(
+      1, {"WRITE 02.A (Average all.) is where your program ended with status 1"},
+      sources(kBlank) + " --journals --status 1 --output " + folder_.write("out", "rank 0: f() failed at x.cu:3\n"));
+}
+
+TEST_F(Levels, WhatTheSolutionNeverCallsIsTheLoopsMistake) {
+  for (Record* run : {&expected, &mine}) {
+    std::erase_if(run->lines, [](const Json& line) { return line["id"] != "02.3"; });
+  }
+  mine.probe(0, "02.2", "averaged", 0, {1}, {3});
+  std::string solution = kSolution;
+  solution.replace(solution.find("  average(1);\n"), 14, "");
+  std::string options = "--sources " + (folder_ / "participant");
+  for (const auto& [folder, text] :
+       {std::pair<std::string, std::string>("participant", kBlank), {"solutions", solution}}) {
+    const std::size_t main = text.find("int main");
+    const std::string header = folder_.write(folder + "/02_ddp/ddp.h", text.substr(0, main));
+    const std::string program = folder_.write(folder + "/02_ddp/ddp.cu", text.substr(main));
+    if (folder == "solutions") options += " --todos " + header + " --todos " + program;
+  }
+  verdict(1, {"WRITE 02.B (Train.) calls average() more often than expected."}, options);
 }
 
 TEST_F(Levels, AWholeLoopIsToBlameForWhatItCalls) {
@@ -915,6 +947,31 @@ TEST_F(EndedRuns, AHangIsWhereTheWatchdogSays) {
         "verdict: missing call: rank 1 has not made the call that rank 0 waits in, 02_ddp/ddp.cu:3; it is in no call\n",
         {"TODO 02.1 (Broadcast.) is where your program did not finish on 2 ranks.", "verdict: missing call"});
   ended(86, "verdict: missing rank: rank 1 does not answer\n", {"TODO 02.2 (Average the gradient.) is where"});
+}
+
+TEST_F(EndedRuns, AHostThatWaitsIsToBlameForAHang) {
+  ended(
+      86,
+      "verdict: all receive first: ranks 0, 1 wait in ncclRecv, none sends\n"
+      "rank 0 waits in ncclRecv of 4 float32 from rank 1 of 'world' (number 2, 02_ddp/ddp.cu:6) for 9.0 s; the program "
+      "is in cudaEventSynchronize(done) (02_ddp/ddp.cu:3); last completed: none\n",
+      {"TODO 02.1 (Broadcast.) is where your program did not finish"});
+}
+
+TEST_F(EndedRuns, AKnownMistakeSaysWhichTodoIsToBlame) {
+  const std::string order =
+      "order: x.cu:3 (kernel on stream 'a', which writes) and 02_ddp/ddp.cu:6 (kernel on stream 'b', which reads) use "
+      "the same memory, and nothing says that the first is done: record an event (rank 1)\n";
+  ended(1, order, {"TODO 02.2 (Average the gradient.) is where your program does not wait"});
+  const std::string seen =
+      compare(sources_ + " --journals --status 1 --output " + (folder_ / "out") + " --sightings").output;
+  const std::size_t at = seen.find("sighting: ");
+  ASSERT_NE(at, std::string::npos) << seen;
+  const std::string sighting = seen.substr(at + 10, seen.find('\n', at) - at - 10);
+  sources_ += " --fingerprints " +
+              folder_.write("known.txt", "says 02.1-x It is late.\nrun ddp 2\n02.1-x | " + sighting + "\n");
+  ended(1, order, {"TODO 02.1 (Broadcast.) is where your program does not wait", "\nIt is late.\n"});
+  EXPECT_EQ(folder_.read("summary"), "wrong 02.1\nunchecked 02.2\nblame certain 02.1 known\n");
 }
 
 TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {

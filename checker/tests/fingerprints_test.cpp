@@ -173,6 +173,14 @@ TEST(Failure, LeavesOutTheArgumentsOfACallThatIsRefused) {
   EXPECT_FALSE(failure(1, "rank 0: ncclSend(dx, n, ncclFloat, 9, comm, s) failed at a.cu:7: invalid argument\n"));
 }
 
+TEST(Failure, KeepsTheStatusOfARefusedCallOfCublas) {
+  const auto seen = failure(1,
+                            "rank 1: cublasGemmEx(blas, n) failed at model/blas.cu:38: CUBLAS_STATUS_INVALID_VALUE, an "
+                            "unsupported value\n");
+  ASSERT_TRUE(seen);
+  EXPECT_EQ(seen->where, "status 1, CUBLAS_STATUS_INVALID_VALUE");
+}
+
 TEST_F(FingerprintsTest, MustBeReadable) {
   EXPECT_THROW(Fingerprints("/no/such/file"), std::runtime_error);
   EXPECT_THROW(file(run_ + "02.2-sum | where | one two\n"), std::runtime_error);
