@@ -71,8 +71,8 @@ function(workshop_models target)
 endfunction()
 
 # _workshop_files(result FILE OTHERS): the files that make up a chapter's FILE, "02_ddp/ddp.cu": itself, the headers of
-# its chapter that it includes, and the .cu files of the same names. If OTHERS is true, includes those of other
-# chapters. The result is cached, because a thousand tests ask about the same few programs.
+# its chapter that it includes, and the .cu files of the same names that are no programs. If OTHERS is true, includes
+# those of other chapters. The result is cached, because a thousand tests ask about the same few programs.
 function(_workshop_files result file others)
   get_property(known GLOBAL PROPERTY WORKSHOP_FILES_${file}_${others})
   if(known)
@@ -90,7 +90,12 @@ function(_workshop_files result file others)
     endif()
     list(APPEND found ${name})
     string(REGEX REPLACE "[.]h$" ".cu" source ${name})
-    list(APPEND queue ${source})
+    if(NOT source STREQUAL name AND EXISTS ${folder}/${source})
+      file(STRINGS ${folder}/${source} main REGEX "^int main\\(")
+      if(NOT main)  # else it is another program: 02_ddp/ddp.cu is no part of ddp_overlap
+        list(APPEND queue ${source})
+      endif()
+    endif()
     file(STRINGS ${folder}/${name} lines REGEX "^#include \"[^\"]+\"")
     foreach(line IN LISTS lines)
       string(REGEX REPLACE "^#include \"(.+)\".*" "\\1" header "${line}")
