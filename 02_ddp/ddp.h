@@ -3,6 +3,7 @@
 // Nothing else has to be sent. Each rank keeps its own copy of the optimizer's state.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "common/nccl/group.h"
@@ -69,6 +70,7 @@ inline void evaluate(Training& training, const Group& replicas, cudaStream_t str
                      const Training::AddLoss& add_loss) {
   const int first = training.first_evaluated(), count = training.evaluated();
   if (count == 0) return;
+  probe("02.C", "given to evaluate: first sample, number of samples", std::array{first, count});
   const std::vector<int> mine = evaluated_by(replicas, first, count);
   probe("02.4", "this rank's samples of the evaluation", mine);
 
