@@ -102,6 +102,8 @@ def test_a_todo_that_is_not_reached_is_not_right(chapter):
 def test_where_a_todo_is_right_is_said(chapter):
     chapter.checks("one|a|3|0|fine|right 02.1", "two|a|2|0|fine|right 02.1", "three|b|1|0|fine|unreached 02.1")
     assert chapter.judge("--todo", "02.1")[1].startswith("TODO 02.1: right (a on 2, 3 ranks)\n")
+    chapter.checks("one|a|3|77|Next: TODO 02.2|right 02.1,open 02.2")
+    assert chapter.judge("--todo", "02.1")[1].startswith("TODO 02.1: right (a on 3 ranks)\nNext: TODO 02.2\n")
 
 
 def test_a_note_is_said_once(chapter):
@@ -129,7 +131,7 @@ def test_the_first_that_is_certainly_wrong_is_shown(chapter):
     assert status == 1
     assert said == (
         "TODO 02.3 (x) first\nThis run: ./workshop run 02 c -n 4 -- --epochs 3\nStuck? ./workshop hint 02.3\n"
-        "right 02.1 · wrong 02.2 02.3 02.10\n3 runs are wrong in all: --verbose shows them\n"
+        "right so far 02.1 · wrong 02.2 02.3 02.10\n3 runs are wrong in all: --verbose shows them\n"
     )
 
 
@@ -196,13 +198,13 @@ def test_what_is_open_counts_less_than_what_is_wrong(chapter):
     chapter.checks("one|a|2|77|Next: TODO 02.2|right 02.1,open 02.2,unreached 02.3")
     assert chapter.judge()[:2] == (
         77,
-        "Next: TODO 02.2\nStuck? ./workshop hint 02.2\n" "right 02.1 · open 02.2 · not reached 02.3\n",
+        "Next: TODO 02.2\nStuck? ./workshop hint 02.2\n" "right so far 02.1 · open 02.2 · not reached 02.3\n",
     )
     chapter.checks(
         "one|a|2|77|Next: TODO 02.2|right 02.1,open 02.2,unchecked 02.3", "two|b|2|0|x|unreached 02.3,unreached 02.4"
     )
     assert (
-        "right 02.1 · open 02.2 · not reached 02.4 · not checked 02.3, behind what is open or wrong\n"
+        "right so far 02.1 · open 02.2 · not reached 02.4 · not checked 02.3, because of what is open or wrong\n"
         in chapter.judge()[1]
     )
 

@@ -278,12 +278,14 @@ class Verdict:
 
     def summary(self) -> str:
         parts = []
+        # A run stops at the first open TODO, and is judged up to the first mistake.
+        cut_short = bool(self.those("open") or self.those("wrong"))
         for word in ("right", "wrong", "open", "unreached", "unchecked"):
             todos = self.those(word)
             if todos:
-                # A run stops at the first open TODO, and is judged up to the first mistake.
-                behind = ", behind what is open or wrong" if word == "unchecked" else ""
-                parts.append(f"{word.replace('un', 'not ', 1)} {' '.join(todos)}{behind}")
+                so_far = " so far" if word == "right" and cut_short else ""
+                why = ", because of what is open or wrong" if word == "unchecked" else ""
+                parts.append(f"{word.replace('un', 'not ', 1)}{so_far} {' '.join(todos)}{why}")
         return " · ".join(parts)
 
 
@@ -413,7 +415,8 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     if arguments.todo:
         word = verdict.known.get(arguments.todo, "unreached")
         covered = f" ({right_in(checks, arguments.todo)})" if word == "right" else ""
-        text += f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
+        asked = f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
+        text = asked + text if word == "right" else text + asked  # what else is open comes behind what was asked for
     if verdict.best:
         todo = next_todo(verdict)
         text += f"Stuck? ./workshop hint {todo}\n" if todo else ""
