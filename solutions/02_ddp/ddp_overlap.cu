@@ -46,10 +46,11 @@ int main(int argc, char** argv) {
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
-  // WRITE 02.H: Train as ddp.cu does, but average the gradients with `reducer`, during the backward pass.
-  //   model.backward(activations, accumulate, ready) calls ready(layer) for each layer, from the last to the first, as
-  //   soon as the work for its gradients is enqueued. Tell reducer.on_layer_done() of the layers whose gradients are
-  //   final, and call reducer.finish() before they are used.
+  // WRITE 02.H: Train as WRITE 02.D does, but average the gradients with `reducer`, during the backward pass.
+  //   The text of 02.D, in ddp.cu, says what belongs to the loop. model.backward(activations, accumulate, ready) calls
+  //   ready(layer) for each layer, from the last to the first, as soon as the work for its gradients is enqueued. Tell
+  //   reducer.on_layer_done() of the layers whose gradients are final, and call reducer.finish() before they are used.
+  //   batch.last says whether a micro-batch is the last of its step.
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {

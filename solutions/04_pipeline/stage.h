@@ -116,11 +116,12 @@ class PipelineStage {
     probe_given("04.G", "forward", i, chunk.is_first ? nullptr : chunk.inputs[m].data());
     // WRITE 04.G: Enqueue the forward of micro-batch m through `chunk`, and store where its output lies.
     //   compute_forward(chunk, m) enqueues it and returns the output, which lies in chunk.activations[m]. Set
-    //   chunk.output[m] to the place that the output is sent from. With recomputation, the next forward overwrites
-    //   the activations, perhaps before the output is sent: so chunk.outputs has two buffers, between which the
-    //   outputs alternate. It is empty if none are needed. chunk.forwards counts the forwards before this one.
-    //   micro_batch(m).samples is the number of samples, copy_to(to, from, count) copies Reals. The timeline shows a
-    //   Range("forward 3", stream_) as long as the object lives.
+    //   chunk.output[m] to the place that the output is sent from, a Real*: compute_forward() returns a const Real*, so
+    //   that needs a const_cast<Real*>. With recomputation, the next forward overwrites the activations, perhaps before
+    //   the output is sent: so chunk.outputs has two buffers, between which the outputs alternate. It is empty if none
+    //   are needed. chunk.forwards counts the forwards before this one. micro_batch(m).samples is the number of
+    //   samples, copy_to(to, from, count) copies Reals. The timeline shows a Range("forward 3", stream_) as long as
+    //   the object lives.
     const Range range("forward " + std::to_string(m), stream_);
     const Real* output = compute_forward(chunk, m);
     if (!chunk.outputs.empty()) {  // the next forward overwrites this output, perhaps before it is sent

@@ -306,8 +306,9 @@ class FullyShardedModel {
     // WRITE 06.O: Return when the gather for pass k is enqueued: pre, post or none.
     //   Passes 0 … units() - 1 are forward passes, the next units() are backward passes. The forward pass prefetches
     //   with `pre` if fsdp_.prefetch, else not at all; fsdp_.backward() is the Prefetch of the backward pass. The
-    //   gather for the first backward pass is enqueued around the last forward pass, or when its own work begins. k may
-    //   be one too large: there is no such pass, so nothing is gathered for it.
+    //   gather for the first backward pass is enqueued before the last forward pass (pre), or when its own work begins
+    //   (none): return none there in place of post. k may be one too large: there is no such pass, so nothing is
+    //   gathered for it, and the value is none.
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
     return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
