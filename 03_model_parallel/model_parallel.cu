@@ -81,6 +81,7 @@ int main(int argc, char** argv) {
   options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
+  options.with_async_checkpoints();
   options.parse(argc, argv);
   const Network network = make_network(options);
   require_layers(options, network, process_ranks().world);

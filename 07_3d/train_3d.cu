@@ -118,6 +118,7 @@ int main(int argc, char** argv) {
   options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");
+  options.with_async_checkpoints();
   options.parse(argc, argv);
   complete(settings, options);
   Job job(options);
