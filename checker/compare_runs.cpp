@@ -175,8 +175,9 @@ class Comparison {
   // If the run failed after such a call, prints that and returns true.
   bool called_too_early();
   void print_notes() const;
-  // Prints a note on the first rank whose host does something more often than the solution's.
-  void note_more(const std::string& what, const char* does, const char* why) const;
+  // Prints a note on the first rank whose host does something more often than the solution's, by more than the fraction
+  // `slack`.
+  void note_more(const std::string& what, const char* does, const char* why, double slack = 0) const;
   int print_unfinished() const;
   void print_success();
 
@@ -805,13 +806,14 @@ void Comparison::print_notes() const {
   note_more(
       "events", "records events",
       ". An event that is recorded again stands for all work enqueued on its stream by then: a stream that waits for "
-      "it may wait for more than it needs, and less runs at the same time.");
+      "it may wait for more than it needs, and less runs at the same time.",
+      /*slack=*/0.1);
 }
 
-void Comparison::note_more(const std::string& what, const char* does, const char* why) const {
+void Comparison::note_more(const std::string& what, const char* does, const char* why, double slack) const {
   for (const auto& [rank, host] : expected_.host) {
     const auto mine = mine_.host.find(rank);
-    if (mine == mine_.host.end() || mine->second.at(what) <= host.at(what)) continue;
+    if (mine == mine_.host.end() || mine->second.at(what) <= (1 + slack) * host.at(what)) continue;
     const auto times = [](double count) { return text(count) + (count == 1 ? " time" : " times"); };
     std::printf("Note: your rank %d %s %s during the steps, the solution's %s%s\n", rank, does,
                 times(mine->second.at(what)).c_str(), times(host.at(what)).c_str(), why);

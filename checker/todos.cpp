@@ -38,6 +38,7 @@ struct Found {
   std::map<std::string, std::string> around;  // the WRITE region around a TODO
   TodoIds probed_inside;                      // TODOs with a probe inside the WRITE region
   std::set<std::string> files;
+  std::map<std::pair<std::string, int>, std::string> probes;  // by file and line: whose result a probe records
 };
 
 // Tracks which functions contain the current line of a source that clang-format has formatted.
@@ -126,6 +127,8 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
       continue;
     }
     if (todos.open().empty()) functions.read(line);
+    static const std::regex kProbe(R"re(\bprobe\("(\d\d\.\w+)", (?!\{?"given to ))re");
+    if (std::smatch match; std::regex_search(line, match, kProbe)) found.probes[{name, number}] = match[1];
   }
   found.around.merge(inner);
 }
@@ -174,6 +177,7 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder,
     std::ifstream file(folder + "/" + name);
     if (!folder.empty() && file) read_source(file, name, mine);
   }
+  probes_ = mine.probes;
   // A WRITE region is the participant's if none of the TODOs in it is.
   std::map<std::string, std::pair<int, int>> inner;  // of each WRITE region: its TODOs, and how many of them are there
   for (const auto& [todo, write] : solution.around) {
@@ -239,7 +243,9 @@ std::string Todos::at(const Place& place) const {
   for (const auto& [id, todo] : all_) {
     if (todo.first > 0 && todo.file == place.file && todo.first <= place.line && place.line <= todo.last) return id;
   }
-  return "";
+  const auto probe = probes_.find({place.file, place.line});
+  const std::string id = probe == probes_.end() ? "" : region_of_probe(probe->second);
+  return all_.contains(id) ? id : "";
 }
 
 std::string Todos::at_in_solution(const Place& place) const {

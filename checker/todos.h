@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace workshop::tools {
@@ -73,7 +74,8 @@ class Todos {
   std::string heading(const std::string& id) const;
   // "  at 02_ddp/ddp.h:17\n"; empty if the place is unknown.
   std::string place_line(const std::string& id) const;
-  // The TODO whose lines contain a place in the participant's files, or "".
+  // The TODO whose lines contain a place in the participant's files, or whose result the probe at this place records;
+  // or "".
   std::string at(const Place& place) const;
   // The same for a place in the solution.
   std::string at_in_solution(const Place& place) const;
@@ -88,6 +90,7 @@ class Todos {
   std::map<std::string, Todo, TodoOrder> all_;
   std::map<std::string, std::string> region_;  // of each TODO and WRITE region that is none of all_
   TodoIds probed_inside_;                      // those of region_ whose probes are inside the WRITE region
+  std::map<std::pair<std::string, int>, std::string> probes_;  // in the participant's files, by file and line
 };
 
 }  // namespace workshop::tools

@@ -39,7 +39,9 @@ std::string differences(const RunRecord& expected, const RunRecord& mine) {
   for (const auto& [operation, by_rank] : ledger) {
     for (const auto& [rank, both] : by_rank) {
       if (both.mine == both.expected) continue;
-      lines += "  your " + operation.first + " on communicator '" + operation.second + "' is called " +
+      const bool is_copy = operation.second.starts_with("device ");  // "device 0 to 1"
+      lines += "  your " + operation.first +
+               (is_copy ? " from " + operation.second : " on communicator '" + operation.second + "'") + " is called " +
                number(both.mine.calls) + (both.mine.calls == 1 ? " time on rank " : " times on rank ") +
                std::to_string(rank) + ", expected " + number(both.expected.calls) + "; with " +
                number(both.mine.bytes) + " bytes, expected " + number(both.expected.bytes) + "\n";
