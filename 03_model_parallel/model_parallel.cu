@@ -38,7 +38,8 @@ void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t
   // TODO 03.3: Receive this rank's input from the previous rank, compute, and send the output to the next rank.
   //   Receive the input into stage.received.data(), [rows, stage.in]. The first rank has x instead and receives
   //   nothing. compute_forward(stage, batch, input) returns the output, [rows, stage.out]. The last rank keeps it.
-  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md).
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md). The
+  //   stream orders the calls; the host must not wait.
   todo("03.3");
   // END TODO 03.3
   probe("03.C", "samples that the stage has computed", std::array{stage.activations.samples});
@@ -53,7 +54,8 @@ void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) 
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
   //   Receive the gradient of the output into stage.model.output_gradient(), [rows, stage.out]. From which rank?
   //   compute_backward(stage, rows, dx) writes the gradient of the input to dx = stage.input_gradient.data(), [rows,
-  //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx.
+  //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx. The host
+  //   must not wait.
   todo("03.4");
   // END TODO 03.4
   probe("03.D", "gradients of the stage", stage.model.grads(), {stage.model.count()}, stream);

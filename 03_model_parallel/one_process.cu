@@ -99,7 +99,7 @@ void copy(Part& to, void* target, Part& from, const void* source, std::size_t by
   probe_before_copy(to, from, source, bytes);
   // TODO 03.7: Copy from device to device, on the stream of `to`, after the work so far on the stream of `from`.
   //   Record from.done, let to.stream wait for it, and copy with cudaMemcpyPeerAsync(target, its device, source, its
-  //   device, bytes, stream). The device of a part is part.device.
+  //   device, bytes, stream). The device of a part is part.device. The host must not wait.
   todo("03.7");
   // END TODO 03.7
 }

@@ -44,7 +44,8 @@ void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t
   // TODO 03.3: Receive this rank's input from the previous rank, compute, and send the output to the next rank.
   //   Receive the input into stage.received.data(), [rows, stage.in]. The first rank has x instead and receives
   //   nothing. compute_forward(stage, batch, input) returns the output, [rows, stage.out]. The last rank keeps it.
-  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md).
+  //   ncclRecv(buffer, count, kReal, peer, job.comm(), stream); ncclSend takes the same arguments (docs/calls.md). The
+  //   stream orders the calls; the host must not wait.
   if (rank > 0) {
     x = stage.received.data();
     NCCL_CHECK(ncclRecv(stage.received.data(), rows * stage.in, kReal, rank - 1, job.comm(), stream));
@@ -65,12 +66,13 @@ void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) 
   //   compute_backward(stage, rows, dx) takes the gradient of the output, rows x stage.out elements, from
   //   stage.model.output_gradient(), which must not be overwritten on the last rank. It writes the gradient of the
   //   input, rows x stage.in elements, to dx, for which there is room in stage.input_gradient.data(). On the first
-  //   rank, dx is nullptr: nobody needs the gradient of the samples.
+  //   rank, dx is nullptr: nobody needs the gradient of the samples. All calls are on `stream`; the host must not wait.
   const int rank = job.rank(), last = job.world() - 1;
   // TODO 03.4: Receive the gradient of this rank's output, compute, and send the gradient of its input.
   //   Receive the gradient of the output into stage.model.output_gradient(), [rows, stage.out]. From which rank?
   //   compute_backward(stage, rows, dx) writes the gradient of the input to dx = stage.input_gradient.data(), [rows,
-  //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx.
+  //   stage.in]. To which rank do you send it? The first rank has no previous rank and passes nullptr for dx. The host
+  //   must not wait.
   if (rank < last) {
     Real* gradient = stage.model.output_gradient();
     NCCL_CHECK(ncclRecv(gradient, rows * stage.out, kReal, rank + 1, job.comm(), stream));

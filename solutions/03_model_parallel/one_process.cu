@@ -104,7 +104,7 @@ void copy(Part& to, void* target, Part& from, const void* source, std::size_t by
   //   copies; a part's device is part.device. The host must not wait.
   // TODO 03.7: Copy from device to device, on the stream of `to`, after the work so far on the stream of `from`.
   //   Record from.done, let to.stream wait for it, and copy with cudaMemcpyPeerAsync(target, its device, source, its
-  //   device, bytes, stream). The device of a part is part.device.
+  //   device, bytes, stream). The device of a part is part.device. The host must not wait.
   CUDA_CHECK(cudaEventRecord(from.done, from.stream));
   CUDA_CHECK(cudaStreamWaitEvent(to.stream, from.done));
   CUDA_CHECK(cudaMemcpyPeerAsync(target, to.device, source, from.device, bytes, to.stream));
