@@ -381,10 +381,10 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     std::vector<std::optional<Instruction>> messages;
     // TODO 04.5: Append to `messages` the messages that must be done before i, a forward or a backward, may start.
     //   i needs its input. Its result goes into one of two buffers, between which the results of a kind and a chunk
-    //   alternate: the result that was in this buffer must have been sent. `earlier` holds the instructions of this
-    //   kind and chunk before i, the newest last. message(schedule, stage, i, true) returns the message that brings the
-    //   input of an instruction; with `false`, the one that carries its result away. Where no
-    //   other stage is involved, it returns std::nullopt, which you may append, too.
+    //   alternate: the result that was in this buffer must have been sent. It waits for nothing else. `earlier` holds
+    //   the instructions of this kind and chunk before i, the newest last. message(schedule, stage, i, true) returns
+    //   the message that brings the input of an instruction; with `false`, the one that carries its result away. Where
+    //   no other stage is involved, it returns std::nullopt, which you may append, too.
     messages.push_back(message(schedule, stage, i, /*input=*/true));
     if (earlier.size() >= 2) messages.push_back(message(schedule, stage, earlier.end()[-2], /*input=*/false));
     // END TODO 04.5

@@ -157,7 +157,8 @@ class PipelineStage {
     //   schedule. If the chunk is not the first of the model, the gradient of its input goes into one of the two
     //   buffers chunk.input_gradients, in turns, and chunk.input_gradient[m] must say which; else into nullptr. Call
     //   ready(i.chunk, layer), unless `ready` is empty, for each layer from the last to the first, but only when its
-    //   gradients are final. A micro-batch without samples has no backward, but all of this must hold with it, too.
+    //   gradients are final. A micro-batch without samples has no backward, but all else must happen with it, too, also
+    //   the call of model.loss().
     const Range range("backward " + std::to_string(m), stream_);
     Model& model = chunk.model;
     const Batch batch = micro_batch(m);
