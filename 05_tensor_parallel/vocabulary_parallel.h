@@ -249,12 +249,10 @@ class ParallelCrossEntropy : public Loss {
     //   All three are floats (ncclFloat), `rows` of them, reduced in place over `comm` on `stream`.
     //   1. `maxima` has the largest of this rank's logits: make it the largest of all ranks' logits.
     //   2. Launch row_exponentials for `logits` elements, with the arguments sums, output, maxima, rows, vocab_.count.
-    //   It
-    //      writes Σ e^(z - maximum) over this rank's words to `sums`: make that the sum over all words.
+    //      It writes Σ e^(z - maximum) over this rank's words to `sums`: make that the sum over all words.
     //   3. Launch local_target_logits for `rows` elements, with the arguments losses, output, targets, vocab_, rows.
-    //   For
-    //      each row, it writes the target's logit to `losses` on the rank that has the target, and zero on the others:
-    //      give every rank all of these logits.
+    //      For each row, it writes the target's logit to `losses` on the rank that has the target, and zero on the
+    //      others: give every rank all of these logits.
     todo("05.14");
     // END TODO 05.14
     probe("05.14", "largest logits of all ranks", maxima, {rows}, stream);

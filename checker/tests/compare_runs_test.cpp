@@ -824,6 +824,9 @@ TEST_F(CompareRuns, EventsThatAreRecordedAgainAreANote) {
   verdict(0, {"Note: your rank 1 records events 12 times during the steps, the solution's 8 times."});
   mine.line("host", 1)["events"] = 4;
   EXPECT_EQ(compare().output.find("Note:"), std::string::npos);
+  expected.line("host", 1)["events"] = 100;
+  mine.line("host", 1)["events"] = 105;  // hardly more
+  EXPECT_EQ(compare().output.find("Note:"), std::string::npos);
 }
 
 TEST_F(CompareRuns, UnfinishedButRightSoFar) {
@@ -980,6 +983,19 @@ TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
   ended(1, "rank 1: the layers are in no bucket: see TODO 02.1\n", {"TODO 02.1 (Broadcast.) is where"});
   ended(1, "bounds: recvbuff of ncclAllGather at 02_ddp/ddp.cu:3 has 48 floats, 16 too many (rank 1)\n",
         {"TODO 02.1 (Broadcast.) is where your program goes beyond its memory", "16 too many"});
+}
+
+TEST_F(EndedRuns, AProbeThatGoesTooFarReadsTheResultOfItsTodo) {
+  folder_.write("chapters/02_ddp/ddp.cu",
+                "void average(int n) {\n  // TODO 02.1: Broadcast.\n  mine();\n  // END TODO 02.1\n"
+                "  // TODO 02.2: Average the gradient.\n  mine();\n  // END TODO 02.2\n"
+                "  probe(\"02.2\", \"average\", x, {n}, stream);\n"
+                "  probe(\"02.2\", \"given to average: x\", x, {n}, stream);\n}\n");
+  mine.lines.clear();
+  const std::string beyond = "bounds: src of cudaMemcpyAsync at 02_ddp/ddp.cu:";
+  ended(1, beyond + "8 has 48 floats, 16 too many (rank 1)\n",
+        {"TODO 02.2 (Average the gradient.) is where your program goes beyond its memory"});
+  ended(1, beyond + "9 has 48 floats, 16 too many (rank 1)\n", {"TODO 02.1 (Broadcast.) is where"});
 }
 
 // If a TODO worked before, its caller has passed wrong arguments.

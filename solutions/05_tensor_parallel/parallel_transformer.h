@@ -119,15 +119,17 @@ class ParallelBlock : public ParallelLayer {
     const int rows = samples * T_, local = tp_->local_rows(rows);
     probe("05.P", {"given to the block: x of ", name}, x, {local, E_}, stream);
     // WRITE 05.P: Compute v.residual = x + attention(norm1(x)), then v.y = v.residual + mlp(norm2(v.residual)).
-    //   The steps are those of chapter 01's Block::compute(). in_proj_, out_proj_, linear1_ and linear2_ are this
-    //   rank's parts of the linear layers, in two pairs. heads_ has this rank's heads, heads_.features() columns. x,
-    //   v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs everything in
-    //   BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_forward(blas, heads_,
-    //   v.attention, samples, 0, T_, dropout, dropped_.data()) and activation_forward(Activation::gelu, y, x, count,
-    //   stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
+    //   The steps are those of Block::compute() in solutions/01_single_gpu/transformer.h. in_proj_, out_proj_, linear1_
+    //   and linear2_ are this rank's parts of the linear layers, in two pairs. heads_ has this rank's heads,
+    //   heads_.features() columns; of the MLP's features, this rank has 4 * heads_.features() per row, T_ rows per
+    //   sample. x, v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs
+    //   everything in BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_forward(blas,
+    //   heads_, v.attention, samples, 0, T_, dropout, dropped_.data()) and activation_forward(Activation::gelu, y, x,
+    //   count, stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
     //   on_features(saved.batch) behind GELU, and at the end of each branch on_rows(place, saved, rows), where `place`
     //   is Block::attention_place or Block::mlp_place. dropout.apply(y, x, samples, width, stream) works in place, too;
-    //   `width` is the number of values per sample, `out` at the end of a branch. Without dropout, it does nothing.
+    //   `width` is the number of this rank's values per sample: `out` at the end of a branch, and all its features of
+    //   the MLP behind GELU. Without dropout, it does nothing.
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
@@ -174,12 +176,12 @@ class ParallelBlock : public ParallelLayer {
     probe("05.Q", {"given to the block: dy of ", name}, dy, {local, E_}, stream);
     // WRITE 05.Q: Go back through forward(), from dy to dx and to the gradients of all parameters.
     //   dy[local, E_] is the gradient of v.y, dx[local, E_] that of x. They may be the same memory, and dy may be
-    //   overwritten. The steps are those of chapter 01's Block::backward(), with branch_gradient(),
-    //   attention_backward() and the same places in memory: `spare` has room for 4 * features values per sample,
-    //   `beside` for `local` rows or the probabilities. The dropouts are those of forward(). Call norm_backward(norm,
-    //   x, statistics, dy, past, dx, rows, norm_gradients_.accumulate(g), stream), where `past` is the gradient that
-    //   reaches x past the norm, or null. Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients
-    //   of both norms.
+    //   overwritten. The steps are those of Block::backward() in solutions/01_single_gpu/transformer.h, with
+    //   branch_gradient(), attention_backward() and the same places in memory: `spare` has room for 4 * features values
+    //   per sample, where `features` is T_ * heads_.features(), `beside` for `local` rows or the probabilities. The
+    //   dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
+    //   norm_gradients_.accumulate(g), stream), where `past` is the gradient that reaches x past the norm, or null.
+    //   Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients of both norms.
     const float norm_accumulate = norm_gradients_.accumulate(g);
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);

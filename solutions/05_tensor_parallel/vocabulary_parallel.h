@@ -269,12 +269,10 @@ class ParallelCrossEntropy : public Loss {
     //   All three are floats (ncclFloat), `rows` of them, reduced in place over `comm` on `stream`.
     //   1. `maxima` has the largest of this rank's logits: make it the largest of all ranks' logits.
     //   2. Launch row_exponentials for `logits` elements, with the arguments sums, output, maxima, rows, vocab_.count.
-    //   It
-    //      writes Σ e^(z - maximum) over this rank's words to `sums`: make that the sum over all words.
+    //      It writes Σ e^(z - maximum) over this rank's words to `sums`: make that the sum over all words.
     //   3. Launch local_target_logits for `rows` elements, with the arguments losses, output, targets, vocab_, rows.
-    //   For
-    //      each row, it writes the target's logit to `losses` on the rank that has the target, and zero on the others:
-    //      give every rank all of these logits.
+    //      For each row, it writes the target's logit to `losses` on the rank that has the target, and zero on the
+    //      others: give every rank all of these logits.
     NCCL_CHECK(ncclAllReduce(maxima, maxima, rows, ncclFloat, ncclMax, comm, stream));
     launch(row_exponentials, logits, stream, sums, output, maxima, rows, vocab_.count);
     NCCL_CHECK(ncclAllReduce(sums, sums, rows, ncclFloat, ncclSum, comm, stream));
