@@ -6,6 +6,10 @@
 #include <string>
 #include <utility>
 
+#ifdef WORKSHOP_BACKEND_CPU
+#include <workshop_cpu.h>
+#endif
+
 namespace workshop {
 
 HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_size, int workers, cudaStream_t stream,
@@ -15,6 +19,9 @@ HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_siz
       transform_(images_->size),
       sample_(needs_x ? 3 * images_->size * images_->size : 0),
       stream_(stream) {
+#ifdef WORKSHOP_BACKEND_CPU
+  cpu::looks_after_program("/common/data/host_loader");  // how many batches are ready for a copy depends on the time
+#endif
   const std::size_t samples = batch_size_, floats = samples * sample_;
   for (Slot& slot : slots_) {  // first on the device, so that a size that does not fit there cannot fill the host
     slot.device_x = DeviceBuffer<float>(floats, Memory::data);
