@@ -123,9 +123,10 @@ class Benchmark {
     const int enqueued_before = enqueued;
     timing_.start();
     // TODO 00.15: Set `milliseconds` to the time that `iterations` calls of enqueue() take on the device.
-    //   Record `start` and `stop` around them with cudaEventRecord(event, stream), and read the time between the two
-    //   with cudaEventElapsedTime(&milliseconds, start, stop). enqueue() only enqueues. What must have happened before
-    //   this time is known?
+    //   All calls are timed together: the device must not be idle between them. Record `start` before the first one and
+    //   `stop` after the last one with cudaEventRecord(event, stream), and read the time between the two with
+    //   cudaEventElapsedTime(&milliseconds, start, stop). enqueue() only enqueues. What must have happened before this
+    //   time is known?
     todo("00.15");
     // END TODO 00.15
     CUDA_CHECK(cudaStreamSynchronize(group_.stream));

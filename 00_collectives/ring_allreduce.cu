@@ -62,7 +62,8 @@ void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk i
   probe_given(data, outgoing, received, incoming, ring);
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   The outgoing chunk is outgoing.size floats from data + outgoing.begin. Which rank comes after the last one?
-  //   All ranks do this at the same time. If each send had to finish first, which rank would receive?
+  //   All ranks do this at the same time. If each send had to finish first, which rank would receive? The host must not
+  //   wait.
   todo("00.10");
   // END TODO 00.10
   probe("00.10", "received", received, {incoming.size}, ring.stream);
@@ -83,7 +84,7 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
     pass_on(data, outgoing, received, incoming, ring);
     // TODO 00.12: Add `received` to the chunk of `data` that it belongs to: one launch of the kernel `add`.
     //   launch(kernel, elements, stream, the kernel's arguments...). Which operation on the stream must be done before
-    //   the kernel starts, and what guarantees this?
+    //   the kernel starts, and what guarantees this? The host must not wait for it.
     todo("00.12");
     // END TODO 00.12
     probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);

@@ -219,7 +219,8 @@ void Comparison::blame(const std::string& id, bool certain) {
 }
 
 std::string Comparison::rank_and_step(const ProbeKey& key) const {
-  return has_steps() ? " on rank " + std::to_string(key.rank) + ", step " + std::to_string(key.step) : "";
+  if (!has_steps()) return "";
+  return " on rank " + std::to_string(key.rank) + (expected_.steps > 0 ? ", step " + std::to_string(key.step) : "");
 }
 
 std::string Comparison::loop_of_program() const {
@@ -815,8 +816,8 @@ void Comparison::note_more(const std::string& what, const char* does, const char
     const auto mine = mine_.host.find(rank);
     if (mine == mine_.host.end() || mine->second.at(what) <= (1 + slack) * host.at(what)) continue;
     const auto times = [](double count) { return text(count) + (count == 1 ? " time" : " times"); };
-    std::printf("Note: your rank %d %s %s during the steps, the solution's %s%s\n", rank, does,
-                times(mine->second.at(what)).c_str(), times(host.at(what)).c_str(), why);
+    std::printf("Note: your rank %d %s %s%s, the solution's %s%s\n", rank, does, times(mine->second.at(what)).c_str(),
+                expected_.steps > 0 ? " during the steps" : "", times(host.at(what)).c_str(), why);
     return;
   }
 }
@@ -883,7 +884,8 @@ Comparison::End Comparison::where_it_ended() const {
       if (done) {
         if (given_to(key).empty()) behind.insert(key.id);  // that it was called does not show that it is right
         inside = given_to(key).empty() ? "" : key.id;
-        before = key.id + " ('" + key.name + "', step " + std::to_string(key.step) + ")";
+        before = key.id + " ('" + key.name + "'" +
+                 (expected_.steps > 0 ? ", step " + std::to_string(key.step) : std::string()) + ")";
         continue;
       }
       const std::string id = given_to(key).empty() ? key.id : caller(i);

@@ -18,6 +18,7 @@ struct Excess {
   std::string on, behind, todo;
   const Stall* stall = nullptr;  // of mine, the longest that counts here
   double mine = 0, expected = 0;
+  int more_often = 0;
   double seconds() const { return mine - expected; }
 };
 
@@ -37,6 +38,7 @@ std::vector<Excess> excesses(const RunRecord& expected, const RunRecord& mine, c
       Excess& excess = found[{stall.on, stall.behind, todo.empty() ? file : todo}];
       const double seconds = stall.seconds / std::max(run.steps, 1);
       (is_mine ? excess.mine : excess.expected) += seconds;
+      excess.more_often += is_mine ? stall.times : -stall.times;
       excess.on = stall.on;
       excess.behind = stall.behind;
       excess.todo = todo;
@@ -51,7 +53,9 @@ std::vector<Excess> excesses(const RunRecord& expected, const RunRecord& mine, c
   std::vector<Excess> list;
   for (const auto& [key, excess] : found) {
     const bool late_host = excess.stall != nullptr && excess.stall->call.empty();
-    if (excess.stall != nullptr && excess.seconds() > 0 && (host_waits || !late_host)) list.push_back(excess);
+    // A host that waits for each call by itself may wait as long as the solution's waits once for all of them.
+    const bool more = excess.seconds() > 0 || (excess.on == "host" && excess.more_often > 0);
+    if (excess.stall != nullptr && more && (host_waits || !late_host)) list.push_back(excess);
   }
   std::ranges::sort(list, std::greater<>(), &Excess::seconds);
   return list;
@@ -76,10 +80,11 @@ std::vector<Excess> chain(const std::vector<Excess>& all) {
 
 std::string milliseconds(double seconds) { return formatted("%.4g ms", seconds * 1e3); }
 
-std::string described(const Excess& excess) {
+std::string described(const Excess& excess, bool has_steps) {
   const Stall& stall = *excess.stall;
   const std::string who = excess.on == "host" ? "The host" : "Stream '" + excess.on + "'";
-  const std::string times = milliseconds(excess.mine) + " per step, expected " + milliseconds(excess.expected) + "\n";
+  const std::string times =
+      milliseconds(excess.mine) + (has_steps ? " per step" : "") + ", expected " + milliseconds(excess.expected) + "\n";
   if (stall.call.empty()) return "  " + who + " is idle because the host enqueues its work late: " + times;
   const std::string call = stall.call + (stall.place.empty() ? "" : " at " + stall.place);
   if (excess.behind.empty()) return "  " + who + " is busy with " + call + ": " + times;
@@ -129,12 +134,11 @@ TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const
   verdict.text = longer ? "  On the simulated machine " + expected.simulated + ": yours " + milliseconds(yours) +
                               ", the solution's " + milliseconds(theirs) + "\n"
                         : "";
-  for (auto link = links.rbegin(); link != links.rend(); ++link) verdict.text += described(*link);
+  for (auto link = links.rbegin(); link != links.rend(); ++link) verdict.text += described(*link, expected.steps > 0);
   if (!longer) {
-    verdict.text += formatted(
-        "  It waits %.0f times more than the solution's during the steps. A host that runs ahead "
-        "hides the time that its calls take.\n",
-        waits);
+    verdict.text += (waits == 1 ? "  It waits once" : formatted("  It waits %.0f times", waits)) +
+                    " more than the solution's" + (expected.steps > 0 ? " during the steps" : "") +
+                    ". A host that runs ahead hides the time that its calls take.\n";
   }
   return verdict;
 }

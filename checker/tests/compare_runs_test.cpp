@@ -216,6 +216,12 @@ TEST_F(CompareRuns, WhatIsLeftOutIsJudgedByWhatThereWas) {
   verdict(1, {"TODO 02.2 is the first that differs", "'left out of the bucket'"});
 }
 
+TEST_F(CompareRuns, AProgramWithoutStepsHasRanks) {
+  for (Record* run : {&expected, &mine}) run->end["steps"] = 0;
+  mine.set_values("probe", 3, {1, 2, 3, 4, 5, 7});
+  verdict(1, {" on rank 1, shape ["});
+}
+
 TEST_F(CompareRuns, APlanHasNoRanksAndSteps) {
   for (Record* run : {&expected, &mine}) {
     run->world = 1;
@@ -784,6 +790,18 @@ TEST_F(StepTime, AHostThatWaitsIsWrongEvenIfTheStepIsNotLonger) {
   verdict(1,
           {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
            "It waits 2 times more than the solution's during the steps."},
+          sources());
+}
+
+TEST_F(StepTime, AHostThatWaitsForEachCallMayWaitNoLonger) {
+  mine.line("host", 0)["synchronizations"] = 3;
+  for (Record* run : {&expected, &mine}) {
+    stall(*run, "host", "cudaStreamSynchronize(compute)", "02_ddp/ddp.cu:6", "compute", 0.006);
+    run->lines.back()["times"] = run == &mine ? 2 : 1;
+  }
+  verdict(1,
+          {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
+           "It waits once more than the solution's during the steps."},
           sources());
 }
 

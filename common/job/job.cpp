@@ -203,6 +203,7 @@ Job::~Job() {
   CUDA_CHECK(cudaSetDevice(device_));
   CUDA_CHECK(cudaDeviceSynchronize());
   report_failed_communicators("");
+  note_host_without_steps();
   check_launch_order(comm());
   write_record(comm());
 #ifdef WORKSHOP_MPI

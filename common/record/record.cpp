@@ -99,6 +99,8 @@ void start_recording(const Options& options, const Ranks& ranks) {
   r.timeline_path = options.timeline;
 #ifdef WORKSHOP_BACKEND_CPU
   cpu::looks_after_program("/common/record/");
+  r.first_synchronizations = static_cast<long>(cpu::counters().synchronizations);
+  r.first_events = static_cast<long>(cpu::counters().events);
 #endif
   if (!r.record_path.empty()) start_ledger();
   if (!r.timeline_path.empty()) start_timeline();
@@ -195,6 +197,15 @@ void note_memory_on_device() {
     for (const MemoryUse& use : uses) most.accounted += use.current;
     most.accounted -= memory_use(Memory::host).current;
   }
+}
+
+void note_host_without_steps() {
+#ifdef WORKSHOP_BACKEND_CPU
+  Recorder& r = recorder();
+  if (r.steps_done > 0) return;
+  r.synchronizations = static_cast<long>(cpu::counters().synchronizations) - r.first_synchronizations;
+  r.events = static_cast<long>(cpu::counters().events) - r.first_events;
+#endif
 }
 
 void write_record(ncclComm_t comm) {

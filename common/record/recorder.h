@@ -27,6 +27,7 @@ struct Recorder {
   int steps_done = 0;
   double seconds_per_step = 0;
   long allocations = 0, synchronizations = 0, events = 0;  // in steps (cpu backend)
+  long first_synchronizations = 0, first_events = 0;       // before the program began
 };
 Recorder& recorder();
 
@@ -72,6 +73,9 @@ void start_recording(const Options& options, const Ranks& ranks);
 void make_room_for_probes();
 // Waits at most `patience` for the probes' copies and turns them into lines, in order.
 void finish_probes(std::chrono::milliseconds patience);
+
+// Notes how often the host of a program without steps has waited. Call it before the job's own work at the end.
+void note_host_without_steps();
 
 // Gathers the lines and events of all ranks and writes the files on rank 0. Collective over `comm`.
 void write_record(ncclComm_t comm);

@@ -70,7 +70,8 @@ void pass_on(const float* data, RingChunk outgoing, float* received, RingChunk i
   //   ring.stream, and the host must not wait.
   // TODO 00.10: Send the outgoing chunk to the next rank and receive the incoming one from the previous rank.
   //   The outgoing chunk is outgoing.size floats from data + outgoing.begin. Which rank comes after the last one?
-  //   All ranks do this at the same time. If each send had to finish first, which rank would receive?
+  //   All ranks do this at the same time. If each send had to finish first, which rank would receive? The host must not
+  //   wait.
   const int next = (ring.rank + 1) % ring.world;
   const int previous = (ring.rank + ring.world - 1) % ring.world;
   NCCL_CHECK(ncclGroupStart());
@@ -89,7 +90,7 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
   //   In every step, each rank passes on one chunk with pass_on() and adds the chunk that arrives in `received` to the
   //   same chunk of `data`. It begins with the chunk of its own number; the table in README.md has the steps. chunks[i]
   //   is chunk i, counted around the ring. The kernel add(sum, x, count) adds x to sum; launch(kernel, elements,
-  //   stream, arguments...) starts it. All work is on ring.stream.
+  //   stream, arguments...) starts it. All work is on ring.stream, and the host must not wait.
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.11: Set `outgoing` and `incoming` to this step's chunks of the reduce-scatter.
@@ -103,7 +104,7 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
     pass_on(data, outgoing, received, incoming, ring);
     // TODO 00.12: Add `received` to the chunk of `data` that it belongs to: one launch of the kernel `add`.
     //   launch(kernel, elements, stream, the kernel's arguments...). Which operation on the stream must be done before
-    //   the kernel starts, and what guarantees this?
+    //   the kernel starts, and what guarantees this? The host must not wait for it.
     launch(add, incoming.size, ring.stream, data + incoming.begin, received, incoming.size);
     // END TODO 00.12
     probe("00.12", "partial sum", data + incoming.begin, {incoming.size}, ring.stream);
@@ -115,6 +116,7 @@ void ring_reduce_scatter(float* data, float* received, const RingChunks& chunks,
 void ring_all_gather(float* data, const RingChunks& chunks, const Ring& ring) {
   // WRITE 00.H: Pass the finished chunks around the ring, until every rank has all of them in `data`.
   //   Rank r begins with its finished chunk, r+1. A chunk that arrives replaces the old one; there is no other buffer.
+  //   The host must not wait.
   for (int step = 0; step < ring.world - 1; ++step) {
     RingChunk outgoing = {}, incoming = {};
     // TODO 00.13: Set `outgoing` and `incoming` to this step's chunks of the all-gather.

@@ -158,8 +158,8 @@ void read_line(const Line& read, RunRecord& record) {
                                   line.value("places", std::map<std::string, std::pair<double, double>>()),
                                   line.value("types", std::map<std::string, std::string>())});
   } else if (type == "stall") {
-    record.stalls.push_back(
-        {line.at("rank"), line.at("on"), line.at("call"), line.at("place"), line.at("behind"), line.at("seconds")});
+    record.stalls.push_back({line.at("rank"), line.at("on"), line.at("call"), line.at("place"), line.at("behind"),
+                             line.at("seconds"), line.value("times", 0)});
   } else if (type == "memory") {
     read_memory(line, record);
   } else if (type == "host") {

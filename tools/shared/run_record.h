@@ -60,6 +60,7 @@ struct Stall {
   int rank;
   std::string on, call, place, behind;
   double seconds;
+  int times = 0;
 };
 
 struct RunRecord {
