@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -305,6 +307,26 @@ void with_checker(Use use) {
   use(locked_checker().checker);
 }
 
+// A kernel that uses an address without memory ends the process, often long after its launch. Says which kernel it was.
+thread_local SourceCall running_kernel = {};
+struct sigaction other_handler = {};  // that of MPI, or of a sanitizer
+
+void name_kernel(int signal, siginfo_t* info, void*) {
+  if (running_kernel.line > 0) {
+    const bool is_near_null = reinterpret_cast<std::uintptr_t>(info->si_addr) < (1 << 20);
+    std::fprintf(stderr, "bounds: the kernel at %s uses an address without memory%s\n", place(running_kernel).c_str(),
+                 is_near_null ? ": was it given a null pointer?" : "");
+  }
+  sigaction(signal, &other_handler, nullptr);  // the kernel's instruction runs again, and ends the process
+}
+
+void name_kernels_that_crash() {
+  struct sigaction action = {};
+  action.sa_sigaction = name_kernel;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, &other_handler);
+}
+
 }  // namespace
 
 bool order_is_asked_for() {
@@ -320,6 +342,8 @@ void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
   with_checker([&](Checker& c) { c.order(calls, communicator); });
 }
 void order_kernel(cudaStream_t stream, const SourceCall& site, std::span<const KernelArgument> arguments) {
+  [[maybe_unused]] static const bool once = (name_kernels_that_crash(), true);
+  enqueue(stream, [site] { running_kernel = site; });
   OrderedCall call{stream, site, {}};
   for (const KernelArgument& argument : arguments) {
     call.ranges.push_back({"", argument.begin, argument.bytes, argument.writes});
