@@ -94,8 +94,10 @@ class Comparison {
   std::string rank_and_step(const ProbeKey& key) const;
   // False for chapter 07's `plan`: one process, no steps.
   bool has_steps() const { return expected_.world > 1 || expected_.steps > 0; }
-  // The WRITE region in the program's own file that records nothing of its own: the training loop. "" if there is none.
-  std::string loop_of_program() const;
+  // The WRITE regions in the program's own file that record nothing of their own: the training loop of each kind of
+  // rank.
+  TodoIds loops_of_program() const;
+  std::string loop_of_program() const;  // the first of them; "" if there is none
   // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
   // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
@@ -223,12 +225,19 @@ std::string Comparison::rank_and_step(const ProbeKey& key) const {
   return " on rank " + std::to_string(key.rank) + (expected_.steps > 0 ? ", step " + std::to_string(key.step) : "");
 }
 
-std::string Comparison::loop_of_program() const {
+TodoIds Comparison::loops_of_program() const {
+  TodoIds ids;
   for (const auto& [id, todo] : todos_.all()) {
     const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& probe) { return probe.id == id; });
-    if (is_write(id) && !probed && todo.file.ends_with("/" + expected_.program + ".cu")) return id;
+    if (is_write(id) && !probed && !todo.has_probe && todo.file.ends_with("/" + expected_.program + ".cu"))
+      ids.insert(id);
   }
-  return "";
+  return ids;
+}
+
+std::string Comparison::loop_of_program() const {
+  const TodoIds loops = loops_of_program();
+  return loops.empty() ? "" : *loops.begin();
 }
 
 std::string Comparison::own_before(std::size_t position) const {
@@ -836,7 +845,7 @@ void Comparison::print_success() {
   double calls = 0;
   for (const Collective& c : expected_.collectives) calls += c.calls;
   // It is right if all that comes of it is.
-  if (const std::string loop = loop_of_program(); !loop.empty()) right_.insert(loop);
+  for (const std::string& loop : loops_of_program()) right_.insert(loop);
   add(static_cast<double>(expected_.probes.size()), "tensors");
   add(static_cast<double>(expected_.losses.size()), "losses");
   add(static_cast<double>(expected_.parameters.size()), "parameters");

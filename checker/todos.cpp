@@ -37,6 +37,7 @@ struct Found {
   std::map<std::string, Todo, TodoOrder> regions;
   std::map<std::string, std::string> around;  // the WRITE region around a TODO
   TodoIds probed_inside;                      // TODOs with a probe inside the WRITE region
+  TodoIds probed;                             // with a probe anywhere
   std::set<std::string> files;
   std::map<std::pair<std::string, int>, std::string> probes;  // by file and line: whose result a probe records
 };
@@ -113,7 +114,10 @@ void read_source(std::ifstream& file, const std::string& name, Found& found) {
   Regions todos("TODO", name, found), writes("WRITE", name, found);
   std::map<std::string, std::string> inner;  // the TODOs inside WRITE regions of this file
   std::string line;
+  static const std::regex kProbe(R"re(^(?! *//).*\bprobe(?:_\w+)?\("(\d\d\.\w+)")re");
   for (int number = 1; std::getline(file, line); ++number) {
+    if (std::smatch match; line.find("probe") != std::string::npos && std::regex_search(line, match, kProbe))
+      found.probed.insert(match[1]);
     const std::string before = writes.open();
     const bool is_marker = writes.read(line, number, functions.innermost());
     if (is_marker && writes.open().empty()) {
@@ -198,6 +202,9 @@ Todos::Todos(const std::vector<std::string>& sources, const std::string& folder,
       region_[id] = is_write(id) ? "" : around->second;
       if (solution.probed_inside.contains(id)) probed_inside_.insert(id);
     }
+  }
+  for (const std::string& id : solution.probed) {
+    if (const auto region = all_.find(region_of_probe(id)); region != all_.end()) region->second.has_probe = true;
   }
   for (auto& [id, todo] : all_) {
     const auto found = mine.regions.find(id);

@@ -38,6 +38,7 @@ struct Todo {
   int first = 0, last = 0;  // lines in the participant's file; 0 if the comment is missing there
   std::string function_in_solution;
   int first_in_solution = 0, last_in_solution = 0;
+  bool has_probe = false;                      // the solution records something of it, in some run
   bool says_float = false, says_real = false;  // the code has ncclFloat instead of kReal, or the reverse
 };
 

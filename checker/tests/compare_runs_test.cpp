@@ -697,6 +697,16 @@ TEST_F(Levels, AWholeLoopIsToBlameForWhatItCalls) {
   verdict(1, {"WRITE 02.B (Train.) does not call average() as often as expected."}, sources(kBlank));
 }
 
+TEST_F(Levels, ALoopIsRightIfItsRunIsButNoRegionThatOtherRunsRecord) {
+  const std::string more =
+      "void serve() {\n  // WRITE 02.C: Serve.\n  average(2);\n  // END WRITE 02.C\n}\n"
+      "void other() {\n  // WRITE 02.D: Compress.\n  other();\n  // END WRITE 02.D\n  probe(\"02.D\", x);\n}\n";
+  folder_.write("participant/02_ddp/ddp.cu", kBlank + more);
+  verdict(0, {"right: TODO 02.3, WRITE 02.A, 02.B, 02.C: ", "Not reached in this run: WRITE 02.D\n"},
+          "--todos " + folder_.write("solutions/02_ddp/ddp.cu", kSolution + more) + " --sources " +
+              (folder_ / "participant"));
+}
+
 TEST_F(Levels, AMistakeInATodoIsOneOfItsRegion) {
   mine.set_values("probe", 2, {5});
   const std::string seen = compare(sources(kBlank) + " --sightings").output;
