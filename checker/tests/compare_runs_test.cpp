@@ -812,6 +812,15 @@ TEST_F(StepTime, AHostThatWaitsForEachCallMayWaitNoLonger) {
   verdict(1,
           {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
            "It waits once more than the solution's during the steps."},
+           sources());
+}
+
+TEST_F(StepTime, AHostThatWaitsInSynchronizeIsWrongWhoeverCallsIt) {
+  mine.line("host", 0)["synchronizations"] = 4;
+  stall(mine, "host", "cudaStreamSynchronize(stream_)", "device/device.h:137", "communication", 0.006);
+  verdict(1,
+          {"Your program: the right numbers, but the host waits where it should run ahead.\n"
+           "  The host waits for stream 'communication' in Stream::synchronize(): 3 ms per step, expected 0 ms\n"},
           sources());
 }
 
