@@ -209,7 +209,7 @@ class ParameterServer {
 
   // Waits for the gradient of the next update, counts the update, and returns its worker.
   int next_worker() {
-    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14");
+    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14, part of WRITE 10.P");
     const Update expected = order_.empty() ? Update{kAnyWorker, kAnyStaleness} : order_[updates_.size()];
     if (expected.worker != kAnyWorker && !clocks_.computes(expected.worker)) {
       refuse(expected, "that worker waits for the server");
@@ -225,7 +225,7 @@ class ParameterServer {
   [[noreturn]] void refuse(const Update& expected, const std::string& why) const {
     const std::string what = "update " + std::to_string(updates_.size()) + " cannot be worker " +
                              std::to_string(expected.worker) + "'s: " + why;
-    if (expected.staleness == kAnyStaleness) fail(kFailed, what + ": see TODO 10.14");
+    if (expected.staleness == kAnyStaleness) fail(kFailed, what + ": see TODO 10.14, part of WRITE 10.P");
     usage_error("--replay: " + what + "; expected a record of a run with the same options");
   }
 
