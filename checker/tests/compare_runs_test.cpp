@@ -849,6 +849,21 @@ TEST_F(CompareRuns, TrafficMatters) {
   verdict(1, {"your ncclReduce on communicator 'world' is called 32 times on rank 1, expected 0"});
 }
 
+TEST_F(CompareRuns, KnownTrafficNamesTheTodoThatCausesIt) {
+  mine.line("collective", 0)["calls"] = 32;
+  mine.line("collective", 0)["bytes"] = 768;
+  const std::string known =
+      " --fingerprints " + folder_.write("known.txt",
+                                         "says 02.2-twice You average twice.\nrun ddp 2\n02.2-twice | traffic "
+                                         "ncclAllReduce world rank 0: 32 of 8 calls, 768 of 192 bytes | 40 960\n");
+  const ToolResult result = compare(todos() + known);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_TRUE(result.output.starts_with("TODO 02.2 (")) << result.output;
+  EXPECT_NE(result.output.find("): The numbers are right, but the traffic is not:"), std::string::npos)
+      << result.output;
+  EXPECT_NE(result.output.find("\nYou average twice."), std::string::npos) << result.output;
+}
+
 TEST_F(CompareRuns, MemoryAndWaitsAreNotes) {
   mine.line("memory", 1)["peak"]["parameters"] = 200;
   mine.line("host", 0)["synchronizations"] = 66;
