@@ -76,8 +76,11 @@ std::string all_off_by(const Symptom& s) {
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
-  return entries + exact(std::abs(off)) + (off > 0 ? " too large" : " too small") +
-         (std::abs(off) == 1 ? ": does a count begin at 1, or end one too early or too late?" : ".");
+  const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
+  if (std::abs(off) != 1) return entries + size + ".";
+  return entries + size +
+         (off > 0 ? ": does a count begin at 1, or is one too many?"
+                  : ": does a count begin at 0, or is one left out?");
 }
 
 std::string inverted(const Symptom& s) {

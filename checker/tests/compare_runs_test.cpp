@@ -481,7 +481,8 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"[2], the number of layers: yours 4, expected 5\n"});
   both("part of the unit: offset, count", {4, 8});
   mine.set_values("probe", 2, {5, 9});
-  verdict(1, {"first difference at [0], offset: yours 5, expected 4", "Every entry is 1 too large"});
+  verdict(1, {"first difference at [0], offset: yours 5, expected 4",
+              "Every entry is 1 too large: does a count begin at 1, or is one too many?"});
   mine.set_values("probe", 2, {8, 16});
   verdict(1, {"Every entry is 2 times too large, the number of ranks"});
   mine.set_values("probe", 2, {16, 32});
