@@ -90,7 +90,7 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
   probe("06.8", "unit, backward and gather of each pass", numbers);
   if (static_cast<int>(passes.size()) != 2 * units) {
     fail(kFailed, std::to_string(passes.size()) + " passes through " + std::to_string(units) +
-                      " units: each has two, see TODO 06.8");
+                      " units: each has two, see TODO 06.8, part of WRITE 06.J");
   }
   return passes;
 }
