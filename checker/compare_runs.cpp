@@ -1032,7 +1032,7 @@ void Comparison::write_summary(std::ostream& file) const {
   // solution's run does not reach it either.
   const bool cut_short = ending_ != nullptr || !mine_.complete || !mine_.todo.empty() || !blamed_.empty();
   TodoIds reached = calling();
-  reached.insert(loop_of_program());
+  reached.merge(loops_of_program());
   for (const Probe& probe : expected_.probes) reached.insert(probe.id);
   for (const auto& [id, todo] : todos_.all()) {
     const char* state = id == blamed_                       ? "wrong"

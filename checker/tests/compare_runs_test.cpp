@@ -703,9 +703,13 @@ TEST_F(Levels, ALoopIsRightIfItsRunIsButNoRegionThatOtherRunsRecord) {
       "void serve() {\n  // WRITE 02.C: Serve.\n  average(2);\n  // END WRITE 02.C\n}\n"
       "void other() {\n  // WRITE 02.D: Compress.\n  other();\n  // END WRITE 02.D\n  probe(\"02.D\", x);\n}\n";
   folder_.write("participant/02_ddp/ddp.cu", kBlank + more);
-  verdict(0, {"right: TODO 02.3, WRITE 02.A, 02.B, 02.C: ", "Not reached in this run: WRITE 02.D\n"},
-          "--todos " + folder_.write("solutions/02_ddp/ddp.cu", kSolution + more) + " --sources " +
-              (folder_ / "participant"));
+  const std::string all = "--todos " + folder_.write("solutions/02_ddp/ddp.cu", kSolution + more) + " --sources " +
+                          (folder_ / "participant");
+  verdict(0, {"right: TODO 02.3, WRITE 02.A, 02.B, 02.C: ", "Not reached in this run: WRITE 02.D\n"}, all);
+  mine.set_values("probe", 2, {5});
+  verdict(1, {}, all + " --summary " + (folder_ / "summary"));
+  EXPECT_TRUE(folder_.read("summary").starts_with(
+      "wrong 02.A\nunchecked 02.B\nunchecked 02.C\nunreached 02.D\nunchecked 02.3\n"));
 }
 
 TEST_F(Levels, AMistakeInATodoIsOneOfItsRegion) {
