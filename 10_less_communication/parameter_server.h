@@ -142,6 +142,7 @@ class ParameterServer {
 
   // Sends the current parameters to all workers that wait and may continue.
   void answer() {
+    answered_ = true;
     const std::vector<int> started = clocks_.start();
     probe("10.14", "workers that may start a step", started);
     probe("10.P", "given to answer: parameters", values_, {count_}, compute_);
@@ -209,7 +210,11 @@ class ParameterServer {
 
   // Waits for the gradient of the next update, counts the update, and returns its worker.
   int next_worker() {
-    if (!clocks_.any_computes()) fail(kFailed, "all workers wait for the server: see TODO 10.14, part of WRITE 10.P");
+    if (!clocks_.any_computes()) {
+      fail(kFailed, answered_ ? "all workers wait for the server: see TODO 10.14, part of WRITE 10.P"
+                              : "all workers wait for an answer() of the server: see WRITE 10.S");
+    }
+    answered_ = false;
     const Update expected = order_.empty() ? Update{kAnyWorker, kAnyStaleness} : order_[updates_.size()];
     if (expected.worker != kAnyWorker && !clocks_.computes(expected.worker)) {
       refuse(expected, "that worker waits for the server");
@@ -233,6 +238,7 @@ class ParameterServer {
   int count_, length_;  // of the model, of a message
   Clocks clocks_;
   std::vector<Update> order_, updates_;
+  bool answered_ = false;  // since the last update
   cudaStream_t compute_;
   ArrivalQueue arrivals_;
   std::deque<Channel> channels_;  // worker w's is channels_[w - 1]

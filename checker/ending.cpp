@@ -54,13 +54,16 @@ std::vector<std::string> todos_at(const std::vector<std::string>& lines, const T
   return found;
 }
 
-// Finds "see TODO 02.6", which a program prints when it finds a TODO's result wrong.
+// Finds "see TODO 02.6" or "see WRITE 02.A", which a program prints when it finds the result wrong.
 std::string named(const std::vector<std::string>& lines, const Todos& todos) {
   for (const std::string& line : lines) {
-    for (std::size_t at = line.find("TODO "); at != std::string::npos; at = line.find("TODO ", at + 1)) {
-      const std::string id =
-          todos.region_of(line.substr(at + 5, line.find_first_not_of("0123456789.", at + 5) - at - 5));
-      if (todos.contains(id)) return id;
+    for (const std::string word : {"TODO ", "WRITE "}) {
+      for (std::size_t at = line.find(word); at != std::string::npos; at = line.find(word, at + 1)) {
+        const std::size_t first = at + word.size();
+        const std::size_t last = line.find_first_not_of("0123456789.ABCDEFGHIJKLMNOPQRSTUVWXYZ", first);
+        const std::string id = todos.region_of(line.substr(first, last - first));
+        if (todos.contains(id)) return id;
+      }
     }
   }
   return "";

@@ -175,7 +175,7 @@ Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine) {
 
 std::optional<Sighting> failure(int status, const std::string& output) {
   static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds|memory): [^\n]*|)"
-                                  R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see TODO [^\n]*|)"
+                                  R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see (?:TODO|WRITE) [^\n]*|)"
                                   R"((?:cuda[A-Z][^\n]*|the launch of a kernel) failed at [^\n]*))");
   static const std::regex kLineEnd(R"([ :]*\n *)");
   static const std::regex kPlace(R"((,| at)? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?| \(rank \d+\)$)");

@@ -44,6 +44,12 @@ TEST(Summary, OfIntegersLeavesOffOnlyWhatIsNotWritten) {
   EXPECT_TRUE(alike({12341, 12345.6, 1, 0}, written));
 }
 
+TEST(Failure, MayNameARegion) {
+  const auto failed = failure(1, "rank 0: all wait for an answer: see WRITE 03.A\n");
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->where, "status 1, all wait for an answer: see WRITE 03.A");
+}
+
 TEST(Summary, CountsWhatIsNotFinite) {
   EXPECT_TRUE(alike(summary({1, kNan}), summary({1, kNan})));
   EXPECT_FALSE(alike(summary({1, kNan}), summary({1})));
