@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 from support import LAUNCH, expect, run, run_main
@@ -48,26 +49,30 @@ def options_of(program: str) -> list[tuple[str, str]]:
     return found
 
 
-def check(program: str, tried: set[str]) -> None:
-    for name, value in options_of(program):
-        if name in MAY_DIFFER | ENDS_EARLY | tried:
-            continue
-        tried.add(name)
-        word = name + (f" {value}" if value else "")
-        script = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" {word}; exec "$0" "$@"'
-        status, output = run([LAUNCH, "-n", "2", "-t", "30", "--", "sh", "-c", script, program], PATIENCE)
-        expect(status == 2 and name[2:].removeprefix("no-") in output, f"{program} with {word} on rank 1: status {status}\n{output}")
+def check(program: str, name: str, value: str) -> None:
+    word = name + (f" {value}" if value else "")
+    script = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" {word}; exec "$0" "$@"'
+    status, output = run([LAUNCH, "-n", "2", "-t", "30", "--", "sh", "-c", script, program], PATIENCE)
+    named = name[2:].removeprefix("no-") in output
+    expect(status == 2 and named, f"{program} with {word} on rank 1: status {status}\n{output}")
+
 
 def main(words: list[str]) -> int:
     programs = [p for p in sorted(glob.glob(os.path.join(os.path.abspath(words[0]), "[01]*", "*"))) if os.access(p, os.X_OK)]
     programs = [p for p in programs if os.path.basename(p) not in ALONE and not p.endswith("_bf16") and os.path.isfile(p)]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        tried: set[str] = set()
+        checks: dict[str, tuple[str, str]] = {}
         for program in programs:
-            check(program, tried)
+            for name, value in options_of(program):
+                if name not in MAY_DIFFER | ENDS_EARLY:
+                    checks.setdefault(name, (program, value))
+        # A refused job ends only when its launcher has given up on the other ranks, which takes time but no processor.
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(check, program, name, value) for name, (program, value) in checks.items()]:
+                done.result()
         os.chdir("/")
-    print(f"{len(programs)} programs, {len(tried)} options")
+    print(f"{len(programs)} programs, {len(checks)} options")
     return 0
 
 
