@@ -817,7 +817,7 @@ TEST_F(StepTime, AHostThatWaitsForEachCallMayWaitNoLonger) {
   verdict(1,
           {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
            "It waits once more than the solution's during the steps."},
-           sources());
+          sources());
 }
 
 TEST_F(StepTime, AHostThatWaitsInSynchronizeIsWrongWhoeverCallsIt) {
