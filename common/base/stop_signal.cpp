@@ -17,11 +17,11 @@ std::time_t now() {  // in whole seconds; may be called in a signal handler
   return time.tv_sec;
 }
 
+// May interrupt itself, or run in two threads at a time.
 void note(int number) {
+  if (noted == 0) noted_at = now();
   int none = 0;
-  if (noted.compare_exchange_strong(none, number)) {
-    noted_at = now();
-  } else if (now() > noted_at + 1) {
+  if (!noted.compare_exchange_strong(none, number) && now() > noted_at + 1) {
     std::signal(number, SIG_DFL);
     std::raise(number);
   }
