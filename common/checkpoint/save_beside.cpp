@@ -51,8 +51,10 @@ void SaveBeside::begin(const CheckpointIndex& index, const fs::path& folder, con
   CUDA_CHECK(cudaEventRecord(copied_, stream_));
   thread_ = std::thread([this, index, folder, prefix, device = current_device()] {
     try {
-      CUDA_CHECK(cudaSetDevice(device));
-      CUDA_CHECK(cudaEventSynchronize(copied_));
+      // Without CUDA_CHECK, which notes the call that the training's thread is in.
+      cudaError_t status = cudaSetDevice(device);
+      if (status == cudaSuccess) status = cudaEventSynchronize(copied_);
+      if (status != cudaSuccess) throw std::runtime_error(std::string("a checkpoint: ") + cudaGetErrorString(status));
       write(index, folder, prefix);
     } catch (const std::exception& failed) {
       fail(kFailed, std::string(failed.what()));
