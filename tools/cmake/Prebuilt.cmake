@@ -32,7 +32,7 @@ function(workshop_export)
   list(FILTER all INCLUDE REGEX "^solution_")  # programs and models
   set(libraries workshop_backend workshop_mpi workshop_common workshop_model workshop_model_bf16)
   if(WORKSHOP_BACKEND STREQUAL "cpu")
-    list(APPEND libraries workshop_cpu)
+    list(APPEND libraries workshop_cpu workshop_emulated_gpu)
   endif()
   export(TARGETS ${libraries} ${_prebuilt_tools} ${all} FILE ${CMAKE_BINARY_DIR}/prebuilt/targets.cmake)
   # The version is written at build time, because it is that of the files built then.

@@ -34,6 +34,21 @@ function(_workshop_source target file)
   target_link_libraries(${target} PUBLIC workshop_common)
 endfunction()
 
+# workshop_emulates_gpu(target [SOURCES file…] [DEFINE definition…]): compiles the target, or these files of it, for
+# emulated threads of a GPU (checker/emulated_gpu). The emulation gets the accesses to memory from -fsanitize=thread,
+# whose own library must not be linked.
+function(workshop_emulates_gpu target)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEFINE" ${ARGN})
+  set(options -fno-sanitize=all -fsanitize=thread -Wno-unknown-pragmas)
+  if(arg_SOURCES)
+    set_property(SOURCE ${arg_SOURCES} APPEND PROPERTY COMPILE_OPTIONS ${options})
+    set_property(SOURCE ${arg_SOURCES} PROPERTY COMPILE_DEFINITIONS WORKSHOP_EMULATES_GPU_THREADS ${arg_DEFINE})
+  else()
+    target_compile_options(${target} PRIVATE ${options})
+    target_compile_definitions(${target} PRIVATE WORKSHOP_EMULATES_GPU_THREADS)
+  endif()
+endfunction()
+
 # workshop_program(target SOURCE file OUTPUT folder INCLUDE folder… [MODELS target…]): builds one program from one .cu
 # file and the models that it trains. Adds the checker's self-tests of that program (common/record/self_test.h),
 # compiled with the program's own headers.
@@ -46,10 +61,17 @@ function(workshop_program target)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${arg_OUTPUT})
   get_filename_component(chapter ${arg_SOURCE} DIRECTORY)
   get_filename_component(chapter ${chapter} NAME)
-  set(self_tests ${CMAKE_SOURCE_DIR}/checker/self_tests/${chapter}/${name}.cu)
-  if(EXISTS ${self_tests})
-    target_sources(${target} PRIVATE ${self_tests})
-    _workshop_source(${target} ${self_tests} ${arg_INCLUDE})
+  set(self_tests ${CMAKE_SOURCE_DIR}/checker/self_tests/${chapter}/${name})
+  if(EXISTS ${self_tests}.cu)
+    target_sources(${target} PRIVATE ${self_tests}.cu)
+    _workshop_source(${target} ${self_tests}.cu ${arg_INCLUDE})
+  endif()
+  if(EXISTS ${self_tests}_rows.cu AND WORKSHOP_BACKEND STREQUAL "cpu" AND NOT WORKSHOP_SANITIZE)
+    target_sources(${target} PRIVATE ${self_tests}_rows.cu ${self_tests}_rows_on_threads.cu)
+    _workshop_source(${target} ${self_tests}_rows.cu ${arg_INCLUDE})
+    _workshop_source(${target} ${self_tests}_rows_on_threads.cu ${arg_INCLUDE})
+    workshop_emulates_gpu(${target} SOURCES ${self_tests}_rows_on_threads.cu DEFINE workshop=rows_on_threads)
+    target_link_libraries(${target} PRIVATE workshop_emulated_gpu)
   endif()
 endfunction()
 

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels with sums should compute, in double, with a bound of the error of float32 arithmetic.
+//
+// With u = 2^-24, each operation of float32 is wrong by at most a factor of 1 + u. A sum of n terms is wrong by at most
+// n·u / (1 - n·u) · Σ|terms|, in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). The
+// error of the operands is carried through each operation. A bfloat16 is wrong by at most a factor of 1 + 2^-9; twice
+// that is allowed.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "values.h"
+
+namespace kernel_test {
+namespace {
+
+constexpr double kUnit = 0x1p-24, kTiny = 0x1p-126;  // below kTiny, the precision is less
+constexpr double kFunction = 4 * kUnit;              // expf and logf: 2 ulp
+
+Approximate rounded(double value, double error, double unit = kUnit) {
+  return {value, error + unit * (std::fabs(value) + error) + kTiny};
+}
+
+Approximate exact(double value) { return {value, 0}; }
+Approximate operator+(Approximate a, Approximate b) { return rounded(a.value + b.value, a.error + b.error); }
+Approximate operator-(Approximate a, Approximate b) { return rounded(a.value - b.value, a.error + b.error); }
+Approximate operator*(Approximate a, Approximate b) {
+  return rounded(a.value * b.value, std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error);
+}
+Approximate operator/(Approximate a, Approximate b) {
+  const double least = std::fabs(b.value) - b.error;
+  if (!(least > 0)) return {a.value / b.value, std::numeric_limits<double>::infinity()};
+  return rounded(a.value / b.value, (a.error + std::fabs(a.value / b.value) * b.error) / least);
+}
+// A function that rises or falls, with the error of its operand.
+template <typename F>
+Approximate of_monotonic(Approximate a, F f) {
+  const double value = f(a.value);
+  return rounded(value, std::max(std::fabs(f(a.value + a.error) - value), std::fabs(f(a.value - a.error) - value)),
+                 kFunction);
+}
+Approximate root(Approximate a) {
+  return of_monotonic(a, [](double x) { return std::sqrt(std::max(x, 0.0)); });
+}
+Approximate exponential(Approximate a) {
+  return of_monotonic(a, [](double x) { return std::exp(x); });
+}
+Approximate logarithm(Approximate a) {
+  return of_monotonic(a, [](double x) { return std::log(std::max(x, 0.0)); });
+}
+
+template <typename Term>
+Approximate sum(int n, Term term) {
+  double value = 0, size = 0, error = 0;
+  for (int j = 0; j < n; ++j) {
+    const Approximate t = term(j);
+    value += t.value;
+    size += std::fabs(t.value) + t.error;
+    error += t.error;
+  }
+  return {value, error + n * kUnit / (1 - n * kUnit) * size + kTiny};
+}
+
+// Collects what is expected of the arrays of a case.
+class Collector {
+ public:
+  explicit Collector(const Values& values) : values_(values) {}
+  std::vector<Approximate>& of(const char* name) {
+    return found_.emplace_back(Expected{name, std::vector<Approximate>(values_.array(name).count)}).values;
+  }
+  std::vector<Expected> all() {
+    for (Expected& one : found_) {
+      for (Approximate& value : one.values) value = stored(one.name.c_str(), value);
+    }
+    return found_;
+  }
+  // As the array keeps it.
+  Approximate stored(const char* name, Approximate a) const {
+    return values_.array(name).kind == Values::Array::bfloats ? rounded(a.value, a.error, 0x1p-8) : a;
+  }
+
+ private:
+  const Values& values_;
+  std::vector<Expected> found_;
+};
+
+std::vector<Expected> layer_norm_forward(const Values& v) {
+  const auto &x = v.array("x"), &gamma = v.array("gamma"), &beta = v.array("beta");
+  const int width = v.columns;
+  std::vector<Approximate> y(x.count), means, roots;
+  for (int row = 0; row < v.rows; ++row) {
+    const auto in = [&](int j) { return exact(x[static_cast<std::size_t>(row) * width + j]); };
+    const Approximate m = sum(width, in) / exact(width);
+    const auto square = [&](int j) { return (in(j)-m) * (in(j)-m); };
+    const Approximate variance = sum(width, square) / exact(width);
+    const Approximate r = exact(1) / root(variance + exact(1e-5f));
+    means.push_back(m);
+    roots.push_back(r);
+    for (int j = 0; j < width; ++j) {
+      y[static_cast<std::size_t>(row) * width + j] = (in(j)-m) * r * exact(gamma[j]) + exact(beta[j]);
+    }
+  }
+  Collector found(v);
+  found.of("y") = y;
+  found.of("mean") = means;
+  found.of("rstd") = roots;
+  return found.all();
+}
+
+std::vector<Expected> layer_norm_backward(const Values& v) {
+  const auto &x = v.array("x"), &dy = v.array("dy"), &gamma = v.array("gamma"), &beside = v.array("beside");
+  const auto &mean = v.array("mean"), &rstd = v.array("rstd");
+  const int width = v.columns, how = static_cast<int>(v.scalar("beside is null, an array or dx"));
+  Collector found(v);
+  std::vector<Approximate>& dx = found.of(how == 2 ? "beside" : "dx");
+  for (int row = 0; row < v.rows; ++row) {
+    const std::size_t first = static_cast<std::size_t>(row) * width;
+    const auto g = [&](int j) { return exact(dy[first + j]) * exact(gamma[j]); };
+    const auto normed = [&](int j) { return (exact(x[first + j]) - exact(mean[row])) * exact(rstd[row]); };
+    const Approximate shift = sum(width, g) / exact(width);
+    const Approximate scale = sum(width, [&](int j) { return g(j) * normed(j); }) / exact(width);
+    for (int j = 0; j < width; ++j) {
+      dx[first + j] =
+          exact(how == 0 ? 0 : beside.at_begin(first + j)) + exact(rstd[row]) * (g(j) - shift - normed(j) * scale);
+    }
+  }
+  return found.all();
+}
+
+std::vector<Expected> layer_norm_parameter_gradients(const Values& v) {
+  const auto &x = v.array("x"), &dy = v.array("dy"), &mean = v.array("mean"), &rstd = v.array("rstd");
+  const auto &dgamma = v.array("dgamma"), &dbeta = v.array("dbeta");
+  const bool accumulate = v.scalar("accumulate") > 0;
+  std::vector<Approximate> first(v.columns), second(v.columns);
+  for (int j = 0; j < v.columns; ++j) {
+    const auto at = [&](int row) { return static_cast<std::size_t>(row) * v.columns + j; };
+    first[j] = sum(v.rows, [&](int row) {
+      return exact(dy[at(row)]) * (exact(x[at(row)]) - exact(mean[row])) * exact(rstd[row]);
+    });
+    second[j] = sum(v.rows, [&](int row) { return exact(dy[at(row)]); });
+    if (accumulate) {
+      first[j] = first[j] + exact(dgamma.at_begin(j));
+      second[j] = second[j] + exact(dbeta.at_begin(j));
+    }
+  }
+  Collector found(v);
+  found.of("dgamma") = first;
+  found.of("dbeta") = second;
+  return found.all();
+}
+
+std::vector<Expected> causal_softmax(const Values& v) {
+  const auto& scores = v.array("scores");
+  const double scale = v.scalar("scale");
+  const int positions = static_cast<int>(v.scalar("positions")), first = static_cast<int>(v.scalar("first"));
+  const int stride = static_cast<int>(v.scalar("stride")), rows = static_cast<int>(v.scalar("rows"));
+  Collector found(v);
+  std::vector<Approximate> p(scores.count);
+  for (std::size_t i = 0; i < p.size(); ++i) p[i] = exact(scores.at_begin(i));  // places between the rows stay
+  for (int row = 0; row < rows; ++row) {
+    const std::size_t begin = static_cast<std::size_t>(row) * stride;
+    const int seen = first + row % positions + 1;
+    double largest = -INFINITY;
+    for (int j = 0; j < seen; ++j) largest = std::max(largest, scores.at_begin(begin + j));
+    const auto power = [&](int j) {
+      const Approximate difference = exact(scores.at_begin(begin + j)) - exact(largest);
+      return found.stored("scores", exponential(exact(scale) * difference));
+    };
+    const Approximate total = sum(seen, power);
+    for (int j = 0; j < first + positions; ++j) p[begin + j] = j < seen ? power(j) / total : exact(0);
+  }
+  found.of("scores") = p;
+  return found.all();
+}
+
+std::vector<Expected> causal_softmax_backward(const Values& v) {
+  const auto &p = v.array("p"), &dp = v.array("dp");
+  Collector found(v);
+  std::vector<Approximate>& gradient = found.of("dp");
+  const int positions = v.columns;
+  for (int row = 0; row < v.rows; ++row) {
+    const std::size_t begin = static_cast<std::size_t>(row) * positions;
+    const int seen = row % positions + 1;
+    const auto of = [&](int j) { return exact(dp.at_begin(begin + j)); };
+    const Approximate dot = sum(seen, [&](int j) { return exact(p[begin + j]) * of(j); });
+    for (int j = 0; j < positions; ++j) {
+      gradient[begin + j] = j < seen ? exact(v.scalar("scale")) * exact(p[begin + j]) * (of(j) - dot) : exact(0);
+    }
+  }
+  return found.all();
+}
+
+std::vector<Expected> cross_entropy_forward(const Values& v) {
+  const auto &logits = v.array("logits"), &targets = v.array("targets");
+  std::vector<Approximate> losses, log_sums;
+  for (int row = 0; row < v.rows; ++row) {
+    const std::size_t begin = static_cast<std::size_t>(row) * v.columns;
+    double largest = -INFINITY;
+    for (int j = 0; j < v.columns; ++j) largest = std::max(largest, logits[begin + j]);
+    const Approximate total =
+        sum(v.columns, [&](int j) { return exponential(exact(logits[begin + j]) - exact(largest)); });
+    log_sums.push_back(exact(largest) + logarithm(total));
+    losses.push_back(log_sums.back() - exact(logits[begin + static_cast<std::size_t>(targets[row])]));
+  }
+  Collector found(v);
+  found.of("losses") = losses;
+  found.of("log_sums") = log_sums;
+  return found.all();
+}
+
+std::vector<Expected> row_exponentials(const Values& v) {
+  const auto &logits = v.array("logits"), &maxima = v.array("maxima");
+  Collector found(v);
+  std::vector<Approximate>& sums = found.of("sums");
+  for (int row = 0; row < v.rows; ++row) {
+    const std::size_t begin = static_cast<std::size_t>(row) * v.columns;
+    sums[row] = sum(v.columns, [&](int j) { return exponential(exact(logits[begin + j]) - exact(maxima[row])); });
+  }
+  return found.all();
+}
+
+std::vector<Expected> chunk_squares(const Values& v) {
+  const auto& values = v.array("values");
+  const int n = static_cast<int>(values.count);
+  Collector found(v);
+  std::vector<Approximate>& sums = found.of("sums");
+  for (int chunk = 0; chunk < static_cast<int>(sums.size()); ++chunk) {
+    const int first = chunk * v.columns;
+    sums[chunk] =
+        sum(std::min(n - first, v.columns), [&](int i) { return exact(values[first + i]) * exact(values[first + i]); });
+  }
+  return found.all();
+}
+
+std::vector<Expected> add_sum(const Values& v) {
+  const auto &values = v.array("values"), &total = v.array("total");
+  Collector found(v);
+  const Approximate all = sum(static_cast<int>(values.count), [&](int i) { return exact(values[i]); });
+  found.of("total") = {exact(total.at_begin(0)) + exact(v.scalar("factor")) * all};
+  return found.all();
+}
+
+std::vector<Expected> make_scale(const Values& v) {
+  const auto& values = v.array("of_piece");
+  const int pieces = static_cast<int>(values.count);
+  Collector found(v);
+  double largest = 0;
+  for (int i = 0; i < pieces; ++i) largest = std::max(largest, values[i]);
+  const Approximate all = sum(pieces, [&](int i) { return exact(values[i]); });
+  found.of("scale of int8") = {exact(largest) / exact(127)};
+  found.of("scale of sign") = {all / exact(v.scalar("n"))};
+  return found.all();
+}
+
+}  // namespace
+
+std::vector<Expected> expected(std::string_view name, const Values& values) {
+  constexpr std::pair<std::string_view, std::vector<Expected> (*)(const Values&)> kKnown[] = {
+      {"layer_norm_forward", layer_norm_forward},
+      {"layer_norm_backward", layer_norm_backward},
+      {"layer_norm_parameter_gradients", layer_norm_parameter_gradients},
+      {"causal_softmax", causal_softmax},
+      {"causal_softmax_backward", causal_softmax_backward},
+      {"cross_entropy_forward", cross_entropy_forward},
+      {"row_exponentials", row_exponentials},
+      {"chunk_squares", chunk_squares},
+      {"add_sum", add_sum},
+      {"make_scale", make_scale},
+  };
+  for (const auto& [known, reference] : kKnown) {
+    if (known == name) return reference(values);
+  }
+  return {};
+}
+
+}  // namespace kernel_test
