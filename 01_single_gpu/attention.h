@@ -18,29 +18,32 @@ namespace workshop {
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
 // Turns rows of scores, `stride` floats apart, into probabilities, in place. Row i belongs to position
-// first + i mod positions and has a score for each position up to first + positions - 1. One row per iteration.
+// first + i mod positions and has a score for each position up to first + positions - 1. The threads of a warp, its
+// lanes, share a row (model/rows.h).
 static __global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
     // TODO 01.12: Turn the scores into probabilities: the softmax of scale·p[j] over the positions this one may see.
     //   A position sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
     //   does not and gives the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
-    //   f(j).
+    //   f(j). A warp shares the row: write p[j] in loops `for (int j : lanes(n))`, and call these two outside of them.
     todo("01.12");
     // END TODO 01.12
   }
 }
 
-// Turns the gradient dp[rows, positions] of the probabilities p into the gradient of the scores, in place.
+// Turns the gradient dp[rows, positions] of the probabilities p into the gradient of the scores, in place. A warp
+// shares a row.
 static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
     // TODO 01.13: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
     //   The sum is over the row. An unseen position has probability zero: what is the gradient of its score? Write that
-    //   too, because the matrix products that follow read whole rows.
+    //   too, because the matrix products that follow read whole rows. A warp shares the row: write gradient[j] in a
+    //   loop `for (int j : lanes(n))`, and call sum_of(n, f) outside of it.
     todo("01.13");
     // END TODO 01.13
   }

@@ -211,7 +211,7 @@ static __global__ void largest_or_sum(float* of_piece, const float* values, Code
 }
 
 static __global__ void make_scale(float* scale, const float* of_piece, Code code, int pieces, int n) {
-  for ([[maybe_unused]] int once : grid_stride(1)) {
+  for ([[maybe_unused]] int once : warp_stride(1)) {
     const float sum = sum_of(pieces, [=](int i) { return of_piece[i]; }), largest = max_of(pieces, of_piece);
     float result = 0;
     // TODO 10.11: Choose the scale of values[n] from `largest` and `sum`, the largest and the sum of the magnitudes.

@@ -12,6 +12,9 @@ namespace {
 
 using Handle = std::shared_ptr<std::remove_pointer_t<cublasHandle_t>>;
 
+constexpr auto kSumsInFloat =
+    static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+
 // Returns the handle that everyone on this stream shares.
 Handle handle_of(cudaStream_t stream) {
   static std::map<cudaStream_t, std::weak_ptr<Handle::element_type>> handles;
@@ -20,6 +23,8 @@ Handle handle_of(cudaStream_t stream) {
     cublasHandle_t created = nullptr;
     CUBLAS_CHECK(cublasCreate(&created));
     CUBLAS_CHECK(cublasSetStream(created, stream));
+    // Without this, a large product of bfloat16s may be cut into parts whose sums are rounded to bfloat16.
+    CUBLAS_CHECK(cublasSetMathMode(created, kSumsInFloat));
     handle.reset(created, cublasDestroy);
     handles[stream] = handle;
   }

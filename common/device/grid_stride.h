@@ -1,62 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop of a kernel over its elements; see common/device/launch.h.
+// The loops of a kernel over its elements or rows; see common/device/launch.h and model/rows.h.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)
+// Kernels are run by many threads: those of a GPU or, in tests, emulated ones. Otherwise, on the cpu backend, a kernel
+// is a function that runs over its whole range.
+#if defined(__CUDACC__) || defined(WORKSHOP_EMULATES_GPU_THREADS)
+#define WORKSHOP_GPU_THREADS
+#endif
+
+#if defined(WORKSHOP_GPU_THREADS) || defined(WORKSHOP_BACKEND_CPU)
 namespace workshop {
 
-// The indices in [0, n) that this thread works on: on a GPU every stride-th, on a CPU a contiguous range.
-class GridStride {
+constexpr int kWarp = 32;              // threads of a GPU that run together; each of them is a lane
+constexpr int kThreadsPerBlock = 256;  // of each kernel: whole warps
+
+#ifdef WORKSHOP_GPU_THREADS
+
+// The numbers first, first + stride, … below n, for a range-based for loop.
+class Strided {
  public:
-  struct Sentinel {
-    int n;
-  };
-#ifdef __CUDACC__
   class Iterator {
    public:
-    __device__ Iterator(int i, int stride) : i_(i), stride_(stride) {}
-    __device__ int operator*() const { return i_; }
-    __device__ void operator++() { i_ += stride_; }
-    __device__ bool operator!=(Sentinel end) const { return i_ < end.n; }
+    __device__ Iterator(unsigned i, unsigned stride) : i_(i), stride_(stride) {}
+    __device__ int operator*() const { return static_cast<int>(i_); }
+    __device__ void operator++() { i_ += stride_; }  // may pass 2³¹ at the end
+    __device__ bool operator!=(Iterator end) const { return i_ < end.i_; }
 
    private:
-    int i_, stride_;
+    unsigned i_, stride_;
   };
-  __device__ explicit GridStride(int n) : n_(n) {}
-  __device__ Iterator begin() const {
-    return {static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), static_cast<int>(gridDim.x * blockDim.x)};
-  }
-  __device__ Sentinel end() const { return {n_}; }
+  __device__ Strided(unsigned first, unsigned stride, int n) : begin_(first, stride), end_(n > 0 ? n : 0, 0) {}
+  __device__ Iterator begin() const { return begin_; }
+  __device__ Iterator end() const { return end_; }
+
+ private:
+  Iterator begin_, end_;
+};
+
+__device__ inline int lane() { return static_cast<int>(threadIdx.x % kWarp); }
+
+// The indices in [0, n) that this thread works on: every so many-th.
+__device__ inline Strided grid_stride(int n) {
+  return {blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, n};
+}
+
+// The rows in [0, rows) that this thread's warp works on.
+__device__ inline Strided warp_stride(int rows) {
+  return {(blockIdx.x * blockDim.x + threadIdx.x) / kWarp, gridDim.x * blockDim.x / kWarp, rows};
+}
+
+// The places in [0, n) of its warp's row that this lane works on: every 32nd.
+__device__ inline Strided lanes(int n) { return {threadIdx.x % kWarp, kWarp, n}; }
+
 #else
+
+// The numbers from begin to end - 1, for a range-based for loop.
+class Consecutive {
+ public:
   class Iterator {
    public:
     explicit Iterator(int i) : i_(i) {}
     int operator*() const { return i_; }
     void operator++() { ++i_; }
-    bool operator!=(Sentinel end) const { return i_ < end.n; }
+    bool operator!=(Iterator end) const { return i_ < end.i_; }
 
    private:
     int i_;
   };
-  explicit GridStride(int n) : begin_(bound(n, cpu::share.index)), n_(bound(n, cpu::share.index + 1)) {}
-  Iterator begin() const { return Iterator(begin_); }
-  Sentinel end() const { return {n_}; }
-#endif
+  Consecutive(int begin, int end) : begin_(begin), end_(end) {}
+  Iterator begin() const { return begin_; }
+  Iterator end() const { return end_; }
 
  private:
-#ifndef __CUDACC__
-  static int bound(int n, int part) { return static_cast<int>(static_cast<long>(n) * part / cpu::share.count); }
-  int begin_;
-#endif
-  int n_;
+  Iterator begin_, end_;
 };
 
-#ifdef __CUDACC__
-__device__ inline GridStride grid_stride(int n) { return GridStride(n); }
-#else
-inline GridStride grid_stride(int n) { return GridStride(n); }
+// The indices in [0, n) that this thread works on: a contiguous range.
+inline Consecutive grid_stride(int n) {
+  const auto bound = [n](int part) { return static_cast<int>(static_cast<long>(n) * part / cpu::share.count); };
+  return {bound(cpu::share.index), bound(cpu::share.index + 1)};
+}
+
+// The rows in [0, rows) that this thread works on, and the places in a row: all of them.
+inline Consecutive warp_stride(int rows) { return grid_stride(rows); }
+inline Consecutive lanes(int n) { return {0, n}; }
+
 #endif
 
 // Calls f(i, column) for each element i of a row-major matrix. On a GPU, each thread computes the column with a
@@ -64,7 +94,7 @@ inline GridStride grid_stride(int n) { return GridStride(n); }
 // goes row by row.
 template <typename F>
 __device__ inline void for_each_element(int rows, int columns, F f) {
-#ifdef __CUDACC__
+#ifdef WORKSHOP_GPU_THREADS
   for (int i : grid_stride(rows * columns)) f(i, i % columns);
 #else
   for (int row : grid_stride(rows)) {
@@ -72,14 +102,6 @@ __device__ inline void for_each_element(int rows, int columns, F f) {
   }
 #endif
 }
-
-// Number of columns of a row-major matrix per iteration, for a kernel whose iterations run down all rows. One on a GPU,
-// where neighboring threads then read neighboring elements; on a CPU, as many as fit in a few vector registers.
-#ifdef __CUDACC__
-constexpr int kColumnsPerIteration = 1;
-#else
-constexpr int kColumnsPerIteration = 64;
-#endif
 
 }  // namespace workshop
 #endif

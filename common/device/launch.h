@@ -47,11 +47,10 @@ void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... ar
   if (elements <= 0) return;
   const InCall in_call(launch_site(on.file, on.line));
 #ifdef __CUDACC__
-  constexpr int kBlock = 256;
   constexpr int kMaxBlocks = 4096;
-  const int needed = (elements + kBlock - 1) / kBlock;
+  const int needed = (elements - 1) / kThreadsPerBlock + 1;
   const int blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
-  kernel<<<blocks, kBlock, 0, on.stream>>>(args...);
+  kernel<<<blocks, kThreadsPerBlock, 0, on.stream>>>(args...);
 #else
   cpu::launch_kernel(on.stream, {"kernel", on.file, on.line}, reinterpret_cast<const void*>(kernel), elements,
                      {cpu::kernel_argument<Params>(args)...}, [=] { kernel(args...); });

@@ -18,45 +18,48 @@ namespace workshop {
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
 // Turns rows of scores, `stride` floats apart, into probabilities, in place. Row i belongs to position
-// first + i mod positions and has a score for each position up to first + positions - 1. One row per iteration.
+// first + i mod positions and has a score for each position up to first + positions - 1. The threads of a warp, its
+// lanes, share a row (model/rows.h).
 static __global__ void causal_softmax(Reals scores, float scale, int rows, int positions, int first, int stride) {
   // WRITE 01.J: Turn each row of scores into the softmax of scale·score over the positions that it may see.
   //   A position sees itself and those before it. All others, up to first + positions - 1, get the probability 0. No
-  //   exponential may overflow, however large the scores are. `for (int row : grid_stride(rows))` gives this thread its
-  //   rows; max_of(n, p) is the largest of p[0] … p[n - 1], sum_of(n, f) adds up f(j) (model/rows.h); expf() is e^x.
-  for (int row : grid_stride(rows)) {
+  //   exponential may overflow, however large the scores are. `for (int row : warp_stride(rows))` goes over the rows of
+  //   this warp, and `for (int j : lanes(n))` over the places in a row that belong to this lane. Outside of the latter,
+  //   all lanes call max_of(n, p), the largest of p[0] … p[n - 1], and sum_of(n, f), which adds up f(j). expf() is e^x.
+  for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
     // TODO 01.12: Turn the scores into probabilities: the softmax of scale·p[j] over the positions this one may see.
     //   A position sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
     //   does not and gives the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
-    //   f(j).
+    //   f(j). A warp shares the row: write p[j] in loops `for (int j : lanes(n))`, and call these two outside of them.
     const int seen = position + 1;
     const float largest = max_of(seen, p);
-    for (int j = 0; j < seen; ++j) p[j] = expf(scale * (p[j] - largest));
+    for (int j : lanes(seen)) p[j] = expf(scale * (p[j] - largest));
     const float sum = sum_of(seen, [=](int j) { return p[j]; });
-    for (int j = 0; j < seen; ++j) p[j] /= sum;
-    for (int j = seen; j < keys; ++j) p[j] = 0;
+    for (int j : lanes(keys)) p[j] = j < seen ? p[j] / sum : 0.0f;
     // END TODO 01.12
   }
   // END WRITE 01.J
 }
 
-// Turns the gradient dp[rows, positions] of the probabilities p into the gradient of the scores, in place.
+// Turns the gradient dp[rows, positions] of the probabilities p into the gradient of the scores, in place. A warp
+// shares a row.
 static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
   // WRITE 01.K: Turn each row of dp into the gradient of its scores: the derivative of p = softmax(scale·score).
   //   Rows are `positions` values long, in p and in dp; row i belongs to position i mod positions. The scores of the
-  //   positions that it does not see have no effect, so their gradient is 0: write it, because it is read.
-  for (int row : grid_stride(rows)) {
+  //   positions that it does not see have no effect, so their gradient is 0: write it, because it is read. Use
+  //   warp_stride(), lanes() and sum_of() as in causal_softmax().
+  for (int row : warp_stride(rows)) {
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
     const int seen = row % positions + 1;
     // TODO 01.13: Back through the softmax: the gradient of score j is scale·pⱼ·(dpⱼ - Σₖ pₖ·dpₖ), in place.
     //   The sum is over the row. An unseen position has probability zero: what is the gradient of its score? Write that
-    //   too, because the matrix products that follow read whole rows.
+    //   too, because the matrix products that follow read whole rows. A warp shares the row: write gradient[j] in a
+    //   loop `for (int j : lanes(n))`, and call sum_of(n, f) outside of it.
     const float dot = sum_of(seen, [=](int j) { return probability[j] * gradient[j]; });
-    for (int j = 0; j < seen; ++j) gradient[j] = scale * probability[j] * (gradient[j] - dot);
-    for (int j = seen; j < positions; ++j) gradient[j] = 0;
+    for (int j : lanes(positions)) gradient[j] = j < seen ? scale * probability[j] * (gradient[j] - dot) : 0.0f;
     // END TODO 01.13
   }
   // END WRITE 01.K

@@ -12,13 +12,14 @@
 namespace workshop {
 
 // Computes losses[rows] = log Σⱼ e^z[j] - z[target] of the logits z[rows, vocabulary], and log_sums[rows], its first
-// term. One row per iteration.
+// term. The threads of a warp, its lanes, share a row (model/rows.h).
 static __global__ void cross_entropy_forward(float* losses, float* log_sums, ConstReals logits,
                                              const std::int32_t* targets, int rows, int vocabulary) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     // TODO 01.17: Compute log_sums[row], the logarithm of the sum of e^z[j] over the vocabulary, and losses[row].
     //   With logits as large as 100 the sum would be infinite: first take out the largest, max_of(vocabulary, z).
+    //   All lanes get the results of max_of() and sum_of(), so all of them write the same.
     const float largest = max_of(vocabulary, z);
     log_sums[row] = largest + logf(sum_of(vocabulary, [=](int j) { return expf(z[j] - largest); }));
     losses[row] = log_sums[row] - z[targets[row]];
@@ -26,31 +27,31 @@ static __global__ void cross_entropy_forward(float* losses, float* log_sums, Con
   }
 }
 
-// Computes the gradient of Σ losses / `tokens` with respect to the logits. One row per iteration.
+// Computes the gradient of Σ losses / `tokens` with respect to the logits. A warp shares a row.
 static __global__ void cross_entropy_backward(Reals gradient, ConstReals logits, const float* log_sums,
                                               const std::int32_t* targets, int rows, int vocabulary, int tokens) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const Reals dz = gradient + static_cast<std::size_t>(row) * vocabulary;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
     // TODO 01.18: Set dz[j] to the probability of word j, minus 1 for the next word, all times `factor`.
-    //   The derivative of log Σ e^z with respect to z[j] is e^z[j] / Σ e^z = e^(z[j] - log_sum).
-    for (int j = 0; j < vocabulary; ++j) dz[j] = factor * expf(z[j] - log_sum);
-    dz[targets[row]] -= factor;
+    //   The derivative of log Σ e^z with respect to z[j] is e^z[j] / Σ e^z = e^(z[j] - log_sum). A warp shares the row:
+    //   write dz[j] only in a loop `for (int j : lanes(vocabulary))`, where each j belongs to one lane.
+    for (int j : lanes(vocabulary)) dz[j] = factor * (expf(z[j] - log_sum) - (j == targets[row] ? 1.0f : 0.0f));
     // END TODO 01.18
   }
 }
 
-// Sets correct[rows] to 1 where the target has the largest logit (the first one among equals), else to 0. One row per
-// iteration.
+// Sets correct[rows] to 1 where the target has the largest logit (the first one among equals), else to 0. A warp
+// shares a row.
 static __global__ void mark_correct(float* correct, ConstReals logits, const std::int32_t* targets, int rows,
                                     int vocabulary) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const ConstReals z = logits + static_cast<std::size_t>(row) * vocabulary;
     const int target = targets[row];
-    int smaller = 0;
-    for (int j = 0; j < vocabulary; ++j) smaller += z[j] < z[target] || (z[j] == z[target] && j > target);
-    correct[row] = smaller == vocabulary - 1 ? 1.0f : 0.0f;
+    const float smaller =
+        sum_of(vocabulary, [=](int j) { return z[j] < z[target] || (z[j] == z[target] && j > target) ? 1.0f : 0.0f; });
+    correct[row] = smaller == static_cast<float>(vocabulary - 1) ? 1.0f : 0.0f;
   }
 }
 

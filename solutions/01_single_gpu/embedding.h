@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/base/random.h"
+#include "common/device/device.h"
 #include "model/model.h"
 
 namespace workshop {
@@ -19,22 +20,54 @@ static __global__ void embedding_forward(Reals y, const std::int32_t* tokens, Co
   });
 }
 
-// Adds the rows of dy[rows, width] to the gradients of the words and positions that they came from. Each thread owns
-// some columns and goes down all rows. So no two threads write to the same place, and each sum always has the same
-// order, unlike with atomicAdd().
-static __global__ void embedding_backward(Reals words_grad, Reals positions_grad, ConstReals dy,
-                                          const std::int32_t* tokens, int context, int rows, int width) {
-  for (int row = 0; row < rows; ++row) {
-    const ConstReals gradient = dy + row * width;
-    const Reals position = positions_grad + row % context * width;
-    for (int column : grid_stride(width)) position[column] += gradient[column];
-    // TODO 01.9: Add this row's gradient to that of its word.
-    //   words_grad is [vocabulary, width], and the row's word is tokens[row]. A word may occur several times. As in the
-    //   line above, write only to this thread's columns.
-    const Reals word = words_grad + tokens[row] * width;
-    for (int column : grid_stride(width)) word[column] += gradient[column];
-    // END TODO 01.9
+// Links the rows of a batch that have the same word; [rows] each.
+struct SameWord {
+  int* is_first;  // 1 if no earlier row has this row's word, else 0
+  int* next;      // the next row with this row's word; the number of rows if there is none
+};
+
+static __global__ void link_same_words(SameWord same, const std::int32_t* tokens, int rows) {
+  for (int row : warp_stride(rows)) {
+    const int word = tokens[row], behind = row + 1;
+    same.is_first[row] = first_of(row, [=](int i) { return tokens[i] == word; }) == row;
+    same.next[row] = behind + first_of(rows - behind, [=](int i) { return tokens[behind + i] == word; });
   }
+}
+
+// Adds the rows of dy[rows, width] to the gradients of their words, words_grad[count, width]: those of the words first,
+// first + 1, …; chapter 05 cuts the vocabulary. One thread adds up a column of all rows of a word, in float32. So no
+// two threads write to the same place, and each sum always has the same order, unlike with atomicAdd().
+static __global__ void word_gradients(Reals words_grad, ConstReals dy, const std::int32_t* tokens, SameWord same,
+                                      int first, int count, int rows, int width) {
+  for_each_element(rows, width, [=](int i, int column) {
+    const int row = i / width, word = tokens[row] - first;
+    if (!same.is_first[row] || word < 0 || word >= count) return;
+    float sum = words_grad[word * width + column];
+    // TODO 01.9: Add to `sum` this column of dy, for all rows that have this row's word.
+    //   This row is the first of them; same.next[row] is the one behind it, and so on. The last one's is `rows`.
+    for (int r = row; r < rows; r = same.next[r]) sum += dy[r * width + column];
+    // END TODO 01.9
+    words_grad[word * width + column] = sum;
+  });
+}
+
+// Adds the rows of dy[rows, width] to the gradients of their positions, positions_grad[context, width].
+static __global__ void position_gradients(Reals positions_grad, ConstReals dy, int context, int rows, int width) {
+  for_each_element(context, width, [=](int i, int column) {
+    float sum = positions_grad[i];
+    for (int row = i / width; row < rows; row += context) sum += dy[row * width + column];
+    positions_grad[i] = sum;
+  });
+}
+
+// Adds dy[rows, width] to the gradients of the words first, first + 1, …, words_grad[count, width], and to those of the
+// positions. `same` is scratch memory.
+inline void embedding_backward(Real* words_grad, Real* positions_grad, const Real* dy, const std::int32_t* tokens,
+                               SameWord same, int first, int count, int context, int rows, int width,
+                               cudaStream_t stream) {
+  launch(link_same_words, rows * width, stream, same, tokens, rows);
+  launch(word_gradients, rows * width, stream, words_grad, dy, tokens, same, first, count, rows, width);
+  launch(position_gradients, context * width, stream, positions_grad, dy, context, rows, width);
 }
 
 // Maps token ids [samples, context] to vectors [samples, context, width].
@@ -54,6 +87,9 @@ class Embedding : public Layer {
   }
   std::vector<int> saved() const override { return {out}; }
   int rows() const override { return context_; }
+  void allocate(int max_samples, cudaStream_t) override {
+    links_ = DeviceBuffer<int>(2 * max_samples * context_, Memory::data);
+  }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range({"forward ", name}, blas.stream());
@@ -67,8 +103,8 @@ class Embedding : public Layer {
     const Parameter &words = parameters[0], &positions = parameters[1];
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words.grad, 0, count() * sizeof(Real), stream));
     const int rows = g.samples * context_;
-    launch(embedding_backward, rows * width_, stream, words.grad, positions.grad, g.dy,
-           static_cast<const std::int32_t*>(saved.x), context_, rows, width_);
+    embedding_backward(words.grad, positions.grad, g.dy, static_cast<const std::int32_t*>(saved.x),
+                       {links_.data(), links_.data() + rows}, 0, words.rows(), context_, rows, width_, stream);
     probe("01.9", "tokens.weight.grad", words.grad, {words.rows(), width_}, stream);
     return nullptr;  // words have no gradient
   }
@@ -86,6 +122,7 @@ class Embedding : public Layer {
   }
 
   int context_, width_;
+  DeviceBuffer<int> links_;  // SameWord's two arrays
 };
 
 }  // namespace workshop

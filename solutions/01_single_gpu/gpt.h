@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 
@@ -29,6 +31,12 @@ inline void require_sizes(const Options& options, int vocabulary) {
                    {"--heads", o.heads},
                    {"--context", o.context},
                    {"--context", o.context}});
+  const std::int64_t E = width, in_block = 12 * E * E + 13 * E,
+                     parameters = (2LL * vocabulary + o.context + 2) * E + o.blocks * in_block;
+  if (parameters > INT_MAX) {
+    usage_error("--blocks, --width and the vocabulary give %.1f billion parameters; expected fewer than 2^31",
+                static_cast<double>(parameters) / 1e9);
+  }
 }
 
 // Reads or writes the text that the options name. Ends the program if something is wrong with it.

@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "01_single_gpu/embedding.h"
 #include "05_tensor_parallel/parallel_transformer.h"
 #include "model/rows.h"
 
@@ -57,20 +58,6 @@ static __global__ void add_positions(Reals y, ConstReals positions, int first, i
                    [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
 }
 
-// Chapter 01's embedding_backward(), but only for this rank's words.
-static __global__ void embedding_backward_vocab_range(Reals words_grad, Reals positions_grad, ConstReals dy,
-                                                      const std::int32_t* tokens, VocabRange vocab, int context,
-                                                      int rows, int width) {
-  for (int row = 0; row < rows; ++row) {
-    const ConstReals gradient = dy + row * width;
-    const Reals position = positions_grad + row % context * width;
-    for (int column : grid_stride(width)) position[column] += gradient[column];
-    if (!vocab.has(tokens[row])) continue;
-    const Reals word = words_grad + (tokens[row] - vocab.first) * width;
-    for (int column : grid_stride(width)) word[column] += gradient[column];
-  }
-}
-
 // Reads token ids [samples, context]; returns this rank's rows of [samples·context, width]. The embedding is a product
 // of one-hot rows with the words' vectors, which are cut like the weight of a row-parallel layer: so g follows it.
 class ParallelEmbedding : public ParallelLayer {
@@ -85,7 +72,10 @@ class ParallelEmbedding : public ParallelLayer {
 
   std::vector<int> saved() const override { return {out}; }
   int rows() const override { return context_; }
-  void allocate(int max_samples, cudaStream_t) override { tp_->allocate(max_samples * context_ * width_); }
+  void allocate(int max_samples, cudaStream_t) override {
+    tp_->allocate(max_samples * context_ * width_);
+    links_ = DeviceBuffer<int>(2 * max_samples * context_, Memory::data);
+  }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
@@ -108,16 +98,17 @@ class ParallelEmbedding : public ParallelLayer {
     const int rows = gradients.samples * context_;
     const auto* tokens = static_cast<const std::int32_t*>(saved.x);
     Real *words = parameters[0].grad, *positions = parameters[1].grad;  // one behind the other, count() in all
+    const SameWord same{links_.data(), links_.data() + rows};
     // WRITE 05.N: Compute the gradients of this rank's words and of the positions.
     //   gradients.dy is the gradient of the output, of this rank's own rows: g, ReduceFromTensorParallel(*tp_), goes
-    //   back to that of its share. The kernel embedding_backward_vocab_range adds to the gradients; launch it for
-    //   rows * width_ elements. In a step's first micro-batch, gradients.accumulate is 0, and what is left from the
-    //   step before must not count. Everything is on `stream`.
+    //   back to that of its share. Chapter 01's embedding_backward() adds to the gradients of vocab_.count words,
+    //   vocab_.first and those after it, and of the positions; `same` is its scratch memory. In a step's first
+    //   micro-batch, gradients.accumulate is 0, and what is left from the step before must not count. Everything is on
+    //   `stream`.
     const ReduceFromTensorParallel g(*tp_);
     const Real* dy = g.backward(gradients.dy, rows, width_, stream);
     if (gradients.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words, 0, count() * sizeof(Real), stream));
-    launch(embedding_backward_vocab_range, rows * width_, stream, words, positions, dy, tokens, vocab_, context_, rows,
-           width_);
+    embedding_backward(words, positions, dy, tokens, same, vocab_.first, vocab_.count, context_, rows, width_, stream);
     // END WRITE 05.N
     probe("05.N", "gradients of this rank's words", words, {vocab_.count, width_}, stream);
     probe("05.N", "gradients of the positions", positions, {context_, width_}, stream);
@@ -128,6 +119,7 @@ class ParallelEmbedding : public ParallelLayer {
   std::shared_ptr<TensorParallelContext> tp_;
   int context_, width_;
   VocabRange vocab_;
+  DeviceBuffer<int> links_;  // SameWord's two arrays
 };
 
 // ---- head ----------------------------------------------------------------------------------------------------------
@@ -192,14 +184,15 @@ class ParallelHead : public ParallelLayer {
 
 // ---- loss ----------------------------------------------------------------------------------------------------------
 
-// Computes maxima[rows], the largest of this rank's logits z[rows, words] in each row.
+// Computes maxima[rows], the largest of this rank's logits z[rows, words] in each row. A warp shares a row,
+// as in chapter 01.
 static __global__ void row_maxima(float* maxima, ConstReals z, int rows, int words) {
-  for (int row : grid_stride(rows)) maxima[row] = max_of(words, z + static_cast<std::size_t>(row) * words);
+  for (int row : warp_stride(rows)) maxima[row] = max_of(words, z + static_cast<std::size_t>(row) * words);
 }
 
 // Computes sums[rows] of e^(z - maximum) over this rank's logits.
 static __global__ void row_exponentials(float* sums, ConstReals z, const float* maxima, int rows, int words) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const ConstReals logits = z + static_cast<std::size_t>(row) * words;
     const float maximum = maxima[row];
     sums[row] = sum_of(words, [=](int j) { return expf(logits[j] - maximum); });
@@ -229,13 +222,13 @@ static __global__ void sharded_losses(float* losses, float* log_sums, const floa
 static __global__ void sharded_cross_entropy_backward(Reals gradient, ConstReals z, const float* log_sums,
                                                       const std::int32_t* targets, VocabRange vocab, int rows,
                                                       int tokens) {
-  for (int row : grid_stride(rows)) {
+  for (int row : warp_stride(rows)) {
     const std::size_t begin = static_cast<std::size_t>(row) * vocab.count;
     const ConstReals logits = z + begin;
     const float log_sum = log_sums[row], factor = 1.0f / static_cast<float>(tokens);
     const Reals dz = gradient + begin;
-    for (int j = 0; j < vocab.count; ++j) dz[j] = factor * expf(logits[j] - log_sum);
-    if (vocab.has(targets[row])) dz[targets[row] - vocab.first] -= factor;
+    const int target = targets[row] - vocab.first;  // none of these words if another rank has it
+    for (int j : lanes(vocab.count)) dz[j] = factor * (expf(logits[j] - log_sum) - (j == target ? 1.0f : 0.0f));
   }
 }
 

@@ -316,6 +316,7 @@ TESTS(gpt_bad) {
     layers.#     | --layers 6,4,2       | --layers is for --model mlp only
     samples.#    | --samples 8          | --samples is for --model mlp or alexnet only
     validation.# | --validation-samples=8 | --validation-samples is for --model mlp or alexnet only
+    parameters.# | --width 8192 --blocks 3 | ^error: --blocks, --width and the vocabulary give 2.4 billion parameters; expected fewer than 2.31$
     heads.#      | --heads 3            | --width is '64'; expected a multiple of the 3 of --heads
     dropout.#    | --dropout 1          | --dropout is '1'; expected
   )");

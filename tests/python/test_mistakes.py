@@ -3,6 +3,7 @@
 
 import glob
 import os
+import re
 
 import pytest
 from conftest import ROOT
@@ -220,3 +221,28 @@ def test_levels():
         "02.1-by-hand": ("guided,blank", ["right"]),
         "02.2-crash": ("guided", ["see TODO 02.2"]),
     }
+
+
+def regions_in_kernels(text):
+    """The TODOs and WRITE regions inside __global__ functions."""
+    found, inside = set(), False
+    for line in text.split("\n"):
+        if re.match(r"(\[\[maybe_unused\]\] )?(static )?__global__ ", line) and not line.endswith(";"):
+            inside = True
+        elif line.startswith("}"):
+            inside = False
+        elif inside and (region := re.match(r" *// (?:TODO|WRITE) ([0-9]+\.[0-9A-Z]+): ", line)):
+            found.add(region[1])
+    return found
+
+
+def test_fillings_in_kernels_are_for_the_cpu_backend_alone():
+    """A kernel on a GPU cannot be told which filling to take (checker/filling.h)."""
+    for path in sorted(glob.glob(os.path.join(ROOT, "checker", "mistakes", "[0-9]*.txt"))):
+        name = os.path.basename(path)[:-4]
+        kernels = set()
+        for source in glob.glob(os.path.join(ROOT, "solutions", name, "*.*")):
+            with open(source, encoding="utf-8") as file:
+                kernels |= regions_in_kernels(file.read())
+        chapter = mistakes.read_chapter(name)
+        assert [use.name for use in chapter.uses if use.todo in kernels and not use.run.cpu_only] == []
