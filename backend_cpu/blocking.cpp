@@ -35,6 +35,7 @@ MPI_Request meet(const Operation& o) {
   if (o.kind != Kind::send && o.kind != Kind::receive) {
     MPI_Ibarrier(comm.hosts, &request);
   } else if (o.root != comm.rank && comm.connected.insert({o.kind, o.root}).second) {
+    may_wait_for_device();  // it allocates memory there
     if (o.kind == Kind::send) {
       MPI_Issend(nullptr, 0, MPI_BYTE, o.root, /*tag=*/0, comm.hosts, &request);
     } else {

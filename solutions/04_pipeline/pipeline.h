@@ -8,6 +8,7 @@
 
 #include <array>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "common/device/device.h"
 #include "common/job/job.h"
 #include "common/nccl/group.h"
+#include "common/nccl/off_the_record.h"
 
 namespace workshop {
 
@@ -41,6 +43,8 @@ class PipelineExecutor {
     // forever as long as a device can run one group of each at the same time.
     refuse_launch_blocking("--schedule " + schedule.name);
     second_group_.runs_beside_others();
+    connect(activations_);
+    connect(gradients_);
   }
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
@@ -79,6 +83,31 @@ class PipelineExecutor {
     Stream stream;
     ncclComm_t comm;
   };
+
+  // Sends a number to each rank that gets messages of this channel. NCCL connects two ranks in the call of their first
+  // message, and may wait for the device meanwhile. In a step, the device may be waiting for a message that the other
+  // rank sends only after this one.
+  void connect(const Channel& channel) const {
+    const OffTheRecord off_the_record;
+    std::set<Instruction::Kind> kinds;
+    const DeviceBuffer<Real> sent(1, Memory::data), received(1, Memory::data);
+    CUDA_CHECK(cudaMemsetAsync(sent.data(), 0, sent.bytes(), channel.stream));
+    NCCL_CHECK(ncclGroupStart());
+    for (const Task& group : tasks_) {
+      for (const Instruction& i : group.instructions) {
+        const bool of_channel = is_message(i.kind) && is_activation(i.kind) == (&channel == &activations_);
+        if (!of_channel || !kinds.insert(i.kind).second) continue;
+        const int other = peer(schedule_, rank_, i.kind);
+        if (is_send(i.kind)) {
+          NCCL_CHECK(ncclSend(sent.data(), 1, kReal, other, channel.comm, channel.stream));
+        } else {
+          NCCL_CHECK(ncclRecv(received.data(), 1, kReal, other, channel.comm, channel.stream));
+        }
+      }
+    }
+    NCCL_CHECK(ncclGroupEnd());
+    channel.stream.synchronize();
+  }
 
   // Enqueues the messages of a group, after everything that precedes them in the list is computed: only then is the
   // data of a send complete, and the buffer of a receive no longer read.
