@@ -58,6 +58,19 @@ struct Part {
 };
 using Parts = std::vector<std::unique_ptr<Part>>;
 
+// Lets devices that can reach each other copy directly, over NVLink or PCIe. Without this, CUDA takes the copies
+// through the host's memory.
+void enable_peer_access(int devices) {
+  for (int device = 0; device < devices; ++device) {
+    const OnDevice on_device(device);
+    for (int peer = 0; peer < devices; ++peer) {
+      int can = 0;
+      if (peer != device) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, device, peer));
+      if (can) CUDA_CHECK(cudaDeviceEnablePeerAccess(peer, 0));
+    }
+  }
+}
+
 // Makes the parts. Part i is on device i, or, if there are fewer devices, on device i % devices.
 Parts place_parts(const Network& network, const std::vector<int>& bounds, const Options& options, int devices) {
   Parts parts;
@@ -277,6 +290,7 @@ int main(int argc, char** argv) {
   const std::vector<int> bounds = partition_layers(network.counts(), options.devices, how);
   probe(how == Partition::uniform ? "03.1" : "03.2", "first layer of each rank, and the number of layers", bounds);
 
+  enable_peer_access(job.own_devices());
   Parts parts = place_parts(network, bounds, options, job.own_devices());
   CUDA_CHECK(cudaSetDevice(parts[0]->device));
   LossOfLast loss(parts, options, network.data());
