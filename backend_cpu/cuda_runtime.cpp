@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,6 +37,7 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
+    {cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
@@ -195,6 +198,18 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (!is_device(device) || !is_device(peer)) return result(cudaErrorInvalidDevice);
   *can = device != peer;
   return cudaSuccess;
+}
+
+// Kernels and memsets may still use only the memory of their own device; see semantics.md.
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> enabled;
+  int device = 0;
+  if (const cudaError_t status = cudaGetDevice(&device); status != cudaSuccess) return status;
+  if (flags != 0) return result(cudaErrorInvalidValue);
+  if (!is_device(peer) || peer == device) return result(cudaErrorInvalidDevice);
+  const std::lock_guard lock(mutex);
+  return enabled.emplace(device, peer).second ? cudaSuccess : result(cudaErrorPeerAccessAlreadyEnabled);
 }
 
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to) {

@@ -41,6 +41,7 @@ typedef enum cudaError {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
   cudaErrorNotPermitted = 800,
 } cudaError_t;
 
@@ -100,6 +101,7 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device);
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceGetP2PAttribute(int* value, enum cudaDeviceP2PAttr attribute, int from, int to);
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaDeviceSynchronize(void);

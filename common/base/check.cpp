@@ -25,6 +25,14 @@ namespace {
 
 ExitStatus status_at_end{};
 
+// Ends the job if a kernel has come to an open TODO, which has printed its own message. From then on, all calls of CUDA
+// return cudaErrorAssert, and those of other libraries fail.
+void end_at_open_kernel() {
+#ifdef WORKSHOP_BACKEND_CUDA
+  if (cudaStreamQuery(nullptr) == cudaErrorAssert) end_job(kTodo);
+#endif
+}
+
 }  // namespace
 
 void set_end_status(ExitStatus status) { status_at_end = status; }
@@ -82,17 +90,17 @@ void usage_error(const char* format, ...) {
 }
 
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
-#ifdef WORKSHOP_BACKEND_CUDA
-  if (status == cudaErrorAssert) end_job(kTodo);  // an open TODO in a kernel, which has printed its own message
-#endif
+  end_at_open_kernel();
   call_failed(call, file, line, std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status));
 }
 
 void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line) {
+  end_at_open_kernel();
   call_failed(call, file, line, std::string(cublasGetStatusName(status)) + ", " + cublasGetStatusString(status));
 }
 
 void nccl_failed(ncclResult_t status, const char* call, const char* file, int line) {
+  end_at_open_kernel();
   const char* detail = ncclGetLastError(nullptr);
   std::string reason = ncclGetErrorString(status);
   if (detail != nullptr && *detail != '\0') reason += std::string(" (") + detail + ")";

@@ -304,7 +304,7 @@ std::string idle_devices(const Environment& env, const Ranks& ranks, int devices
 std::vector<std::pair<std::string, std::string>> gpu_sharing_variables(const Ranks& ranks) {
   std::vector<std::pair<std::string, std::string>> variables = {
       {"NCCL_HOSTID", "workshop-" + std::to_string(ranks.rank)},
-      {"NCCL_IB_DISABLE", "1"},
+      {"NCCL_NET", "Socket"},  // not InfiniBand, nor what a plugin brings
       {"NCCL_NVLS_ENABLE", "0"},
       {"NCCL_MNNVL_ENABLE", "0"},
       {"NCCL_MAX_CTAS", "4"}};

@@ -54,6 +54,8 @@ class Buffer {
     }
 #ifdef WORKSHOP_BACKEND_CPU
     cpu::allocated_at(data_, file, line);
+#else
+    if (new_memory_is_nan()) fill_with_nan(data_, bytes(), kind_);
 #endif
     account_memory(kind_, device_, static_cast<std::ptrdiff_t>(bytes()));
   }
@@ -89,7 +91,7 @@ class Buffer {
   int device_ = 0;
 };
 
-// An array on the device. Undefined until written (NaN on the cpu backend).
+// An array on the device. Undefined until written: NaN on the cpu backend and in checks.
 template <typename T>
 class DeviceBuffer : public Buffer<T> {
  public:
@@ -101,10 +103,12 @@ class DeviceBuffer : public Buffer<T> {
     CUDA_CHECK(cudaStreamSynchronize(stream));
   }
   void upload(const std::vector<T>& host, cudaStream_t stream) { upload(host.data(), stream); }
-  std::vector<T> download(cudaStream_t stream) const {
-    std::vector<T> host(this->size());
+  std::vector<T> download(cudaStream_t stream) const { return download(this->size(), stream); }
+  // The same for the first `count` elements.
+  std::vector<T> download(std::size_t count, cudaStream_t stream) const {
+    std::vector<T> host(count);
     if (host.empty()) return host;
-    CUDA_CHECK(cudaMemcpyAsync(host.data(), this->data(), this->bytes(), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), this->data(), count * sizeof(T), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return host;
   }

@@ -2,6 +2,8 @@
 #include "common/device/memory.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "common/base/check.h"
 
@@ -22,6 +24,20 @@ MemoryUse memory_use(Memory kind) {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   return uses()[device][static_cast<int>(kind)];
+}
+
+bool new_memory_is_nan() {
+  static const char* journal = std::getenv("WORKSHOP_JOURNAL");
+  return journal != nullptr;
+}
+
+void fill_with_nan(void* memory, std::size_t bytes, Memory kind) {
+  if (kind == Memory::host) {
+    std::memset(memory, 0xff, bytes);
+  } else {
+    CUDA_CHECK(cudaMemset(memory, 0xff, bytes));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // the programs' streams do not wait for this one
+  }
 }
 
 void account_memory(Memory kind, int device, std::ptrdiff_t bytes) {

@@ -22,6 +22,13 @@ struct MemoryUse {
 // Returns this rank's use of one kind on the current device. Different kinds may peak at different times.
 MemoryUse memory_use(Memory kind);
 
+// Whether new buffers are to be filled with NaN on a GPU, as always on the cpu backend: so that a check notices what a
+// program has not written. Only in checks (WORKSHOP_JOURNAL), because it takes time.
+bool new_memory_is_nan();
+
+// Fills memory with bytes that are NaN as floats and as bfloat16s; waits for that alone.
+void fill_with_nan(void* memory, std::size_t bytes, Memory kind);
+
 // For buffers: counts an allocation, or a release if `bytes` is negative.
 void account_memory(Memory kind, int device, std::ptrdiff_t bytes);
 

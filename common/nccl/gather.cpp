@@ -11,7 +11,12 @@ namespace {
 
 // Device memory that the record of a run leaves out: it serves reporting, not the training.
 struct Scratch {
-  explicit Scratch(std::size_t bytes) { CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes)); }
+  // Whole words of 16 bytes, because NCCL also reads the rest of the last one.
+  Scratch(std::size_t bytes, cudaStream_t stream) {
+    const std::size_t whole = (bytes + 15) / 16 * 16;
+    CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), whole));
+    CUDA_CHECK(cudaMemsetAsync(data, 0, whole, stream));
+  }
   ~Scratch() { CUDA_CHECK(cudaFree(data)); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -30,7 +35,7 @@ std::vector<char> gather_bytes(std::string_view mine, ncclComm_t comm, cudaStrea
   int ranks = 0;
   NCCL_CHECK(ncclCommCount(comm, &ranks));
   std::vector<char> gathered(ranks * mine.size());
-  const Scratch one(mine.size()), all(gathered.size());
+  const Scratch one(mine.size(), stream), all(gathered.size(), stream);
   copy(one.data, mine.data(), mine.size(), stream);
   NCCL_CHECK(ncclAllGather(one.data, all.data, mine.size(), ncclChar, comm, stream));
   copy(gathered.data(), all.data, gathered.size(), stream);
@@ -45,7 +50,7 @@ std::vector<std::string> gather_text(const std::string& text, ncclComm_t comm, c
   int rank = 0;
   NCCL_CHECK(ncclCommUserRank(comm, &rank));
   std::string gathered(rank == 0 || on_all_ranks ? total : 0, '\0');
-  const Scratch mine(text.size()), all(gathered.size());
+  const Scratch mine(text.size(), stream), all(gathered.size(), stream);
   copy(mine.data, text.data(), text.size(), stream);
   NCCL_CHECK(ncclGroupStart());
   if (!text.empty()) NCCL_CHECK(ncclSend(mine.data, text.size(), ncclChar, 0, comm, stream));

@@ -77,6 +77,7 @@ class Options {
   void with_validation();
   void with_precision();
   bool validates() const { return validates_; }
+  bool is_mixed_precision() const { return precision_ == "bf16"; }
   // Whether to compute the norm of the gradient: for clipping, and always for a language model.
   bool needs_norm() const { return model == ModelKind::gpt || step_size.clip_norm > 0; }
 

@@ -95,9 +95,9 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   mark_step(-1, stream);
   note_memory_on_device();
   CUDA_CHECK(cudaEventRecord(log.stop, stream));
-  const std::vector<float> losses = log.losses.download(stream);
-  const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(stream);
-  const std::vector<float> norms = log.gradient_norms.download(stream);
+  const std::vector<float> losses = log.losses.download(log.count, stream);
+  const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(log.count, stream);
+  const std::vector<float> norms = log.gradient_norms.download(log.gradient_norms.size() > 0 ? log.count : 0, stream);
   for (int i = 0; i < log.count; ++i) {
     const int step = log.first_step + i;
     const float* norm = norms.empty() ? nullptr : &norms[i];

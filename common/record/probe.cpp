@@ -183,6 +183,24 @@ Json begin_probe(const char* todo, Label name) {
               {"name", name.text()}, {"step", recorder().step},      {"sequence", sequence++}};
 }
 
+// All probes together may copy so many values, 2 GiB of the host's memory. A real model's would fill all of it. Once
+// they have, a probe copies only the first values of its tensor.
+constexpr std::size_t kMostProbed = std::size_t{1} << 29, kAlwaysProbed = 4096;
+
+void set_shape(Json& line, std::initializer_list<int> shape) {
+  static std::size_t probed = 0;
+  std::size_t count = 1;
+  for (const int extent : shape) count *= static_cast<std::size_t>(extent);
+  if (count > kAlwaysProbed && probed + count > kMostProbed) {
+    count = kAlwaysProbed;
+    line["of"] = shape;
+    line["shape"] = {count};
+  } else {
+    line["shape"] = shape;
+  }
+  probed += count;
+}
+
 // Notes in the journal that the program has reached this probe.
 void note_passed(Json line) {
   if (!Journal::get().is_open()) return;
@@ -226,7 +244,7 @@ void probe_on_device(const char* todo, Label name, const void* tensor, Elements 
   if (!probing()) return;
   Json line = begin_probe(todo, name);
   note_passed(line);
-  line["shape"] = shape;
+  set_shape(line, shape);
   const CallSite& site = site_of_probe(todo, file, source_line);
   // The NCCL calls of an open group start when the group ends. The copy must come after them.
   after_group([line, tensor, elements, stream, &site] { enqueue_probe(line, tensor, elements, stream, site); });

@@ -4,18 +4,51 @@
 #include <cublas_v2.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/print.h"
+#include "common/base/random.h"
 #include "common/device/device.h"
 
 namespace workshop {
 
-double measured_peak() {
-  constexpr int n = 512, kTimes = 4;
+namespace {
+
+#ifdef WORKSHOP_BACKEND_CPU
+constexpr int kSize = 512;
+#else
+constexpr int kSize = 8192;  // enough work for all of a GPU
+#endif
+
+// Fills `matrix` with random numbers from -1 to 1; with zeros, a GPU is faster than with any other numbers. A bfloat16
+// is the upper half of a float.
+void fill_randomly(const DeviceBuffer<float>& matrix, bool bfloat16s, cudaStream_t stream) {
+  std::vector<float> numbers(1 << 16);
+  Generator(1).uniform(numbers.data(), numbers.size(), -1, 1);
+  if (bfloat16s) {
+    for (float& number : numbers) {
+      const std::uint32_t upper = std::bit_cast<std::uint32_t>(number) >> 16;
+      number = std::bit_cast<float>(upper << 16 | upper);
+    }
+  }
+  for (std::size_t i = 0; i < matrix.size(); i += numbers.size()) {
+    const std::size_t count = std::min(numbers.size(), matrix.size() - i);
+    CUDA_CHECK(cudaMemcpyAsync(matrix.data() + i, numbers.data(), count * sizeof(float), cudaMemcpyDefault, stream));
+  }
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+}  // namespace
+
+double measured_peak(bool bfloat16s) {
+  constexpr int n = kSize, kTimes = 4;
+  const cudaDataType type = bfloat16s ? CUDA_R_16BF : CUDA_R_32F;
   const Stream stream;  // used only by this handle
   DeviceBuffer<float> a(n * n, Memory::data), b(n * n, Memory::data), c(n * n, Memory::data);
-  for (DeviceBuffer<float>* matrix : {&a, &b}) CUDA_CHECK(cudaMemsetAsync(matrix->data(), 0, matrix->bytes(), stream));
+  for (const DeviceBuffer<float>* matrix : {&a, &b}) fill_randomly(*matrix, bfloat16s, stream);
   cublasHandle_t blas = nullptr;
   CUBLAS_CHECK(cublasCreate(&blas));
   CUBLAS_CHECK(cublasSetStream(blas, stream));
@@ -24,8 +57,8 @@ double measured_peak() {
   float best = 0;
   for (int i = 0; i < kTimes; ++i) {
     CUDA_CHECK(cudaEventRecord(begin, stream));
-    CUBLAS_CHECK(
-        cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, a.data(), n, b.data(), n, &zero, c.data(), n));
+    CUBLAS_CHECK(cublasGemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, a.data(), type, n, b.data(), type, n,
+                              &zero, c.data(), type, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     CUDA_CHECK(cudaEventRecord(end, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     float milliseconds = 0;

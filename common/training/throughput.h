@@ -4,9 +4,9 @@
 
 namespace workshop {
 
-// Measures the operations per second of this rank's device in a float32 matrix product that is large enough for the
-// cores of a rank. Takes about ten milliseconds on the cpu backend. A GPU can do more than this measures.
-double measured_peak();
+// Measures the operations per second of this rank's device in a product of large matrices of random numbers, float32 or
+// bfloat16. Takes about ten milliseconds on the cpu backend, and a tenth of a second on a GPU.
+double measured_peak(bool bfloat16s);
 
 // Prints on rank 0 the tokens and operations per second of all ranks together, and the model FLOP utilization
 // (Chowdhery et al., PaLM, 2022): the share of what the devices could do. `operations`: the model's operations per

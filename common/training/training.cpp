@@ -229,7 +229,8 @@ void Training::report_throughput() {
     return;
   }
   if (state.step - state.start.step < kStepsForSpeed) return;
-  const double given = state.options.gpt.peak_tflops, peak = given > 0 ? given * 1e12 : measured_peak();
+  const double given = state.options.gpt.peak_tflops;
+  const double peak = given > 0 ? given * 1e12 : measured_peak(state.options.is_mixed_precision());
   print_throughput(units / seconds, state.operations, process_ranks().world, peak);
 }
 

@@ -201,6 +201,7 @@ TEST_F(Collectives, AllReduceKeepsNaNAndIsTheSameEverywhere) {
 }
 
 TEST_F(Collectives, OfOneCommunicatorRunInTheOrderOfTheCalls) {
+  if (world_ == 1) GTEST_SKIP() << "with one rank, NCCL only copies, on the stream of the call";
   Stream other;
   const Array x(ncclFloat, 1, 1), y(ncclFloat, 1, 100), z(ncclFloat, 1, 100);
   Gate gate(stream_);

@@ -473,6 +473,13 @@ TEST(Devices, KnowTheirPeers) {
   EXPECT_EQ(access, can);
   EXPECT_TRUE(atomics == 0 || atomics == can) << atomics;
   EXPECT_EQ(atomics, kCpu ? 1 : atomics);
+  if (can == 1) {
+    const workshop::OnDevice on_device(0);
+    EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 7), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+    EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+    cudaGetLastError();
+  }
   EXPECT_EQ(cudaDeviceGetP2PAttribute(nullptr, cudaDevP2PAttrAccessSupported, 0, 1), cudaErrorInvalidValue);
   EXPECT_EQ(cudaDeviceGetP2PAttribute(&value, static_cast<cudaDeviceP2PAttr>(99), 0, 1), cudaErrorInvalidValue);
   cudaGetLastError();

@@ -55,7 +55,7 @@ std::string without_notes(const std::string& output) {
   std::istringstream in(output);
   std::string kept;
   for (std::string line; std::getline(in, line);) {
-    if (!std::regex_search(line, std::regex("^note: [0-9]+ ranks share |^warning: .* stays? idle")))
+    if (!std::regex_search(line, std::regex("^note: [0-9]+ (ranks|parts) share |^warning: .* stays? idle")))
       kept += line + "\n";
   }
   return kept;

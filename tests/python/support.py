@@ -96,4 +96,4 @@ def without_notes(output: str) -> str:
     """Without the lines that say that ranks share a GPU, or that GPUs stay idle."""
     lines = output.split("\n")
     return "\n".join(line for line in lines
-                     if not re.match(r"note: [0-9]+ ranks share |warning: .* stays? idle", line)).rstrip("\n")
+                     if not re.match(r"note: [0-9]+ (ranks|parts) share |warning: .* stays? idle", line)).rstrip("\n")

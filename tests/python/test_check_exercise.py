@@ -99,6 +99,26 @@ def test_wrong(exercise):
     assert status == 1 and "TODO 02.1 (Sum.) is the first that differs" in said
 
 
+def test_a_todo_in_a_kernel_is_told_with_its_text(exercise):
+    """CUDA prints only the place."""
+    (exercise.folder / "mine.h").write_text("// A kernel.\n  // TODO 02.2: More.\n  //   Of this.\n  todo(\"02.2\");\n")
+    place = f"{exercise.folder}/mine.h:4"
+    line = f"{place}: 02.2: block: [0,0,0], thread: [0,0,0] Assertion this TODO is not filled in yet failed."
+    status, said = exercise.judge(does=f"echo '{line}'; exit 77")
+    assert status == 77
+    assert f"Not filled in yet:\n  TODO 02.2: More.\n    Of this.\n  at {place}\n" in said
+    assert "Assertion" not in said and said.count("TODO 02.2: More.") == 1
+
+
+def test_a_bad_address_is_looked_for_with_a_host_that_waits(exercise):
+    """A GPU tells of it at a later call."""
+    status, said = exercise.judge(
+        does="echo 'rank 0: f() failed at x.cu:'$((${CUDA_LAUNCH_BLOCKING-0} ? 2 : 4))': cudaErrorIllegalAddress'; exit 1"
+    )
+    assert status == 1 and "x.cu:2: cudaErrorIllegalAddress" in said and "x.cu:4" not in said
+    assert (exercise.folder / "mine.starts").read_text().count("started") == 2
+
+
 def test_the_solution_runs_once_as_long_as_it_is_the_same(exercise):
     exercise.judge()
     exercise.judge(7)

@@ -351,7 +351,7 @@ TEST(Device, WhatNcclNeedsForSharing) {
     return Settings(list.begin(), list.end());
   };
   const Settings apart = {{"NCCL_HOSTID", "workshop-3"},
-                          {"NCCL_IB_DISABLE", "1"},
+                          {"NCCL_NET", "Socket"},
                           {"NCCL_NVLS_ENABLE", "0"},
                           {"NCCL_MNNVL_ENABLE", "0"},
                           {"NCCL_MAX_CTAS", "4"}};
