@@ -5,6 +5,7 @@
 //   bench --part all_reduce   all-reduce through nccl.h, compared with the MPI call that the cpu backend uses, on all
 //                             ranks; on GPUs, use 00_collectives/bandwidth, which measures like nccl-tests
 //   bench --part mlp_step     a training step of an MLP, compared with only its matrix products, on one rank
+//   bench --part kernels      the bytes per second that the kernels of a language model move, compared with a copy
 //
 // Each measurement alternates between the two sides and repeats. The best time of each side counts, because other work
 // on the machine can only add time. --json FILE writes the numbers.
@@ -20,6 +21,10 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "01_single_gpu/attention.h"
+#include "01_single_gpu/cross_entropy.h"
+#include "01_single_gpu/embedding.h"
+#include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/optimizer.h"
 #include "common/job/job.h"
@@ -172,13 +177,109 @@ Json mlp_step(const Options& shared) {
       {"mlp_step", {{"step_ms", best.ours / steps * 1e3}, {"products_ms", best.bare / steps * 1e3}, {"ratio", ratio}}}};
 }
 
+// Arrays of random numbers, as large as the kernels need them.
+struct KernelArrays {
+  KernelArrays(int samples, int positions, int width, int heads, int vocabulary, cudaStream_t stream)
+      : rows(samples * positions), scores(rows * heads * positions) {
+    std::vector<float> numbers(static_cast<std::size_t>(rows) * std::max({vocabulary, width, heads * positions}));
+    Generator(1).uniform(numbers.data(), std::min<std::size_t>(numbers.size(), 1 << 20), -1, 1);
+    for (std::size_t i = 1 << 20; i < numbers.size(); ++i) numbers[i] = numbers[i - (1 << 20)];
+    for (DeviceBuffer<float>* matrix : {&a, &b, &c}) {
+      *matrix = DeviceBuffer<float>(numbers.size(), Memory::data);
+      matrix->upload(numbers, stream);
+    }
+    numbers.resize(static_cast<std::size_t>(vocabulary) * width);
+    for (DeviceBuffer<float>* matrix : {&words, &moments}) {
+      *matrix = DeviceBuffer<float>(numbers.size(), Memory::data);
+      matrix->upload(numbers, stream);
+    }
+    std::vector<std::int32_t> ids(rows);
+    for (int i = 0; i < rows; ++i) ids[i] = static_cast<int>(static_cast<long long>(i) * 7919 % vocabulary);
+    tokens = DeviceBuffer<std::int32_t>(rows, Memory::data);
+    tokens.upload(ids, stream);
+    links = DeviceBuffer<int>(2 * rows, Memory::data);
+    for (DeviceBuffer<float>* statistics : {&mean, &rstd}) {
+      *statistics = DeviceBuffer<float>(std::max(rows, width), Memory::data);
+      statistics->upload(std::vector<float>(statistics->size(), 1.0f), stream);
+    }
+  }
+  int rows, scores;
+  DeviceBuffer<float> a, b, c, words, moments, mean, rstd;
+  DeviceBuffer<std::int32_t> tokens;
+  DeviceBuffer<int> links;
+};
+
+// Of each kernel, the least bytes that it has to move (01_single_gpu/math.md), over its time. On a GPU, the sizes are
+// GPT-2's with 8 samples; on a CPU, smaller ones.
+Json kernels() {
+#ifdef WORKSHOP_BACKEND_CPU
+  constexpr int samples = 4, T = 128, E = 256, heads = 8, V = 4096;
+#else
+  constexpr int samples = 8, T = 1024, E = 768, heads = 12, V = 50257;
+#endif
+  const Stream stream;
+  KernelArrays k(samples, T, E, heads, V, stream);
+  const int rows = k.rows, score_rows = rows * heads;
+  const double matrix = 4.0 * rows * E, logits = 4.0 * rows * V, scores = 4.0 * k.scores, half = scores / 2;
+  const double all_words = 4.0 * V * E;
+  float *a = k.a.data(), *b = k.b.data(), *c = k.c.data(), *mean = k.mean.data(), *rstd = k.rstd.data();
+  const SameWord same{k.links.data(), k.links.data() + rows};
+  const std::int32_t* tokens = k.tokens.data();
+  struct Case {
+    const char* name;
+    double bytes;  // read and written
+    std::function<void()> launch_it;
+  };
+  const std::vector<Case> cases = {
+      {"copy", 2 * logits,
+       [&] { CUDA_CHECK(cudaMemcpyAsync(b, a, static_cast<std::size_t>(logits), cudaMemcpyDeviceToDevice, stream)); }},
+      {"layer_norm_forward", 2 * matrix,
+       [&] {
+         launch(layer_norm_forward, rows * E, stream, b, mean, rstd, a, k.words.data(), k.words.data(), rows, E);
+       }},
+      {"layer_norm_backward", 4 * matrix,
+       [&] { launch(layer_norm_backward, rows * E, stream, c, c, b, a, mean, rstd, k.words.data(), rows, E); }},
+      {"layer_norm_parameter_gradients", 2 * matrix,
+       [&] {
+         launch(layer_norm_parameter_gradients, rows * E, stream, k.moments.data(), k.moments.data() + E, b, a, mean,
+                rstd, rows, E, 0.0f);
+       }},
+      {"causal_softmax", half + scores,
+       [&] { launch(causal_softmax, k.scores, stream, a, 1.0f, score_rows, T, 0, T); }},
+      {"causal_softmax_backward", 2 * half + scores,
+       [&] { launch(causal_softmax_backward, k.scores, stream, b, a, 1.0f, score_rows, T); }},
+      {"cross_entropy_forward", logits,
+       [&] { launch(cross_entropy_forward, rows * V, stream, mean, rstd, c, tokens, rows, V); }},
+      {"cross_entropy_backward", 2 * logits,
+       [&] { launch(cross_entropy_backward, rows * V, stream, b, c, rstd, tokens, rows, V, rows); }},
+      {"embedding_forward", 2 * matrix,
+       [&] { launch(embedding_forward, rows * E, stream, b, tokens, k.words.data(), a, 0, T, rows, E); }},
+      {"embedding_backward", 3 * matrix,
+       [&] { embedding_backward(k.moments.data(), c, a, tokens, same, 0, V, T, rows, E, stream); }},
+      {"adamw", 7 * all_words,
+       [&] {
+         launch(adamw, V * E, stream, k.words.data(), a, b, c, AdamWStep{1, 0.1f, 0.001f, 0.999f, 1e-6f, 1, 1e-8f},
+                V * E);
+       }},
+  };
+  Json lines;
+  print0("%-32s %12s %12s %10s\n", "kernel", "least bytes", "time", "GB/s");
+  for (const Case& test : cases) {
+    double best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 6; ++i) best = std::min(best, stream_seconds(stream, test.launch_it));
+    print0("%-32s %9.1f MB %9.3f ms %10.1f\n", test.name, test.bytes / 1e6, best * 1e3, test.bytes / best / 1e9);
+    lines.push_back({{"kernel", test.name}, {"bytes", test.bytes}, {"ms", best * 1e3}});
+  }
+  return {{"kernels", lines}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options("tools/bench", "Measures what the common layer and the cpu backend cost.");
   options.without_training();
   std::string part = "mlp_step", json_file;
-  options.add("--part", part, "what to measure", {"all_reduce", "mlp_step"});
+  options.add("--part", part, "what to measure", {"all_reduce", "mlp_step", "kernels"});
   options.add("--json", json_file, "file to write the numbers to", {});
   options.parse(argc, argv);
   options.optimizer = OptimizerKind::adamw;
@@ -188,6 +289,8 @@ int main(int argc, char** argv) {
   Json json;
   if (part == "mlp_step") {
     json = mlp_step(options);
+  } else if (part == "kernels") {
+    json = kernels();
   } else {
 #ifdef WORKSHOP_BACKEND_CPU
     json = all_reduce(job);

@@ -180,12 +180,14 @@ def bench(context: Context, words: list[str]) -> int:
         "bench",
         "bench_report",
         "solution_00_collectives_bandwidth",
+        *(["solution_01_single_gpu_gpt", "solution_01_single_gpu_gpt_bf16"] if torch and context.backend == "cuda" else []),
         *dict.fromkeys("solution_" + program.split("/", 1)[1].replace("/", "_") for program, *_ in runs),
     )
     with Scratch(context.folder, "bench") as folder:
         if context.backend == "cpu":
             blas_in_use(context)
-        parts = [os.path.join(folder, name) for name in ("all_reduce.json", "mlp_step.json", "overlap.timeline.json")]
+        names = ("all_reduce.json", "mlp_step.json", "overlap.timeline.json", "kernels.json")
+        parts = [os.path.join(folder, name) for name in names]
         bandwidth = (
             [context.path("tools", "bench"), "--part", "all_reduce"]
             if context.backend == "cpu"
@@ -195,6 +197,7 @@ def bench(context: Context, words: list[str]) -> int:
         )
         run([LAUNCH, "-n", "2", "--", *bandwidth, "--json", parts[0]])
         run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "mlp_step", "--json", parts[1]])
+        run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "kernels", "--json", parts[3]])
         # Kernels that wait, as if on a device: on cores that are all busy, nothing could overlap. A simulated machine
         # would say nothing of how streams and NCCL run here.
         run(
@@ -239,7 +242,10 @@ def bench(context: Context, words: list[str]) -> int:
                 ],
                 stdout=subprocess.DEVNULL,
             )
-        if torch:
+        if torch and context.backend == "cuda":
+            place = os.path.join(folder, "beside_torch")
+            run(["tools/gpu_report", "--built", "--python", torch, "--out", place, "times"])
+        elif torch:
             parts.append(os.path.join(folder, "torch.json"))
             with open(parts[-1], "w", encoding="utf-8") as file:
                 run([torch, "tools/bench/bench_torch.py", LAUNCH, context.path("solutions")], stdout=file)
