@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of long_run: their names, how they are written, and what runs on the host behind a stream's work.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/format.h"
+
+namespace workshop {
+
+// Makes the stream call a function on the host when the work enqueued so far is done. It must not call CUDA or NCCL.
+inline void call_on_host(cudaStream_t stream, std::function<void()> function) {
+  const auto call = [](void* data) {
+    const std::unique_ptr<std::function<void()>> called(static_cast<std::function<void()>*>(data));
+    try {
+      (*called)();
+    } catch (const std::exception& error) {
+      fail(kFailed, std::string(error.what()));
+    }
+  };
+  CUDA_CHECK(cudaLaunchHostFunc(stream, call, new std::function<void()>(std::move(function))));
+}
+
+inline constexpr const char* kUnfinished = ".unfinished";
+
+inline std::string file_of(int rank) { return formatted("rank-%d.bin", rank); }
+inline std::string folder_of(int step) { return formatted("step-%08d", step); }
+
+inline void sleep_milliseconds(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+inline void wait_a_moment() { sleep_milliseconds(2); }
+
+// Writes a file that gets its name only when it is complete. Takes so many milliseconds longer.
+inline void write_file(const std::filesystem::path& file, const void* data, std::size_t bytes, int milliseconds) {
+  const std::filesystem::path part = file.string() + ".part";
+  std::ofstream out(part, std::ios::binary);
+  sleep_milliseconds(milliseconds);
+  out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes)).flush();
+  if (!out) throw std::runtime_error(part.string() + ": cannot be written");
+  out.close();
+  std::filesystem::rename(part, file);
+}
+
+// Removes what a run that was killed has left.
+inline void remove_unfinished_in(const std::filesystem::path& folder) {
+  if (!std::filesystem::is_directory(folder)) return;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == kUnfinished) std::filesystem::remove_all(entry.path());
+  }
+}
+
+// A checksum of these bytes (FNV-1a).
+inline unsigned checksum(const void* data, std::size_t bytes) {
+  unsigned sum = 2166136261u;
+  for (std::size_t i = 0; i < bytes; ++i) sum = (sum ^ static_cast<const unsigned char*>(data)[i]) * 16777619u;
+  return sum;
+}
+
+}  // namespace workshop
