@@ -2,6 +2,7 @@
 // A run that can be ended at any time: ddp.cu, with a small version of what the common layer does in every chapter.
 // The ranks agree on a step to stop at, save checkpoints beside the training, and find out if their replicas have
 // parted. 02_ddp/long_runs.md explains all three.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <vector>
@@ -146,10 +147,7 @@ class Saver {
       fs::rename(unfinished, folder);
     }
     // END TODO 02.14
-    for (int r = 0; rank == 0 && fs::exists(folder) && r < ranks; ++r) {
-      if (fs::exists(folder / file_of(r))) continue;
-      fail(kFailed, "%s has its name, but the file of rank %d is not complete: see TODO 02.14", folder.c_str(), r);
-    }
+    if (rank == 0 && fs::exists(folder)) require_all_files(folder, ranks);
   }
 
   int begin_of_share(int count, int rank) const { return static_cast<int>(1LL * count * rank / world_.size()); }
@@ -179,14 +177,15 @@ class ReplicaCheck {
   // Returns the first rank whose parameters differ from those of rank 0, or -1. Collective, and waits for the device.
   int parted() {
     const OffTheRecord off_the_record;
+    int sum = 0;  // this rank's checksum
     // WRITE 02.K: Give every rank the checksums of the parameters of all ranks.
-    //   checksum(pointer, bytes) needs its data on the host: copy all model_.count() values of type Real at
-    //   model_.values() to values_.data(), on stream_, and let the host wait. sums_, on the device, has an int per
-    //   rank: afterward, entry r of it is the checksum of rank r, on every rank. Copy this rank's there and use one
-    //   NCCL call over world_.comm(), on stream_.
+    //   Copy all model_.count() values of type Real at model_.values() to values_.data(), on stream_, and wait for the
+    //   copy. Set `sum` to checksum(values_.data(), bytes). sums_.data(), on the device, has an int for each rank:
+    //   afterward, entry r must be the checksum of rank r, on every rank. Use one NCCL call over world_.comm(), on
+    //   stream_, and wait for it.
     CUDA_CHECK(cudaMemcpyAsync(values_.data(), model_.values(), values_.bytes(), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    const int sum = checksum(values_.data(), values_.bytes());
+    sum = checksum(values_.data(), values_.bytes());
     int* mine = sums_.data() + world_.rank();
     CUDA_CHECK(cudaMemcpyAsync(mine, &sum, sizeof sum, cudaMemcpyHostToDevice, stream_));
     // TODO 02.15: Gather the checksums of all ranks in sums_.data(), on every rank.
@@ -194,14 +193,15 @@ class ReplicaCheck {
     //   place. Its count is that of one rank (docs/calls.md). Would a sum or a maximum say as much?
     NCCL_CHECK(ncclAllGather(mine, sums_.data(), 1, ncclInt, world_.comm(), stream_));
     // END TODO 02.15
-    CUDA_CHECK(cudaStreamSynchronize(stream_));  // until then, `sum` must stay
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
     // END WRITE 02.K
-    const std::vector<int> all = sums_.download(stream_);
-    std::vector<int> alike(all.size());
-    for (std::size_t r = 0; r < all.size(); ++r) alike[r] = all[r] == all[0];
-    probe("02.15", "whether each rank's checksum is that of rank 0", alike);
-    const auto differs = std::ranges::find(alike, 0);
-    return differs == alike.end() ? -1 : static_cast<int>(differs - alike.begin());
+    probe("02.K", "parameters of the checksum", values_.data(), {model_.count()}, stream_);
+    const std::vector<int> sums = sums_.download(stream_);
+    std::vector<int> same;
+    for (const int other : sums) same.push_back(other == sum);
+    probe("02.15", "whether each rank's checksum is that of this rank", same);
+    const auto differs = std::ranges::find_if(sums, [&](int other) { return other != sums[0]; });
+    return differs == sums.end() ? -1 : static_cast<int>(differs - sums.begin());
   }
 
  private:

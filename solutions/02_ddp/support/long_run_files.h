@@ -2,6 +2,7 @@
 // Files of long_run: their names, how they are written, and what runs on the host behind a stream's work.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -16,6 +17,7 @@
 
 #include "common/base/check.h"
 #include "common/base/format.h"
+#include "common/record/probe.h"
 
 namespace workshop {
 
@@ -61,11 +63,20 @@ inline void remove_unfinished_in(const std::filesystem::path& folder) {
   }
 }
 
-// A checksum of these bytes (FNV-1a).
-inline unsigned checksum(const void* data, std::size_t bytes) {
+// Ends the job unless a folder that has its name has the files of all ranks.
+inline void require_all_files(const std::filesystem::path& folder, int ranks) {
+  for (int r = 0; r < ranks; ++r) {
+    if (std::filesystem::exists(folder / file_of(r))) continue;
+    fail(kFailed, "%s has its name, but the file of rank %d is not complete: see TODO 02.14", folder.c_str(), r);
+  }
+}
+
+// Returns a checksum of these bytes (FNV-1a).
+inline int checksum(const void* data, std::size_t bytes) {
+  probe("02.K", "given to checksum: bytes", std::array{static_cast<int>(bytes)});
   unsigned sum = 2166136261u;
   for (std::size_t i = 0; i < bytes; ++i) sum = (sum ^ static_cast<const unsigned char*>(data)[i]) * 16777619u;
-  return sum;
+  return static_cast<int>(sum);
 }
 
 }  // namespace workshop

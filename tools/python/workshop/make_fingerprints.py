@@ -60,7 +60,7 @@ class Runs:
         with open(record + ".out", "wb") as output:
             return subprocess.run(
                 [LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *run.options, "--record", record],
-                cwd=ROOT,
+                cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
