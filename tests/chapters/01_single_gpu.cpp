@@ -50,7 +50,8 @@ TESTS(handles) {
                                                       {"04_pipeline/pipeline", "--schedule interleaved"},
                                                       {"06_fsdp/fsdp", "--cpu-offload"},
                                                       {"07_3d/train_3d", "--pp 2"}};
-  const std::set<std::string> own_model = {"01_single_gpu/gpt", "05_tensor_parallel/tensor_parallel_gather"};
+  const std::set<std::string> own_model = {"01_single_gpu/gpt", "02_ddp/long_run",
+                                           "05_tensor_parallel/tensor_parallel_gather"};
   for (const std::string& name : programs()) {
     if (name.starts_with("00_") || name == "07_3d/plan") continue;
     const bool alone = name.starts_with("01_") || name.ends_with("/one_process");

@@ -2,7 +2,11 @@
 // Chapter 02: data parallelism trains what one rank trains.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "tests/harness/expect.h"
 
@@ -12,6 +16,7 @@ namespace {
 const Path mlp = solution("01_single_gpu/mlp");
 const Path ddp = solution("02_ddp/ddp");
 const Path overlap = solution("02_ddp/ddp_overlap");
+const Path long_run = solution("02_ddp/long_run");
 const std::pair<std::string, Path> programs[] = {{"ddp", ddp}, {"overlap", overlap}};
 
 // P ranks with B rows each see the same global batches as one rank with P·B rows, and add up the same products in a
@@ -56,6 +61,60 @@ TESTS(equal) {
     const Command run = on(2, program, "--samples 200 --epochs 3");
     same_training("solution.02." + name + "_accumulation", kBound, with(run, "--batch-size 32"),
                   with(run, "--batch-size 8 --accumulation-steps 4"));
+  }
+}
+
+// The floats of a checkpoint of long_run, rank by rank. Nothing else may be in its folder.
+std::vector<float> saved_by(int ranks, const std::filesystem::path& folder) {
+  std::vector<float> values;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::ifstream file(folder / text("rank-", rank, ".bin"), std::ios::binary);
+    for (float value; file.read(reinterpret_cast<char*>(&value), sizeof value);) values.push_back(value);
+  }
+  const auto entries = std::distance(std::filesystem::directory_iterator(folder), {});
+  if (entries != ranks) fail(text(folder.string(), " has ", entries, " entries, expected ", ranks));
+  return values;
+}
+
+// The parameters at the end of a run, one after the other.
+std::vector<float> parameters_of(const Run& run) {
+  std::vector<float> values;
+  for (const tools::Tensor& parameter : run.record.parameters)
+    values.insert(values.end(), parameter.values.begin(), parameter.values.end());
+  return values;
+}
+
+// A rank looks at the flags of two steps ago, so the ranks stop two steps after the first of them has got a signal.
+TESTS(long_runs) {
+  const std::string training = "--samples 960 --epochs 2 --log-every 0 --batch-size 8";
+  for (const int ranks : {1, 2, 3}) {
+    const std::string saving = "--checkpoints saved --save-every 7 --check-replicas 5";
+    same_training(text("solution.02.long_run_is_ddp.", ranks), kSameBits, on(ranks, ddp, training),
+                  on(ranks, long_run, training, saving));
+    test(text("solution.02.long_run_stops.", ranks), {.ranks = ranks}, [=] {
+      const Command command = on(ranks, long_run, training, "--checkpoints saved --save-every 4 --slow-disk 20");
+      // record() would take status 75 for a failure.
+      const Run stopped = run(with(command, "--warned-ranks 1 --warned-at 9 --record stopped.jsonl"));
+      expect_output(stopped, 75, {"^Stopped after step 11 because of SIGTERM$"});
+      const Run whole = record(on(ranks, ddp, training, "--max-steps 11"));
+      EXPECT_EQ(saved_by(ranks, "saved/step-00000011"), parameters_of(whole)) << stopped.command;
+      for (const int step : {4, 8}) {
+        EXPECT_EQ(saved_by(ranks, text("saved/step-0000000", step)).size(), 38u) << stopped.command;
+      }
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator("saved"), {}), 3) << stopped.command;
+    });
+  }
+  test("solution.02.long_run_stops_without_saving", {.ranks = 2}, [=] {
+    const Run stopped = run(on(2, long_run, training, "--warned-ranks 2"));
+    expect_output(stopped, 0, {"^Stopped after step 2 because of SIGTERM$"});
+  });
+  // Whichever rank differs is named; if it is rank 0, the first that differs from it.
+  for (const int rank : {0, 1, 2}) {
+    test(text("solution.02.long_run_finds_parted_replica.", rank), {.ranks = 3}, [=] {
+      const Run parted = run(on(3, long_run, training, "--check-replicas 4 --damaged-rank", rank));
+      expect_one_line(parted, 1,
+                      text("^error: after step 4, the parameters on rank ", std::max(rank, 1), " differ from those"));
+    });
   }
 }
 
@@ -151,6 +210,11 @@ TESTS(bad) {
   refusals("solution.02.bad.", on(4, ddp), R"(
     accumulation.# | --accumulation-steps 0    | --accumulation-steps is '0'; expected
     validation.#   | --validation-samples 1024 | --validation-samples is '1024'; expected fewer than the 1024 of
+  )");
+  refusals("solution.02.bad.", on(4, long_run), R"(
+    save_every.# | --save-every 5  | --save-every needs a folder to save to: --checkpoints
+    slow_disk.#  | --slow-disk -1  | --slow-disk is '-1'; expected a whole number from 0 to 10000
+    resume.#     | --resume saved  | --resume
   )");
   refusals("solution.02.bad.", on(4, overlap),
            "bucket.# | --bucket-mb 0 | --bucket-mb is '0'; expected a number greater than 0");

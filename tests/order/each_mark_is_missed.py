@@ -21,6 +21,7 @@ RUNS = {
     "10_less_communication/ddp_compressed.cu": [
         f"2 10_less_communication/ddp_compressed {MLP} --layers 6,5,4,2 --bucket-mb 0.0001 --error-feedback"],
     "10_less_communication/parameter_server.h": [f"3 10_less_communication/parameter_server {MLP}"],
+    "02_ddp/long_run.cu": [f"2 02_ddp/long_run {MLP} --checkpoints saved --save-every 1"],
     "02_ddp": [f"2 02_ddp/ddp_overlap {MLP} --layers 6,5,4,2 --bucket-mb 0.0001"],
     # A checkpoint reads what other streams have written.
     "03_model_parallel": [

@@ -48,6 +48,7 @@ PROGRAMS = [
     (2, "02_ddp/ddp", "--model gpt --words 4000"),
     (2, "02_ddp/ddp_overlap", "--model gpt --words 4000"),
     (2, "02_ddp/ddp_overlap", "--model gpt --words 4000 --precision bf16"),
+    (2, "02_ddp/long_run", "--check-replicas 2"),
     (2, "03_model_parallel/model_parallel", "--layers 8,16,16,4"),
     (1, "03_model_parallel/one_process", "--devices 2 --layers 8,16,16,4"),
     (2, "04_pipeline/pipeline", "--schedule gpipe --layers 8,16,16,4"),
