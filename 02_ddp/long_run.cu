@@ -35,16 +35,17 @@ class StopVote {
     mine_.data()[slot] = signal;
     CUDA_CHECK(cudaMemcpyAsync(flag_.data(), mine_.data() + slot, sizeof(int), cudaMemcpyHostToDevice, stream_));
     // TODO 02.10: Combine the flags of all ranks, in place, so that every rank has the signal if any rank has it.
-    //   One int, type ncclInt, at flag_.data(). Use an all-reduce over voters_.comm(), on stream_. A flag is the number
-    //   of a signal, or 0; several ranks may have got one, and `stop` must still be the number of a signal.
+    //   The flag is one ncclInt at flag_.data(). Use an all-reduce over voters_.comm(), on stream_. A flag is the
+    //   number of a signal, or 0; several ranks may have got one, and `stop` must still be the number of a signal.
     todo("02.10");
     // END TODO 02.10
     CUDA_CHECK(cudaMemcpyAsync(any_.data() + slot, flag_.data(), sizeof(int), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaEventRecord(known_[slot], stream_));
     if (step_ >= kLag) {
-      // TODO 02.11: Set `stop` to the combined flag of step step_ - kLag.
-      //   That of step s is in any_.data()[s % kSlots] when the event known_[s % kSlots] has been reached. All ranks
-      //   must look at the same step. Which call lets the host wait for one event, and not for what came later?
+      // TODO 02.11: Set `stop` to the combined flag of kLag calls ago.
+      //   This is call number step_. The combined flag of call number n is in any_.data()[n % kSlots] when the event
+      //   known_[n % kSlots] has been reached. All ranks must look at the same n. Which function lets the host wait for
+      //   this event, and not for what was enqueued later?
       todo("02.11");
       // END TODO 02.11
     }
@@ -56,7 +57,7 @@ class StopVote {
   }
 
  private:
-  static constexpr int kLag = 2, kSlots = 1024;  // more than kLag slots would do
+  static constexpr int kLag = 2, kSlots = 1024;  // kSlots must be more than kLag
   Group voters_;
   cudaStream_t compute_;
   Stream stream_{"vote"};
@@ -81,7 +82,7 @@ class Saver {
     barrier();
   }
 
-  // Begins to save the parameters as the work enqueued so far, `step` steps, leaves them.
+  // Begins to save the parameters as they will be after the work enqueued so far, which is `step` steps.
   void begin(int step) {
     // TODO 02.12: Make the copy wait for the last update.
     //   The updates run on compute_, the copy on copier_. Use the event updated_, as in TODO 02.7.
@@ -164,8 +165,8 @@ class ReplicaCheck {
     int* mine = sums_.data() + world_.rank();
     CUDA_CHECK(cudaMemcpyAsync(mine, &sum, sizeof sum, cudaMemcpyHostToDevice, stream_));
     // TODO 02.15: Gather the checksums of all ranks in sums_.data(), on every rank.
-    //   That of this rank is there already, at `mine`: one ncclInt. One NCCL call over world_.comm(), on stream_, in
-    //   place. Its count is that of one rank (docs/calls.md). Would a sum or a maximum say as much?
+    //   That of this rank is there already, at `mine`: one ncclInt. Use a collective over world_.comm(), on stream_, in
+    //   place. What is its count (docs/calls.md)? Would a sum or a maximum say as much?
     todo("02.15");
     // END TODO 02.15
     CUDA_CHECK(cudaStreamSynchronize(stream_));

@@ -41,16 +41,17 @@ class StopVote {
     mine_.data()[slot] = signal;
     CUDA_CHECK(cudaMemcpyAsync(flag_.data(), mine_.data() + slot, sizeof(int), cudaMemcpyHostToDevice, stream_));
     // TODO 02.10: Combine the flags of all ranks, in place, so that every rank has the signal if any rank has it.
-    //   One int, type ncclInt, at flag_.data(). Use an all-reduce over voters_.comm(), on stream_. A flag is the number
-    //   of a signal, or 0; several ranks may have got one, and `stop` must still be the number of a signal.
+    //   The flag is one ncclInt at flag_.data(). Use an all-reduce over voters_.comm(), on stream_. A flag is the
+    //   number of a signal, or 0; several ranks may have got one, and `stop` must still be the number of a signal.
     NCCL_CHECK(ncclAllReduce(flag_.data(), flag_.data(), 1, ncclInt, ncclMax, voters_.comm(), stream_));
     // END TODO 02.10
     CUDA_CHECK(cudaMemcpyAsync(any_.data() + slot, flag_.data(), sizeof(int), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaEventRecord(known_[slot], stream_));
     if (step_ >= kLag) {
-      // TODO 02.11: Set `stop` to the combined flag of step step_ - kLag.
-      //   That of step s is in any_.data()[s % kSlots] when the event known_[s % kSlots] has been reached. All ranks
-      //   must look at the same step. Which call lets the host wait for one event, and not for what came later?
+      // TODO 02.11: Set `stop` to the combined flag of kLag calls ago.
+      //   This is call number step_. The combined flag of call number n is in any_.data()[n % kSlots] when the event
+      //   known_[n % kSlots] has been reached. All ranks must look at the same n. Which function lets the host wait for
+      //   this event, and not for what was enqueued later?
       const int then = (step_ - kLag) % kSlots;
       CUDA_CHECK(cudaEventSynchronize(known_[then]));
       stop = any_.data()[then];
@@ -65,7 +66,7 @@ class StopVote {
   }
 
  private:
-  static constexpr int kLag = 2, kSlots = 1024;  // more than kLag slots would do
+  static constexpr int kLag = 2, kSlots = 1024;  // kSlots must be more than kLag
   Group voters_;
   cudaStream_t compute_;
   Stream stream_{"vote"};
@@ -90,7 +91,7 @@ class Saver {
     barrier();
   }
 
-  // Begins to save the parameters as the work enqueued so far, `step` steps, leaves them.
+  // Begins to save the parameters as they will be after the work enqueued so far, which is `step` steps.
   void begin(int step) {
     // WRITE 02.J: Copy this rank's share of the parameters to the host while the training goes on.
     //   The share is copy_.bytes() bytes at values_; copy it to copy_.data(), on copier_. It must be what the updates
@@ -181,16 +182,16 @@ class ReplicaCheck {
     // WRITE 02.K: Give every rank the checksums of the parameters of all ranks.
     //   Copy all model_.count() values of type Real at model_.values() to values_.data(), on stream_, and wait for the
     //   copy. Set `sum` to checksum(values_.data(), bytes). sums_.data(), on the device, has an int for each rank:
-    //   afterward, entry r must be the checksum of rank r, on every rank. Use one NCCL call over world_.comm(), on
-    //   stream_, and wait for it.
+    //   afterward, entry r must be the checksum of rank r, on every rank. Use NCCL over world_.comm(), on stream_, and
+    //   wait for it.
     CUDA_CHECK(cudaMemcpyAsync(values_.data(), model_.values(), values_.bytes(), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     sum = checksum(values_.data(), values_.bytes());
     int* mine = sums_.data() + world_.rank();
     CUDA_CHECK(cudaMemcpyAsync(mine, &sum, sizeof sum, cudaMemcpyHostToDevice, stream_));
     // TODO 02.15: Gather the checksums of all ranks in sums_.data(), on every rank.
-    //   That of this rank is there already, at `mine`: one ncclInt. One NCCL call over world_.comm(), on stream_, in
-    //   place. Its count is that of one rank (docs/calls.md). Would a sum or a maximum say as much?
+    //   That of this rank is there already, at `mine`: one ncclInt. Use a collective over world_.comm(), on stream_, in
+    //   place. What is its count (docs/calls.md)? Would a sum or a maximum say as much?
     NCCL_CHECK(ncclAllGather(mine, sums_.data(), 1, ncclInt, world_.comm(), stream_));
     // END TODO 02.15
     CUDA_CHECK(cudaStreamSynchronize(stream_));
