@@ -105,7 +105,7 @@ def test_help_of_a_verb():
 def test_list():
     done = workshop("list")
     assert done.returncode == 0 and "Next: " in done.stdout
-    assert [line for line in done.stdout.splitlines() if line.startswith("02_ddp  ") and " of 9 filled in" in line]
+    assert [line for line in done.stdout.splitlines() if line.startswith("02_ddp  ") and " of 15 filled in" in line]
 
 
 def test_it_works_from_anywhere_and_through_a_link(tmp_path):
