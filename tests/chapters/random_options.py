@@ -29,6 +29,7 @@ OF_OPTION = {
     "--max-steps": "1 2 3 -1 2147483648 x".split(),
     "--iterations": "1 2 0 99999999999 x".split(),
     "--simulate-compute": "0.5 1 -1 0 1e7 nan".split(),
+    "--slow-disk": "0 1 -1 10001 x".split(),
 }
 # By type: values that make a program run, and those that are near a limit or make no sense.
 OF_TYPE = {
