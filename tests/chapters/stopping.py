@@ -40,6 +40,10 @@ WITHOUT_ASYNC = ("local_sgd",)
 SIGNALS = ["TERM", "USR1", "KILL", "STOP"]  # a rank that is stopped goes on a moment later
 
 
+def has_best(names: set[str]) -> bool:
+    return any(name.startswith("best-") for name in names)
+
+
 class Trial:
     def __init__(self, programs: str, number: int, chance: random.Random):
         self.ranks, program, options = RUNS[number % len(RUNS)]
@@ -107,7 +111,9 @@ class Trial:
             allowed = {0} if not sent or kind == "STOP" else {0, SAVED} if kind in ("TERM", "USR1") else set(range(256))
             expect(status in allowed, f"{self.told()}\n{output()}")
             now = checkpoints()
-            expect(named <= now, f"lost {named - now}: {self.told()}")
+            lost = {name for name in named - now if not name.startswith("best-")}  # of the best ones, only the last stays
+            expect(not lost, f"lost {lost}: {self.told()}")
+            expect(has_best(now) or not has_best(named), f"lost the best one: {self.told()}")
             expect(status != SAVED or now, f"saved, but there is no checkpoint: {self.told()}")
             named = now
             if status == 0:
