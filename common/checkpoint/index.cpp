@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/checkpoint/index.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
 
+#include "common/base/crc32.h"
 #include "common/base/untrusted.h"
 #include "common/checkpoint/safetensors.h"
 
@@ -22,9 +21,7 @@ constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMostChecksum = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kMostRuns = 1 << 24;  // runs of elements, over the parts of all tensors
 
-std::uint32_t checksum(const std::string& text) {
-  return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(text.data()), text.size()));
-}
+std::uint32_t checksum(const std::string& text) { return crc32_of(text.data(), text.size()); }
 
 Json to_json(const CheckpointIndex& index) {
   Json parts = Json::array(), files = Json::object();

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/checkpoint/replicas.h"
 
-#include <zlib.h>
-
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/crc32.h"
 #include "common/checkpoint/state.h"
 #include "common/device/device.h"
 #include "common/nccl/gather.h"
@@ -21,7 +20,7 @@ unsigned checksum_of(const CheckpointState& state, const TensorPart& part) {
   const std::size_t bytes = values.size() * sizeof(float);
   CUDA_CHECK(cudaMemcpyAsync(values.data(), part.values, bytes, cudaMemcpyDefault, state.stream));
   CUDA_CHECK(cudaStreamSynchronize(state.stream));
-  return static_cast<unsigned>(crc32_z(0, reinterpret_cast<const unsigned char*>(values.data()), bytes));
+  return crc32_of(values.data(), bytes);
 }
 
 std::string text_of(const CheckpointState& state) {

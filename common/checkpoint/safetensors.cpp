@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <bit>
@@ -14,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "common/base/crc32.h"
 #include "common/base/untrusted.h"
 
 namespace workshop {
@@ -58,7 +58,7 @@ SafetensorsWriter::~SafetensorsWriter() {
 void SafetensorsWriter::append(const void* data, std::size_t size) {
   if (std::fwrite(data, 1, size, file_) != size) system_failed(path_, "cannot be written");
   bytes_ += size;
-  checksum_ = static_cast<std::uint32_t>(crc32_z(checksum_, static_cast<const unsigned char*>(data), size));
+  checksum_ = crc32_of(data, size, checksum_);
 }
 
 void SafetensorsWriter::finish() {
@@ -199,8 +199,6 @@ const SafetensorsFile::Tensor& SafetensorsFile::operator[](const std::string& na
   return place->second;
 }
 
-std::uint32_t SafetensorsFile::checksum() const {
-  return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(data_), bytes_));
-}
+std::uint32_t SafetensorsFile::checksum() const { return crc32_of(data_, bytes_); }
 
 }  // namespace workshop

@@ -55,7 +55,7 @@ class Buffer {
 #ifdef WORKSHOP_BACKEND_CPU
     cpu::allocated_at(data_, file, line);
 #else
-    if (new_memory_is_nan()) fill_with_nan(data_, bytes(), kind_);
+    fill_in_checks(data_, bytes(), kind_);
 #endif
     account_memory(kind_, device_, static_cast<std::ptrdiff_t>(bytes()));
   }

@@ -22,12 +22,9 @@ struct MemoryUse {
 // Returns this rank's use of one kind on the current device. Different kinds may peak at different times.
 MemoryUse memory_use(Memory kind);
 
-// Whether new buffers are to be filled with NaN on a GPU, as always on the cpu backend: so that a check notices what a
-// program has not written. Only in checks (WORKSHOP_JOURNAL), because it takes time.
-bool new_memory_is_nan();
-
-// Fills memory with bytes that are NaN as floats and as bfloat16s; waits for that alone.
-void fill_with_nan(void* memory, std::size_t bytes, Memory kind);
+// For buffers on a GPU: in a check (WORKSHOP_JOURNAL), fills new memory with NaN, as the cpu backend always does, so
+// that the check notices what a program has not written. Does nothing otherwise, because it takes time.
+void fill_in_checks(void* memory, std::size_t bytes, Memory kind);
 
 // For buffers: counts an allocation, or a release if `bytes` is negative.
 void account_memory(Memory kind, int device, std::ptrdiff_t bytes);

@@ -309,7 +309,9 @@ TEST_F(Blas, WrongArgumentsAreRefused) {
   EXPECT_EQ(cublasSgemm(handle_, N, N, 4, 2, 2, &one, p, 2, p, 2, &one, p, 4), CUBLAS_STATUS_INVALID_VALUE);
   EXPECT_EQ(cublasSgemm(handle_, N, N, 4, 2, 2, &one, p, 4, p, 2, &one, p, 2), CUBLAS_STATUS_INVALID_VALUE);
   EXPECT_EQ(cublasSgemv(handle_, N, 2, 2, &one, p, 1, p, 1, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
-  if (kCpu) EXPECT_EQ(cublasSgemv(handle_, N, 2, 2, &one, p, 2, p, 0, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
+  if (kCpu) {
+    EXPECT_EQ(cublasSgemv(handle_, N, 2, 2, &one, p, 2, p, 0, &one, p, 1), CUBLAS_STATUS_INVALID_VALUE);
+  }
   cudaStream_t stream = nullptr;
   EXPECT_EQ(cublasGetStream(handle_, &stream), CUBLAS_STATUS_SUCCESS);
   EXPECT_EQ(stream, static_cast<cudaStream_t>(stream_));

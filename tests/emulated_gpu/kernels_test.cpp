@@ -68,7 +68,9 @@ std::string compare(const char* name, const Values& plain, const Values& threads
           return x.name + "[" + std::to_string(i) + "] is " + std::to_string(found) + " " + kind + ", not " +
                  std::to_string(value) + " ± " + std::to_string(error);
         }
-        if (std::fabs(found - value) > worst.part * error) worst = {name, std::fabs(found - value) / error};
+        if (error > 0 && !(std::fabs(found - value) / error <= worst.part)) {
+          worst = {name, std::fabs(found - value) / error};
+        }
       }
     }
   }

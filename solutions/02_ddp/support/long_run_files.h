@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/crc32.h"
 #include "common/base/format.h"
 #include "common/record/probe.h"
 
@@ -44,7 +45,7 @@ inline void sleep_milliseconds(int milliseconds) {
 }
 inline void wait_a_moment() { sleep_milliseconds(2); }
 
-// Writes a file that gets its name only when it is complete. Takes so many milliseconds longer.
+// Writes a file that gets its name only when it is complete. `milliseconds`: of extra delay.
 inline void write_file(const std::filesystem::path& file, const void* data, std::size_t bytes, int milliseconds) {
   const std::filesystem::path part = file.string() + ".part";
   std::ofstream out(part, std::ios::binary);
@@ -71,12 +72,10 @@ inline void require_all_files(const std::filesystem::path& folder, int ranks) {
   }
 }
 
-// Returns a checksum of these bytes (FNV-1a).
+// Returns a checksum of these bytes, as an int for NCCL.
 inline int checksum(const void* data, std::size_t bytes) {
   probe("02.K", "given to checksum: bytes", std::array{static_cast<int>(bytes)});
-  unsigned sum = 2166136261u;
-  for (std::size_t i = 0; i < bytes; ++i) sum = (sum ^ static_cast<const unsigned char*>(data)[i]) * 16777619u;
-  return static_cast<int>(sum);
+  return static_cast<int>(crc32_of(data, bytes));
 }
 
 }  // namespace workshop

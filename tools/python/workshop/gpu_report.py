@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu_report [--backend cuda] [--out FOLDER] [--minutes M] [--built] [--python PYTHON] [PART]...
 
-What works on this machine's GPUs, and how fast: half an hour, in parts that each end within ten minutes, whatever
-hangs. Needs no network and no MPI. Without PARTs, all of them:
+What works on this machine's GPUs, and how fast, in parts that each end within ten minutes, whatever hangs. Needs no
+network and no MPI. Without PARTs, all of them:
 
   build      the programs, the conformance suite, and the tests that need them
   conform    hello, and the conformance suite on 1, 2 and 4 ranks: everything else relies on it
@@ -29,11 +29,11 @@ import tarfile
 import time
 
 from . import machine
+from .context import LAUNCH, Words, require
 from .errors import Refused
 from .processes import stop_all
-from .verbs_setup import gpu_slots
+from .verbs_setup import slots_file
 
-LAUNCH = "tools/launch"
 SMALL = ["--max-steps", "6"]
 # A line of output that has one of these, the first ones first, is what the table says.
 TELLING = ("PASSED", "tests passed", "tokens/s", "ms_per_step", "ERROR SUMMARY", "test loss", "NCCL version", "  loss ")
@@ -139,7 +139,9 @@ class Report:
     # ---- the parts
 
     def build(self) -> None:
-        self.run("configure", ["cmake", "--preset", self.backend, "-DWORKSHOP_MPI=OFF"], 120)
+        if not os.path.exists(os.path.join(self.folder, "CMakeCache.txt")):
+            without_mpi = ["-DWORKSHOP_MPI=OFF"] if self.backend == "cuda" else []
+            self.run("configure", ["cmake", "--preset", self.backend, *without_mpi], 120)
         targets = ["conformance", "chapter_tests", "compare_runs", "programs", "bench"]
         self.run("build", ["cmake", "--build", self.folder, "-j", "--target", *targets], 600)
 
@@ -170,11 +172,7 @@ class Report:
         self.together(jobs, 4)
         tests = ["ctest", "--test-dir", self.folder, "-j", "6", "--output-on-failure", "--timeout", "100"]
         if self.backend == "cuda":
-            free = machine.said("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
-            spec = os.path.abspath(os.path.join(self.folder, "gpus.json"))
-            with open(spec, "w", encoding="utf-8") as file:
-                json.dump(gpu_slots(free), file)
-            tests += ["--resource-spec-file", spec]
+            tests += ["--resource-spec-file", slots_file(self.folder)]
         self.run("golden results", [*tests, "-R", r"^golden\."], self.left() * 0.75)
         until = (datetime.datetime.now() + datetime.timedelta(seconds=self.left() - 15)).strftime("%H:%M:%S")
         self.run(
@@ -284,42 +282,33 @@ PARTS = ("build", "conform", "programs", "memory", "times")
 
 
 def main(words: list[str]) -> int:
-    backend, out, minutes, python, built, parts = "cuda", "gpu_report", 10.0, "python3", False, []
-    words = list(words)
+    rest, parts, built = Words(words), [], False
+    values = {"--backend": "cuda", "--out": "gpu_report", "--minutes": "10", "--python": "python3"}
     try:
-        while words:
-            word = words.pop(0)
+        while rest:
+            word = rest.next()
             if word in ("-h", "--help"):
                 print(__doc__)
                 return 0
-            if word == "--built":
+            if word in values:
+                require(rest, f"{word} expects a value")
+                values[word] = rest.next()
+            elif word == "--built":
                 built = True
-            elif word in ("--backend", "--out", "--minutes", "--python"):
-                if not words:
-                    raise Refused(f"{word} expects a value")
-                value = words.pop(0)
-                if word == "--backend":
-                    backend = value
-                elif word == "--out":
-                    out = value
-                elif word == "--python":
-                    python = value
-                elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
-                    minutes = float(value)
-                else:
-                    raise Refused(f"--minutes expects a number, not '{value}'")
-            elif word in PARTS:
-                parts.append(word)
             else:
-                raise Refused(f"the parts are {', '.join(PARTS)}; there is no '{word}'")
-        if backend not in ("cpu", "cuda"):
-            raise Refused(f"--backend is '{backend}'; expected cpu or cuda")
-        if backend == "cuda" and not machine.said("nvidia-smi", "-L"):
-            raise Refused("nvidia-smi shows no GPU; --backend cpu tries the report without one")
+                require(word in PARTS, f"the parts are {', '.join(PARTS)}; there is no '{word}'")
+                parts.append(word)
+        backend, out, minutes, python = values.values()
+        require(backend in ("cpu", "cuda"), f"--backend is '{backend}'; expected cpu or cuda")
+        require(re.fullmatch(r"[0-9]+(\.[0-9]+)?", minutes), f"--minutes expects a number, not '{minutes}'")
+        require(
+            backend == "cpu" or machine.said("nvidia-smi", "-L"),
+            "nvidia-smi shows no GPU; --backend cpu tries the report without one",
+        )
     except Refused as error:
         print(f"gpu_report: {error}", file=sys.stderr)
         return 2
-    report = Report(backend, out, minutes, python)
+    report = Report(backend, out, float(minutes), python)
     for part in parts or PARTS:
         if part == "build" and built:
             continue

@@ -111,6 +111,23 @@ def gpu_slots(free_mib: list[str]) -> dict:
     return {"version": {"major": 1, "minor": 0}, "local": [{"gpus": gpus}]}
 
 
+def slots_file(folder: str) -> str:
+    """Writes the slots of the visible GPUs to a file for ctest's --resource-spec-file; returns its path."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    free = machine.said(
+        "nvidia-smi",
+        *([f"--id={visible}"] if visible else []),
+        "--query-gpu=memory.free",
+        "--format=csv,noheader,nounits",
+    ).split("\n")
+    free = [line.strip() for line in free if line.strip()]
+    require(free, "nvidia-smi shows no GPU")
+    spec = os.path.abspath(os.path.join(folder, "gpus.json"))
+    with open(spec, "w", encoding="utf-8") as file:
+        json.dump(gpu_slots(free), file)
+    return spec
+
+
 def test(context: Context, words: list[str]) -> int:
     which = ["-LE", "^soak$"]
     if words[:1] == ["--soak"]:
@@ -124,19 +141,7 @@ def test(context: Context, words: list[str]) -> int:
     # room.
     command = ["ctest", "--test-dir", context.folder, "-j", str(2 * context.builder.jobs + 1)]
     if context.backend == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        free = machine.said(
-            "nvidia-smi",
-            *([f"--id={visible}"] if visible else []),
-            "--query-gpu=memory.free",
-            "--format=csv,noheader,nounits",
-        ).split("\n")
-        free = [line.strip() for line in free if line.strip()]
-        require(free, "nvidia-smi shows no GPU")
-        spec = os.path.abspath(context.path("gpus.json"))
-        with open(spec, "w", encoding="utf-8") as file:
-            json.dump(gpu_slots(free), file)
-        command += ["--resource-spec-file", spec]
+        command += ["--resource-spec-file", slots_file(context.folder)]
     return subprocess.run([*command, "--output-on-failure", *which, *words], check=False).returncode
 
 
