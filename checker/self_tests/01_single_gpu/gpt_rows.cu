@@ -3,6 +3,7 @@
 // warp share a row. It runs them with emulated threads of a GPU. It says nothing about code that is wrong on a CPU too,
 // because the other checks know more about that.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // only the kernels are called
 #include "checker/self_tests/01_single_gpu/row_kernels.h"
 #include "common/base/random.h"
+#include "common/record/recorder.h"
 #include "common/record/self_test.h"
 
 namespace workshop {
@@ -142,6 +144,7 @@ const SelfTest rows_on_gpu([](const Options&, cudaStream_t) {
     const Inputs plain;
     call_row_kernel(which, plain.arrays, [](auto kernel, auto... arguments) { kernel(arguments...); });
     if (!is_right(which, plain, values, kTolerance)) continue;
+    finish_probes(std::chrono::seconds(1));  // those of the other self-tests may show what else is wrong
     end_alike(kFailed, std::string("TODO ") + kTodos[which] +
                            " is right on a CPU, but not on a GPU, where the 32 lanes of a warp share a row: " +
                            what_is_wrong(outcome.fault));
