@@ -25,16 +25,31 @@ struct DropoutPart {
   int count = 1, whole = 1, first = 0;
 };
 
-// Copies x to y with some values set to zero and the others multiplied by `scale`. The n values are the `part` of all
-// samples' values; a whole sample has `width`. The samples' numbers are number, number + stride, …. y may be x.
-static __global__ void drop(Reals y, ConstReals x, int n, DropoutPart part, int width, int number, int stride,
-                            std::uint64_t key, std::uint32_t threshold, float scale) {
+// What dropout does to the values of a batch. A whole sample has `width` values; the samples' numbers are number,
+// number + stride, ….
+struct DropoutMask {
+  std::int64_t width;
+  int number, stride;
+  std::uint64_t key;
+  std::uint32_t threshold;
+  float scale;
+
+  // Returns by what the value at `place` of the batch's sample `sample` is multiplied: 0 if it is dropped, else
+  // `scale`.
+  __device__ float factor(int sample, std::int64_t place) const {
+    const std::uint64_t id = static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(sample) * stride;
+    const std::uint32_t random = static_cast<std::uint32_t>(random_bits(key + id * width + place) >> 40);
+    return random < threshold ? 0.0f : scale;
+  }
+};
+
+// Copies x to y with some values set to zero and the others scaled. The n values are the `part` of all samples' values;
+// `width` is that of a whole sample. y may be x.
+static __global__ void drop(Reals y, ConstReals x, int n, DropoutPart part, int width, DropoutMask mask) {
   for (int i : grid_stride(n)) {
     const int place = i / part.count * part.whole + part.first + i % part.count;  // in the whole tensor
-    const std::uint64_t sample =
-        static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(place / width) * stride;
-    const std::uint32_t random = static_cast<std::uint32_t>(random_bits(key + sample * width + place % width) >> 40);
-    y[i] = random < threshold ? 0.0f : x[i] * scale;
+    const float factor = mask.factor(place / width, place % width);
+    y[i] = factor == 0 ? 0.0f : x[i] * factor;
   }
 }
 
@@ -51,10 +66,8 @@ class Dropout {
   // Returns false where nothing is dropped: without --dropout, and outside training.
   bool active() const { return probability_ > 0; }
 
-  // Computes y from x (samples·width values; y may be x), forward or backward: the mask is the same. Does nothing if
-  // not active.
-  void apply(Real* y, const Real* x, int samples, int width, cudaStream_t stream) const {
-    if (!active() || samples == 0) return;
+  // Returns the mask of samples of `width` values each on this rank. Must be active.
+  DropoutMask mask(std::int64_t width) const {
     const std::uint32_t threshold = static_cast<std::uint32_t>(probability_ * (1 << 24));
     float scale = 1;
     // TODO 01.16: Set `scale`, by which the values that are kept are multiplied.
@@ -62,8 +75,17 @@ class Dropout {
     //   be scaled outside training.
     todo("01.16");
     // END TODO 01.16
-    launch(drop, samples * width, stream, y, x, samples * width, part_, width * (part_.whole / part_.count), number_,
-           stride_, key_, threshold, scale);
+    return {width * (part_.whole / part_.count), number_, stride_, key_, threshold, scale};
+  }
+  // Returns the place in a sample of the first value that this rank holds, if it holds a range of each sample's values.
+  int first() const { return part_.first; }
+
+  // Computes y from x (samples·width values; y may be x), forward or backward: the mask is the same. Does nothing if
+  // not active.
+  void apply(Real* y, const Real* x, int samples, int width, cudaStream_t stream) const {
+    if (!active() || samples == 0) return;
+    const DropoutMask what = mask(width);
+    launch(drop, samples * width, stream, y, x, samples * width, part_, static_cast<int>(what.width), what);
     probe("01.16", "what dropout has left", y, {samples, width}, stream);
   }
 

@@ -75,19 +75,24 @@ class ParallelBlock : public ParallelLayer {
         tp_(tp),
         T_(options.context),
         E_(options.width),
-        heads_{options.context, options.heads / tp->group().size(), options.width / options.heads},
+        attention_({options.context, options.heads / tp->group().size(), options.width / options.heads,
+                    std::min(options.attention_block, options.context)},
+                   options.dropout > 0),
+        heads_(attention_.heads()),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {}
 
   std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, tp_->local_rows(T_)); }
   // The larger of what backward() holds in `spare` and in the buffer of `dy`, which also has room for `beside`.
-  int widest() const override { return std::max(4 * T_ * heads_.features(), out + std::max(out, probabilities())); }
+  int widest() const override {
+    return std::max(4 * T_ * heads_.features(), out + std::max(out, attention_.scratch()));
+  }
   int rows() const override { return T_; }
   void allocate(int max_samples, cudaStream_t) override {
     tp_->allocate(max_samples * T_ * E_);
     norm_gradients_.allocate(*tp_, 4 * E_);
-    if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
+    attention_.allocate(max_samples);
   }
 
   void bind(Real* values, Real* grads) override {
@@ -112,10 +117,10 @@ class ParallelBlock : public ParallelLayer {
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
     //   layers is in_proj_, which writes v.qkv, and out_proj_, which reads v.context and writes v.residual: which of
-    //   them is column-parallel? Between them, call attention_forward(blas, heads_, v.attention, samples, 0, T_,
-    //   on_probabilities, dropped_.data()) for this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1,
-    //   rows, stream), the dropout on_attention and the addition of x work on each row separately: on all `rows`, or
-    //   only on this rank's `local` rows? Apply the dropout in place. Without dropout, apply() does nothing.
+    //   them is column-parallel? Between them, call attention_.forward(blas, v.attention, samples, 0, T_,
+    //   on_probabilities) for this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream), the
+    //   dropout on_attention and the addition of x work on each row separately: on all `rows`, or only on this rank's
+    //   `local` rows? Apply the dropout in place. Without dropout, apply() does nothing.
     todo("05.13");
     // END TODO 05.13
     probe("05.13", {name, ": queries, keys and values of this rank's heads"}, v.qkv, {rows, 3 * heads_.features()},
@@ -165,7 +170,7 @@ class ParallelBlock : public ParallelLayer {
         branch_gradient(on_rows(Block::attention_place, saved, rows), dy, beside, g.samples, out, stream);
     row_parallel_backward(*tp_, blas, out_proj_, v.context, dattention, spare, g.ones, rows, g.accumulate);
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
-    attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
+    attention_.backward(blas, v.attention, gradients, g.samples, on_heads(saved.batch));
     column_parallel_backward(*tp_, blas, in_proj_, v.normed1, gradients.qkv, beside, g.ones, rows, g.accumulate);
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, local, norm_accumulate,
                   stream);
@@ -181,7 +186,7 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    return dropout(Block::probability_place, batch, nth_of(probabilities()));
+    return dropout(Block::probability_place, batch, nth_of(heads_.probabilities()));
   }
   Dropout on_features(const Batch& batch) const {
     return dropout(Block::activation_place, batch, nth_of(4 * heads_.features()));
@@ -192,18 +197,16 @@ class ParallelBlock : public ParallelLayer {
   // This rank's part, if each of the P ranks has `count` values.
   DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
-  int probabilities() const { return heads_.count * T_ * T_; }  // per sample, on this rank
-
   std::shared_ptr<TensorParallelContext> tp_;
-  int T_, E_;    // positions, width
-  Heads heads_;  // this rank's
+  int T_, E_;            // positions, width
+  Attention attention_;  // of this rank's heads
+  Heads heads_;
   double dropout_;
   std::uint64_t seed_;
   int number_;
   Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};  // this rank's parts
   LayerNorm norm1_{}, norm2_{};
   NormGradients norm_gradients_;
-  DeviceBuffer<Real> dropped_;  // probabilities
 };
 
 }  // namespace workshop

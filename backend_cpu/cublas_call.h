@@ -55,66 +55,88 @@ inline int stored_rows(cublasOperation_t op, int rows, int columns) {
   return std::max(1, op == CUBLAS_OP_N ? rows : columns);
 }
 
-// The matrices of one argument, one per product of a batch, in column-major order.
+// The type of a matrix's elements.
+struct Element {
+  std::size_t bytes;
+  const char* name;  // of several, in messages
+};
 template <typename T>
-struct ArgumentOf {
+constexpr Element element_of() {
+  return {sizeof(T), std::is_same_v<T, float> ? "floats" : "bfloat16s"};
+}
+
+// The matrices of one argument, one per product of a batch, in column-major order.
+struct Argument {
+  template <typename T>
+  Argument(const char* name, const T* first, int rows, int columns, int ld, bool writes, std::int64_t stride = 0,
+           int batch = 1)
+      : name(name),
+        first(reinterpret_cast<const char*>(first)),
+        element(element_of<T>()),
+        rows(rows),
+        columns(columns),
+        ld(ld),
+        writes(writes),
+        stride(stride),
+        batch(batch) {}
+
   const char* name;
-  const T* first;
+  const char* first;
+  Element element;
   int rows, columns, ld;
   bool writes;
-  std::int64_t stride = 0;
-  int batch = 1;
+  std::int64_t stride;
+  int batch;
 
   std::size_t elements() const {  // from the first to the last
     return static_cast<std::size_t>((batch - 1) * stride + std::int64_t{columns - 1} * ld + rows);
   }
   ByteRange between() const { return range(first, elements()); }
   ByteRange one(int i) const {  // without the gaps between its columns
-    ByteRange matrix = range(first + i * stride, static_cast<std::size_t>(rows));
+    ByteRange matrix =
+        range(first + i * stride * static_cast<std::int64_t>(element.bytes), static_cast<std::size_t>(rows));
     matrix.count = static_cast<std::size_t>(columns);
-    matrix.pitch = static_cast<std::size_t>(ld) * sizeof(T);
+    matrix.pitch = static_cast<std::size_t>(ld) * element.bytes;
     return matrix;
   }
 
  private:
-  ByteRange range(const T* begin, std::size_t elements) const {
-    return {name, begin, elements * sizeof(T), writes, sizeof(T), std::is_same_v<T, float> ? "floats" : "bfloat16s"};
+  ByteRange range(const char* begin, std::size_t elements) const {
+    return {name, begin, elements * element.bytes, writes, element.bytes, element.name};
   }
 };
-using Argument = ArgumentOf<float>;
 
 inline Argument vector_argument(const char* name, const float* x, int n, int increment, bool writes) {
   return {name, x, /*rows=*/1, /*columns=*/n, /*ld=*/std::abs(increment), writes};
 }
 
 template <typename T>
-ArgumentOf<T> operand(const char* name, cublasOperation_t op, int rows, int columns, const T* first, int ld,
-                      std::int64_t stride = 0, int batch = 1) {
+Argument operand(const char* name, cublasOperation_t op, int rows, int columns, const T* first, int ld,
+                 std::int64_t stride = 0, int batch = 1) {
   const bool as_is = op == CUBLAS_OP_N;
   return {name, first, as_is ? rows : columns, as_is ? columns : rows, ld, /*writes=*/false, stride, batch};
 }
 
 // Returns false if the handle's stream belongs to a device that is not current: then the launch must fail. Otherwise
 // checks the bounds and the order of the call.
-template <typename T = float>
-bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<ArgumentOf<T>> arguments) {
+inline bool check_arguments(const char* call, cudaStream_t stream, std::initializer_list<Argument> arguments) {
   if (!may_launch(stream)) {
     cudaGetLastError();  // the call's own status reports it
     return false;
   }
   if (blocks_host()) {  // assume that each shape has its own kernel
     std::size_t kernel = std::hash<std::string_view>()(call);
-    for (const ArgumentOf<T>& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
+    for (const Argument& a : arguments) kernel = (kernel * 31 + a.rows) * 31 + a.columns;
     load_kernel(kernel);
   }
   const int device = device_of(stream);
-  for (const ArgumentOf<T>& a : arguments) {
-    if (a.rows <= 0 || a.columns <= 0 || known_to_fit(a.first, a.elements() * sizeof(T), device)) continue;
+  for (const Argument& a : arguments) {
+    if (a.rows <= 0 || a.columns <= 0 || known_to_fit(a.first, a.elements() * a.element.bytes, device)) continue;
     check_bounds(call, {{a.between()}}, device);
   }
   if (!checks_order()) return true;
   std::vector<ByteRange> ranges;
-  for (const ArgumentOf<T>& a : arguments) {
+  for (const Argument& a : arguments) {
     for (int i = 0; i < (a.stride == 0 ? 1 : a.batch); ++i) ranges.push_back(a.one(i));
   }
   order_call({stream, source_call(call), ranges});

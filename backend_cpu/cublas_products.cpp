@@ -32,14 +32,15 @@ struct Matrices {
   T* at(int product, std::ptrdiff_t offset) const { return first + product * stride + offset; }
 };
 
-// The products of a batch, C = alpha op(A) op(B) + beta C. A single product is a batch of one.
-template <typename T>
+// The products of a batch, C = alpha op(A) op(B) + beta C. A single product is a batch of one. The products and their
+// sums are computed in floats.
+template <typename T, typename Result>
 struct Gemm {
   CBLAS_TRANSPOSE transa, transb;
   int m, n, k;
   Scalar alpha, beta;
   Matrices<const T> a, b;
-  Matrices<T> c;
+  Matrices<Result> c;
   int batch;
 
   void operator()() const {
@@ -74,7 +75,7 @@ struct Gemm {
             c.at(product, offset_c));
   }
 
-  void compute(int rows, int columns, const T* block_a, const T* block_b, T* block_c) const {
+  void compute(int rows, int columns, const T* block_a, const T* block_b, Result* block_c) const {
     if constexpr (std::is_same_v<T, float>) {
       if (n == 1 && k > 0) {  // with k = 0, gemv() would leave y unchanged
         const bool as_is = transa == CblasNoTrans;
@@ -84,18 +85,24 @@ struct Gemm {
       }
       sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), block_a, a.ld, block_b, b.ld,
               beta.value(), block_c, c.ld);
-    } else {  // computed in floats and rounded once, at the end
+    } else {
       thread_local std::vector<float> floats_a, floats_b, floats_c;
       const bool as_is_a = transa == CblasNoTrans, as_is_b = transb == CblasNoTrans;
       const int ld_a = to_floats(floats_a, block_a, as_is_a ? rows : k, as_is_a ? k : rows, a.ld);
       const int ld_b = to_floats(floats_b, block_b, as_is_b ? k : columns, as_is_b ? columns : k, b.ld);
-      const float old = beta.value();
-      floats_c.resize(static_cast<std::size_t>(rows) * columns);
-      if (old != 0) to_floats(floats_c, block_c, rows, columns, c.ld);
-      sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), floats_a.data(), ld_a, floats_b.data(),
-              ld_b, old, floats_c.data(), rows);
-      for (int j = 0; j < columns; ++j) {
-        std::copy_n(floats_c.data() + static_cast<std::size_t>(j) * rows, rows, block_c + std::ptrdiff_t{j} * c.ld);
+      const auto product = [&](float* result, int ld) {
+        sgemm()(CblasColMajor, transa, transb, rows, columns, k, alpha.value(), floats_a.data(), ld_a, floats_b.data(),
+                ld_b, beta.value(), result, ld);
+      };
+      if constexpr (std::is_same_v<Result, float>) {
+        product(block_c, c.ld);
+      } else {  // rounded once, at the end
+        floats_c.resize(static_cast<std::size_t>(rows) * columns);
+        if (beta.value() != 0) to_floats(floats_c, block_c, rows, columns, c.ld);
+        product(floats_c.data(), rows);
+        for (int j = 0; j < columns; ++j) {
+          std::copy_n(floats_c.data() + static_cast<std::size_t>(j) * rows, rows, block_c + std::ptrdiff_t{j} * c.ld);
+        }
       }
     }
   }
@@ -125,22 +132,23 @@ bool valid_gemm(cublasOperation_t transa, cublasOperation_t transb, int m, int n
 }
 
 // Computes all products: every call of this file ends here.
-template <typename T>
+template <typename T, typename Result>
 cublasStatus_t multiply(const char* call, cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
                         int m, int n, int k, const float* alpha, Matrices<const T> a, Matrices<const T> b,
-                        const float* beta, Matrices<T> c, int batch) {
+                        const float* beta, Matrices<Result> c, int batch) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (batch < 0 || !valid_gemm(transa, transb, m, n, k, alpha, a.ld, b.ld, beta, c.ld)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
-  if (!check_arguments<T>(call, handle->stream,
-                          {operand("A", transa, m, k, a.first, a.ld, a.stride, batch),
-                           operand("B", transb, k, n, b.first, b.ld, b.stride, batch),
-                           {"C", c.first, m, n, c.ld, true, c.stride, batch}}))
+  if (!check_arguments(call, handle->stream,
+                       {operand("A", transa, m, k, a.first, a.ld, a.stride, batch),
+                        operand("B", transb, k, n, b.first, b.ld, b.stride, batch),
+                        {"C", c.first, m, n, c.ld, true, c.stride, batch}}))
     return CUBLAS_STATUS_EXECUTION_FAILED;
-  enqueue_kernel(handle->stream, 2.0 * m * n * k * batch,
-                 Gemm<T>{cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch});
+  enqueue_kernel(
+      handle->stream, 2.0 * m * n * k * batch,
+      Gemm<T, Result>{cblas_op(transa), cblas_op(transb), m, n, k, {handle, alpha}, {handle, beta}, a, b, c, batch});
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -159,19 +167,21 @@ cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_
                                          int m, int n, int k, const float* alpha, const float* A, int lda,
                                          long long int strideA, const float* B, int ldb, long long int strideB,
                                          const float* beta, float* C, int ldc, long long int strideC, int batchCount) {
-  return multiply<float>(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle, transa, transb, m, n, k,
-                         alpha, {A, lda, strideA}, {B, ldb, strideB}, beta, {C, ldc, strideC}, batchCount);
+  return multiply<float, float>(batchCount == 1 ? "cublasSgemm" : "cublasSgemmStridedBatched", handle, transa, transb,
+                                m, n, k, alpha, {A, lda, strideA}, {B, ldb, strideB}, beta, {C, ldc, strideC},
+                                batchCount);
 }
 
 namespace {
 
-// Calls `multiply_as` with the common type of a call's matrices.
+// Calls `multiply_as` with a value of the operands' type and one of the result's.
 template <typename MultiplyAs>
 cublasStatus_t multiply_typed(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute,
                               const MultiplyAs& multiply_as) {
-  if (a != b || a != c || compute != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (a == CUDA_R_32F) return multiply_as(float());
-  if (a == CUDA_R_16BF) return multiply_as(__nv_bfloat16());
+  if (a != b || compute != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (a == CUDA_R_32F && c == CUDA_R_32F) return multiply_as(float(), float());
+  if (a == CUDA_R_16BF && c == CUDA_R_32F) return multiply_as(__nv_bfloat16(), float());
+  if (a == CUDA_R_16BF && c == CUDA_R_16BF) return multiply_as(__nv_bfloat16(), __nv_bfloat16());
   return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -181,10 +191,10 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
                             int k, const void* alpha, const void* A, cudaDataType Atype, int lda, const void* B,
                             cudaDataType Btype, int ldb, const void* beta, void* C, cudaDataType Ctype, int ldc,
                             cublasComputeType_t computeType, cublasGemmAlgo_t) {
-  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T>(T) {
-    return multiply<T>("cublasGemmEx", handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
-                       {static_cast<const T*>(A), lda, 0}, {static_cast<const T*>(B), ldb, 0},
-                       static_cast<const float*>(beta), {static_cast<T*>(C), ldc, 0}, 1);
+  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T, typename Result>(T, Result) {
+    return multiply<T, Result>("cublasGemmEx", handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
+                               {static_cast<const T*>(A), lda, 0}, {static_cast<const T*>(B), ldb, 0},
+                               static_cast<const float*>(beta), {static_cast<Result*>(C), ldc, 0}, 1);
   });
 }
 
@@ -194,9 +204,10 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           long long int strideB, const void* beta, void* C, cudaDataType Ctype, int ldc,
                                           long long int strideC, int batchCount, cublasComputeType_t computeType,
                                           cublasGemmAlgo_t) {
-  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T>(T) {
-    return multiply<T>("cublasGemmStridedBatchedEx", handle, transa, transb, m, n, k, static_cast<const float*>(alpha),
-                       {static_cast<const T*>(A), lda, strideA}, {static_cast<const T*>(B), ldb, strideB},
-                       static_cast<const float*>(beta), {static_cast<T*>(C), ldc, strideC}, batchCount);
+  return multiply_typed(Atype, Btype, Ctype, computeType, [&]<typename T, typename Result>(T, Result) {
+    return multiply<T, Result>("cublasGemmStridedBatchedEx", handle, transa, transb, m, n, k,
+                               static_cast<const float*>(alpha), {static_cast<const T*>(A), lda, strideA},
+                               {static_cast<const T*>(B), ldb, strideB}, static_cast<const float*>(beta),
+                               {static_cast<Result*>(C), ldc, strideC}, batchCount);
   });
 }

@@ -44,13 +44,27 @@ void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real
                             columns_a, &beta, C, kCudaReal, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
+namespace {
+
+template <typename Result>
+void multiply(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A, Matrices B,
+              float beta, MatricesOf<Result> C, cudaDataType result, int count) {
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, blas_op(op_b), blas_op(op_a), n, m, k, &factor, B.data, kCudaReal,
+                                          B.row_stride, B.stride, A.data, kCudaReal, A.row_stride, A.stride, &beta,
+                                          C.data, result, C.row_stride, C.stride, count, CUBLAS_COMPUTE_32F,
+                                          CUBLAS_GEMM_DEFAULT));
+}
+
+}  // namespace
+
 void batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, float factor, Matrices A, Matrices B,
                   Matrices C, int count) {
-  const float zero = 0.0f;
-  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, blas_op(op_b), blas_op(op_a), n, m, k, &factor, B.data, kCudaReal,
-                                          B.row_stride, B.stride, A.data, kCudaReal, A.row_stride, A.stride, &zero,
-                                          C.data, kCudaReal, C.row_stride, C.stride, count, CUBLAS_COMPUTE_32F,
-                                          CUBLAS_GEMM_DEFAULT));
+  multiply(blas, op_a, op_b, m, n, k, factor, A, B, 0, C, kCudaReal, count);
+}
+
+void add_batched_gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, Matrices A, Matrices B, float beta,
+                      MatricesOf<float> C, int count) {
+  multiply(blas, op_a, op_b, m, n, k, 1, A, B, beta, C, CUDA_R_32F, count);
 }
 
 Blas::Blas(cudaStream_t stream) : handle_(handle_of(stream)), stream_(stream) {}

@@ -20,7 +20,8 @@
 //   what it wrote in an earlier one. It must not read what other lanes wrote.
 // - All lanes call sum_of() and max_of() together: not in a loop over lanes(), and not behind a condition that differs
 //   between lanes.
-// - What all lanes write to one place, such as a sum, must be the same value.
+// - What all lanes write to one place, such as a sum, must be the same value. If they read the old one first, they call
+//   sync_lanes() before they write.
 //
 // The sums have a fixed order, so a program's results do not change from run to run.
 #pragma once
@@ -44,6 +45,13 @@ __device__ inline float over_warp(float value, Combine combine) {
 }
 
 #endif
+
+// Returns when all lanes of the warp have called it.
+__device__ inline void sync_lanes() {
+#ifdef WORKSHOP_GPU_THREADS
+  __syncwarp();
+#endif
+}
 
 // Returns Σ term(j) for 0 ≤ j < n. On a GPU, all lanes of a warp must call it together; each gets the whole sum.
 template <typename Term>

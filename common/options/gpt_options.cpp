@@ -49,13 +49,14 @@ void Options::add_gpt_options(const std::vector<std::string>& recompute) {
   add("--width", gpt.width, "width of the model: numbers per token", 1);
   add("--heads", gpt.heads, "attention heads; must divide the width", 1);
   add("--blocks", gpt.blocks, "blocks of attention and MLP", 1, 1 << 10);
+  add("--attention-block", gpt.attention_block, "keys whose scores attention computes at a time; 0: all", 0);
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);
   add("--peak-tflops", gpt.peak_tflops, "peak of a rank's device, for its utilization; default: measured", 0.0);
   impl_->app.get_option("--peak-tflops")->default_str("");
-  impl_->only_for(
-      "gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks", "--peak-tflops"});
+  impl_->only_for("gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks",
+                          "--attention-block", "--peak-tflops"});
   impl_->only_for("gpt or alexnet", {"--dropout"});
 
   add("--recompute", gpt.recompute, "what the backward pass recomputes instead of keeping it", recompute);

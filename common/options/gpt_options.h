@@ -14,6 +14,7 @@ struct GptOptions {
   int width = 16;                  // numbers per token
   int heads = 4;                   // of the attention; must divide the width
   int blocks = 2;                  // of attention and MLP
+  int attention_block = 0;         // keys whose scores attention computes at a time; 0: all of them
   double dropout = 0;              // probability
   std::string recompute = "none";  // what the backward pass recomputes instead of keeping it: "blocks", or in
                                    // chapter 04 "stages", for any model

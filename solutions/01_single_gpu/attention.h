@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "01_single_gpu/dropout.h"
+#include "01_single_gpu/heads.h"
 #include "common/record/record.h"
 #include "model/blas.h"
 #include "model/rows.h"
@@ -66,37 +67,6 @@ static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float sca
 }
 
 // ---- attention -----------------------------------------------------------------------------------------------------
-
-// The heads that a rank holds; samples have `positions` positions.
-struct Heads {
-  int positions, count, width;                    // T; H, or this rank's share of them; E/H
-  int features() const { return count * width; }  // of all these heads
-};
-
-// The results of the forward pass, or their gradients.
-struct AttentionValues {
-  Real* qkv;      // [B·T, 3·features]: queries, keys and values side by side, and within each the heads side by side
-  Real* p;        // [B, H, T, T]: probabilities
-  Real* context;  // [B·T, features]: p v of each head
-};
-
-// The matrices of one head, one per sample: q, k, v, context [T, width], p [T, T]. q, p and context begin at position
-// `first`.
-struct Head {
-  Head(const Heads& heads, const AttentionValues& values, int h, int first = 0) {
-    const int features = heads.features(), T = heads.positions;
-    const auto projection = [&](int which, int from) {
-      return Matrices{values.qkv + from * 3 * features + which * features + h * heads.width, 3 * features,
-                      3LL * features * T};
-    };
-    q = projection(0, first);
-    k = projection(1, 0);
-    v = projection(2, 0);
-    p = {values.p + (h * T + first) * T, T, static_cast<long long>(heads.count) * T * T};
-    context = {values.context + first * features + h * heads.width, features, static_cast<long long>(features) * T};
-  }
-  Matrices q, k, v, p, context;
-};
 
 // Turns the scores in values.p, of `count` positions from `first` on, into probabilities.
 inline void softmax_of_scores(const Heads& heads, const AttentionValues& values, int samples, int first, int count,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "01_single_gpu/attention.h"
+#include "01_single_gpu/blockwise_attention.h"
 #include "01_single_gpu/layer_norm.h"
 #include "01_single_gpu/linear.h"
 #include "common/base/random.h"
@@ -23,14 +24,45 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
   return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
 }
 
+// A block's attention: that of attention.h or, with heads.block > 0, that of blockwise_attention.h. Has the memory that
+// they need beside what is kept for the backward pass.
+class Attention {
+ public:
+  Attention(const Heads& heads, bool drops) : heads_(heads), drops_(drops) {}
+  const Heads& heads() const { return heads_; }
+
+  // Returns the Reals per sample of backward()'s gradients.p.
+  int scratch() const { return heads_.block > 0 ? 0 : heads_.probabilities(); }
+  void allocate(int max_samples) {
+    const int size = heads_.block > 0 ? BlockwiseRoom::size(heads_) : drops_ ? heads_.probabilities() : 0;
+    room_ = DeviceBuffer<Real>(max_samples * size, Memory::activations);
+  }
+
+  void forward(const Blas& blas, const AttentionValues& values, int samples, int first, int count,
+               const Dropout& dropout) {
+    const auto attention = heads_.block > 0 ? blockwise_forward : attention_forward;
+    attention(blas, heads_, values, samples, first, count, dropout, room_.data());
+  }
+  void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
+                const Dropout& dropout) {
+    const auto attention = heads_.block > 0 ? blockwise_backward : attention_backward;
+    attention(blas, heads_, values, gradients, samples, dropout, room_.data());
+  }
+
+ private:
+  Heads heads_;
+  bool drops_;
+  DeviceBuffer<Real> room_;  // probabilities after dropout, or blocks
+};
+
 // The values that a block's forward pass keeps for its backward pass, from position `first` on.
 struct BlockValues {
   // Floats per sample in each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
   static std::vector<int> sizes(const Heads& heads, int width, int rows) {
     const int T = heads.positions, features = T * heads.features(), whole = rows * width,
               statistics = reals_spanning(2 * rows);
-    return {whole, statistics, 3 * features, heads.count * T * T, features, whole,
-            whole, statistics, 4 * features, 4 * features,        whole};
+    return {whole, statistics, 3 * features, heads.kept(), features, whole,
+            whole, statistics, 4 * features, 4 * features, whole};
   }
 
   BlockValues(const Saved& saved, const Heads& heads, int width, int first = 0) {
@@ -71,7 +103,9 @@ class Block : public Layer {
   Block(int number, const GptOptions& options, std::uint64_t seed)
       : Layer("blocks." + std::to_string(number), options.context * options.width, options.context * options.width),
         E_(options.width),
-        heads_{options.context, options.heads, options.width / options.heads},
+        attention_({options.context, options.heads, options.width / options.heads,
+                    std::min(options.attention_block, options.context)},
+                   options.dropout > 0),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {
@@ -108,13 +142,11 @@ class Block : public Layer {
     return values;
   }
 
-  std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, heads_.positions); }
+  std::vector<int> saved() const override { return BlockValues::sizes(attention_.heads(), E_, rows()); }
   // The gradients that backward() keeps next to each other in dy and spare.
-  int widest() const override { return std::max(4 * out, out + std::max(out, probabilities())); }
-  int rows() const override { return heads_.positions; }
-  void allocate(int max_samples, cudaStream_t) override {
-    if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
-  }
+  int widest() const override { return std::max(4 * out, out + std::max(out, attention_.scratch())); }
+  int rows() const override { return attention_.heads().positions; }
+  void allocate(int max_samples, cudaStream_t) override { attention_.allocate(max_samples); }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -129,7 +161,7 @@ class Block : public Layer {
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range({"forward ", name}, blas.stream());
-    return compute(blas, static_cast<const Real*>(x), samples, 0, heads_.positions, saved);
+    return compute(blas, static_cast<const Real*>(x), samples, 0, rows(), saved);
   }
 
   const Real* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
@@ -141,8 +173,8 @@ class Block : public Layer {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range({"backward ", name}, stream);
-    const BlockValues v(saved, heads_, E_);
-    const int rows = g.samples * heads_.positions, n = rows * E_;
+    const BlockValues v(saved, attention_.heads(), E_);
+    const int rows = g.samples * this->rows(), n = rows * E_;
     // Gradients on their way through the branches go to `spare`, and to the same buffer as dy, behind it.
     Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
     const auto linear = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
@@ -159,8 +191,7 @@ class Block : public Layer {
     const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
     linear(out_proj_, v.attention.context, dattention, spare);
     const AttentionValues gradients = {spare + n, beside, spare};
-    attention_backward(blas, heads_, v.attention, gradients, g.samples, dropout(probability_place, saved.batch),
-                       dropped_.data());
+    attention_.backward(blas, v.attention, gradients, g.samples, dropout(probability_place, saved.batch));
     linear(in_proj_, v.normed1, gradients.qkv, beside);
     Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate, stream);
@@ -171,12 +202,11 @@ class Block : public Layer {
   // Computes `count` positions from `first` on, of `samples` samples.
   const Real* compute(const Blas& blas, const Real* x, int samples, int first, int count, Saved& saved) {
     const cudaStream_t stream = blas.stream();
-    const BlockValues v(saved, heads_, E_, first);
+    const BlockValues v(saved, attention_.heads(), E_, first);
     const int rows = samples * count, n = rows * E_;
     norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream);
     linear_forward(blas, in_proj_, v.normed1, v.qkv, rows);
-    attention_forward(blas, heads_, v.attention, samples, first, count, dropout(probability_place, saved.batch),
-                      dropped_.data());
+    attention_.forward(blas, v.attention, samples, first, count, dropout(probability_place, saved.batch));
     linear_forward(blas, out_proj_, v.context, v.residual, rows);
     dropout(attention_place, saved.batch).apply(v.residual, v.residual, samples, out, stream);
     launch(add_scaled, n, stream, v.residual, x, 1.0f, n);
@@ -193,16 +223,13 @@ class Block : public Layer {
 
   Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
 
-  int probabilities() const { return heads_.count * heads_.positions * heads_.positions; }  // per sample
-
   int E_;  // width
-  Heads heads_;
+  Attention attention_;
   double dropout_;
   std::uint64_t seed_;
   int number_;
   Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};
   LayerNorm norm1_{}, norm2_{};
-  DeviceBuffer<Real> dropped_;  // probabilities
 };
 
 // Computes the logits [samples, T, vocabulary] of the next word: a last norm and a linear layer without bias.

@@ -85,19 +85,24 @@ class ParallelBlock : public ParallelLayer {
         tp_(tp),
         T_(options.context),
         E_(options.width),
-        heads_{options.context, options.heads / tp->group().size(), options.width / options.heads},
+        attention_({options.context, options.heads / tp->group().size(), options.width / options.heads,
+                    std::min(options.attention_block, options.context)},
+                   options.dropout > 0),
+        heads_(attention_.heads()),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {}
 
   std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, tp_->local_rows(T_)); }
   // The larger of what backward() holds in `spare` and in the buffer of `dy`, which also has room for `beside`.
-  int widest() const override { return std::max(4 * T_ * heads_.features(), out + std::max(out, probabilities())); }
+  int widest() const override {
+    return std::max(4 * T_ * heads_.features(), out + std::max(out, attention_.scratch()));
+  }
   int rows() const override { return T_; }
   void allocate(int max_samples, cudaStream_t) override {
     tp_->allocate(max_samples * T_ * E_);
     norm_gradients_.allocate(*tp_, 4 * E_);
-    if (dropout_ > 0) dropped_ = DeviceBuffer<Real>(max_samples * probabilities(), Memory::activations);
+    attention_.allocate(max_samples);
   }
 
   void bind(Real* values, Real* grads) override {
@@ -123,8 +128,8 @@ class ParallelBlock : public ParallelLayer {
     //   and linear2_ are this rank's parts of the linear layers, in two pairs. heads_ has this rank's heads,
     //   heads_.features() columns; of the MLP's features, this rank has 4 * heads_.features() per row, T_ rows per
     //   sample. x, v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs
-    //   everything in BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_forward(blas,
-    //   heads_, v.attention, samples, 0, T_, dropout, dropped_.data()) and activation_forward(Activation::gelu, y, x,
+    //   everything in BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_.forward(blas,
+    //   v.attention, samples, 0, T_, dropout) and activation_forward(Activation::gelu, y, x,
     //   count, stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
     //   on_features(saved.batch) behind GELU, and at the end of each branch on_rows(place, saved, rows), where `place`
     //   is Block::attention_place or Block::mlp_place. dropout.apply(y, x, samples, width, stream) works in place, too;
@@ -134,13 +139,13 @@ class ParallelBlock : public ParallelLayer {
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
     //   layers is in_proj_, which writes v.qkv, and out_proj_, which reads v.context and writes v.residual: which of
-    //   them is column-parallel? Between them, call attention_forward(blas, heads_, v.attention, samples, 0, T_,
-    //   on_probabilities, dropped_.data()) for this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1,
-    //   rows, stream), the dropout on_attention and the addition of x work on each row separately: on all `rows`, or
-    //   only on this rank's `local` rows? Apply the dropout in place. Without dropout, apply() does nothing.
+    //   them is column-parallel? Between them, call attention_.forward(blas, v.attention, samples, 0, T_,
+    //   on_probabilities) for this rank's heads. norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream), the
+    //   dropout on_attention and the addition of x work on each row separately: on all `rows`, or only on this rank's
+    //   `local` rows? Apply the dropout in place. Without dropout, apply() does nothing.
     norm_forward(norm1_, x, v.normed1, v.statistics1, local, stream);
     column_parallel_forward(*tp_, blas, in_proj_, v.normed1, v.qkv, rows);
-    attention_forward(blas, heads_, v.attention, samples, 0, T_, on_probabilities, dropped_.data());
+    attention_.forward(blas, v.attention, samples, 0, T_, on_probabilities);
     row_parallel_forward(*tp_, blas, out_proj_, v.context, v.residual, rows);
     on_attention.apply(v.residual, v.residual, samples, out, stream);
     launch(add_scaled, local * E_, stream, v.residual, x, 1.0f, local * E_);
@@ -177,9 +182,9 @@ class ParallelBlock : public ParallelLayer {
     // WRITE 05.Q: Go back through forward(), from dy to dx and to the gradients of all parameters.
     //   dy[local, E_] is the gradient of v.y, dx[local, E_] that of x. They may be the same memory, and dy may be
     //   overwritten. The steps are those of Block::backward() in solutions/01_single_gpu/transformer.h, with
-    //   branch_gradient(), attention_backward() and the same places in memory: `spare` has room for 4 * features values
-    //   per sample, where `features` is T_ * heads_.features(), `beside` for `local` rows or the probabilities. The
-    //   dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
+    //   branch_gradient(), attention_.backward() and the same places in memory: `spare` has room for 4 * features
+    //   values per sample, where `features` is T_ * heads_.features(), `beside` for `local` rows or the probabilities.
+    //   The dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
     //   norm_gradients_.accumulate(g), stream), where `past` is the gradient that reaches x past the norm, or null.
     //   Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients of both norms.
     const float norm_accumulate = norm_gradients_.accumulate(g);
@@ -205,7 +210,7 @@ class ParallelBlock : public ParallelLayer {
         branch_gradient(on_rows(Block::attention_place, saved, rows), dy, beside, g.samples, out, stream);
     row_parallel_backward(*tp_, blas, out_proj_, v.context, dattention, spare, g.ones, rows, g.accumulate);
     const AttentionValues gradients = {spare + g.samples * features, beside, spare};
-    attention_backward(blas, heads_, v.attention, gradients, g.samples, on_heads(saved.batch), dropped_.data());
+    attention_.backward(blas, v.attention, gradients, g.samples, on_heads(saved.batch));
     column_parallel_backward(*tp_, blas, in_proj_, v.normed1, gradients.qkv, beside, g.ones, rows, g.accumulate);
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, local, norm_accumulate,
                   stream);
@@ -222,7 +227,7 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    return dropout(Block::probability_place, batch, nth_of(probabilities()));
+    return dropout(Block::probability_place, batch, nth_of(heads_.probabilities()));
   }
   Dropout on_features(const Batch& batch) const {
     return dropout(Block::activation_place, batch, nth_of(4 * heads_.features()));
@@ -233,18 +238,16 @@ class ParallelBlock : public ParallelLayer {
   // This rank's part, if each of the P ranks has `count` values.
   DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
-  int probabilities() const { return heads_.count * T_ * T_; }  // per sample, on this rank
-
   std::shared_ptr<TensorParallelContext> tp_;
-  int T_, E_;    // positions, width
-  Heads heads_;  // this rank's
+  int T_, E_;            // positions, width
+  Attention attention_;  // of this rank's heads
+  Heads heads_;
   double dropout_;
   std::uint64_t seed_;
   int number_;
   Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};  // this rank's parts
   LayerNorm norm1_{}, norm2_{};
   NormGradients norm_gradients_;
-  DeviceBuffer<Real> dropped_;  // probabilities
 };
 
 }  // namespace workshop

@@ -105,6 +105,13 @@ TESTS(gpt) {
                  {"activations", 4 * samples * (of_blocks + ends + gradients)}};
   };
   step("solution.01.gpt.step", on(1, gpt, text_option, "--epochs 2 --clip-norm 0.1"), memory(blocks * block));
+  // Of the scores, blocks of C keys keep only the logarithms of the rows' sums, and have room for one head at a time.
+  for (const long C : {5, 16}) {
+    const long kept = block - H * T * T + H * T, room = 2 * T * C + T * (E / H + 2);
+    step(text("solution.01.gpt.step.attention_block.", C),
+         on(1, gpt, text_option, "--dropout 0.2 --attention-block", C),
+         {{"activations", 4 * samples * (blocks * (kept + room) + ends + 2 * std::max(T * V, 4 * T * E))}});
+  }
   step("solution.01.gpt.step.recompute", on(1, gpt, text_option, "--recompute blocks"), memory(block + blocks * T * E));
   same_training("solution.01.gpt.recompute", kSameBits, on(1, gpt, text_option, "--dropout 0.2"),
                 on(1, gpt, text_option, "--dropout 0.2 --recompute blocks"));
@@ -120,6 +127,7 @@ TESTS(bad) {
   refusals("solution.01.gpt.bad.", on(1, gpt), R"(
     heads    | --width 10 --heads 4 | --width is '10'; expected a multiple of the 4 of --heads
     dropout  | --dropout 1          | --dropout is '1'; expected a number of at least 0 and less than 1
+    block    | --attention-block -1 | --attention-block is '-1'; expected
     schedule | --lr-schedule linear | --lr-schedule is 'linear'; expected constant, cosine
     text     | --text /nowhere      | /nowhere
     too_big  | --batch-size 999999999 | more than 2147483647; expected less

@@ -243,6 +243,8 @@ TESTS(gpt_numbers) {
     double bytes;  // in units of T·E
   };
   const Case cases[] = {{"alone", "--recompute none", 1, 39},
+                        {"blockwise", "--recompute none --attention blockwise", 1, 34 + 4 * 4 / 256.0},
+                        {"blockwise_cut", "--recompute none --attention blockwise", 4, (34 + 4 * 4 / 256.0) / 4},
                         {"recomputed", "--recompute blocks", 1, 2},
                         {"cut", "--recompute none --no-sequence-parallel", 4, 10 + 29 / 4.0},
                         {"sequence", "--recompute none", 4, 39 / 4.0},

@@ -61,6 +61,29 @@ TESTS(gpt_everywhere) {
   }
 }
 
+// Attention in blocks of keys, of every kind of size, computes what whole rows of scores do.
+TESTS(gpt_in_blocks) {
+  const Command whole = on(1, solution("01_single_gpu/gpt"), text_option, options, 12);
+  for (const int keys : {1, 5, 8, 16, 100}) {
+    same_training(text("solution.gpt.in_blocks.", keys), kBound, whole, with(whole, text("--attention-block ", keys)));
+  }
+  const auto add = [&](const std::string& name, const std::string& program, int ranks, int replicas,
+                       const std::string& more) {
+    same_training(
+        text("solution.gpt.in_blocks.", name, ".", ranks, "ranks"), kBound, whole,
+        on(ranks, solution(program), "--model gpt --attention-block 5", text_option, options, 12 / replicas, more));
+  };
+  add("ddp", "02_ddp/ddp", 2, 2, "--recompute blocks");
+  add("one_process", "03_model_parallel/one_process", 1, 1, "--devices 3");
+  add("pipeline", "04_pipeline/pipeline", 2, 1, "--schedule interleaved");
+  add("tensor_parallel", "05_tensor_parallel/tensor_parallel", 2, 1, "");
+  add("sequence_parallel", "05_tensor_parallel/tensor_parallel", 4, 1, "--sequence-parallel");
+  add("fsdp", "06_fsdp/fsdp", 2, 2, "");
+  add("train_3d", "07_3d/train_3d", 8, 2, "--dp 2 --pp 2 --tp 2 --micro-batches 3 --sequence-parallel --zero 1");
+  const Command blocks = with(whole, "--attention-block 5");
+  same_training("solution.gpt.in_blocks.recompute", kSameBits, blocks, with(blocks, "--recompute blocks"));
+}
+
 // All meshes of 8 ranks, without and with all further options.
 TESTS(gpt_on_every_mesh) {
   const std::string deep =

@@ -53,6 +53,13 @@ TESTS(equal) {
     if (net == "gpt") like_serial("sequence_parallel", kBound, 2, tensor_parallel, "--sequence-parallel");
     like_serial("train_3d", kBound, 4, train_3d, "--pp 2 --tp 2 --micro-batches 2");
 
+    // Sums over blocks of keys are in float32.
+    if (net == "gpt") {
+      for (int keys : {3, 16}) {
+        like_serial(text("attention_block.", keys), kBound, 1, mlp, text("--attention-block ", keys));
+      }
+    }
+
     const Command replicas = on(2, ddp, options, "--batch-size 4");
     for (int ranks : {2, 4}) {
       same_training(name(text("ddp.", ranks)), kBound, on(1, ddp, options, "--batch-size 8"),

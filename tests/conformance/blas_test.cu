@@ -153,7 +153,7 @@ TEST_F(Blas, BatchedGemm) {
 std::vector<__nv_bfloat16> rounded(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 std::vector<float> floats(const std::vector<__nv_bfloat16>& values) { return {values.begin(), values.end()}; }
 
-// The sums are whole numbers that a float holds exactly, so only the result is rounded.
+// The sums are whole numbers that a float holds exactly, so only a result of bfloat16s is rounded.
 TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
   constexpr std::array<int, 4> sizes[] = {{3, 5, 4, 1}, {17, 33, 300, 1}, {130, 200, 100, 1}, {6, 7, 50, 3}};
   for (auto [m, n, k, batches] : sizes) {
@@ -165,16 +165,22 @@ TEST_F(Blas, Bfloat16ProductsAreAddedUpInFloat) {
           auto c = beta == 0 ? std::vector<float>(m * n * batches, kNaN) : numbers(m * n * batches, 3);
           DeviceBuffer<__nv_bfloat16> da(a.size(), Memory::data), db(b.size(), Memory::data),
               dc(c.size(), Memory::data);
+          const auto dc_in_float = device(c);
           da.upload(rounded(a), stream_);
           db.upload(rounded(b), stream_);
           dc.upload(rounded(c), stream_);
           const float alpha = 1;
-          CUBLAS_CHECK(cublasGemmStridedBatchedEx(handle_, ta, tb, m, n, k, &alpha, da.data(), CUDA_R_16BF, lda, m * k,
-                                                  db.data(), CUDA_R_16BF, ldb, k * n, &beta, dc.data(), CUDA_R_16BF, m,
-                                                  m * n, batches, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+          const auto multiply = [&, m = m, n = n, k = k, batches = batches](void* result, cudaDataType type) {
+            CUBLAS_CHECK(cublasGemmStridedBatchedEx(handle_, ta, tb, m, n, k, &alpha, da.data(), CUDA_R_16BF, lda,
+                                                    m * k, db.data(), CUDA_R_16BF, ldb, k * n, &beta, result, type, m,
+                                                    m * n, batches, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+          };
+          multiply(dc.data(), CUDA_R_16BF);
+          multiply(dc_in_float.data(), CUDA_R_32F);
           plain_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, m, m * k, k * n, m * n, batches);
           finish(stream_);
           EXPECT_EQ(floats(dc.download(stream_)), floats(rounded(c))) << m << " " << n << " " << k;
+          EXPECT_EQ(host(dc_in_float), c) << m << " " << n << " " << k;
         }
       }
     }

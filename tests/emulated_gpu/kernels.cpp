@@ -10,6 +10,7 @@
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // of the headers, only the kernels are called
 #include "01_single_gpu/attention.h"
+#include "01_single_gpu/blockwise_attention.h"
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/embedding.h"
 #include "01_single_gpu/layer_norm.h"
@@ -95,6 +96,75 @@ void causal_softmax_backward_of(Values& v) {
   LAUNCH(causal_softmax_backward, n, dp, p, v.scalar("scale", 0.75f), rows, positions);
 }
 
+// The scores of `keys` keys for about `rows` rows of several samples, some of which see only a part of the keys.
+struct SampleBlocks {
+  ScoreBlock block;
+  int samples;
+  int rows() const { return samples * block.queries; }
+  int positions() const { return samples * block.positions; }
+};
+SampleBlocks blocks_of(Values& v, int keys) {
+  const int samples = 1 + v.random(3), queries = (v.rows - 1) / samples + 1;
+  const int begin = v.random(3) == 0 ? 0 : 1 + v.random(5), first = begin + v.random(keys + 3);
+  const ScoreBlock block{first, queries, begin, keys, first + queries + v.random(2)};
+  v.scalar("queries", static_cast<float>(queries));
+  v.scalar("begin", static_cast<float>(begin));
+  v.scalar("first", static_cast<float>(first));
+  v.scalar("positions", static_cast<float>(block.positions));
+  v.scalar("rows", static_cast<float>(samples * queries));
+  return {block, samples};
+}
+
+// Dropout that drops nothing, but scales.
+BlockDropout block_dropout(Values& v) {
+  const bool active = v.random(2) == 0;
+  return {active, {1, 0, 1, 0, /*threshold=*/0, v.scalar("dropout", active ? 4.0f / 3 : 1.0f)}, 0};
+}
+
+void softmax_of_block_of(Values& v) {
+  const SampleBlocks of = blocks_of(v, v.columns);
+  const int rows = of.rows(), all = of.positions(), width = 1 + v.random(v.columns < 300 ? 70 : 1);
+  v.scalar("width", static_cast<float>(width));
+  Real* scores = v.numbers<Real>("scores", rows * v.columns);
+  float *context = v.numbers<float>("context", all * width), *largest = v.numbers<float>("largest", all);
+  float* sums = v.positive<float>("sums", all);
+  LAUNCH(softmax_of_block, rows * v.columns, scores, context, largest, sums, v.scalar("scale", 0.75f), of.block, rows,
+         width, block_dropout(v));
+}
+
+void complete_softmax_of(Values& v) {
+  const SampleBlocks of = blocks_of(v, /*keys=*/1 + v.random(100));
+  const int rows = of.rows(), all = of.positions(), width = v.columns, stride = width + v.random(5);
+  v.scalar("stride", static_cast<float>(stride));
+  Real* context = v.numbers<Real>("context", all * stride);
+  const float *values = v.numbers<float>("values", all * width), *largest = v.numbers<float>("largest", all);
+  const float* sums = v.positive<float>("sums", all);
+  float* log_sums = v.numbers<float>("log_sums", all);
+  LAUNCH(complete_softmax, rows * width, context, log_sums, values, largest, sums, of.block, rows, width, stride, 1);
+}
+
+void dots_of_rows_of(Values& v) {
+  const int stride = v.columns + v.random(5), n = v.rows * stride;
+  v.scalar("stride", static_cast<float>(stride));
+  const Real *a = v.numbers<Real>("dcontext", n), *b = v.numbers<Real>("context", n);
+  LAUNCH(dots_of_rows, v.rows * v.columns, v.unset<float>("dots", v.rows), a, b, v.rows, v.columns, stride);
+}
+
+void gradient_of_block_of(Values& v) {
+  const SampleBlocks of = blocks_of(v, v.columns);
+  const int rows = of.rows(), all = of.positions();
+  Real *scores = v.numbers<Real>("scores", rows * v.columns), *dp = v.numbers<Real>("dp", rows * v.columns);
+  const float *log_sums = v.numbers<float>("log_sums", all), *dots = v.numbers<float>("dots", all);
+  LAUNCH(gradient_of_block, rows * v.columns, scores, dp, log_sums, dots, v.scalar("scale", 0.75f), of.block, rows, 1,
+         block_dropout(v));
+}
+
+void copy_rows_of(Values& v) {
+  const int width = v.columns, stride = width + v.random(5);
+  const float* from = v.numbers<float>("from", v.rows * width);
+  LAUNCH(copy_rows, v.rows * width, v.unset<Real>("to", v.rows * stride), from, v.rows, width, stride);
+}
+
 void cross_entropy_forward_of(Values& v) {
   const int rows = v.rows, words = v.columns, n = rows * words;
   const Real* logits = v.numbers<Real>("logits", n);
@@ -148,8 +218,9 @@ void drop_of(Values& v) {
   const int width = v.columns, n = v.rows * width;
   Real *x = v.numbers<Real>("x", n), *y = v.random(2) == 0 ? x : v.unset<Real>("y", n);
   const int whole = 1 + v.random(3);
-  LAUNCH(drop, n, y, x, n, DropoutPart{width, whole * width, v.random(whole) * width}, whole * width, v.random(100), 3,
-         std::uint64_t{1} << 60 | v.random(1 << 30), 1u << 22, 4.0f / 3);
+  const DropoutMask mask{whole * width, v.random(100), 3, std::uint64_t{1} << 60 | v.random(1 << 30),
+                         1u << 22,      4.0f / 3};
+  LAUNCH(drop, n, y, x, n, DropoutPart{width, whole * width, v.random(whole) * width}, whole * width, mask);
 }
 
 // ---- chapter 01: others ---------------------------------------------------------------------------------------------
@@ -359,6 +430,11 @@ constexpr Case kCases[] = {
     {"layer_norm_parameter_gradients", layer_norm_parameter_gradients_of},
     {"causal_softmax", causal_softmax_of},
     {"causal_softmax_backward", causal_softmax_backward_of},
+    {"softmax_of_block", softmax_of_block_of},
+    {"complete_softmax", complete_softmax_of},
+    {"dots_of_rows", dots_of_rows_of},
+    {"gradient_of_block", gradient_of_block_of},
+    {"copy_rows", copy_rows_of},
     {"cross_entropy_forward", cross_entropy_forward_of},
     {"cross_entropy_backward", cross_entropy_backward_of},
     {"mark_correct", mark_correct_of},

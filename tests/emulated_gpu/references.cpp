@@ -190,6 +190,103 @@ std::vector<Expected> causal_softmax_backward(const Values& v) {
   return found.all();
 }
 
+// Where a row of a block of scores lies.
+struct BlockRow {
+  std::size_t begin, of_all;  // its first score; its place among all positions of the samples
+  int seen;
+};
+std::vector<BlockRow> block_rows(const Values& v) {
+  const auto number = [&](const char* name) { return static_cast<int>(v.scalar(name)); };
+  std::vector<BlockRow> rows;
+  for (int row = 0; row < number("rows"); ++row) {
+    const int position = number("first") + row % number("queries");
+    rows.push_back({static_cast<std::size_t>(row) * v.columns,
+                    static_cast<std::size_t>(row / number("queries") * number("positions") + position),
+                    std::min(position - number("begin") + 1, v.columns)});
+  }
+  return rows;
+}
+
+std::vector<Approximate> as_it_was(const Values::Array& array) {
+  std::vector<Approximate> values(array.count);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = exact(array.at_begin(i));
+  return values;
+}
+
+std::vector<Expected> softmax_of_block(const Values& v) {
+  const auto& scores = v.array("scores");
+  const Approximate scale = exact(v.scalar("scale")), dropout = exact(v.scalar("dropout"));
+  const bool first = v.scalar("begin") == 0;
+  const auto width = static_cast<std::size_t>(v.scalar("width"));
+  std::vector<Approximate> p = as_it_was(scores), context = as_it_was(v.array("context")),
+                           largest = as_it_was(v.array("largest")), sums = as_it_was(v.array("sums"));
+  Collector found(v);
+  for (const auto& [begin, at, seen] : block_rows(v)) {
+    double of_block = -INFINITY;
+    for (int j = 0; j < seen; ++j) of_block = std::max(of_block, scores.at_begin(begin + j));
+    Approximate now = scale * exact(of_block);
+    if (!first && largest[at].value > now.value) now = largest[at];
+    const Approximate correction = first ? exact(0) : exponential(largest[at] - now);
+    const auto power = [&, begin = begin](int j) {
+      return found.stored("scores", exponential(scale * exact(scores.at_begin(begin + j)) - now));
+    };
+    sums[at] = (first ? exact(0) : sums[at] * correction) + sum(seen, power);
+    largest[at] = now;
+    for (int j = 0; j < v.columns; ++j) p[begin + j] = j < seen ? power(j) * dropout : exact(0);
+    for (std::size_t j = 0; j < width && !first; ++j) context[at * width + j] = context[at * width + j] * correction;
+  }
+  found.of("scores") = p;
+  found.of("context") = context;
+  found.of("largest") = largest;
+  found.of("sums") = sums;
+  return found.all();
+}
+
+std::vector<Expected> complete_softmax(const Values& v) {
+  const auto &values = v.array("values"), &largest = v.array("largest"), &sums = v.array("sums");
+  const auto stride = static_cast<std::size_t>(v.scalar("stride")), width = static_cast<std::size_t>(v.columns);
+  std::vector<Approximate> context = as_it_was(v.array("context")), log_sums = as_it_was(v.array("log_sums"));
+  for (const BlockRow& row : block_rows(v)) {
+    const std::size_t at = row.of_all;
+    for (std::size_t j = 0; j < width; ++j) context[at * stride + j] = exact(values[at * width + j]) / exact(sums[at]);
+    log_sums[at] = exact(largest[at]) + logarithm(exact(sums[at]));
+  }
+  Collector found(v);
+  found.of("context") = context;
+  found.of("log_sums") = log_sums;
+  return found.all();
+}
+
+std::vector<Expected> dots_of_rows(const Values& v) {
+  const auto &dcontext = v.array("dcontext"), &context = v.array("context");
+  const auto stride = static_cast<std::size_t>(v.scalar("stride"));
+  Collector found(v);
+  std::vector<Approximate>& dots = found.of("dots");
+  for (std::size_t row = 0; row < dots.size(); ++row) {
+    dots[row] =
+        sum(v.columns, [&](int j) { return exact(dcontext[row * stride + j]) * exact(context[row * stride + j]); });
+  }
+  return found.all();
+}
+
+std::vector<Expected> gradient_of_block(const Values& v) {
+  const auto &scores = v.array("scores"), &dp = v.array("dp"), &log_sums = v.array("log_sums"), &dots = v.array("dots");
+  const Approximate scale = exact(v.scalar("scale")), dropout = exact(v.scalar("dropout"));
+  Collector found(v);
+  std::vector<Approximate> p(scores.count), gradient(dp.count);
+  for (const auto& [begin, at, seen] : block_rows(v)) {
+    for (int j = 0; j < seen; ++j) {
+      const Approximate score = scale * exact(scores.at_begin(begin + j));
+      const Approximate probability = exponential(score - exact(log_sums[at]));
+      p[begin + j] = probability * dropout;
+      gradient[begin + j] = scale * probability * (exact(dp.at_begin(begin + j)) * dropout - exact(dots[at]));
+    }
+  }
+  found.of("scores") = p;
+  found.of("dp") = gradient;
+  return found.all();
+}
+
 std::vector<Expected> cross_entropy_forward(const Values& v) {
   const auto &logits = v.array("logits"), &targets = v.array("targets");
   std::vector<Approximate> losses, log_sums;
@@ -261,6 +358,10 @@ std::vector<Expected> expected(std::string_view name, const Values& values) {
       {"layer_norm_parameter_gradients", layer_norm_parameter_gradients},
       {"causal_softmax", causal_softmax},
       {"causal_softmax_backward", causal_softmax_backward},
+      {"softmax_of_block", softmax_of_block},
+      {"complete_softmax", complete_softmax},
+      {"dots_of_rows", dots_of_rows},
+      {"gradient_of_block", gradient_of_block},
       {"cross_entropy_forward", cross_entropy_forward},
       {"row_exponentials", row_exponentials},
       {"chunk_squares", chunk_squares},

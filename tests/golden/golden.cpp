@@ -14,6 +14,12 @@ TESTS(golden) {
     const std::string name = entry.path().stem();
     const Golden run = golden("tests/golden/" + name + ".json");
     golden_test("golden." + name, run, on(run.ranks, solution(run.program), run.options));
+    if (name.starts_with("gpt")) {
+      for (int keys : {1, 7, 16}) {
+        golden_test(text("golden.", name, ".attention_block.", keys), run,
+                    on(run.ranks, solution(run.program), run.options, "--attention-block", keys));
+      }
+    }
     if (run.program != "02_ddp/ddp") continue;
     golden_test("golden." + name + ".overlap", run, on(run.ranks, solution("02_ddp/ddp_overlap"), run.options));
   }

@@ -2,6 +2,7 @@
 // Self-tests that the checker runs in `gpt`: they call the code of some TODOs with inputs that a model meets only after
 // long training.
 #include "01_single_gpu/attention.h"
+#include "01_single_gpu/blockwise_attention.h"
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/generate.h"
 #include "01_single_gpu/layer_norm.h"
@@ -37,6 +38,46 @@ const SelfTest large_scores([](const Options&, cudaStream_t stream) {
                 stream);
   launch(causal_softmax, kPositions * kPositions, stream, scores.data(), kScale, kPositions, kPositions, 0, kPositions);
   probe("01.12", "probabilities of large scores", scores.data(), {kPositions, kPositions}, stream);
+});
+
+// The same scores in two blocks of keys.
+const SelfTest large_scores_in_blocks([](const Options& options, cudaStream_t stream) {
+  if (options.gpt.attention_block == 0) return;
+  constexpr int kKeys = 2, kWidth = 1, kPositions = 2 * kKeys;
+  constexpr float kScale = 0.25f;
+  DeviceBuffer<Real> first(kPositions * kKeys, Memory::data), second(kKeys * kKeys, Memory::data),
+      context(kPositions, Memory::data);
+  DeviceBuffer<float> values(kPositions, Memory::data), largest(kPositions, Memory::data),
+      sums(kPositions, Memory::data), log_sums(kPositions, Memory::data);
+  first.upload({Real(400), Real(8000), Real(-400), Real(404), Real(-404), Real(-400), Real(400), Real(404)}, stream);
+  second.upload({Real(-408), Real(0), Real(396), Real(802)}, stream);
+  values.upload({1, 2, 3, 4}, stream);
+  const auto add = [&](Real* scores, const ScoreBlock& block) {
+    const int rows = block.queries;
+    launch(softmax_of_block, rows * kKeys, stream, scores, values.data(), largest.data(), sums.data(), kScale, block,
+           rows, kWidth, BlockDropout{});
+    probe("01.26", "powers of large scores", scores, {rows, kKeys}, stream);
+    probe("01.26", "sums of powers of large scores", sums.data(), {kPositions}, stream);
+  };
+  add(first.data(), {0, kPositions, 0, kKeys, kPositions});
+  add(second.data(), {kKeys, kKeys, kKeys, kKeys, kPositions});
+  const ScoreBlock all{0, kPositions, 0, kPositions, kPositions};
+  launch(complete_softmax, kPositions, stream, context.data(), log_sums.data(), values.data(), largest.data(),
+         sums.data(), all, kPositions, kWidth, kWidth, 1);
+  probe("01.27", "context from large scores", context.data(), {kPositions, kWidth}, stream);
+  probe("01.27", "logarithms of large sums of powers", log_sums.data(), {kPositions}, stream);
+
+  DeviceBuffer<Real> scores(kKeys * kKeys, Memory::data), dp(kKeys * kKeys, Memory::data);
+  DeviceBuffer<float> dots(kPositions, Memory::data), given(kPositions, Memory::data);
+  scores.upload({Real(-8), Real(0), Real(396), Real(400)}, stream);
+  dp.upload({Real(1), Real(2), Real(3), Real(4)}, stream);
+  dots.upload({5, 6, 7, 8}, stream);
+  given.upload({0, 0, -1, 101}, stream);
+  const ScoreBlock last{kKeys, kKeys, kKeys, kKeys, kPositions};
+  launch(gradient_of_block, kKeys * kKeys, stream, scores.data(), dp.data(), given.data(), dots.data(), kScale, last,
+         kKeys, 1, BlockDropout{});
+  probe("01.28", "probabilities of large scores in a block", scores.data(), {kKeys, kKeys}, stream);
+  probe("01.28", "gradient of large scores in a block", dp.data(), {kKeys, kKeys}, stream);
 });
 
 // Losses and gradient of large logits.

@@ -25,9 +25,10 @@ class Inputs {
   Inputs() {
     for (int i = 0; i < 3; ++i) arrays.matrices[i] = reals(kSize);
     for (int i = 0; i < 2; ++i) arrays.vectors[i] = reals(kWidth);
-    for (std::vector<float>& of_rows : floats_) of_rows = random(kRows + 2 * kAround);
+    for (std::vector<float>& numbers : floats_) numbers = random(kPositions * kWidth + 2 * kAround);
     for (float& rstd : floats_[1]) rstd = 1 + rstd * rstd;  // as a sum of exponentials, too, it is larger than 1
-    for (int i = 0; i < 2; ++i) arrays.of_rows[i] = floats_[i].data() + kAround;
+    for (int i = 0; i < 3; ++i) arrays.of_rows[i] = floats_[i].data() + kAround;
+    arrays.floats = floats_[3].data() + kAround;
     for (int row = -kAround; row < kRows + kAround; ++row) targets_.push_back((7 * row + 7 * kAround) % kWidth);
     arrays.targets = targets_.data() + kAround;
   }
@@ -52,7 +53,7 @@ class Inputs {
 
   Generator generator_{1};
   std::vector<std::vector<Real>> reals_;
-  std::vector<float> floats_[2];
+  std::vector<float> floats_[4];
   std::vector<std::int32_t> targets_;
 };
 
@@ -68,13 +69,13 @@ double sum(int n, Term term) {
 // Everything that a kernel should write: the first matrix, or the numbers of the rows.
 std::vector<double> expected(Kernel which) {
   const Inputs inputs;
-  const auto& [m, v, r, targets] = inputs.arrays;
+  const auto& [m, v, r, floats, targets] = inputs.arrays;
   std::vector<double> result;
   for (int row = 0; row < kRows; ++row) {
     const auto of = [&, row, m = m](int matrix) { return [=](int j) { return at(m[matrix], row, j); }; };
     const auto x = of(0), y = of(1), z = of(2);
     const auto gamma = [&, v = v](int j) { return at(v[0], 0, j); };
-    const int seen = row + 1 + (which == kSoftmax ? kFirst : 0);
+    const int seen = row + 1 + (which == kSoftmax ? kFirst : 0), block_seen = row + 1 + kFirst;
     if (which == kNormForward) {
       const double mean = sum(kWidth, y) / kWidth;
       const double variance = sum(kWidth, [&](int j) { return (y(j) - mean) * (y(j) - mean); }) / kWidth;
@@ -94,6 +95,16 @@ std::vector<double> expected(Kernel which) {
     } else if (which == kSoftmaxBackward) {
       const double dot = sum(seen, [&](int j) { return y(j) * x(j); });
       for (int j = 0; j < kWidth; ++j) result.push_back(j < seen ? kScale * y(j) * (x(j) - dot) : 0);
+    } else if (which == kSoftmaxOfBlock) {
+      double largest = r[0][1 + kFirst + row];
+      for (int j = 0; j < block_seen; ++j) largest = std::max(largest, kScale * x(j));
+      for (int j = 0; j < kWidth; ++j) result.push_back(j < block_seen ? std::exp(kScale * x(j) - largest) : 0);
+    } else if (which == kCompleteSoftmax) {
+      for (int j = 0; j < kWidth; ++j) result.push_back(floats[row * kWidth + j] / r[1][row]);
+    } else if (which == kGradientOfBlock) {
+      const int at = 1 + kFirst + row;
+      const auto p = [&](int j) { return std::exp(kScale * y(j) - r[0][at]); };
+      for (int j = 0; j < kWidth; ++j) result.push_back(j < block_seen ? kScale * p(j) * (x(j) - r[2][at]) : 0);
     } else if (which == kLoss) {
       result.push_back(std::log(sum(kWidth, [&](int j) { return std::exp(y(j)); })) - y(targets[row]));
     } else {

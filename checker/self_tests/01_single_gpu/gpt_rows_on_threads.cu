@@ -22,7 +22,8 @@ void todo_on_host(const char*, const char*, int) {
 row_kernels::Outcome row_kernels::on_threads(Kernel which, int blocks, const Arrays& a) {
   for (Real* matrix : a.matrices) emulated_gpu::watch("a matrix", matrix, kSize, sizeof(Real));
   for (Real* vector : a.vectors) emulated_gpu::watch("a vector", vector, kWidth, sizeof(Real));
-  for (float* numbers : a.of_rows) emulated_gpu::watch("numbers of the rows", numbers, kRows, sizeof(float));
+  for (float* numbers : a.of_rows) emulated_gpu::watch("numbers of the rows", numbers, kPositions, sizeof(float));
+  emulated_gpu::watch("sums of values", a.floats, kPositions * kWidth, sizeof(float));
   emulated_gpu::watch("targets", a.targets, kRows, sizeof(std::int32_t));
   Outcome outcome;
   reached_todo = false;

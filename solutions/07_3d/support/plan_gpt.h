@@ -48,11 +48,13 @@ inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
 // Bytes per token that a block keeps for its backward pass, on a tensor rank. In mixed precision these are
 // Korthikanti's 34E + 5HT, with dropout's masks and the attention's probabilities. A tensor group cuts 24E + 5HT of
 // them; sequence parallelism also cuts the rest. In fp32, they are what the workshop's own block keeps without dropout.
+// In place of the probabilities, attention in blocks keeps a float for each row of scores.
 inline double block_bytes(const ModelShape& model, const Layout& layout) {
-  const double E = model.gpt->width, scores = static_cast<double>(model.gpt->heads) * model.gpt->context;
+  const double E = model.gpt->width, H = model.gpt->heads, T = model.gpt->context;
   const bool mixed = model.precision == Precision::mixed;
   const double whole = mixed ? 10 * E : 4 * (4 * E + 4);
-  const double cut = mixed ? 24 * E + 5 * scores : 4 * (12 * E + scores);
+  const double of_scores = model.gpt->blockwise ? 4 * H : (mixed ? 5 : 4) * H * T;
+  const double cut = (mixed ? 24 : 48) * E + of_scores;
   return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp;
 }
 
@@ -85,7 +87,8 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   part.kept = blocks * (layout.recompute ? stream : block) + (embedding ? stream : 0) +
               (head ? T * head_bytes(model, layout) / model.bytes() : 0);
   part.room = layout.recompute ? block : 0;
-  part.widest = T * std::max({4 * E / tp, E + g.heads * T / tp, head ? V / tp : 0});
+  const double scores = g.blockwise ? 0 : g.heads * T / tp;
+  part.widest = T * std::max({4 * E / tp, E + scores, head ? V / tp : 0});
   part.in = part.out = layout.scatter ? T * E / tp : stream;
   if (tp > 1) {
     // Two all-reduces per block forward, two backward (Shoeybi et al., 2019), and the forward ones again to recompute.
@@ -125,13 +128,17 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
   const auto product = [&](double m, double k, double n, double count = 1) {
     return product_seconds(model, cluster, m, k, n, count);
   };
-  const double products = product(tokens, E, 3 * part) + product(T, head_width, T, attentions) +
-                          product(T, T, head_width, attentions) + product(tokens, part, E) +
-                          product(tokens, E, 4 * part) + product(tokens, 4 * part, E);
+  const double linear = product(tokens, E, 3 * part) + product(tokens, part, E) + product(tokens, E, 4 * part) +
+                        product(tokens, 4 * part, E);
+  // In blocks, only pairs on and below the diagonal are computed, and their scores never leave the multiprocessors. The
+  // backward pass has five products instead of four, because it computes the scores again.
+  const double attention = g.blockwise ? attentions * 2 * T * T * head_width / cluster.flops
+                                       : product(T, head_width, T, attentions) + product(T, T, head_width, attentions);
   const double moving = 2 * tokens * block_bytes(model, layout) / cluster.memory_bandwidth;
   Passes passes;
-  passes.forward = (last - first) * (products + moving);
-  passes.backward = (last - first) * (2 * products + moving) + (layout.recompute ? passes.forward : 0);
+  passes.forward = (last - first) * (linear + attention + moving);
+  passes.backward = (last - first) * (2 * linear + (g.blockwise ? 2.5 : 2) * attention + moving) +
+                    (layout.recompute ? passes.forward : 0);
   if (last == g.blocks) {
     const double logits = product(tokens, E, static_cast<double>(g.vocabulary) / layout.tp);
     const double softmax = 2 * tokens * head_bytes(model, layout) / cluster.memory_bandwidth;

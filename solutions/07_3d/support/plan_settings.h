@@ -45,7 +45,7 @@ struct PlanSettings {
   LinkSettings node{0, 0, ""}, network{0, 0, ""};
   int margin = 10;
   int dp = 0, pp = 0, tp = 0, micro_batches = 0, chunks = 0, hybrid = 0;
-  std::string zero = "any", recompute = "any";
+  std::string attention = "whole", zero = "any", recompute = "any";
   bool prefetch = false, sequence_parallel = true, scatter = false;
   int rows = 20;
   std::string json;
@@ -65,6 +65,7 @@ inline void add_model_options(Options& options, PlanSettings& s) {
   options.add("--heads", s.heads, "gpt: attention heads, default 32", 1, 1 << 20);
   options.add("--context", s.context, "gpt: tokens per sequence, default 4096", 1, 1 << 24);
   options.add("--vocabulary", s.vocabulary, "gpt: words in the vocabulary, default 32000", 1, 1 << 24);
+  options.add("--attention", s.attention, "gpt: whole rows of scores, or blocks of keys", {"whole", "blockwise"});
   options.add("--optimizer", s.optimizer, "default: sgd, with gpt adamw", {"sgd", "adamw"});
   options.add("--precision", s.precision,
               "mixed: 2 bytes per value, and 4 in the optimizer's own copy; default: fp32, with gpt mixed",
@@ -128,14 +129,15 @@ inline void require_options_of_model(const PlanSettings& s) {
   refuse("--vocabulary", s.vocabulary, "gpt");
   refuse("--chunks", s.chunks, "gpt");
   refuse("--hybrid", s.hybrid, "gpt");
+  if (s.attention != "whole" && !s.gpt()) usage_error("--attention is given; expected --model gpt then");
   if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
 }
 
 // Returns the model's shape; without options, a model of 6.7 billion parameters.
 inline GptShape make_gpt_shape(const PlanSettings& s) {
   const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
-  const GptShape g = {given(s.blocks, 32), given(s.width, 4096), given(s.heads, 32), given(s.context, 4096),
-                      given(s.vocabulary, 32000)};
+  const GptShape g = {given(s.blocks, 32),    given(s.width, 4096),       given(s.heads, 32),
+                      given(s.context, 4096), given(s.vocabulary, 32000), s.attention == "blockwise"};
   if (g.width % g.heads != 0) {
     usage_error("--width is '%d'; expected a multiple of the %d of --heads", g.width, g.heads);
   }

@@ -23,10 +23,11 @@ enum class Precision {
 // A language model like that of 01_single_gpu/gpt.h, with the letters of its formulas.
 struct GptShape {
   int blocks = 0;
-  int width = 0;       // E
-  int heads = 0;       // H
-  int context = 0;     // T
-  int vocabulary = 0;  // V
+  int width = 0;           // E
+  int heads = 0;           // H
+  int context = 0;         // T
+  int vocabulary = 0;      // V
+  bool blockwise = false;  // attention in blocks of keys (01_single_gpu/blockwise.md)
 };
 
 struct ModelShape {
