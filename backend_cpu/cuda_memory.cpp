@@ -88,11 +88,8 @@ class Heap {
   // Returns the block that contains the address, or whose guard zone does.
   std::optional<MemoryBlock> find(const void* address) {
     const std::lock_guard lock(mutex_);
-    const auto* byte = static_cast<const std::byte*>(address);
-    auto after = blocks_.upper_bound(byte + kGuardBytes);
-    if (after == blocks_.begin()) return std::nullopt;
-    const MemoryBlock& block = (--after)->second;
-    return byte < block.begin + rounded(block.bytes) + kGuardBytes ? std::optional(block) : std::nullopt;
+    const MemoryBlock* block = block_at(address);
+    return block == nullptr ? std::nullopt : std::optional(*block);
   }
 
   void release(void* pointer) {
@@ -113,6 +110,13 @@ class Heap {
     for (const auto& [begin, block] : blocks_) check_guards(block);
   }
 
+  // Those of the block that contains the pointer, or is next to it, if there is one. `kernel` has just run.
+  void check_guards(const void* pointer, const SourceCall& kernel) {
+    const std::lock_guard lock(mutex_);
+    const MemoryBlock* block = block_at(pointer);
+    if (block != nullptr) check_guards(*block, kernel.line == 0 ? "" : " at " + place(kernel));
+  }
+
   std::size_t free_bytes(int device) {
     const std::lock_guard lock(mutex_);
     return capacity_ - used_[device];
@@ -120,6 +124,15 @@ class Heap {
 
  private:
   static constexpr std::size_t kAlignment = 256;
+
+  // The block that contains the address, or whose guard zone does; null if there is none.
+  const MemoryBlock* block_at(const void* address) const {
+    const auto* byte = static_cast<const std::byte*>(address);
+    auto after = blocks_.upper_bound(byte + kGuardBytes);
+    if (after == blocks_.begin()) return nullptr;
+    const MemoryBlock& block = (--after)->second;
+    return byte < block.begin + rounded(block.bytes) + kGuardBytes ? &block : nullptr;
+  }
 
   // Large blocks use huge pages, if the system has them: a core caches the addresses of only a few small pages.
   static void* allocate_pages(std::size_t bytes) {
@@ -134,22 +147,23 @@ class Heap {
   static std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   // Ends the program if something has written to the bytes around the block.
-  static void check_guards(const MemoryBlock& block) {
+  static void check_guards(const MemoryBlock& block, const std::string& by = "") {
     const auto untouched = [](const std::byte* at) { return *at == guard(at); };
     const auto* end = block.begin + block.bytes;
     const auto* guards_end = block.begin + rounded(block.bytes) + kGuardBytes;
     const auto* before = block.begin - kGuardBytes;
     while (before != block.begin && untouched(before)) ++before;
-    if (before != block.begin) report_overwritten(block, block.begin - before, "before the beginning");
+    if (before != block.begin) report_overwritten(block, block.begin - before, "before the beginning", by);
     const auto* behind = guards_end;
     while (behind != end && untouched(behind - 1)) --behind;
-    if (behind != end) report_overwritten(block, behind - end, "beyond the end");
+    if (behind != end) report_overwritten(block, behind - end, "beyond the end", by);
   }
 
   // Adding to a number of the guard leaves some of its bytes unchanged, so the distance is rounded up to 2 bytes.
-  [[noreturn]] static void report_overwritten(const MemoryBlock& block, std::ptrdiff_t distance, const char* where) {
+  [[noreturn]] static void report_overwritten(const MemoryBlock& block, std::ptrdiff_t distance, const char* where,
+                                              const std::string& by) {
     distance += distance % 2;
-    end_with_mistake("bounds: a kernel has written " + std::to_string(distance) + " bytes " + where +
+    end_with_mistake("bounds: a kernel" + by + " has written " + std::to_string(distance) + " bytes " + where +
                      " of an allocation of " + std::to_string(block.bytes) + " bytes" +
                      (block.site.line == 0 ? "" : " at " + place(block.site)));
   }
@@ -253,6 +267,11 @@ void allocated_at(const void* pointer, const char* file, int line) {
 void check_guards() {
   device_heap().check_guards();
   pinned_heap().check_guards();
+}
+
+void check_guards(const void* pointer, const SourceCall& kernel) {
+  device_heap().check_guards(pointer, kernel);
+  pinned_heap().check_guards(pointer, kernel);
 }
 
 }  // namespace workshop::cpu

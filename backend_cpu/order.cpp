@@ -309,7 +309,8 @@ void with_checker(Use use) {
 
 // A kernel that uses an address without memory ends the process, often long after its launch. Says which kernel it was.
 thread_local SourceCall running_kernel = {};
-struct sigaction other_handler = {};  // that of MPI, or of a sanitizer
+thread_local std::vector<const void*> written_arrays = {};  // that this kernel was given
+struct sigaction other_handler = {};                        // that of MPI, or of a sanitizer
 
 void name_kernel(int signal, siginfo_t* info, void*) {
   if (running_kernel.line > 0) {
@@ -343,7 +344,17 @@ void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
 }
 void order_kernel(cudaStream_t stream, const SourceCall& site, std::span<const KernelArgument> arguments) {
   [[maybe_unused]] static const bool once = (name_kernels_that_crash(), true);
-  enqueue(stream, [site] { running_kernel = site; });
+  // A kernel that writes beyond an array is found when the stream comes to the next kernel, before anything else uses
+  // what it has overwritten.
+  enqueue(stream, [site] {
+    for (const void* array : written_arrays) check_guards(array, running_kernel);
+    written_arrays.clear();
+    running_kernel = site;
+  });
+  for (const KernelArgument& argument : arguments) {
+    const void* array = argument.begin;
+    if (argument.writes && array != nullptr) enqueue(stream, [array] { written_arrays.push_back(array); });
+  }
   OrderedCall call{stream, site, {}};
   for (const KernelArgument& argument : arguments) {
     call.ranges.push_back({"", argument.begin, argument.bytes, argument.writes});

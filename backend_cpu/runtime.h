@@ -39,6 +39,8 @@ void count_allocation();
 
 // Ends the program if something was written around a block of memory. No kernel may be running.
 void check_guards();
+// The same for the block with this address, after this kernel has run.
+void check_guards(const void* pointer, const SourceCall& kernel);
 
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);

@@ -281,6 +281,13 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        buffers.emplace_back(kFloats, Memory::data);  // the allocation is in a line of the standard library
        launch(set, kFloats + 2, t.first, buffers[0].data(), 1.0f, kFloats + 2);
      }},
+    {"kernel_before_another",  // the second one is right, and finds it
+     [](Case& t) {
+       launch(set, kFloats + 2, t.first, t.a.data(), 1.0f, kFloats + 2);
+       launch(set, kFloats, t.first, t.b.data(), 1.0f, kFloats);
+       CUDA_CHECK(cudaStreamSynchronize(t.first));
+       std::printf("not reached\n");
+     }},
     {"kernel_at_the_end",
      [](Case& t) {
        launch(set, kFloats + 2, t.first, t.a.data() - 2, 1.0f, kFloats + 2);
