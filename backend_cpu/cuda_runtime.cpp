@@ -17,6 +17,7 @@
 #include "backend_cpu/cores.h"
 #include "backend_cpu/order.h"
 #include "backend_cpu/runtime.h"
+#include "backend_cpu/simulation.h"
 #include "backend_cpu/stream.h"
 
 namespace workshop::cpu {
@@ -123,7 +124,10 @@ std::size_t device_memory() {
 }
 
 void count_allocation() { ++allocations; }
-void count_synchronization() { ++synchronizations; }
+void count_synchronization() {
+  ++synchronizations;
+  note_wait_of_host();
+}
 void count_event() {
   if (on_main_thread() && of_the_program(source_call("cudaEventRecord"))) ++recorded_events;
 }

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "backend_cpu/order.h"
 #include "backend_cpu/runtime.h"
 #include "backend_cpu/source_calls.h"
 #include "backend_cpu/stream.h"
@@ -147,6 +148,16 @@ void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st
   auto& total = all.totals[{call, on, behind}];
   total.seconds += seconds;
   ++total.times;
+}
+
+void note_wait_of_host() {
+  if (simulates() || !on_main_thread()) return;
+  const SourceCall call = source_call("");
+  if (call.line == 0 || !of_the_program(call)) return;
+  const int number = number_of(call);
+  Stalls& all = all_stalls();
+  const std::lock_guard lock(all.mutex);
+  ++all.totals[{number, nullptr, nullptr}].times;
 }
 
 std::vector<Stall> stalls() {

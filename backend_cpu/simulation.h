@@ -77,13 +77,16 @@ Moment use_link(Direction direction, bool between, Moment earliest, double secon
 
 // ---- what holds streams up (stalls() in workshop_cpu.h) ------------------------------------------------------------
 
-// Returns a number for a call of the program. Costs time: call it only if a machine is simulated.
+// Returns a number for a call of the program. Costs time: do not call it for each operation unless a machine is
+// simulated.
 int number_of(const SourceCall& call);
 inline constexpr int kLateHost = -1;
 
 // Notes that the calling thread, of the stream `on` or, if that is null, of the host, was held up from `begin` until
 // now: by this call, waiting for the stream `behind` if that is not null.
 void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st* behind);
+// Notes that the program's own thread lets the host wait. On a simulated machine, note_stall() does if it takes time.
+void note_wait_of_host();
 
 inline Moment later(Moment moment, double seconds) {
   return moment + std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(seconds));

@@ -99,7 +99,7 @@ bool launch_blocking();
 // driver may hold a lock meanwhile that cudaEventQuery and cudaStreamQuery need.
 void wait_for_blocked_hosts();
 
-// Adds one to counters().synchronizations.
+// Adds one to counters().synchronizations, and notes the program's call.
 void count_synchronization();
 // Adds one to counters().events if the program itself makes this call, on its main thread.
 void count_event();

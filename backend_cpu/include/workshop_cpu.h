@@ -59,8 +59,8 @@ void allocated_at(const void* pointer, const char* file, int line);
 // Sets the stream's name in messages. The text must outlive the stream.
 void name_stream(cudaStream_t stream, const char* name);
 
-// What held up a stream, or the host, on the simulated machine (WORKSHOP_SIMULATE), in all. A stream is held up by
-// waiting for another stream, by an NCCL operation, and if the host has enqueued its next operation late.
+// What held up a stream, or the host, on the simulated machine (WORKSHOP_SIMULATE), in all. A stream is held up by an
+// NCCL operation, another stream, or a late host. Without a simulated machine, only the host's waits, of no seconds.
 struct Stall {
   std::string on;    // the name of the stream; "host"
   std::string call;  // the call of the program that holds it up, "ncclAllReduce(…)"; empty if it is the host's lateness

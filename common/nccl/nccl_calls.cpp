@@ -77,8 +77,10 @@ ncclResult_t enqueue(std::span<const NcclCall> calls, Enqueue enqueue) {
 
 template <typename Make>
 ncclResult_t observed(const char* operation, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream, Make make) {
-  const NcclCall call = begin(operation, count, type, peer, comm, stream);
+                      cudaStream_t stream, std::array<const void*, 2> buffers, Make make, int reduction = -1) {
+  NcclCall call = begin(operation, count, type, peer, comm, stream);
+  call.buffers = buffers;
+  call.reduction = reduction;
   if (group.depth == 0) return enqueue({&call, 1}, make);
   group.calls.push_back(call);
   return make();
@@ -131,7 +133,7 @@ extern "C" {
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return observed("ncclBroadcast", count, type, root, comm, stream,
+  return observed("ncclBroadcast", count, type, root, comm, stream, {send, receive},
                   [=] { return pncclBroadcast(send, receive, count, type, root, comm, stream); });
 }
 
@@ -142,57 +144,60 @@ ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, 
 
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return observed("ncclReduce", count, type, root, comm, stream,
-                  [=] { return pncclReduce(send, receive, count, type, op, root, comm, stream); });
+  return observed(
+      "ncclReduce", count, type, root, comm, stream, {send, receive},
+      [=] { return pncclReduce(send, receive, count, type, op, root, comm, stream); }, op);
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return observed("ncclAllReduce", count, type, -1, comm, stream,
-                  [=] { return pncclAllReduce(send, receive, count, type, op, comm, stream); });
+  return observed(
+      "ncclAllReduce", count, type, -1, comm, stream, {send, receive},
+      [=] { return pncclAllReduce(send, receive, count, type, op, comm, stream); }, op);
 }
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return observed("ncclAllGather", count, type, -1, comm, stream,
+  return observed("ncclAllGather", count, type, -1, comm, stream, {send, receive},
                   [=] { return pncclAllGather(send, receive, count, type, comm, stream); });
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return observed("ncclReduceScatter", count, type, -1, comm, stream,
-                  [=] { return pncclReduceScatter(send, receive, count, type, op, comm, stream); });
+  return observed(
+      "ncclReduceScatter", count, type, -1, comm, stream, {send, receive},
+      [=] { return pncclReduceScatter(send, receive, count, type, op, comm, stream); }, op);
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
-  return observed("ncclAlltoAll", count, type, -1, comm, stream,
+  return observed("ncclAlltoAll", count, type, -1, comm, stream, {send, receive},
                   [=] { return pncclAlltoAll(send, receive, count, type, comm, stream); });
 }
 
 ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                         cudaStream_t stream) {
-  return observed("ncclGather", count, type, root, comm, stream,
+  return observed("ncclGather", count, type, root, comm, stream, {send, receive},
                   [=] { return pncclGather(send, receive, count, type, root, comm, stream); });
 }
 
 ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                          cudaStream_t stream) {
-  return observed("ncclScatter", count, type, root, comm, stream,
+  return observed("ncclScatter", count, type, root, comm, stream, {send, receive},
                   [=] { return pncclScatter(send, receive, count, type, root, comm, stream); });
 }
 #endif
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return observed("ncclSend", count, type, peer, comm, stream,
+  return observed("ncclSend", count, type, peer, comm, stream, {send, nullptr},
                   [=] { return pncclSend(send, count, type, peer, comm, stream); });
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return observed("ncclRecv", count, type, peer, comm, stream,
+  return observed("ncclRecv", count, type, peer, comm, stream, {nullptr, receive},
                   [=] { return pncclRecv(receive, count, type, peer, comm, stream); });
 }
 

@@ -7,6 +7,7 @@
 
 #include <nccl.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -55,6 +56,8 @@ struct NcclCall {
   std::int64_t number = 0;               // counts from 1: collectives per communicator, messages by peer and direction
   bool on_record = false;                // has data and is not within OffTheRecord
   std::int64_t watched = -1;             // its index in the watchdog's log
+  int reduction = -1;                    // ncclRedOp_t; -1 for calls that combine nothing
+  std::array<const void*, 2> buffers{};  // that it reads and writes; null if there is none
 
   std::size_t bytes() const;  // of `count` elements; only for calls with data
 };

@@ -13,13 +13,25 @@
 namespace workshop {
 namespace {
 
+using namespace std::string_literals;
+
 struct Calls {
   int ranks = 0;  // of the communicator
   std::uint64_t calls = 0, elements = 0, bytes = 0;
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> places = {};  // file:line -> calls, bytes
   int type = -1;                                                               // of the last call; -1 for a copy
   std::map<std::string, std::string> types = {};                               // file:line -> ncclFloat32
+  bool on_host = false;                                                        // a buffer of a call
+  int reduction = -1, root = -1;                                               // of the last call; -1: it has none
+  std::map<std::string, std::string> with = {};  // file:line -> "ncclAvg", "root 0", "host memory"
 };
+
+std::string name_of_reduction(int reduction) {
+  static const std::map<int, const char*> kNames = {
+      {ncclSum, "ncclSum"}, {ncclProd, "ncclProd"}, {ncclMax, "ncclMax"}, {ncclMin, "ncclMin"}, {ncclAvg, "ncclAvg"}};
+  const auto name = kNames.find(reduction);
+  return name == kNames.end() ? "" : name->second;
+}
 
 const char* name_of_type(int type) {
   static const std::map<int, const char*> kNames = {
@@ -28,6 +40,12 @@ const char* name_of_type(int type) {
       {ncclFloat32, "ncclFloat32"}, {ncclFloat64, "ncclFloat64"}, {ncclBfloat16, "ncclBfloat16"}};
   const auto name = kNames.find(type);
   return name == kNames.end() ? "" : name->second;
+}
+
+bool is_on_host(const void* buffer) {
+  cudaPointerAttributes attributes{};
+  return buffer != nullptr && cudaPointerGetAttributes(&attributes, buffer) == cudaSuccess &&
+         attributes.type == cudaMemoryTypeHost;
 }
 
 class Ledger final : public CallObserver {
@@ -40,6 +58,10 @@ class Ledger final : public CallObserver {
       calls.elements += call.count;
       calls.bytes += call.bytes();
       calls.type = call.type;
+      calls.reduction = call.reduction;
+      calls.on_host = calls.on_host || is_on_host(call.buffers[0]) || is_on_host(call.buffers[1]);
+      const bool is_message = call.operation == "ncclSend"s || call.operation == "ncclRecv"s;
+      calls.root = is_message ? -1 : call.peer;
     }
   }
 
@@ -58,6 +80,10 @@ class Ledger final : public CallObserver {
       calls_there += calls.calls;
       bytes_there += calls.bytes;
       if (calls.type >= 0) line.types[place(site)] = name_of_type(calls.type);
+      std::string with = name_of_reduction(calls.reduction);
+      if (calls.root >= 0) with += (with.empty() ? "root " : ", root ") + std::to_string(calls.root);
+      if (calls.on_host) with += with.empty() ? "host memory" : ", host memory";
+      if (!with.empty()) line.with[place(site)] = with;
     }
     return lines;
   }
@@ -100,7 +126,8 @@ void record_ledger(int rank) {
                  {"elements", line.elements},
                  {"bytes", line.bytes},
                  {"places", line.places},
-                 {"types", line.types}});
+                 {"types", line.types},
+                 {"with", line.with}});
   }
 }
 

@@ -156,7 +156,8 @@ void read_line(const Line& read, RunRecord& record) {
     record.collectives.push_back({line.at("rank"), line.at("op"), line.at("communicator"), line.at("ranks"),
                                   line.at("calls"), line.at("elements"), line.at("bytes"),
                                   line.value("places", std::map<std::string, std::pair<double, double>>()),
-                                  line.value("types", std::map<std::string, std::string>())});
+                                  line.value("types", std::map<std::string, std::string>()),
+                                  line.value("with", std::map<std::string, std::string>())});
   } else if (type == "stall") {
     record.stalls.push_back({line.at("rank"), line.at("on"), line.at("call"), line.at("place"), line.at("behind"),
                              line.at("seconds"), line.value("times", 0)});

@@ -45,6 +45,7 @@ struct Collective {
   double calls, elements, bytes;
   std::map<std::string, std::pair<double, double>> places = {};  // file:line -> calls and bytes from there
   std::map<std::string, std::string> types = {};                 // file:line -> data type, "ncclFloat32"
+  std::map<std::string, std::string> with = {};                  // file:line -> reduction, root: "ncclAvg, root 0"
 };
 
 // Returns the bytes that a rank sends in these calls, averaged over the ranks, with ring algorithms. Throws
