@@ -31,7 +31,7 @@ struct Sharding {
     if (padded() < count || offset < 0 || offset + shard > padded()) {
       fail(kFailed, std::to_string(ranks) + " shards of " + std::to_string(shard) + " values, this rank's from " +
                         std::to_string(offset) + " on, do not hold " + std::to_string(count) +
-                        " values: see TODO 06.1");
+                        " values: see TODO 06.1, part of WRITE 06.A");
     }
   }
 

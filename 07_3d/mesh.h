@@ -57,7 +57,7 @@ class Mesh {
     if (rank_of(at, shape) != job.rank()) {
       fail(kFailed, "my coordinates, pipeline " + std::to_string(at.pipeline) + ", data " + std::to_string(at.data) +
                         ", tensor " + std::to_string(at.tensor) + ", are those of rank " +
-                        std::to_string(rank_of(at, shape)) + ": see TODO 07.1");
+                        std::to_string(rank_of(at, shape)) + ": see TODO 07.1, part of WRITE 07.A");
     }
     int color = 0, key = 0;
     // TODO 07.2: Set color and key of the tensor group: the ranks with the same layers and batches as this one.
@@ -105,7 +105,7 @@ class Mesh {
       return text;
     };
     fail(kFailed, "my " + name + " group is made of the ranks" + list(group.members()) + "; expected" + list(expected) +
-                      ", in this order: see TODO " + todo);
+                      ", in this order: see TODO " + todo + ", part of WRITE 07.B");
   }
 };
 

@@ -179,12 +179,14 @@ std::optional<Sighting> failure(int status, const std::string& output) {
                                   R"((?:cuda[A-Z][^\n]*|the launch of a kernel) failed at [^\n]*))");
   static const std::regex kLineEnd(R"([ :]*\n *)");
   static const std::regex kPlace(R"((,| at)? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?| \(rank \d+\)$)");
+  static const std::regex kAround(R"(,? part of WRITE \d\d\.[A-Z])");  // names the region at the blank level
   // How many calls the common layer has made before says nothing about the mistake.
   static const std::regex kNumber(R"(\((collective|number) \d+)");
   std::vector<std::string> reasons;
   for (std::sregex_iterator match(output.begin(), output.end(), kReason), end; match != end; ++match) {
     std::string reason = std::regex_replace((*match)[2].str(), kPlace, "");
     reason = std::regex_replace(reason, kNumber, "($1");
+    reason = std::regex_replace(reason, kAround, "");
     if (reason.find("uses an address without memory") != std::string::npos) continue;  // as any kernel may
     std::ranges::replace(reason, '|', ':');
     reasons.push_back(std::regex_replace(reason, kLineEnd, " / "));

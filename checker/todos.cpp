@@ -240,6 +240,17 @@ std::string Todos::heading(const std::string& id) const {
   return called(id) + (todo == all_.end() || todo->second.text.empty() ? "" : " (" + todo->second.text + ")");
 }
 
+std::string Todos::at_this_level(const std::string& text) const {
+  static const std::regex kNamed(R"(TODO (\d\d\.\d+)(?:, part of WRITE \d\d\.[A-Z])?)");
+  std::string seen;
+  auto rest = text.cbegin();
+  for (std::sregex_iterator match(text.begin(), text.end(), kNamed), end; match != end; ++match) {
+    seen.append(rest, (*match)[0].first).append(called(region_of((*match)[1])));
+    rest = (*match)[0].second;
+  }
+  return seen.append(rest, text.cend());
+}
+
 std::string Todos::place_line(const std::string& id) const {
   const auto todo = all_.find(id);
   if (todo == all_.end() || todo->second.first == 0) return "";

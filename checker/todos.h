@@ -73,6 +73,8 @@ class Todos {
   std::string kind() const;
   // "TODO 02.1 (its text)".
   std::string heading(const std::string& id) const;
+  // What a program says, "see TODO 02.6, part of WRITE 02.E", with the name that the region has at this level.
+  std::string at_this_level(const std::string& text) const;
   // "  at 02_ddp/ddp.h:17\n"; empty if the place is unknown.
   std::string place_line(const std::string& id) const;
   // The TODO whose lines contain a place in the participant's files, or whose result the probe at this place records;

@@ -49,7 +49,7 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
   for (const Bucket& b : buckets) ranges.insert(ranges.end(), {b.first_layer, b.last_layer, b.offset, b.count});
   probe("02.6", "first layer, last layer, offset and count of each bucket", ranges);
   if (buckets.empty() || buckets.back().first_layer != 0) {
-    fail(kFailed, "the first layers are in no bucket: see TODO 02.6");
+    fail(kFailed, "the first layers are in no bucket: see TODO 02.6, part of WRITE 02.E");
   }
   return buckets;
 }

@@ -95,7 +95,8 @@ inline std::vector<int> partition_layers(const std::vector<std::int64_t>& counts
     std::string numbers;
     for (int bound : bounds) numbers += std::to_string(bound) + " ";
     fail(kFailed, "the bounds of the parts are " + numbers + "but must ascend from 0 to " + std::to_string(layers) +
-                      ": see TODO " + (how == Partition::uniform ? "03.1" : "03.2"));
+                      ": see TODO " +
+                      (how == Partition::uniform ? "03.1, part of WRITE 03.A" : "03.2, part of WRITE 03.B"));
   }
   return bounds;
 }

@@ -63,7 +63,7 @@ class Mesh {
     if (rank_of(at, shape) != job.rank()) {
       fail(kFailed, "my coordinates, pipeline " + std::to_string(at.pipeline) + ", data " + std::to_string(at.data) +
                         ", tensor " + std::to_string(at.tensor) + ", are those of rank " +
-                        std::to_string(rank_of(at, shape)) + ": see TODO 07.1");
+                        std::to_string(rank_of(at, shape)) + ": see TODO 07.1, part of WRITE 07.A");
     }
     // WRITE 07.B: Create the three groups of this rank: `tensor`, `data` and `pipeline`.
     //   The ranks of a group differ only in the coordinate that the group is named after, and rank i of the group has
@@ -120,7 +120,7 @@ class Mesh {
       return text;
     };
     fail(kFailed, "my " + name + " group is made of the ranks" + list(group.members()) + "; expected" + list(expected) +
-                      ", in this order: see TODO " + todo);
+                      ", in this order: see TODO " + todo + ", part of WRITE 07.B");
   }
 };
 

@@ -68,7 +68,9 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
   if (errors.empty()) return schedule;
-  const char* todo = schedule.name == "gpipe" ? "04.1" : schedule.name == "1f1b" ? "04.2" : "04.3";
+  const char* todo = schedule.name == "gpipe"  ? "04.1, part of WRITE 04.A"
+                     : schedule.name == "1f1b" ? "04.2, part of WRITE 04.B"
+                                               : "04.3, part of WRITE 04.C";
   print0(
       "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
       todo, chart_and_errors(schedule, errors).c_str());
