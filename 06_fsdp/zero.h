@@ -263,6 +263,10 @@ class ZeroModel {
   // Averages the gradients of unit u over the ranks and writes this rank's shard of the averages to `to`.
   void scatter(int u, Real* to) {
     probe("06.C", {"given to scatter: ", unit_name(u)}, grads_[u].full, {units_[u].sharding.padded()}, stream_);
+    const Real *full = grads_[u].full, *own = full + units_[u].sharding.offset;
+    const bool of_another = to >= full && to < full + units_[u].sharding.padded() && to != own;
+    probe("06.C", "given to scatter: 1 if the result goes to another rank's place in the unit",
+          std::array{int{of_another}});
     updates_[u].scatter(grads_[u].full, to);
   }
 

@@ -97,6 +97,7 @@ class GradientReducer {
 
   // Makes the compute stream wait until all buckets are averaged. Call it before the update.
   void finish() {
+    probe("02.G", "given to finish: nothing", std::array{0});
     probe("02.F", "gradients after the last all-reduce", grads_, {total_}, communication_);
     // WRITE 02.G: Let compute_ go on only when the all-reduces of all buckets are done, and prepare for the next step.
     //   Use the event done_. The host must not wait. The next step begins with the first bucket.

@@ -3,6 +3,7 @@
 // schedule is data: schedule.h makes it, check_schedule.h checks it, and the executor in pipeline.h runs it on the
 // layers and buffers of stage.h.
 #include <algorithm>
+#include <array>
 #include <deque>
 
 #include "01_single_gpu/models.h"
@@ -60,6 +61,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
       const Model& model = stage.chunks()[c].model;
       probe("04.I", "given to update: gradients of chunk " + std::to_string(c), model.grads(), {model.count()}, stream);
     }
+    probe("04.I", "given to update: 1 if it is inside of clock_.compute()", std::array{int{clock.is_computing()}});
     float* norm = training.losses().gradient_norm();
     if (clipping.enabled()) {
       clock.compute([&] { clipping.add_squares(gradients, norm); });

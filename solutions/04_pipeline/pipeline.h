@@ -8,6 +8,7 @@
 
 #include <array>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -153,6 +154,8 @@ class PipelineExecutor {
     std::vector<int> computed;
     for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
     probe("04.I", "forwards and backwards of each chunk", computed);
+    const int all = std::accumulate(computed.begin(), computed.end(), 0);
+    probe("04.I", "1 if the clock counts all forwards and backwards", std::array{int{clock_.computations() >= all}});
   }
 
   // What step() passes on.

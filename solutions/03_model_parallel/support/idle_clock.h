@@ -28,6 +28,7 @@ class IdleClock {
     if (counting_) begins_.push_back(mark());
     if (counting_ && !idle_) idle_.emplace("idle", stream_);
     ++steps_;
+    computations_ = 0;
   }
 
   // Counts everything that `enqueue` puts on the stream as computing.
@@ -35,10 +36,17 @@ class IdleClock {
   void compute(const Enqueue& enqueue) {
     idle_.reset();
     if (counting_) mark();
+    ++computations_;
+    ++computing_;
     enqueue();
+    --computing_;
     if (counting_) mark();
     if (counting_) idle_.emplace("idle", stream_);
   }
+
+  // For the checker: whether compute() is running, and how often it was called in this step.
+  bool is_computing() const { return computing_ > 0; }
+  int computations() const { return computations_; }
 
   // Ends the measurement on the stream, for example at the end of an epoch, where the host waits anyway. If all steps
   // so far were warm-up, the measurement starts again after them.
@@ -84,6 +92,7 @@ class IdleClock {
   int warm_up_;
   int steps_ = 0;
   bool counting_ = false;
+  int computing_ = 0, computations_ = 0;
   std::vector<Event> marks_;         // per step: its begin, then the begin and the end of each computation
   std::vector<std::size_t> begins_;  // indices in marks_ where the steps begin and the last one ends
   std::size_t used_ = 0;             // marks so far
