@@ -119,7 +119,7 @@ class NeighborAverage {
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {
   for (int i : grid_stride(n)) {
     // TODO 10.4: Replace values[i] by the mean of itself and the same value of each neighbor k, received[k·n + i].
-    //   All of them have the same weight. `neighbors` and n are ints, but k·n may not fit into one.
+    //   All of them have the same weight. `neighbors` and n are ints, but k·n + i may not fit into one.
     todo("10.4");
     // END TODO 10.4
   }

@@ -404,10 +404,11 @@ class FullyShardedModel {
     //   All of it on communication_. In the `first` batch of a step, overwrite `sum`, [size], instead of adding.
     //   Average over groups_.shard, in one NCCL call that leaves this rank its shard. If groups_.replicate has several
     //   ranks, average over them, too: only the shard, and only in the `last` batch of the step, with the sum of its
-    //   batches. With fsdp_.cpu_offload, `sum` is on the host: NCCL cannot use it, a kernel can read it, and
-    //   cudaMemcpyAsync can write it. Then, or if you need a place for results that are not in `sum` yet, use this
-    //   rank's place in `whole`, at units_[u].sharding.offset. launch(add_scaled, n, communication_, y, x, 1.0f, n)
-    //   computes y += 1.0f · x for n numbers. The timeline shows a Range({"reduce ", unit_name(u)}, communication_).
+    //   batches. With fsdp_.cpu_offload, `sum` is on the host, where NCCL would be slow: let it use memory of the
+    //   device only. A kernel can read `sum` there, and cudaMemcpyAsync can write it. Then, or if you need a place for
+    //   results that are not in `sum` yet, use this rank's place in `whole`, at units_[u].sharding.offset.
+    //   launch(add_scaled, n, communication_, y, x, 1.0f, n) computes y += 1.0f · x for n numbers. The timeline shows a
+    //   Range({"reduce ", unit_name(u)}, communication_).
     const Range range({"reduce ", unit_name(u)}, communication_);
     // A result that is added to earlier ones, or copied to the host, first goes to this rank's place in `whole`.
     const bool direct = first && !fsdp_.cpu_offload;

@@ -139,11 +139,11 @@ class NeighborAverage {
 
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {
   // WRITE 10.D: Replace each of values[n] by the mean of itself and the neighbors' values at the same place.
-  //   The parameters of neighbor k are the n floats from received[k·n] on; k·n may not fit into an int. All replicas
-  //   have the same weight. A kernel's loop over the elements is for (int i : grid_stride(n)).
+  //   The parameters of neighbor k are the n floats from received[k·n] on; k·n + i may not fit into an int. All
+  //   replicas have the same weight. A kernel's loop over the elements is for (int i : grid_stride(n)).
   for (int i : grid_stride(n)) {
     // TODO 10.4: Replace values[i] by the mean of itself and the same value of each neighbor k, received[k·n + i].
-    //   All of them have the same weight. `neighbors` and n are ints, but k·n may not fit into one.
+    //   All of them have the same weight. `neighbors` and n are ints, but k·n + i may not fit into one.
     float sum = values[i];
     for (int k = 0; k < neighbors; ++k) sum += received[static_cast<std::size_t>(k) * n + i];
     values[i] = sum / static_cast<float>(neighbors + 1);
