@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "checker/code_notes.h"
 #include "checker/diagnosis.h"
 #include "checker/ending.h"
 #include "checker/fingerprints.h"
@@ -135,6 +136,8 @@ class Comparison {
     TodoIds passed;
   };
   End where_it_ended() const;
+  // Whether one of this program's TODOs that are not `behind` follows a position, in the same step on the same rank.
+  bool unfinished(std::size_t position, const TodoIds& behind) const;
   // The probes that this rank has reached; only known from a journal.
   const std::vector<Probe>& passed_by(int rank) const;
 
@@ -598,6 +601,10 @@ bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
   // In the solution's run, nobody calls it: the loop of this program does.
   if (caller.empty() && std::ranges::none_of(expected_.probes, [&](const Probe& p) { return p.id == key.id; }))
     caller = loop_of_program();
+  // It is called outside of all regions, and the loop of this program calls it, too.
+  for (const std::string& loop : loops_of_program()) {
+    if (caller.empty() && todos_.calls(loop, key.id)) caller = loop;
+  }
   if (!is_write(caller) || caller == key.id) return false;
   const std::string sentence = known(key, caller);
   blame(caller, true);
@@ -614,7 +621,7 @@ bool Comparison::probe_agrees(std::size_t position) {
   if (!given_to(key).empty()) return given_agrees(position);
   const auto mine = mine_probes_.find(key);
   const Tensor& expected = expected_probes_.at(key)->tensor;
-  std::string what, details;
+  std::string what, details, more;
   if (mine == mine_probes_.end()) {
     if (!mine_.complete) return true;  // the run ended before it recorded this tensor
     if (calls_differ(key, "does not call %s() as often as expected.")) return false;
@@ -646,11 +653,17 @@ bool Comparison::probe_agrees(std::size_t position) {
       return true;
     }
     if (caused_by_a_loop(key, ", shape " + bracketed(expected.shape) + "\n" + difference)) return false;
-    if (sentence.empty()) sentence = diagnosis(key);
+    const std::string roots = differing_roots(key.id, mine_, todos_);
+    if (!roots.empty() && sentence.starts_with("Perhaps: ")) sentence.clear();
+    if (sentence.empty()) {
+      more = roots.empty() ? other_reductions(key.id, expected_, mine_, todos_) : roots;
+      if (roots.empty()) sentence = diagnosis(key);
+    }
     what = " is the first that differs.\n";
     details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference +
               (sentence.empty() ? "" : "  " + sentence + "\n");
   }
+  details += more;
   if (todos_.contains(key.id)) details += calls_of(key.id, key.rank, expected_, mine_, todos_);
   if (todos_.contains(key.id)) {
     blame(key.id, true);
@@ -800,20 +813,7 @@ void Comparison::print_notes() const {
     std::printf("Note: %s does it in a different way than the solution, with the same result.\n",
                 called(other_->id).c_str());
   }
-  for (const auto& [id, todo] : todos_.all()) {
-    if (todo.says_float) {
-      std::printf(
-          "Note: %s says ncclFloat, which is right only as long as the numbers are floats. kReal is their type "
-          "with --precision bf16 too.\n",
-          called(id).c_str());
-    }
-    if (todo.says_real) {
-      std::printf(
-          "Note: %s says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the "
-          "call would handle only half of their bytes.\n",
-          called(id).c_str());
-    }
-  }
+  std::printf("%s%s", notes_on_code(todos_).c_str(), notes_on_host_memory(expected_, mine_, todos_).c_str());
   for (const auto& [rank, peak] : expected_.peak_memory) {
     const auto mine = mine_.peak_memory.find(rank);
     if (mine == mine_.peak_memory.end() || mine->second == peak) continue;
@@ -821,7 +821,9 @@ void Comparison::print_notes() const {
                 text(mine->second).c_str(), text(peak).c_str());
     break;
   }
-  note_more("synchronizations", "waits for its device", "; the device is idle meanwhile.");
+  const std::string waits = notes_on_waits(expected_, mine_, todos_);
+  std::printf("%s", waits.c_str());
+  if (waits.empty()) note_more("synchronizations", "waits for its device", "; the device is idle meanwhile.");
   note_more(
       "events", "records events",
       ". An event that is recorded again stands for all work enqueued on its stream by then: a stream that waits for "
@@ -882,6 +884,15 @@ bool is_of(const Probe& probe, const ProbeKey& key) {
   return probe.step == key.step && probe.id == key.id && probe.tensor.name == key.name;
 }
 
+bool Comparison::unfinished(std::size_t position, const TodoIds& behind) const {
+  const ProbeKey& at = expected_order_[position];
+  for (std::size_t i = position; i < expected_order_.size(); ++i) {
+    const ProbeKey& key = expected_order_[i];
+    if (key.rank == at.rank && key.step == at.step && todos_.contains(key.id) && !behind.contains(key.id)) return true;
+  }
+  return false;
+}
+
 Comparison::End Comparison::where_it_ended() const {
   End end;
   std::size_t earliest = expected_order_.size();
@@ -889,6 +900,7 @@ Comparison::End Comparison::where_it_ended() const {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
     std::string before, inside;
     TodoIds behind;
+    bool in_other_chapter = false;  // the first that it did not reach is another chapter's
     const std::vector<Probe>& passed = passed_by(rank);
     std::size_t position = 0;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
@@ -907,7 +919,12 @@ Comparison::End Comparison::where_it_ended() const {
         continue;
       }
       const std::string id = given_to(key).empty() ? key.id : caller(i);
-      if (!todos_.contains(id)) continue;
+      if (!todos_.contains(id)) {
+        in_other_chapter = true;
+        continue;
+      }
+      // Such code is called by a TODO that has recorded nothing yet, not by one whose result was right.
+      if (in_other_chapter && !ending_->waits() && behind.contains(id) && unfinished(i, behind)) continue;
       if (i < earliest) {
         earliest = i;
         end = {id, before.empty() ? "none" : before + " on rank " + std::to_string(rank), inside,
@@ -960,7 +977,7 @@ bool Comparison::called_too_early() {
               call->function.c_str(), todos_.place_line(call->caller).c_str(), tensor_of(call->mine).c_str(),
               first.c_str());
   // An order that does not fit is a consequence, and advice on it would mislead.
-  if (!ending_->has_verdict()) std::printf("%s", ending_->quote().c_str());
+  if (!ending_->has_verdict()) std::printf("%s", ending_->quote(todos_).c_str());
   if (ending_->sighting()) {
     Sighting seen = *ending_->sighting();
     seen.where += ", too early";
@@ -976,9 +993,10 @@ int Comparison::print_ending() {
   auto [next, last, inside, elsewhere, passed] = where_it_ended();
   if (called_too_early()) return 1;
   if ((ending_->crashed() || elsewhere) && is_write(inside) && todos_.contains(inside)) next = inside;
-  std::string named = ending_->todo(todos_, next);
+  const std::string on_default_stream = ending_->on_default_stream(todos_);
+  std::string named = on_default_stream.empty() ? ending_->todo(todos_, next) : on_default_stream;
   // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
-  if (passed.contains(named) && todos_.calls(next, named)) named = next;
+  if (on_default_stream.empty() && passed.contains(named) && todos_.calls(next, named)) named = next;
   // A known mistake tells best which TODO it is: a mistake may show in a different TODO, or after the last probe.
   if (ending_->sighting() && !ending_->uses_memory_twice()) {
     // Of several that look alike, prefer one with a line that the output names.
@@ -996,7 +1014,7 @@ int Comparison::print_ending() {
   std::printf("%s %s\n%s", id.empty() ? "Your program" : todos_.heading(id).c_str(),
               ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
   if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
-  std::printf("%s", ending_->quote().c_str());
+  std::printf("%s", ending_->quote(todos_).c_str());
   if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice(), settled());
   print_right();
   return 1;
@@ -1006,7 +1024,7 @@ int Comparison::run() {
   if (!probes_agree()) {
     if (ending_ != nullptr) {
       std::printf("Your program %s This may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
-                  ending_->quote().c_str());
+                  ending_->quote(todos_).c_str());
       if (ending_->sighting() && !explained_) explain(*ending_->sighting());
     }
     return 1;

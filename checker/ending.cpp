@@ -129,9 +129,13 @@ int rank_at_the_end(const std::string& line) {
 // Advice on a collective that is out of bounds, by its count or its place.
 std::string advice_on_count(const std::string& bounds) {
   const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
+  if (bounds.find("buff of nccl") != std::string::npos && bounds.find(" beyond the end of ") != std::string::npos &&
+      !gather && bounds.find(" of ncclReduceScatter") == std::string::npos)
+    return "  The count of an NCCL call is in elements, not in bytes: is it too large, or does the buffer begin too "
+           "late?\n";
   if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
   if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)
-    return "  The count must be that of one rank's part: is it the total here?\n";
+    return "  The count must be that of one rank's part, in elements: is it the total here, or a number of bytes?\n";
   return std::string(gather ? "  An all-gather writes" : "  A reduce-scatter reads") +
          " the parts of all ranks one after another: is the count that of one part, and does " +
          (gather ? "recvbuff point to where rank 0's part belongs?\n"
@@ -141,6 +145,8 @@ std::string advice_on_count(const std::string& bounds) {
 // Advice on a call whose peer or root does not exist or is the rank itself, or whose buffer is null.
 std::string advice_on_call(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
+    if (line.find("Assertion '__n < this->size()' failed") != std::string::npos)
+      return "  An index is outside of a std::vector: it is negative, or not below the size.\n";
     if (line.find("buff is NULL)") != std::string::npos)
       return "  The buffer of this call has no memory on this rank: is it the wrong buffer, or should this rank not "
              "make the call?\n";
@@ -208,6 +214,17 @@ std::string Ending::todo(const Todos& todos, const std::string& next) const {
   }
   const std::string id = named(lines_, todos);
   return id.empty() ? one_of(todos_at(lines_, todos), next) : id;
+}
+
+std::string Ending::on_default_stream(const Todos& todos) const {
+  const std::string accesses = order_.substr(0, order_.find(" use the same memory"));
+  const std::size_t middle = std::min(accesses.find(") and "), accesses.size());
+  for (const std::string& access : {accesses.substr(0, middle), accesses.substr(middle)}) {
+    if (access.find(" on the default stream") == std::string::npos) continue;
+    const std::vector<std::string> found = todos_at({access}, todos);
+    if (!found.empty()) return found[0];
+  }
+  return "";
 }
 
 std::vector<std::string> Ending::todos(const Todos& todos) const {

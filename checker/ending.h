@@ -31,16 +31,21 @@ class Ending {
   // The TODO that the output names, or that contains a call named there. Prefers `next` if the output names several;
   // returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
+  // The TODO whose call the order checker found on the default stream, where none belongs; "" if there is none.
+  std::string on_default_stream(const Todos& todos) const;
   // All TODOs with a line that the output names.
   std::vector<std::string> todos(const Todos& todos) const;
   // Completes "Your program": "did not finish on 3 ranks."; after a TODO: "is where your program did not …".
   std::string headline(int world, bool after_todo) const;
   // What the failure looks like, to find a known mistake; empty if the output gives no reason.
   const std::optional<Sighting>& sighting() const { return sighting_; }
-  // The lines of the output that tell more, under a line that says where they come from.
-  std::string quote() const;
+  // The lines of the output that tell more, under a line that says where they come from. They name the regions of this
+  // level.
+  std::string quote(const Todos& todos) const { return todos.at_this_level(quote()); }
 
  private:
+  std::string quote() const;
+
   int status_;
   int rank_ = -1;
   std::string signal_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,26 @@ Entries entries_of(const Tensor& list) {
   return {parts_of(name), each, last};
 }
 
+// The first few of a list, "1, 3, 5, …".
+std::string beginning(const Values& list) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(list.size(), 3); ++i) text += (i == 0 ? "" : ", ") + exact(list[i]);
+  return text + (list.size() > 3 ? ", …" : "");
+}
+
+// The numbers of a plain list that only one side has. Their order does not matter.
+std::string not_in_both(const Symptom& s) {
+  Values m = s.mine.values, e = s.expected.values, missing, extra;
+  std::ranges::sort(m);
+  std::ranges::sort(e);
+  std::ranges::set_difference(e, m, std::back_inserter(missing));
+  std::ranges::set_difference(m, e, std::back_inserter(extra));
+  return (missing.empty() ? "" : " It lacks " + beginning(missing) + ".") +
+         (extra.empty()
+              ? ""
+              : " It has " + beginning(extra) + (extra.size() == 1 ? ", which is" : ", which are") + " not expected.");
+}
+
 std::string other_length(const Symptom& s) {
   const auto m = static_cast<long>(s.mine.values.size()), e = static_cast<long>(s.expected.values.size());
   if (m == e) return "";
@@ -64,7 +85,7 @@ std::string other_length(const Symptom& s) {
   const std::string what = whole && !each.empty() ? each : "number";
   const std::string plural = what.ends_with("s") || what.ends_with("ch") ? "es" : "s";
   return "Your list has " + std::to_string(off) + " " + what + (off == 1 ? "" : plural) +
-         (m > e ? " too many." : " too few.");
+         (m > e ? " too many." : " too few.") + (each.empty() ? not_in_both(s) : "");
 }
 
 // Every entry is off by the same number.
@@ -75,6 +96,7 @@ std::string all_off_by(const Symptom& s) {
     if (m[i] - e[i] != off) return "";
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
+  if (m.size() == 1 && s.expected.name.find("1 if ") != std::string::npos) return "";  // a flag
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
   if (std::abs(off) != 1) return entries + size + ".";
@@ -158,8 +180,11 @@ std::string name_of_entry(const Tensor& list, std::size_t position) {
 }
 
 std::string diagnose_integers(const Symptom& symptom) {
-  if (symptom.mine.values.empty() || symptom.mine.values.size() != symptom.expected.values.size())
-    return other_length(symptom);
+  if (symptom.mine.values.empty()) return other_length(symptom);
+  if (symptom.mine.values.size() != symptom.expected.values.size()) {
+    const std::string of_another = of_another_rank(symptom);
+    return of_another.empty() ? other_length(symptom) : of_another;
+  }
   for (const auto check : {inverted, of_another_rank, all_off_by, all_times, other_order, wrong_entries}) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;

@@ -150,4 +150,37 @@ TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const
   return verdict;
 }
 
+std::string notes_on_waits(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  if (!mine.simulated.empty()) return "";  // compare_time() tells of them
+  struct Waits {
+    int mine = 0, expected = 0;
+    const Stall* first = nullptr;
+  };
+  std::string notes;
+  TodoIds noted;
+  for (int rank = 0; rank < mine.world; ++rank) {
+    std::map<std::string, Waits> by_todo;
+    for (const bool is_mine : {false, true}) {
+      for (const Stall& stall : (is_mine ? mine : expected).stalls) {
+        if (stall.rank != rank || stall.on != "host" || stall.call.empty()) continue;
+        for (const Place& place : places(stall.place)) {
+          Waits& waits = by_todo[is_mine ? todos.at(place) : todos.at_in_solution(place)];
+          (is_mine ? waits.mine : waits.expected) += stall.times;
+          if (is_mine && waits.first == nullptr) waits.first = &stall;
+        }
+      }
+    }
+    for (const auto& [todo, waits] : by_todo) {
+      if (todo.empty() || waits.mine <= waits.expected || !noted.insert(todo).second) continue;
+      const auto times = [](int count) { return formatted(count == 1 ? "%d time" : "%d times", count); };
+      notes += "Note: " + called(todo) + " lets the host wait " + times(waits.mine) + " on rank " +
+               std::to_string(rank) + ", the solution " + (waits.expected == 0 ? "never" : times(waits.expected)) +
+               ": " + waits.first->call + " at " + waits.first->place +
+               ". The numbers are right, but while the host waits, it enqueues nothing, and the device runs out of "
+               "work.\n";
+    }
+  }
+  return notes;
+}
+
 }  // namespace workshop::tools

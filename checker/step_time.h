@@ -20,4 +20,8 @@ struct TimeVerdict {
 // the real machine, so a step may be only slightly longer than the solution's.
 TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
 
+// Notes on the TODOs whose code lets the host wait more often than the solution's, a line each. The numbers are right,
+// and without a simulated machine nothing tells how long it waits. On a GPU, nothing tells that it does.
+std::string notes_on_waits(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
+
 }  // namespace workshop::tools

@@ -113,6 +113,73 @@ std::string calls_of(const std::string& todo, int rank, const RunRecord& expecte
          "; expected " + (theirs.empty() ? "none" : theirs) + "\n";
 }
 
+std::string differing_roots(const std::string& todo, const RunRecord& mine, const Todos& todos) {
+  std::map<std::pair<std::string, std::string>, std::map<int, std::string>> roots;  // of each call, by rank
+  for (const Collective& c : mine.collectives) {
+    if (c.ranks != mine.world) continue;  // other groups have roots of their own
+    for (const auto& [name, with] : c.with) {
+      for (const Place& place : places(name)) {
+        const std::size_t at = with.find("root ");
+        if (at != std::string::npos && todos.at(place) == todo) roots[{c.op, name}][c.rank] = with.substr(at + 5);
+      }
+    }
+  }
+  for (const auto& [call, by_rank] : roots) {
+    const auto other =
+        std::ranges::find_if(by_rank, [&](const auto& r) { return r.second != by_rank.begin()->second; });
+    if (other == by_rank.end()) continue;
+    return "  Your ranks name different roots in " + call.first + " at " + call.second + ": rank " +
+           std::to_string(by_rank.begin()->first) + " names " + by_rank.begin()->second + ", rank " +
+           std::to_string(other->first) + " names " + other->second +
+           ". A call has one root, the same on all ranks. With NCCL, such a call may also hang.\n";
+  }
+  return "";
+}
+
+std::string other_reductions(const std::string& todo, const RunRecord& expected, const RunRecord& mine,
+                             const Todos& todos) {
+  const auto reduction = [](const std::string& with) { return with.starts_with("nccl") ? with.substr(0, 8) : ""; };
+  std::set<std::string> theirs;
+  for (const Collective& c : expected.collectives) {
+    for (const auto& [name, with] : c.with) {
+      for (const Place& place : places(name)) {
+        if (todos.at_in_solution(place) == todo) theirs.insert(reduction(with));
+      }
+    }
+  }
+  for (const Collective& c : mine.collectives) {
+    for (const auto& [name, with] : c.with) {
+      for (const Place& place : places(name)) {
+        const std::string yours = reduction(with);
+        if (yours.empty() || todos.at(place) != todo || theirs.contains(yours)) continue;
+        return "  Your " + c.op + " at " + name + " combines the ranks' values with " +
+               yours.substr(0, yours.find(',')) + ". Is this the right operation?\n";
+      }
+    }
+  }
+  return "";
+}
+
+std::string notes_on_host_memory(const RunRecord& expected, const RunRecord& mine, const Todos& todos) {
+  std::string notes;
+  TodoIds done;
+  for (const bool is_mine : {false, true}) {
+    for (const Collective& c : (is_mine ? mine : expected).collectives) {
+      for (const auto& [name, with] : c.with) {
+        if (!with.ends_with("host memory")) continue;
+        for (const Place& place : places(name)) {
+          const std::string todo = is_mine ? todos.at(place) : todos.at_in_solution(place);
+          if (todo.empty() || !done.insert(todo).second || !is_mine) continue;
+          notes += "Note: " + called(todo) + " hands memory of the host to " + c.op + " at " + name +
+                   ", the solution memory of the device. NCCL can reach pinned memory, but all that it reads and "
+                   "writes there goes over the bus between host and device, at each step of its algorithm.\n";
+        }
+      }
+    }
+  }
+  return notes;
+}
+
 namespace {
 
 int bytes_of(const std::string& type) {

@@ -22,6 +22,18 @@ struct TrafficVerdict {
 std::string calls_of(const std::string& todo, int rank, const RunRecord& expected, const RunRecord& mine,
                      const Todos& todos);
 
+// The roots that the ranks name in calls of this TODO, if they are not the same on all ranks; else "".
+std::string differing_roots(const std::string& todo, const RunRecord& mine, const Todos& todos);
+
+// The reductions of this TODO's calls that none of the solution's has, such as ncclProd. Says nothing of those that the
+// solution has, which may be the answer.
+std::string other_reductions(const std::string& todo, const RunRecord& expected, const RunRecord& mine,
+                             const Todos& todos);
+
+// Notes on the TODOs whose calls use pinned memory of the host, where the solution's use memory of the device; a line
+// each.
+std::string notes_on_host_memory(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
+
 TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine, const Todos& todos);
 
 }  // namespace workshop::tools

@@ -498,7 +498,15 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   both("gather", {0, 1, 1});
   mine.set_shape("probe", 2, {2}, {0, 1});
   mine.line("probe", 2)["integers"] = true;
-  verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few."});
+  verdict(1, {"shape: yours [2], expected [3]", "Your list has 1 number too few. It lacks 1."});
+  both("samples", {1, 3, 5, 7});
+  mine.set_shape("probe", 2, {5}, {0, 2, 4, 6, 8});
+  mine.line("probe", 2)["integers"] = true;
+  verdict(1, {"Your list has 1 number too many. It lacks 1, 3, 5, …. It has 0, 2, 4, …, which are not expected."});
+  both("1 if it is called", {0});
+  mine.set_values("probe", 2, {1});
+  EXPECT_EQ(compare("").output.find("too large"), std::string::npos);
+  both("gather", {0, 1, 1});
   mine.set_shape("probe", 2, {0}, {});
   mine.line("probe", 2)["integers"] = true;
   verdict(1, {"shape: yours nothing, expected [3]\n  the whole list: yours nothing, expected [0, 1, 1]\n",
@@ -672,6 +680,19 @@ TEST_F(Levels, ARunThatEndsOnAnotherWayEndsInTheFunctionThatItEntered) {
       sources(kBlank) + " --journals --status 1 --output " + folder_.write("out", "rank 0: f() failed at x.cu:3\n"));
 }
 
+TEST_F(Levels, WhatAProgramSaysNamesTheRegionsOfTheLevel) {
+  mine.lines.clear();
+  mine.end = {{"type", "run"}, {"chapter", "02_ddp"}, {"program", "ddp"}, {"world", 2}};
+  for (const std::string around : {"", ", part of WRITE 02.A"}) {
+    const std::string failed = " --journals --status 1 --output " +
+                               folder_.write("out", "rank 0: nothing is sent: see TODO 02.1" + around + "\n");
+    verdict(1, {"WRITE 02.A (Average all.) is where", "    rank 0: nothing is sent: see WRITE 02.A\n"},
+            sources(kBlank) + failed);
+    verdict(1, {"TODO 02.1 (Send.) is where", "    rank 0: nothing is sent: see TODO 02.1\n"},
+            sources(kGuided) + failed);
+  }
+}
+
 TEST_F(Levels, WhatTheSolutionNeverCallsIsTheLoopsMistake) {
   for (Record* run : {&expected, &mine}) {
     std::erase_if(run->lines, [](const Json& line) { return line["id"] != "02.3"; });
@@ -835,6 +856,23 @@ TEST_F(StepTime, OfAnotherMachineIsNotCompared) {
   verdict(0, {"all 2 TODOs right"}, sources());
 }
 
+TEST_F(StepTime, WithoutASimulatedMachineANeedlessWaitIsANote) {
+  for (Record* run : {&expected, &mine}) {
+    run->machine = "";
+    stall(*run, "host", "cudaEventSynchronize(e)", "02_ddp/ddp.cu:6", "", 0);  // the solution's, too
+  }
+  verdict(0, {"all 2 TODOs right"}, sources());
+  EXPECT_EQ(compare(sources()).output.find("lets the host wait"), std::string::npos);
+  stall(mine, "host", "cudaStreamSynchronize(s)", "02_ddp/ddp.cu:3", "", 0);
+  mine.line("host", 0)["synchronizations"] = 4;
+  verdict(0,
+          {"all 2 TODOs right",
+           "Note: TODO 02.1 lets the host wait 2 times on rank 0, the solution never: cudaStreamSynchronize(s) at "
+           "02_ddp/ddp.cu:3."},
+          sources());
+  EXPECT_EQ(compare(sources()).output.find("waits for its device"), std::string::npos);
+}
+
 TEST_F(CompareRuns, Parameters) {
   mine.set_values("parameter", 0, {1, -2, 3, 4, 5, 6.5});
   verdict(1, {"parameter 'weight' after the last step", "largest difference at [1, 2]: yours 6.5, expected 6"});
@@ -959,8 +997,10 @@ TEST_F(EndedRuns, ACountThatIsThatOfAllRanks) {
               " at 02_ddp/ddp.cu:6 has 8 floats, 4 floats beyond the end of its allocation of 4 floats (rank 1)\n",
           {text});
   };
-  beyond("sendbuff of ncclAllGather", "The count must be that of one rank's part: is it the total here?\n");
-  beyond("recvbuff of ncclReduceScatter", "The count must be that of one rank's part: is it the total here?\n");
+  beyond("sendbuff of ncclAllGather",
+         "The count must be that of one rank's part, in elements: is it the total here, or a number of bytes?\n");
+  beyond("recvbuff of ncclReduceScatter",
+         "The count must be that of one rank's part, in elements: is it the total here, or a number of bytes?\n");
   beyond("recvbuff of ncclAllGather", "An all-gather writes the parts of all ranks one after another");
   beyond("sendbuff of ncclReduceScatter", "A reduce-scatter reads the parts of all ranks one after another");
 }
@@ -1113,6 +1153,61 @@ TEST_F(EndedRuns, TheTypeOfFloatsIsANote) {
                 "// TODO 02.1: x\nf(kReal);\n// END TODO 02.1\n// TODO 02.2: y\nf(kReal);\n// END TODO 02.2\n");
   verdict(0, {"Note: TODO 02.2 says kReal, which is wrong with --precision bf16"}, sources_);
   EXPECT_EQ(compare(sources_).output.find("TODO 02.1 says"), std::string::npos);
+}
+
+TEST_F(EndedRuns, RanksWithDifferentRootsAreNamed) {
+  mine = Record();
+  mine.set_values("probe", 1, {0, 0, 0});
+  for (const int rank : {0, 1}) {
+    mine.line("collective", rank)["op"] = "ncclBroadcast";
+    mine.line("collective", rank)["places"] = {{"02_ddp/ddp.cu:3", {8, 192}}};
+    mine.line("collective", rank)["with"] = {{"02_ddp/ddp.cu:3", "root " + std::to_string(rank)}};
+  }
+  verdict(1,
+          {"TODO 02.1 (Broadcast.) is the first that differs.",
+           "  Your ranks name different roots in ncclBroadcast at 02_ddp/ddp.cu:3: rank 0 names 0, rank 1 names 1."},
+          sources_);
+}
+
+TEST_F(EndedRuns, AReductionThatTheSolutionDoesNotUseIsNamed) {
+  mine = Record();
+  mine.set_values("probe", 2, {9, 7, 5, 4, 3, 1});
+  for (Record* run : {&expected, &mine}) {
+    run->line("collective")["places"] = {{"02_ddp/ddp.cu:6", {8, 192}}};
+    run->line("collective")["with"] = {{"02_ddp/ddp.cu:6", run == &mine ? "ncclProd" : "ncclAvg"}};
+  }
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) is the first that differs.",
+           "  Your ncclAllReduce at 02_ddp/ddp.cu:6 combines the ranks' values with ncclProd."},
+          sources_);
+}
+
+TEST_F(EndedRuns, MemoryOfTheHostIsANote) {
+  mine = Record();
+  for (Record* run : {&expected, &mine}) {
+    run->line("collective")["places"] = {{"02_ddp/ddp.cu:6", {8, 192}}};
+    run->line("collective")["with"] = {{"02_ddp/ddp.cu:6", run == &mine ? "ncclAvg, host memory" : "ncclAvg"}};
+  }
+  verdict(0, {"Note: TODO 02.2 hands memory of the host to ncclAllReduce at 02_ddp/ddp.cu:6"}, sources_);
+  expected.line("collective")["with"] = mine.line("collective")["with"];
+  EXPECT_EQ(compare(sources_).output.find("memory of the host"), std::string::npos);
+}
+
+TEST_F(EndedRuns, WhatNoShortRunShowsIsANote) {
+  mine = Record();
+  const auto source = [](const std::string& first, const std::string& second) {
+    return "// TODO 02.1: x\n" + first + "// END TODO 02.1\n// TODO 02.2: y\n" + second + "// END TODO 02.2\n";
+  };
+  const std::string index = "v[static_cast<std::size_t>(k) * n + i];\n";
+  const std::string loop = "for (int r = 0; r < ranks; ++r) {\n  launch(add, k, r);\n}\n";
+  folder_.write("solutions/02_ddp/ddp.cu", source(index, loop));
+  folder_.write("chapters/02_ddp/ddp.cu", source("v[k * n + i];\n", "launch(add, ranks * k);\n"));
+  verdict(0, {"Note: TODO 02.1 multiplies ints.", "Note: TODO 02.2 does in one launch what"}, sources_);
+  for (const std::string& other :
+       std::vector<std::string>{index, "const std::int64_t m = k;\nv[m * n + i];\n", "v += n;\nv[i];  // k * n\n"}) {
+    folder_.write("chapters/02_ddp/ddp.cu", source(other, "while (r < ranks) launch(add, k, r++);\n"));
+    EXPECT_EQ(compare(sources_).output.find("Note: TODO 02"), std::string::npos) << compare(sources_).output;
+  }
 }
 
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {

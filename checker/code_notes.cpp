@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/code_notes.h"
+
+#include <regex>
+
+namespace workshop::tools {
+namespace {
+
+bool has(const std::string& code, const char* pattern) { return std::regex_search(code, std::regex(pattern)); }
+
+std::string without_comments(const std::string& code) { return std::regex_replace(code, std::regex("//[^\n]*"), ""); }
+
+// The solution widens a factor before it multiplies; the participant's code, which has a product too, widens nothing.
+bool multiplies_ints(const std::string& mine, const std::string& solution) {
+  return has(solution, R"(static_cast<std::size_t>\(\w+\) \* )") && has(mine, R"([\w)\]] *\* *[\w(])") &&
+         !has(mine, R"(size_t|ptrdiff_t|int64|\blong\b)");
+}
+
+// The solution launches a kernel once per iteration of a loop; the participant's code has no loop.
+bool launches_once(const std::string& mine, const std::string& solution) {
+  return has(solution, R"(for \([^\n]*\) \{?\s*launch\()") && has(mine, R"(\blaunch\()") &&
+         !has(mine, R"(\b(for|while|do|for_each)\b)");
+}
+
+}  // namespace
+
+std::string notes_on_code(const Todos& todos) {
+  std::string notes;
+  const auto note = [&](const std::string& id, const std::string& text) {
+    notes += "Note: " + called(id) + " " + text + "\n";
+  };
+  for (const auto& [id, todo] : todos.all()) {
+    const std::string mine = without_comments(todo.code), solution = without_comments(todo.code_in_solution);
+    if (todo.says_float) {
+      note(id,
+           "says ncclFloat, which is right only as long as the numbers are floats. kReal is their type with "
+           "--precision bf16 too.");
+    }
+    if (todo.says_real) {
+      note(id,
+           "says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the call would "
+           "handle only half of their bytes.");
+    }
+    if (multiplies_ints(mine, solution)) {
+      note(id,
+           "multiplies ints. The result is right here, but a product beyond 2147483647 does not fit into an int. "
+           "Convert a factor to std::size_t first.");
+    }
+    if (launches_once(mine, solution)) {
+      note(id,
+           "does in one launch what the solution does in several. The iterations of a launch run at the same time on a "
+           "GPU: if two of them add to the same place, one addition is lost.");
+    }
+  }
+  return notes;
+}
+
+}  // namespace workshop::tools
