@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "common/base/failure_hooks.h"
+#include "common/base/files.h"
 #include "common/base/format.h"
 #include "common/base/ranks.h"
 #include "common/base/stop_signal.h"
@@ -44,6 +45,7 @@ void end_job(int status) {
   if (failure_hooks.job_ends != nullptr) failure_hooks.job_ends();
   std::fflush(stdout);
   std::fflush(stderr);
+  release_files();
 #ifdef WORKSHOP_MPI
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);

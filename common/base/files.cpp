@@ -6,14 +6,18 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "common/base/check.h"
+#include "common/base/run_lock.h"
 
 namespace workshop {
 namespace {
@@ -68,6 +72,47 @@ class PartialFile {
   std::string error_;
 };
 
+// The files that this run has for itself. Other threads may end the program, so a mutex protects them.
+struct ClaimedFile {
+  ClaimedFile(std::string by, const std::string& prefix, const Claim& claim)
+      : option(std::move(by)), lock(prefix, claim) {}
+  ~ClaimedFile() { lock.remove_file(); }
+  ClaimedFile(const ClaimedFile&) = delete;
+  ClaimedFile& operator=(const ClaimedFile&) = delete;
+  std::string option;
+  RunLock lock;
+};
+std::mutex claims_mutex;
+std::map<fs::path, ClaimedFile>& claims() {
+  static auto& claims = *new std::map<fs::path, ClaimedFile>;
+  return claims;
+}
+
+// A name that all paths to the file share.
+fs::path one_name(const std::string& path) {
+  std::error_code unusable;
+  return fs::weakly_canonical(fs::absolute(path), unusable);
+}
+
+// Returns what is wrong; empty if the file is now this run's.
+std::string try_to_claim(const std::string& option, const std::string& path) {
+  const fs::path file = one_name(path);
+  const std::lock_guard lock(claims_mutex);
+  if (const auto other = claims().find(file); other != claims().end()) {
+    if (other->second.option == option) return "";
+    return option + " is '" + path + "', the file of " + other->second.option + "; expected a different file";
+  }
+  if (claims().empty()) std::atexit(release_files);
+  try {
+    const std::string prefix = file.parent_path() / ("." + file.filename().string() + ".");
+    const Claim claim{"is going to write " + path, "choose another file for " + option};
+    claims().try_emplace(file, option, prefix, claim);
+  } catch (const std::runtime_error& refused) {
+    return refused.what();
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string read_file(const std::string& path, bool links) {
@@ -88,7 +133,7 @@ std::string read_file(const std::string& path, bool links) {
   return text;
 }
 
-void check_writable(const std::string& option, const std::string& path) {
+void claim_file(const std::string& option, const std::string& path) {
   if (path.empty()) return;
   std::string error;
   {
@@ -98,13 +143,13 @@ void check_writable(const std::string& option, const std::string& path) {
   if (!error.empty()) {
     usage_error("%s is '%s', which cannot be written: %s", option.c_str(), path.c_str(), error.c_str());
   }
-  static std::map<fs::path, std::string> options;  // options checked so far, by file
-  std::error_code unusable;
-  const auto [other, first] = options.emplace(fs::weakly_canonical(fs::absolute(path), unusable), option);
-  if (!first && other->second != option) {
-    usage_error("%s is '%s', the file of %s; expected a different file", option.c_str(), path.c_str(),
-                other->second.c_str());
-  }
+  error = try_to_claim(option, path);
+  if (!error.empty()) usage_error(error);
+}
+
+void release_files() {
+  const std::lock_guard lock(claims_mutex);
+  claims().clear();
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -115,6 +160,8 @@ void write_file(const std::string& path, const std::string& text) {
     error = file.error();
   }
   if (!error.empty()) fail(kFailed, "cannot write %s: %s", path.c_str(), error.c_str());
+  const std::lock_guard lock(claims_mutex);
+  claims().erase(one_name(path));
 }
 
 }  // namespace workshop

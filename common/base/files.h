@@ -12,9 +12,13 @@ namespace workshop {
 // Throws std::runtime_error "FILE: what is wrong".
 std::string read_file(const std::string& path, bool links);
 
-// Ends the program with status 2 if the file given by `option` cannot be written, is not a regular file, or is also
-// the file of another option. Changes nothing. Ignores an empty path.
-void check_writable(const std::string& option, const std::string& path);
+// Keeps the file given by `option` for this run until write_file() has written it, or the program ends. Ends the
+// program with status 2 if another run has it, or if the file cannot be written, is not a regular file, or is also the
+// file of another option. Leaves the file itself as it is. Ignores an empty path.
+void claim_file(const std::string& option, const std::string& path);
+
+// Gives up what claim_file() has kept. Programs that end by end_job() or exit() need not call it.
+void release_files();
 
 // Writes a file. Ends the program with status 1 if that fails.
 void write_file(const std::string& path, const std::string& text);

@@ -55,14 +55,17 @@ std::string find(CheckpointState& state) {
   state.attempt(kUsage, [&] {
     if (state.rank > 0) return;
     const std::string &target = state.options.checkpoints, &source = state.options.resume;
+    const Claim claim{"is saving its checkpoints to " + target, "choose another folder for --checkpoints"};
+    const std::string prefix = (fs::path(target) / ".").string();
     try {
-      if (!target.empty() && fs::is_directory(target)) state.lock.emplace(target);  // before looking what is there
+      if (!target.empty() && fs::is_directory(target))
+        state.lock.emplace(prefix, claim);  // before looking what is there
       if (!source.empty()) found = find_checkpoint(source);
       if (found.empty() && !source.empty() && source != target)
         throw std::runtime_error("--resume is '" + source + "', but there is no checkpoint there");
       if (target.empty() || state.lock) return;
       fs::create_directories(target);
-      state.lock.emplace(target);
+      state.lock.emplace(prefix, claim);
     } catch (const fs::filesystem_error& failed) {
       throw std::runtime_error(failed.path1().string() + ": " + failed.code().message());
     }

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "common/base/run_lock.h"
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
-#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/index.h"
 #include "common/options/options.h"
 
@@ -27,7 +27,7 @@ struct CheckpointState {
   std::vector<TensorPart> parts = {};
   RandomSampler* sampler = nullptr;
   std::map<std::string, double*> numbers = {};
-  std::optional<FolderLock> lock = {};  // on rank 0: of the folder to save to
+  std::optional<RunLock> lock = {};  // on rank 0: of the folder to save to
   // The parts of all ranks, each element once, and the rank that writes each part. Filled by the first save.
   struct OwnedPart {
     TensorPart part;  // `values` is null except on the owner

@@ -185,10 +185,10 @@ Job::Job(const Options& options) : ranks_(process_ranks()) {
   if (with_mpi) start_mpi(ranks_);
 #endif
   set_device(options);
-  if (!options.record.empty()) make_room_for_probes();
   start_watchdog(ranks_);
   start_launch_log();
   group_ = Group(make_world(ranks_, with_mpi));
+  if (!options.record.empty()) make_room_for_probes();  // and open the journal, which rank 0 has claimed by now
   name_communicator(comm(), "world");
   connect_watchdogs(comm());
   require_same_options(options, comm());

@@ -105,8 +105,8 @@ void start_recording(const Options& options, const Ranks& ranks) {
   if (!r.record_path.empty()) start_ledger();
   if (!r.timeline_path.empty()) start_timeline();
   if (ranks.rank == 0) {
-    check_writable("--record", r.record_path);
-    check_writable("--timeline", r.timeline_path);
+    claim_file("--record", r.record_path);
+    claim_file("--timeline", r.timeline_path);
   }
   const std::size_t slash = options.program().find('/');
   Json run{{"type", "run"},

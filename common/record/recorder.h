@@ -65,8 +65,8 @@ std::string with_values(const Json& line, const T* values, std::size_t count) {
   return text;
 }
 
-// Starts recording. Ends the job if the files of --record and --timeline cannot be written. Runs before the device is
-// chosen, so it must not create anything there.
+// Starts recording. Ends the job if the files of --record and --timeline cannot be written, or another run is going to
+// write them. Runs before the device is chosen, so it must not create anything there.
 void start_recording(const Options& options, const Ranks& ranks);
 
 // Allocates pinned memory for probes.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/base/failure_hooks.h"
+#include "common/base/files.h"
 #include "common/base/format.h"
 #include "common/base/place.h"
 #include "common/base/roll_call.h"
@@ -167,6 +168,7 @@ Note make_note(Seconds stuck, const std::string& error) {
   // The calls of pncclCommAbort() may hang, too.
   std::signal(SIGALRM, [](int) { _exit(kStuck); });
   alarm(5);
+  release_files();
   for (const auto& [handle, communicator] : communicators().open) pncclCommAbort(handle);
   // Every rank ends this way. MPI_Abort would run clean-up code on memory that mismatched calls may have corrupted.
   _exit(kStuck);

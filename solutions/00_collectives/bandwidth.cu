@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
   if (min_bytes > max_bytes) {
     usage_error("--min-kib is '%d'; expected at most --max-mib, %zu KiB", min_kib, max_bytes / 1024);
   }
-  if (process_ranks().rank == 0) check_writable("--json", json_file);
+  if (process_ranks().rank == 0) claim_file("--json", json_file);
   Job job(options);
   Stream stream;
   const auto chosen = static_cast<CollectiveOp>(std::find(kOps.begin(), kOps.end(), op) - kOps.begin());

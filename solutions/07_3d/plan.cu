@@ -235,7 +235,7 @@ int main(int argc, char** argv) {
   add_layout_options(options, settings);
   options.parse(argc, argv);
   const ModelShape model = make_model(options, settings);
-  if (process_ranks().rank == 0) check_writable("--json", settings.json);
+  if (process_ranks().rank == 0) claim_file("--json", settings.json);
   std::optional<Job> job;  // only to write the run record
   if (!options.record.empty()) job.emplace(options);
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What --record, --timeline, --json and the standard output promise: check_files.py BIN, the folder of the solutions.
 
-A file that is there stays until its successor is complete, and nothing else is left in its folder.
+A file that is there stays until its successor is complete, and nothing else is left in its folder. No two runs write
+one file.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, expect, run, run_main, without_notes
+from support import LAUNCH, expect, run, run_main, until, without_notes
 
 NOT_REGULAR = "which cannot be written: it is not a regular file"
 
@@ -81,6 +82,31 @@ def check_replacement(ddp: list[str]) -> None:
     expect(not hidden(), f"files of its own are left: {hidden()}")
 
 
+def check_two_runs(ddp: list[str]) -> None:
+    """A file belongs to one run at a time. What a killed one has left is taken over."""
+    bandwidth = [os.path.join(os.path.dirname(ddp[0]), "..", "00_collectives", "bandwidth"), "--max-mib", "1"]
+    endless = [*ddp, "--epochs", "1000000", "--record", "old", "--timeline", "new"]
+    before = read("old")
+    with subprocess.Popen(endless, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
+        try:
+            until(lambda: len(hidden()) == 2 and all(map(read, hidden())), 60, "the first run's files")
+            for ranks in (1, 2):
+                for option, path in (("--record", "link"), ("--timeline", "folder/../new"), ("--record", "./new")):
+                    said = (f"error: another run, process {first.pid} on {os.uname().nodename}, is going to write "
+                            f"{path}: choose another file for {option}")
+                    refused(2, said, ranks, *ddp, option, path)
+                refused(2, "is going to write old: choose another file for --json", ranks, *bandwidth, "--json", "old")
+        finally:
+            first.kill()
+    expect(read("old") == before, "a killed run has written its record")
+    status, output = run([*ddp, "--record", "old", "--timeline", "new"], 60)
+    expect(status == 0 and is_complete("old"), f"{output}\nstatus {status} after a killed run")
+    expect(not hidden(), f"files of its own are left: {hidden()}")
+    # A run that fails gives its files up at once.
+    status, output = run([*ddp, "--record", "old", "--resume", "nowhere"], 60)
+    expect(status == 2 and not hidden(), f"{output}\nstatus {status}, left: {hidden()}")
+
+
 def with_small_files() -> None:
     """Lets a process write 1 KiB to a file. It gets an error, and not the signal that would end it."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
@@ -120,6 +146,7 @@ def main(words: list[str]) -> int:
     os.mkfifo("pipe")
     check_refusals(solutions, ddp)
     check_replacement(ddp)
+    check_two_runs(ddp)
     check_record_on_full_disk(ddp)
     if os.access("/dev/full", os.W_OK):
         check_output_on_full_disk(ddp)

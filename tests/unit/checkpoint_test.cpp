@@ -8,14 +8,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/untrusted.h"
 #include "common/checkpoint/checkpoints.h"
 #include "common/checkpoint/folder.h"
-#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/index.h"
 #include "common/checkpoint/replicas.h"
 #include "common/checkpoint/safetensors.h"
@@ -331,52 +329,6 @@ TEST(CheckpointFolder, AnIndexIsARegularFileOfSensibleLength) {
   std::ofstream(path) << "{";
   fs::resize_file(path, std::uintmax_t{1} << 40);  // a sparse terabyte, which takes no space
   refused();
-}
-
-TEST(CheckpointFolder, IsLockedForOneRun) {
-  const fs::path folder = empty_folder("locked");
-  std::optional<FolderLock> lock(folder);
-  try {
-    const FolderLock second(folder);
-    ADD_FAILURE() << "two locks";
-  } catch (const std::runtime_error& error) {
-    EXPECT_EQ(error.what(), "another run is saving its checkpoints to " + folder.string() +
-                                ": choose another folder for --checkpoints");
-  }
-  lock.reset();
-  const FolderLock third(folder);
-  EXPECT_THROW(FolderLock(folder / "missing"), std::runtime_error);
-}
-
-TEST(CheckpointFolder, AnOwnerFileTakesThePlaceOfALock) {
-  const fs::path folder = empty_folder("owned"), path = folder / ".owner";
-  const auto content = [&] {
-    std::ifstream file(path);
-    return std::string{std::istreambuf_iterator<char>(file), {}};
-  };
-  std::string mine;
-  {
-    const OwnerFile owner(path);
-    mine = content();
-    EXPECT_THROW(OwnerFile{path}, std::runtime_error);
-  }
-  EXPECT_FALSE(fs::exists(path));
-  // A process of this host that is gone, and one whose number another process has now.
-  const std::string host = mine.substr(0, mine.find(' ')), me = std::to_string(getpid());
-  for (const std::string& pid : {std::string("1073741824"), me}) {
-    std::ofstream(path) << host + " " + pid + " 1 - 0\n";
-    const OwnerFile owner(path);
-    EXPECT_EQ(content(), mine);
-  }
-  std::ofstream(path) << "elsewhere 7 1 - 0\n";
-  try {
-    const OwnerFile owner(path);
-    ADD_FAILURE() << "a run on another host may still be there";
-  } catch (const std::runtime_error& error) {
-    EXPECT_EQ(error.what(), "another run, process 7 on elsewhere, is saving its checkpoints to " + folder.string() +
-                                ": choose another folder for --checkpoints, or remove " + path.string() +
-                                " if that run has ended");
-  }
 }
 
 TEST(CheckpointFolder, WhatAKilledProcessLeftGoes) {
