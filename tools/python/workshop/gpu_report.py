@@ -32,6 +32,7 @@ from . import machine
 from .context import LAUNCH, Words, require
 from .errors import Refused
 from .processes import stop_all
+from .run_lock import run_lock
 from .verbs_setup import slots_file
 
 SMALL = ["--max-steps", "6"]
@@ -281,6 +282,17 @@ class Report:
 PARTS = ("build", "conform", "programs", "memory", "times")
 
 
+def write(report: Report, parts: list[str]) -> int:
+    for part in parts:
+        report.begin(part)
+        try:
+            getattr(report, part)()
+        except Refused as error:
+            report.results.append({"name": part, "status": 2, "said": str(error)})
+            print(f"gpu_report: {error}", file=sys.stderr)
+    return report.finish()
+
+
 def main(words: list[str]) -> int:
     rest, parts, built = Words(words), [], False
     values = {"--backend": "cuda", "--out": "gpu_report", "--minutes": "10", "--python": "python3"}
@@ -305,17 +317,10 @@ def main(words: list[str]) -> int:
             backend == "cpu" or machine.said("nvidia-smi", "-L"),
             "nvidia-smi shows no GPU; --backend cpu tries the report without one",
         )
+        os.makedirs(out, exist_ok=True)
+        with run_lock(os.path.join(out, "."), f"is going to write to {out}", "choose another folder with --out"):
+            report = Report(backend, out, float(minutes), python)
+            return write(report, [part for part in parts or PARTS if part != "build" or not built])
     except Refused as error:
         print(f"gpu_report: {error}", file=sys.stderr)
         return 2
-    report = Report(backend, out, float(minutes), python)
-    for part in parts or PARTS:
-        if part == "build" and built:
-            continue
-        report.begin(part)
-        try:
-            getattr(report, part)()
-        except Refused as error:
-            report.results.append({"name": part, "status": 2, "said": str(error)})
-            print(f"gpu_report: {error}", file=sys.stderr)
-    return report.finish()

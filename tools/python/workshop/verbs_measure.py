@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 
 from . import chapters, machine
 from .context import (
@@ -23,6 +24,7 @@ from .context import (
     targets_of,
 )
 from .errors import Failed, Refused
+from .run_lock import run_lock
 
 
 class Scratch(tempfile.TemporaryDirectory):
@@ -363,7 +365,7 @@ def report(context: Context, words: list[str]) -> int:
     options = rest.rest()
     require(named, "report expects a chapter, or records and timelines")
     require(page, "-o expects a file")
-    with Scratch(context.folder, "report") as folder:
+    with nullcontext() if terminal else lock_of_page(page), Scratch(context.folder, "report") as folder:
         if os.path.isfile(named[0]) or ".json" in named[0]:
             require(
                 not asked and not solution and not options,
@@ -379,7 +381,6 @@ def report(context: Context, words: list[str]) -> int:
             run([tool, *files])
             return 0
         python = python_with_plotly()
-        os.makedirs(os.path.dirname(page) or ".", exist_ok=True)
         data, unfinished = os.path.join(folder, "report.data"), f"{page}.{os.getpid()}"
         with open(data, "w", encoding="utf-8") as file:
             run([tool, "--json", *files], stdout=file)
@@ -387,6 +388,13 @@ def report(context: Context, words: list[str]) -> int:
         os.replace(unfinished, page)
     print(f"Wrote {page}: open it in a browser")
     return 0
+
+
+def lock_of_page(page: str) -> AbstractContextManager[None]:
+    folder, name = os.path.split(page)
+    os.makedirs(folder or ".", exist_ok=True)
+    prefix = os.path.join(folder, f".{name}.")
+    return run_lock(prefix, f"is going to write {page}", "choose another file with -o")
 
 
 def sets_of(words: list[str]) -> list[list[str]]:
