@@ -165,6 +165,15 @@ def test_where_the_solution_fails_now_there_is_no_verdict(exercise, monkeypatch)
     assert exercise.judge(7)[0] == 1  # it came to the TODO: no need to ask the solution again
 
 
+def test_where_the_machine_has_become_busy_a_program_gets_more_time(exercise, monkeypatch):
+    exercise.program("solution", 1, "[[ ! $BUSY ]] || sleep 2.1")
+    assert exercise.judge()[0] == 0
+    monkeypatch.setenv("BUSY", "1")
+    (exercise.folder / "mine.starts").unlink()
+    hangs_once = f"[[ $(wc -l <'{exercise.folder}/mine.starts') -gt 1 ]] || sleep 60"
+    assert exercise.judge(does=hangs_once)[0] == 0
+
+
 def test_probes_are_on(exercise, monkeypatch):
     monkeypatch.setenv("WORKSHOP_PROBES", "0")
     assert exercise.judge(does='[[ $WORKSHOP_PROBES == 1 ]] || exit 1')[0] == 0

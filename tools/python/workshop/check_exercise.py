@@ -76,6 +76,10 @@ class Check:
         patience = self.seconds // 3
         return patience if patience <= 10 else max(self.seconds // 6, 10)
 
+    def limit(self, seconds: int) -> int:
+        """How long a program may run: twelve seconds longer than ten times the solution's."""
+        return min(12 + 10 * seconds, self.seconds)
+
     def key(self) -> str:
         """What the solution's record depends on, as the name of its folder."""
         about = os.stat(self.solution)
@@ -238,6 +242,12 @@ def told_of_kernel(output: bytes) -> bytes:
     return output[: asserted.start()] + "\n".join(told).encode() + output[asserted.end() :]
 
 
+def run_solution(check: Check, runner: Runner, record: str) -> tuple[int, bytes]:
+    # On a simulated machine, what the order checker gathers takes time, so both runs need it.
+    order = {"WORKSHOP_ORDER": "1"} if check.machine else {}
+    return run_program(check, runner, record, check.seconds, check.solution, order)
+
+
 def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
     """Makes sure that `kept` has the solution's record. It lies beside the folders of the checks, for all of them that
     run the solution on as many ranks with the same options. Returns what is wrong, or None."""
@@ -248,9 +258,7 @@ def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
             return None
         remove_old(records, check.solution)
         begin = time.monotonic()
-        # On a simulated machine, what the order checker gathers takes time, so both runs need it.
-        order = {"WORKSHOP_ORDER": "1"} if check.machine else {}
-        status, output = run_program(check, runner, "expected.jsonl", check.seconds, check.solution, order)
+        status, output = run_solution(check, runner, "expected.jsonl")
         if status:
             return f"The solution itself failed.\n{last_lines(output)}"
         os.makedirs(kept, exist_ok=True)
@@ -276,22 +284,35 @@ def remove_old(records: str, solution: str) -> None:
             pass  # another check removes it
 
 
-def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, str]:
-    """One run of the participant's program: status and verdict. `is_new`: the solution has just run here."""
-    remove(["todos.txt"])
-    with open(os.path.join(kept, "seconds"), encoding="ascii") as file:
-        # A program that runs twelve seconds longer than ten times the solution's does not end.
-        limit = min(12 + 10 * int(file.read()), check.seconds)
+def run_mine(check: Check, runner: Runner, limit: int, settings: dict[str, str]) -> tuple[int, bytes]:
     # Work whose order nothing defines ends it (cpu backend).
-    status, output = run_program(check, runner, "mine.jsonl", limit, check.mine, {"WORKSHOP_ORDER": "1"})
+    settings = {"WORKSHOP_ORDER": "1", **settings}
+    status, output = run_program(check, runner, "mine.jsonl", limit, check.mine, settings)
     if status == 1 and (b"cudaErrorIllegalAddress" in output or b"cudaErrorMisalignedAddress" in output):
         # A GPU tells of a bad address at a later call. If the host waits for each kernel, the right one is named.
-        blocking = {"WORKSHOP_ORDER": "1", "CUDA_LAUNCH_BLOCKING": "1"}
+        blocking = {**settings, "CUDA_LAUNCH_BLOCKING": "1"}
         again = run_program(check, runner, "mine.jsonl", limit, check.mine, blocking)
         if again[0] == 1:
             status, output = again
         else:  # some schedules of pipelines refuse to run so
-            status, output = run_program(check, runner, "mine.jsonl", limit, check.mine, {"WORKSHOP_ORDER": "1"})
+            status, output = run_program(check, runner, "mine.jsonl", limit, check.mine, settings)
+    return status, output
+
+
+def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, str]:
+    """One run of the participant's program: status and verdict. `is_new`: the solution has just run here."""
+    remove(["todos.txt"])
+    with open(os.path.join(kept, "seconds"), encoding="ascii") as file:
+        seconds = int(file.read())
+    status, output = run_mine(check, runner, check.limit(seconds), {})
+    if status in (STUCK, TIMED_OUT) and not is_new:
+        wrong, now = run_solution_again(check, runner)
+        if wrong:
+            return NOT_COMPARABLE, wrong
+        if now >= 2 * seconds + 2:  # the machine is far busier than when the solution was recorded
+            limit = check.limit(now)
+            patience = max(check.patience(), limit // 3)
+            status, output = run_mine(check, runner, limit, {"WORKSHOP_TIMEOUT": str(patience)})
     judged, how = "mine.jsonl", []
     if not os.path.exists("mine.jsonl") or status == OPEN:
         # The program did not get to its end: there is what each rank wrote until then.
@@ -301,8 +322,8 @@ def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, s
                 journals += file.read()
         if not journals and status not in (0, OPEN) and not says_what_is_wrong(output):
             return NOT_COMPARABLE, f"The program did not start, so nothing can be said of it.\n{last_lines(output)}"
-        ended_early = status not in (0, OPEN) and (b'"type":"probe"' not in journals or status in (STUCK, TIMED_OUT))
-        if ended_early and not is_new and (wrong := solution_fails_here(check, runner, limit)):
+        ended_early = status not in (0, OPEN, STUCK, TIMED_OUT) and b'"type":"probe"' not in journals
+        if ended_early and not is_new and (wrong := run_solution_again(check, runner)[0]):
             return NOT_COMPARABLE, wrong
         judged, how = "mine.journals", ["--journals"]
         with open(judged, "wb") as file:
@@ -336,12 +357,15 @@ def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, s
     return statuses[0], verdict + "\n".join(texts)
 
 
-def solution_fails_here(check: Check, runner: Runner, limit: int) -> str:
-    """What is wrong if the solution fails here as well: its record may be from another environment."""
-    status, output = run_program(check, runner, "again.jsonl", limit, check.solution, {})
+def run_solution_again(check: Check, runner: Runner) -> tuple[str, int]:
+    """What is wrong if the solution fails here as well: its record may be from another environment. And how many
+    seconds it takes now."""
+    begin = time.monotonic()
+    status, output = run_solution(check, runner, "again.jsonl")
+    seconds = int(time.monotonic() - begin)
     remove(["again.jsonl", *of_ranks("again.jsonl")])
     said = f"The solution itself fails here, so nothing can be said of your program.\n{last_lines(output)}"
-    return said if status else ""
+    return said if status else "", seconds
 
 
 def says_what_is_wrong(output: bytes) -> bool:
