@@ -90,8 +90,8 @@ __device__ inline float max_of(int n, Values values) {
 #endif
 }
 
-// Returns the first j in [0, n) for which condition(j) holds; n if there is none. On a GPU, all lanes of a warp must call
-// it together; each gets the result.
+// Returns the first j in [0, n) for which condition(j) holds; n if there is none. On a GPU, all lanes of a warp must
+// call it together; each gets the result.
 template <typename Condition>
 __device__ inline int first_of(int n, Condition condition) {
 #ifdef WORKSHOP_GPU_THREADS

@@ -26,8 +26,8 @@ namespace workshop {
   return text;
 }
 
-// Writes `text` to stderr with one write, so that the lines of several ranks do not mix. (fprintf() of glibc 2.41 writes
-// 128 bytes at a time to a stream without a buffer.)
+// Writes `text` to stderr with one write, so that the lines of several ranks do not mix. (fprintf() of glibc 2.41
+// writes 128 bytes at a time to a stream without a buffer.)
 inline void print_error(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
 
 // Throws std::runtime_error with this text.

@@ -58,8 +58,8 @@ class Training {
 
   // ---- the current step ----
 
-  int samples() const;       // in all its batches, on this replica
-  float* loss() const;       // on the device, initially zero: add the loss here
+  int samples() const;  // in all its batches, on this replica
+  float* loss() const;  // on the device, initially zero: add the loss here
   // Factor of the learning rate (--warmup-steps, --lr-schedule). Get it when you enqueue the update: the stream first
   // waits until a checkpoint that is being saved beside the training has the values from before.
   double lr_factor() const;

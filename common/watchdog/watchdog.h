@@ -36,7 +36,8 @@ class SlowFiles {
 };
 
 // Returns unless a communicator failed, as happens if another rank ended or made a call that does not match. If one
-// failed, ends the job as if a call had not completed, and reports `error` or, if it is empty, the communicator's error.
+// failed, ends the job as if a call had not completed, and reports `error` or, if it is empty, the communicator's
+// error.
 void report_failed_communicators(const std::string& error);
 
 }  // namespace workshop

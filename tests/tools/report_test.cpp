@@ -143,7 +143,8 @@ TEST(Report, ARoundOfLocalSgdIsOneStep) {
 // Nothing is reported about the server, because it does not compute.
 TEST(Report, AWorkerOfAParameterServerIsSeen) {
   const TemporaryFolder folder;
-  const std::string run = R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
+  const std::string run =
+      R"({"type":"run","chapter":"10_less_communication","program":"parameter_server","world":2,"options":{}})";
   const std::vector<std::string> events{step(0, 0, 0),
                                         end(0, 100),
                                         step(1, 0, 0),

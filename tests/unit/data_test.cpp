@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The data set and its samplers against PyTorch's, and the loader against gathering by hand.
-#include "common/data/dataset.h"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <stdexcept>
 #include <vector>
+
+#include "common/data/dataset.h"
 
 namespace workshop {
 namespace {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The partition of layers among ranks, by number and by parameters, against every possible partition.
-#include "03_model_parallel/model_parallel.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
+
+#include "03_model_parallel/model_parallel.h"
 
 namespace workshop {
 namespace {
