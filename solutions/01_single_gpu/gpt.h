@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "01_single_gpu/cross_entropy.h"
 #include "01_single_gpu/embedding.h"
@@ -26,13 +29,15 @@ inline void require_sizes(const Options& options, int vocabulary) {
   require_product({{"12", 12}, {"--width", width}, {"--width + 2", width + 2}});
   require_product({{"--batch-size", options.batch_size}, {"--context", o.context}, {"the vocabulary", vocabulary}});
   require_product({{"4", 4}, {"--batch-size", options.batch_size}, {"--context", o.context}, {"--width", width}});
-  const bool in_blocks = o.attention_block > 0 && o.dropout == 0;  // else, a probability's place must be an int
-  require_product({{"2", 2},
-                   {"--batch-size", options.batch_size},
-                   {in_blocks ? "1" : "--heads", in_blocks ? 1 : o.heads},
-                   {"--context", o.context},
-                   {in_blocks ? "--attention-block" : "--context",
-                    in_blocks ? std::min(o.attention_block, o.context) : o.context}});
+  // The scores, of all pairs of positions or of blocks of them, and their gradients. Dropout counts all pairs.
+  std::vector<std::pair<std::string, std::int64_t>> scores = {
+      {"2", 2}, {"--batch-size", options.batch_size}, {"--context", o.context}};
+  if (o.attention_block > 0 && o.dropout == 0) {
+    scores.push_back({"--attention-block", std::min(o.attention_block, o.context)});
+  } else {
+    scores.insert(scores.end(), {{"--heads", o.heads}, {"--context", o.context}});
+  }
+  require_product(scores);
   const std::int64_t E = width, in_block = 12 * E * E + 13 * E,
                      parameters = (2LL * vocabulary + o.context + 2) * E + o.blocks * in_block;
   if (parameters > INT_MAX) {

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends training runs at random moments by random signals, and goes on until they are done: stopping.py BIN COUNT
+"""Ends training runs at random moments by random signals, and goes on until they are done:
+
+  stopping.py BIN COUNT           on this machine
+  stopping.py BIN COUNT slurm     as steps of a Slurm job, on its nodes, which must all be this machine
 
 After each end, every folder that has the name of a checkpoint must be complete, and none that had its name may be gone.
 The run must become, bit by bit, the one that nothing has interrupted. The moments are the same ones as far as time is,
@@ -19,7 +22,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-from support import LAUNCH, end_all, expect, run_main, status_of
+from support import LAUNCH, ROOT, end_all, expect, run_main, status_of
 
 PATIENCE = 90  # seconds for a run
 SAVED = 75
@@ -45,23 +48,32 @@ def has_best(names: set[str]) -> bool:
 
 
 class Trial:
-    def __init__(self, programs: str, number: int, chance: random.Random):
+    def __init__(self, programs: str, number: int, chance: random.Random, on_slurm: bool):
+        self.on_slurm = on_slurm
+        self.folder = os.getcwd()
         self.ranks, program, options = RUNS[number % len(RUNS)]
         self.program = os.path.join(programs, program)
         self.chance = chance
         self.options = [*options.split(), "--epochs", "1000", "--log-every", "0", "--optimizer", "adamw"]
-        self.saving = ["--checkpoints", "saved", "--resume", "saved", "--keep", "0", "--save-every", chance.choice(["0", "40", "150"])]
+        saved = self.path("saved")
+        self.saving = ["--checkpoints", saved, "--resume", saved, "--keep", "0", "--save-every", chance.choice(["0", "40", "150"])]
         if not program.endswith(WITHOUT_ASYNC) and chance.random() < 0.5:
             self.saving += ["--checkpoint-mode", "async"]
         self.done: list[str] = []  # what has happened
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
 
     def told(self) -> str:
         return f"{self.ranks} ranks, {os.path.basename(self.program)} {' '.join(self.options + self.saving)}: {'; '.join(self.done)}"
 
     def start(self, options: list[str], record: str) -> subprocess.Popen:
-        command = [LAUNCH, "-n", str(self.ranks), "--", self.program, *self.options, *options, "--record", record]
+        launch = [LAUNCH, "-n", str(self.ranks)]
+        if self.on_slurm:
+            launch = ["slurm/step", "-n", str(self.ranks), "-N", str(min(self.ranks, 2))]
+        command = [*launch, "--", self.program, *self.options, *options, "--record", self.path(record)]
         with open("output.txt", "ab") as output:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def end(self, process: subprocess.Popen) -> int:
         try:
@@ -80,7 +92,7 @@ class Trial:
     def disturb(self, process: subprocess.Popen, kind: str) -> bool:
         """Sends the signal to a rank, or to all. Returns whether there was one."""
         while True:
-            ranks = of_program(os.path.join(os.getcwd(), "record.jsonl"))
+            ranks = of_program(self.path("record.jsonl"))
             if process.poll() is not None:
                 return False
             if kind in ("KILL", "STOP") or (len(ranks) == self.ranks and all(map(catches, ranks))):
@@ -102,7 +114,7 @@ class Trial:
         seconds = self.without_interruption()
         named: set[str] = set()
         for attempt in range(6):
-            process = self.start(self.saving, os.path.join(os.getcwd(), "record.jsonl"))
+            process = self.start(self.saving, "record.jsonl")
             kind = self.chance.choice(list(SIGNALS))
             time.sleep(self.chance.random() * seconds * 1.2)
             sent = self.disturb(process, kind) if attempt < 5 else False
@@ -148,7 +160,8 @@ def of_program(record: str) -> list[int]:
                 words = file.read().split(b"\0")
         except OSError:
             continue
-        if record.encode() in words and b"--" not in words and b"sh" not in words and not words[0].endswith((b"mpirun", b"setpriv")):
+        starts_others = b"--" in words or b"sh" in words or words[0].endswith((b"mpirun", b"setpriv", b"srun"))
+        if record.encode() in words and not starts_others:
             found.append(int(name))
     return found
 
@@ -182,15 +195,18 @@ def results(record: str) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    programs, count = os.path.abspath(words[0]), int(words[1])
+    programs, count, on_slurm = os.path.abspath(words[0]), int(words[1]), words[2:] == ["slurm"]
     seed = os.environ.get("WORKSHOP_TEST_SEED", "1")
+    signals = 0
     for number in range(count):
         folder = tempfile.mkdtemp(prefix="stopping.")
         os.chdir(folder)
-        Trial(programs, number, random.Random(f"{seed} {number}")).judge()
+        trial = Trial(programs, number, random.Random(f"{seed} {number}"), on_slurm)
+        trial.judge()
+        signals += sum(" to " in what for what in trial.done)
         os.chdir("/")
         shutil.rmtree(folder)
-    print(f"{count} runs have been interrupted and have become what they would have become")
+    print(f"{count} runs, with {signals} signals, have become what they would have become")
     return 0
 
 
