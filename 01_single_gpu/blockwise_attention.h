@@ -22,7 +22,7 @@
 namespace workshop {
 
 // The scores of `queries` positions, from `first` on, for `keys` keys, from `begin` on, of one head: [samples·queries,
-// keys]. The first position sees at least the first key.
+// keys]. `first` is at least `begin`.
 struct ScoreBlock {
   int first, queries, begin, keys;
   int positions;  // T
@@ -51,9 +51,9 @@ struct BlockDropout {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Takes a block of scores into the softmax of each row: turns each score s into p = e^(scale·s - m), and updates the
-// numbers of the row, m = largest[row_of_all(row)] and the sum of all p so far in `sums`. `context`
-// [samples·T, width], the sum of p·v over the earlier blocks, has p of an older m: corrects it. A warp shares a row.
+// Takes a block of scores into the softmax of each row: turns each score into p = e^(scale·score - y), and updates the
+// numbers of the row, y = largest[row_of_all(row)] and the sum of all p so far in `sums`. `context` [samples·T, width]
+// is the sum of p·v over the earlier blocks, with an older y: it is corrected, too. A warp shares a row.
 static __global__ void softmax_of_block(Reals scores, float* context, float* largest, float* sums, float scale,
                                         ScoreBlock block, int rows, int width, BlockDropout dropout) {
   for (int row : warp_stride(rows)) {
@@ -63,10 +63,11 @@ static __global__ void softmax_of_block(Reals scores, float* context, float* lar
     const float largest_before = first ? -INFINITY : largest[at], sum_before = first ? 0.0f : sums[at];
     float now = 0, sum = 0, correction = 0;
     // TODO 01.26: Turn the scores p[j] into powers, and compute `now`, `correction` and `sum`.
-    //   `now` is the largest scale·p[j] that the row has seen, in this block and before: largest_before is -INFINITY in
-    //   the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to block.keys - 1, which
-    //   the position does not see. The powers of earlier blocks, whose sum is sum_before, were computed with
-    //   largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers so far.
+    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and before: largest_before is
+    //   -INFINITY in the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to
+    //   block.keys - 1, which the position does not see. The powers of earlier blocks, whose sum is sum_before, were
+    //   computed with largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers
+    //   so far.
     todo("01.26");
     // END TODO 01.26
     sync_lanes();  // all lanes have read largest[at] and sums[at]
@@ -91,10 +92,10 @@ static __global__ void complete_softmax(Reals context, float* log_sums, const fl
     const int at = all.row_of_all(row);
     const Reals out = context + static_cast<std::ptrdiff_t>(at) * stride;
     const float* values = sum_of_values + static_cast<std::ptrdiff_t>(at) * width;
-    // TODO 01.27: Compute the row's context, out[j], from values[j], and its log_sums[…].
+    // TODO 01.27: Write the row's context to out[j], and the logarithm of its sum to log_sums[…].
     //   values[width] is the sum of p·v over all keys, with p = e^(scale·score - largest[at]); the sum of all these p
-    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. Its place is row / all.queries *
-    //   heads * all.positions + all.position(row).
+    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. The logarithm's place is row /
+    //   all.queries * heads * all.positions + all.position(row).
     todo("01.27");
     // END TODO 01.27
   }
@@ -123,9 +124,10 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
       const float kept = dropout.active ? dropout.factor(block, row, j) : 1.0f;
       float probability = 0, dscore = 0;
       // TODO 01.28: Compute `probability`, and `dscore`, the gradient of the score p[j].
-      //   The probability can be computed from the score and log_sum alone. The gradient is scale·probability·(dp - D),
-      //   where D is the sum of probability·dp over the whole row, which `dot` holds: the sum of dcontext·context is
-      //   the same number. dp is gradient[j] times `kept`, what dropout has multiplied the probability by.
+      //   p[j] still is the score, without the scale; with log_sum, it gives the probability. The gradient is
+      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row, which `dot` holds: the
+      //   sum of dcontext·context is the same number. dp is gradient[j] times `kept`, what dropout has multiplied the
+      //   probability by.
       todo("01.28");
       // END TODO 01.28
       p[j] = probability * kept;

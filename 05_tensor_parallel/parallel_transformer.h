@@ -186,7 +186,9 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    return dropout(Block::probability_place, batch, nth_of(heads_.probabilities()));
+    const DropoutPart part =
+        dropout_ > 0 ? nth_of(heads_.probabilities()) : DropoutPart{};  // else, it may be too large
+    return dropout(Block::probability_place, batch, part);
   }
   Dropout on_features(const Batch& batch) const {
     return dropout(Block::activation_place, batch, nth_of(4 * heads_.features()));

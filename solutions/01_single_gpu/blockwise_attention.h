@@ -22,7 +22,7 @@
 namespace workshop {
 
 // The scores of `queries` positions, from `first` on, for `keys` keys, from `begin` on, of one head: [samples·queries,
-// keys]. The first position sees at least the first key.
+// keys]. `first` is at least `begin`.
 struct ScoreBlock {
   int first, queries, begin, keys;
   int positions;  // T
@@ -51,17 +51,17 @@ struct BlockDropout {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Takes a block of scores into the softmax of each row: turns each score s into p = e^(scale·s - m), and updates the
-// numbers of the row, m = largest[row_of_all(row)] and the sum of all p so far in `sums`. `context`
-// [samples·T, width], the sum of p·v over the earlier blocks, has p of an older m: corrects it. A warp shares a row.
+// Takes a block of scores into the softmax of each row: turns each score into p = e^(scale·score - y), and updates the
+// numbers of the row, y = largest[row_of_all(row)] and the sum of all p so far in `sums`. `context` [samples·T, width]
+// is the sum of p·v over the earlier blocks, with an older y: it is corrected, too. A warp shares a row.
 static __global__ void softmax_of_block(Reals scores, float* context, float* largest, float* sums, float scale,
                                         ScoreBlock block, int rows, int width, BlockDropout dropout) {
   // WRITE 01.N: Take each row of the block into the softmax of its position.
   //   Row i has block.keys scores, from scores + i·block.keys on; its position sees the first block.seen(i). Replace
-  //   them by e^(scale·score - m), where m is the largest scale·score of this and all earlier blocks; the others become
-  //   0. Keep m in largest[] and the sum of all these powers, of this and all earlier blocks, in sums[], at place
+  //   them by e^(scale·score - y), where y is the largest scale·score of this and all earlier blocks; the others become
+  //   0. Keep y in largest[] and the sum of all these powers, of this and all earlier blocks, in sums[], at place
   //   block.row_of_all(i). In the first block (block.begin is 0), nothing has written largest[], sums[] and the row
-  //   context[place·width … + width - 1] yet. Later, the row of context holds a sum with an older m as well: multiply
+  //   context[place·width … + width - 1] yet. Later, the row of context holds a sum with an older y as well: multiply
   //   it by what makes it right. Last, with dropout.active, multiply each power, but not their sum, by
   //   dropout.factor(block, i, j). Use warp_stride(), lanes(), max_of() and sum_of() as in causal_softmax(). All lanes
   //   read and write the row's numbers in largest[] and sums[]: call sync_lanes() between.
@@ -72,10 +72,11 @@ static __global__ void softmax_of_block(Reals scores, float* context, float* lar
     const float largest_before = first ? -INFINITY : largest[at], sum_before = first ? 0.0f : sums[at];
     float now = 0, sum = 0, correction = 0;
     // TODO 01.26: Turn the scores p[j] into powers, and compute `now`, `correction` and `sum`.
-    //   `now` is the largest scale·p[j] that the row has seen, in this block and before: largest_before is -INFINITY in
-    //   the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to block.keys - 1, which
-    //   the position does not see. The powers of earlier blocks, whose sum is sum_before, were computed with
-    //   largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers so far.
+    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and before: largest_before is
+    //   -INFINITY in the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to
+    //   block.keys - 1, which the position does not see. The powers of earlier blocks, whose sum is sum_before, were
+    //   computed with largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers
+    //   so far.
     now = fmaxf(largest_before, scale * max_of(seen, p));
     for (int j : lanes(seen)) p[j] = expf(scale * p[j] - now);
     for (int j : lanes(block.keys)) {
@@ -107,10 +108,10 @@ static __global__ void complete_softmax(Reals context, float* log_sums, const fl
     const int at = all.row_of_all(row);
     const Reals out = context + static_cast<std::ptrdiff_t>(at) * stride;
     const float* values = sum_of_values + static_cast<std::ptrdiff_t>(at) * width;
-    // TODO 01.27: Compute the row's context, out[j], from values[j], and its log_sums[…].
+    // TODO 01.27: Write the row's context to out[j], and the logarithm of its sum to log_sums[…].
     //   values[width] is the sum of p·v over all keys, with p = e^(scale·score - largest[at]); the sum of all these p
-    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. Its place is row / all.queries *
-    //   heads * all.positions + all.position(row).
+    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. The logarithm's place is row /
+    //   all.queries * heads * all.positions + all.position(row).
     for (int j : lanes(width)) out[j] = values[j] / sums[at];
     log_sums[row / all.queries * heads * all.positions + all.position(row)] = largest[at] + logf(sums[at]);
     // END TODO 01.27
@@ -147,9 +148,10 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
       const float kept = dropout.active ? dropout.factor(block, row, j) : 1.0f;
       float probability = 0, dscore = 0;
       // TODO 01.28: Compute `probability`, and `dscore`, the gradient of the score p[j].
-      //   The probability can be computed from the score and log_sum alone. The gradient is scale·probability·(dp - D),
-      //   where D is the sum of probability·dp over the whole row, which `dot` holds: the sum of dcontext·context is
-      //   the same number. dp is gradient[j] times `kept`, what dropout has multiplied the probability by.
+      //   p[j] still is the score, without the scale; with log_sum, it gives the probability. The gradient is
+      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row, which `dot` holds: the
+      //   sum of dcontext·context is the same number. dp is gradient[j] times `kept`, what dropout has multiplied the
+      //   probability by.
       probability = expf(scale * p[j] - log_sum);
       dscore = scale * probability * (gradient[j] * kept - dot);
       // END TODO 01.28
@@ -225,7 +227,7 @@ inline void blockwise_forward(const Blas& blas, const Heads& heads, const Attent
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, values, h);
     const BlockDropout masked = dropout_of_head(heads, dropout, h);
-    // WRITE 01.P: For each block of keys: its scores, its part of the softmax, and its part of the sum of p·v.
+    // WRITE 01.P: For each block of keys, from the first to the last: its scores, and its part of the sum of p·v.
     //   The keys are those of the positions 0 to end - 1, heads.block at a time, and fewer in the last block if they do
     //   not divide. The queries are the positions from `first` to end - 1, but only those that see at least one key of
     //   the block: ScoreBlock{first, queries, begin, keys, T}. head.q, head.k and head.v begin at position 0;
@@ -286,7 +288,7 @@ inline void blockwise_backward(const Blas& blas, const Heads& heads, const Atten
     const Head head(heads, values, h), g(heads, gradients, h);
     const BlockDropout masked = dropout_of_head(heads, dropout, h);
     launch(dots_of_rows, samples * T * d, stream, in.sums, g.context.data, head.context.data, samples * T, d, features);
-    // WRITE 01.Q: For each block of keys: its gradients of k and v, and its part of that of q.
+    // WRITE 01.Q: From the first block of keys to the last: its gradients of k and v, and its part of that of q.
     //   Only the positions from the block's first key on see it: ScoreBlock{begin, T - begin, begin, keys, T}, with
     //   heads.block keys, or fewer in the last block. Two batched_gemm() compute the block's scores again, without the
     //   scale, into in.of(in.scores, block), and the gradients dp = dcontext vᵀ of its probabilities into in.of(in.dp,

@@ -105,7 +105,7 @@ def make_page(report, python, folder, files):
     with open(f"{folder}/data", "w") as data:
         subprocess.run([report, "--json", *files], stdout=data, check=True, timeout=240)
     page = f"{folder}/page.html"
-    subprocess.run([python, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True, timeout=240)
+    subprocess.run([*python, f"{SOURCE}/tools/report/report_page.py", data.name, page], check=True, timeout=240)
     return page
 
 

@@ -58,6 +58,7 @@ const SelfTest large_scores_in_blocks([](const Options& options, cudaStream_t st
            rows, kWidth, BlockDropout{});
     probe("01.26", "powers of large scores", scores, {rows, kKeys}, stream);
     probe("01.26", "sums of powers of large scores", sums.data(), {kPositions}, stream);
+    probe("01.26", "context that goes with large scores", values.data(), {kPositions, kWidth}, stream);
   };
   add(first.data(), {0, kPositions, 0, kKeys, kPositions});
   add(second.data(), {kKeys, kKeys, kKeys, kKeys, kPositions});

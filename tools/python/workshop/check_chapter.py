@@ -291,9 +291,10 @@ class Verdict:
 
 def shown_check(chapter: str, check: Check, verbose: bool) -> str:
     """The verdict of a check, and how to see it again."""
-    text = wrapped(check.read("verdict.txt") or check.read("messages.txt"))
+    text = check.read("verdict.txt") or check.read("messages.txt")
     if not verbose:  # what is right in this run only would be confusing beside what is right in all of them
         text = re.sub(r"^Right so far: .*\n", "", text, flags=re.M)
+    text = wrapped(text)
     if check.status == WRONG:
         options = " ".join(check.options)
         machine = "".join(f"WORKSHOP_SIMULATE={value} " for value in check.values("--simulate"))
