@@ -35,6 +35,8 @@ struct ScoreBlock {
   }
   // Returns the row in arrays with one row for each position of each sample, [samples·T].
   __device__ int row_of_all(int row) const { return row / queries * positions + position(row); }
+  // Returns the same in arrays with such rows for each of `heads` heads, [samples, heads, T], from the head's first on.
+  __device__ int row_of_head(int row, int heads) const { return row / queries * heads * positions + position(row); }
 };
 
 // What dropout does to the probabilities of one head.
@@ -94,8 +96,8 @@ static __global__ void complete_softmax(Reals context, float* log_sums, const fl
     const float* values = sum_of_values + static_cast<std::ptrdiff_t>(at) * width;
     // TODO 01.27: Write the row's context to out[j], and the logarithm of its sum to log_sums[…].
     //   values[width] is the sum of p·v over all keys, with p = e^(scale·score - largest[at]); the sum of all these p
-    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. The logarithm's place is row /
-    //   all.queries * heads * all.positions + all.position(row).
+    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. Its place is all.row_of_head(row,
+    //   heads).
     todo("01.27");
     // END TODO 01.27
   }
@@ -118,7 +120,7 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
     const Reals p = scores + static_cast<std::ptrdiff_t>(row) * block.keys;
     const Reals gradient = dp + static_cast<std::ptrdiff_t>(row) * block.keys;
     const int seen = block.seen(row);
-    const float log_sum = log_sums[row / block.queries * heads * block.positions + block.position(row)];
+    const float log_sum = log_sums[block.row_of_head(row, heads)];
     const float dot = dots[block.row_of_all(row)];
     for (int j : lanes(seen)) {
       const float kept = dropout.active ? dropout.factor(block, row, j) : 1.0f;

@@ -31,7 +31,7 @@ class Ending {
   // The TODO that the output names, or that contains a call named there. Prefers `next` if the output names several;
   // returns "" if it names none.
   std::string todo(const Todos& todos, const std::string& next) const;
-  // The TODO whose call the order checker found on the default stream, where none belongs; "" if there is none.
+  // The TODO whose call the order checker found on the default stream, or "". No call belongs there.
   std::string on_default_stream(const Todos& todos) const;
   // All TODOs with a line that the output names.
   std::vector<std::string> todos(const Todos& todos) const;

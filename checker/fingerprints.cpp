@@ -208,7 +208,7 @@ std::optional<Sighting> failure(int status, const std::string& output) {
   // The ranks print in any order, and perhaps not all of them print: take the smallest line.
   const auto first = std::ranges::min_element(reasons);
   if (first == reasons.end()) return std::nullopt;
-  // A rank that goes on after another one has found the mistake may crash, and its status be that of the run.
+  // After one rank has found the mistake, another may still crash, and then the status of the run is that of the crash.
   for (const char* checker : {"order: ", "bounds: ", "memory: "}) {
     if (first->starts_with(checker)) status = 1;
   }

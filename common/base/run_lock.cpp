@@ -30,8 +30,8 @@ std::string host_name() {
   return name;
 }
 
-// Field 22 of /proc/PID/stat: when the process started. Another process with the same number has another one. Empty if
-// there is no such process.
+// Field 22 of /proc/PID/stat: when the process started. A later process with the same number has a different one. Empty
+// if there is no such process.
 std::string start_of(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -35,6 +35,8 @@ struct ScoreBlock {
   }
   // Returns the row in arrays with one row for each position of each sample, [samples·T].
   __device__ int row_of_all(int row) const { return row / queries * positions + position(row); }
+  // Returns the same in arrays with such rows for each of `heads` heads, [samples, heads, T], from the head's first on.
+  __device__ int row_of_head(int row, int heads) const { return row / queries * heads * positions + position(row); }
 };
 
 // What dropout does to the probabilities of one head.
@@ -110,10 +112,10 @@ static __global__ void complete_softmax(Reals context, float* log_sums, const fl
     const float* values = sum_of_values + static_cast<std::ptrdiff_t>(at) * width;
     // TODO 01.27: Write the row's context to out[j], and the logarithm of its sum to log_sums[…].
     //   values[width] is the sum of p·v over all keys, with p = e^(scale·score - largest[at]); the sum of all these p
-    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. The logarithm's place is row /
-    //   all.queries * heads * all.positions + all.position(row).
+    //   is sums[at]. The logarithm of the sum of e^(scale·score) must not overflow. Its place is all.row_of_head(row,
+    //   heads).
     for (int j : lanes(width)) out[j] = values[j] / sums[at];
-    log_sums[row / all.queries * heads * all.positions + all.position(row)] = largest[at] + logf(sums[at]);
+    log_sums[all.row_of_head(row, heads)] = largest[at] + logf(sums[at]);
     // END TODO 01.27
   }
 }
@@ -133,16 +135,16 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
                                          ScoreBlock block, int rows, int heads, BlockDropout dropout) {
   // WRITE 01.O: Turn the block's scores into probabilities, and dp into the gradients of the scores.
   //   Row i has block.keys values in `scores` and in dp; its position sees the first block.seen(i), and both become 0
-  //   for the others. The probability of a score is e^(scale·score - log_sum), with the row's log_sum at log_sums[i /
-  //   block.queries · heads · block.positions + block.position(i)]. The gradient of a score is scale·p·(dp - D): D, the
-  //   sum of p·dp over the whole row, of which this block has only a part, is dots[block.row_of_all(i)]. With
+  //   for the others. The probability of a score is e^(scale·score - log_sum); the row's log_sum is at
+  //   log_sums[block.row_of_head(i, heads)]. The gradient of a score is scale·p·(dp - D), where D is the sum of p·dp
+  //   over the whole row. This block has only a part of that sum; dots[block.row_of_all(i)] has all of it. With
   //   dropout.active, dp is the gradient of the probability after dropout: multiply it by dropout.factor(block, i, j)
   //   first. And what multiplied v, the result in `scores`, is p times this factor.
   for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::ptrdiff_t>(row) * block.keys;
     const Reals gradient = dp + static_cast<std::ptrdiff_t>(row) * block.keys;
     const int seen = block.seen(row);
-    const float log_sum = log_sums[row / block.queries * heads * block.positions + block.position(row)];
+    const float log_sum = log_sums[block.row_of_head(row, heads)];
     const float dot = dots[block.row_of_all(row)];
     for (int j : lanes(seen)) {
       const float kept = dropout.active ? dropout.factor(block, row, j) : 1.0f;

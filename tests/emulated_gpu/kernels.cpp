@@ -96,7 +96,7 @@ void causal_softmax_backward_of(Values& v) {
   LAUNCH(causal_softmax_backward, n, dp, p, v.scalar("scale", 0.75f), rows, positions);
 }
 
-// The scores of `keys` keys for about `rows` rows of several samples, some of which see only a part of the keys.
+// The scores of `keys` keys for about `rows` rows of several samples. Some rows see only a part of the keys.
 struct SampleBlocks {
   ScoreBlock block;
   int samples;

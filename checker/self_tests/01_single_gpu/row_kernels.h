@@ -39,7 +39,7 @@ constexpr const char* kTodos[kKernels] = {"01.10", "01.11", "01.12", "01.13", "0
 struct Arrays {
   Real* matrices[3];      // [kRows, kWidth]
   Real* vectors[2];       // [kWidth]
-  float* of_rows[3];      // [kPositions], of which most kernels use kRows
+  float* of_rows[3];      // [kPositions]; most kernels use only kRows
   float* floats;          // [kPositions, kWidth]
   std::int32_t* targets;  // [kRows]
 };
