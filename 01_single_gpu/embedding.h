@@ -8,15 +8,16 @@
 #include "common/base/random.h"
 #include "common/device/device.h"
 #include "model/model.h"
+#include "model/positions.h"
 
 namespace workshop {
 
-// Computes y[rows, width]: row i is words[tokens[i]] + positions[first + i mod context].
+// Computes y[rows, width]: row i is words[tokens[i]] + positions[at[i mod at.count]].
 static __global__ void embedding_forward(Reals y, const std::int32_t* tokens, ConstReals words, ConstReals positions,
-                                         int first, int context, int rows, int width) {
+                                         Positions at, int rows, int width) {
   for_each_element(rows, width, [=](int i, int column) {
     const int row = i / width;
-    y[i] = words[tokens[row] * width + column] + positions[(first + row % context) * width + column];
+    y[i] = words[tokens[row] * width + column] + positions[at[row % at.count] * width + column];
   });
 }
 
@@ -51,31 +52,32 @@ static __global__ void word_gradients(Reals words_grad, ConstReals dy, const std
   });
 }
 
-// Adds the rows of dy[rows, width] to the gradients of their positions, positions_grad[context, width].
-static __global__ void position_gradients(Reals positions_grad, ConstReals dy, int context, int rows, int width) {
-  for_each_element(context, width, [=](int i, int column) {
-    float sum = positions_grad[i];
-    for (int row = i / width; row < rows; row += context) sum += dy[row * width + column];
-    positions_grad[i] = sum;
+// Adds the rows of dy[rows, width] to the gradients of their positions, positions_grad[at.whole, width].
+static __global__ void position_gradients(Reals positions_grad, ConstReals dy, Positions at, int rows, int width) {
+  for_each_element(at.count, width, [=](int i, int column) {
+    const int first = i / width, place = at[first] * width + column;
+    float sum = positions_grad[place];
+    for (int row = first; row < rows; row += at.count) sum += dy[row * width + column];
+    positions_grad[place] = sum;
   });
 }
 
 // Adds dy[rows, width] to the gradients of the words first, first + 1, …, words_grad[count, width], and to those of the
-// positions. `same` is scratch memory.
+// positions `at`. `same` is scratch memory.
 inline void embedding_backward(Real* words_grad, Real* positions_grad, const Real* dy, const std::int32_t* tokens,
-                               SameWord same, int first, int count, int context, int rows, int width,
+                               SameWord same, int first, int count, Positions at, int rows, int width,
                                cudaStream_t stream) {
   launch(link_same_words, rows * width, stream, same, tokens, rows);
   launch(word_gradients, rows * width, stream, words_grad, dy, tokens, same, first, count, rows, width);
-  launch(position_gradients, context * width, stream, positions_grad, dy, context, rows, width);
+  launch(position_gradients, at.count * width, stream, positions_grad, dy, at, rows, width);
 }
 
-// Maps token ids [samples, context] to vectors [samples, context, width].
+// Maps token ids [samples, positions.count] to vectors [samples, positions.count, width].
 class Embedding : public Layer {
  public:
-  Embedding(int vocabulary, int context, int width)
-      : Layer("embedding", context, context * width), context_(context), width_(width) {
-    parameters = {{"tokens.weight", {vocabulary, width}}, {"positions.weight", {context, width}}};
+  Embedding(int vocabulary, Positions positions, int width)
+      : Layer("embedding", positions.count, positions.count * width), positions_(positions), width_(width) {
+    parameters = {{"tokens.weight", {vocabulary, width}}, {"positions.weight", {positions.whole, width}}};
   }
 
   // Standard normal, as in nn.Embedding.
@@ -86,14 +88,14 @@ class Embedding : public Layer {
     return values;
   }
   std::vector<int> saved() const override { return {out}; }
-  int rows() const override { return context_; }
+  int rows() const override { return positions_.count; }
   void allocate(int max_samples, cudaStream_t) override {
-    links_ = DeviceBuffer<int>(2 * max_samples * context_, Memory::data);
+    links_ = DeviceBuffer<int>(2 * max_samples * rows(), Memory::data);
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const Range range({"forward ", name}, blas.stream());
-    compute(x, saved.buffers[0].data(), 0, samples * context_, blas.stream());
+    compute(x, saved.buffers[0].data(), positions_, samples * rows(), blas.stream());
     return saved.buffers[0].data();
   }
 
@@ -102,26 +104,27 @@ class Embedding : public Layer {
     const Range range({"backward ", name}, stream);
     const Parameter &words = parameters[0], &positions = parameters[1];
     if (g.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words.grad, 0, count() * sizeof(Real), stream));
-    const int rows = g.samples * context_;
+    const int rows = g.samples * this->rows();
     embedding_backward(words.grad, positions.grad, g.dy, static_cast<const std::int32_t*>(saved.x),
-                       {links_.data(), links_.data() + rows}, 0, words.rows(), context_, rows, width_, stream);
+                       {links_.data(), links_.data() + rows}, 0, words.rows(), positions_, rows, width_, stream);
     probe("01.9", "tokens.weight.grad", words.grad, {words.rows(), width_}, stream);
     return nullptr;  // words have no gradient
   }
 
   // x points to the token.
   const Real* forward_position(const Blas& blas, const void* x, int position, Saved& saved) override {
-    compute(x, saved.buffers[0].data(), position, 1, blas.stream());
+    compute(x, saved.buffers[0].data(), {positions_.whole, 1, position}, 1, blas.stream());
     return saved.buffers[0].data();
   }
 
  private:
-  void compute(const void* x, Real* y, int first, int rows, cudaStream_t stream) const {
+  void compute(const void* x, Real* y, Positions at, int rows, cudaStream_t stream) const {
     launch(embedding_forward, rows * width_, stream, y, static_cast<const std::int32_t*>(x), parameters[0].value,
-           parameters[1].value, first, context_, rows, width_);
+           parameters[1].value, at, rows, width_);
   }
 
-  int context_, width_;
+  Positions positions_;
+  int width_;
   DeviceBuffer<int> links_;  // SameWord's two arrays
 };
 

@@ -22,15 +22,17 @@
 namespace workshop {
 
 // The scores of `queries` positions, from `first` on, for `keys` keys, from `begin` on, of one head: [samples·queries,
-// keys]. `first` is at least `begin`.
+// keys]. Each of these positions sees at least one of the keys.
 struct ScoreBlock {
   int first, queries, begin, keys;
   int positions;  // T
+  int ahead =
+      0;  // a position i sees the keys 0 to i + ahead; 0, unless keys and queries are parts of a longer sequence
 
   __device__ int position(int row) const { return first + row % queries; }
-  // Returns how many of the block's keys the row's position sees: itself and those before it.
+  // Returns how many of the block's keys the row's position sees: by default, itself and those before it.
   __device__ int seen(int row) const {
-    const int until = position(row) - begin + 1;
+    const int until = position(row) + ahead - begin + 1;
     return until < keys ? until : keys;
   }
   // Returns the row in arrays with one row for each position of each sample, [samples·T].
@@ -43,10 +45,11 @@ struct ScoreBlock {
 struct BlockDropout {
   bool active = false;
   DropoutMask mask{};
-  std::int64_t first = 0;  // the place of the head's first probability in a sample
+  std::int64_t first = 0;  // the place in a sample of the head's probability of position 0 and key 0
+  int positions = 0;       // T
 
   __device__ float factor(const ScoreBlock& block, int row, int key) const {
-    const std::int64_t at = std::int64_t{1} * block.position(row) * block.positions + block.begin + key;
+    const std::int64_t at = std::int64_t{1} * block.position(row) * positions + block.begin + key;
     return mask.factor(row / block.queries, first + at);
   }
 };
@@ -197,20 +200,22 @@ struct BlockwiseRoom {
   Real *scores, *dp;              // a block of scores or probabilities, and of their gradients
   float *largest, *sums;          // [samples·T]; sums: in the backward pass, those of dcontext·context
   MatricesOf<float> accumulated;  // [samples, T, width]: the context, or the gradient of q, before it is complete
+  int ahead = 0;                  // of all blocks (ScoreBlock)
 };
 
 // The mask of head h, if dropout is active.
 inline BlockDropout dropout_of_head(const Heads& heads, const Dropout& dropout, int h) {
   if (!dropout.active()) return {};
   const std::int64_t of_head = std::int64_t{1} * heads.positions * heads.positions;
-  return {true, dropout.mask(heads.count * of_head), dropout.first() + h * of_head};
+  return {true, dropout.mask(heads.count * of_head), dropout.first() + h * of_head, heads.positions};
 }
 
 // Takes the scores in in.scores into the softmax of the block's rows: softmax_of_block().
-inline void take_into_softmax(const Heads& heads, const BlockwiseRoom& in, const ScoreBlock& block, int samples,
+inline void take_into_softmax(const Heads& heads, const BlockwiseRoom& in, ScoreBlock block, int samples,
                               const BlockDropout& dropout, cudaStream_t stream) {
   const int rows = samples * block.queries, all = samples * heads.positions, d = heads.width;
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  block.ahead = in.ahead;
   probe("01.25", "scores of a block", in.scores, {rows, block.keys}, stream);
   launch(softmax_of_block, rows * block.keys, stream, in.scores, in.accumulated.data, in.largest, in.sums, scale, block,
          rows, d, dropout);
@@ -219,45 +224,54 @@ inline void take_into_softmax(const Heads& heads, const BlockwiseRoom& in, const
   probe("01.26", "corrected context of earlier blocks", in.accumulated.data, {all, d}, stream);
 }
 
+// Sums p·v of one head in in.accumulated, for the positions `first` to end - 1 and the keys 0 to end - 1, heads.block
+// keys at a time. p = e^(scale·score - y); in.largest has each row's y, in.sums the sum of its p.
+inline void sum_over_blocks(const Blas& blas, const Heads& heads, const BlockwiseRoom& in, const Head& head,
+                            int samples, int first, int end, const BlockDropout& masked) {
+  const cudaStream_t stream = blas.stream();
+  const int d = heads.width, T = heads.positions, count = end - first;
+  // WRITE 01.P: For each block of keys, from the first to the last: its scores, and its part of the sum of p·v.
+  //   The keys are those of the positions 0 to end - 1, heads.block at a time, and fewer in the last block if they do
+  //   not divide. The queries are the `count` positions from `first` to end - 1, but only those that see at least one
+  //   key of the block: ScoreBlock{first, queries, begin, keys, T}. Position i sees the keys 0 to i + in.ahead;
+  //   in.ahead is 0 here, and not in chapter 08, which cuts the sequence. head.q, head.k and head.v begin at position
+  //   0; m.from_row(i) is the matrices m from row i on. in.of(in.scores, block) is where the scores go, which a
+  //   batched_gemm() computes without the scale. take_into_softmax() turns them into powers. Then add_batched_gemm()
+  //   adds the product of the powers and v to the rows of in.accumulated: with beta = 0 in the first block, because
+  //   nothing has written them.
+  for (int begin = 0; begin < end; begin += heads.block) {
+    ScoreBlock block{first, count, begin, std::min(heads.block, end - begin), T};
+    // TODO 01.25: Set block.first and block.queries: the positions that see at least one key of this block.
+    //   They are consecutive positions out of `first` to end - 1. Position i sees the keys 0 to i + in.ahead. in.ahead
+    //   is 0 here, and not in chapter 08, which cuts the sequence.
+    block.first = std::max(first, begin - in.ahead);
+    block.queries = end - block.first;
+    // END TODO 01.25
+    const Matrices scores = in.of(in.scores, block);
+    batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, head.q.from_row(block.first),
+                 head.k.from_row(begin), scores, samples);
+    take_into_softmax(heads, in, block, samples, masked, stream);
+    add_batched_gemm(blas, Op::as_is, Op::as_is, block.queries, d, block.keys, scores, head.v.from_row(begin),
+                     begin > 0 ? 1.0f : 0.0f, in.accumulated.from_row(block.first), samples);
+  }
+  // END WRITE 01.P
+  probe("01.P", "sum of powers times v", in.accumulated.data, {samples * T, d}, stream);
+}
+
 // As attention_forward(), with heads.block keys at a time. Keeps values.log_sums() instead of values.p. `room` has
 // samples·BlockwiseRoom::size(heads) Reals.
 inline void blockwise_forward(const Blas& blas, const Heads& heads, const AttentionValues& values, int samples,
                               int first, int count, const Dropout& dropout, Real* room) {
   const cudaStream_t stream = blas.stream();
-  const int d = heads.width, T = heads.positions, end = first + count;
+  const int d = heads.width, T = heads.positions, features = heads.features();
   const BlockwiseRoom in(heads, room, samples);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, values, h);
-    const BlockDropout masked = dropout_of_head(heads, dropout, h);
-    // WRITE 01.P: For each block of keys, from the first to the last: its scores, and its part of the sum of p·v.
-    //   The keys are those of the positions 0 to end - 1, heads.block at a time, and fewer in the last block if they do
-    //   not divide. The queries are the positions from `first` to end - 1, but only those that see at least one key of
-    //   the block: ScoreBlock{first, queries, begin, keys, T}. head.q, head.k and head.v begin at position 0;
-    //   m.from_row(i) is the matrices m from row i on. in.of(in.scores, block) is where the scores go, which a
-    //   batched_gemm() computes without the scale. take_into_softmax() turns them into powers. Then add_batched_gemm()
-    //   adds the product of the powers and v to the rows of in.accumulated: with beta = 0 in the first block, because
-    //   nothing has written them.
-    for (int begin = 0; begin < end; begin += heads.block) {
-      ScoreBlock block{first, count, begin, std::min(heads.block, end - begin), T};
-      // TODO 01.25: Set block.first and block.queries: the positions that see at least one key of this block.
-      //   They are consecutive positions out of `first` to end - 1. Position i sees the keys 0 to i.
-      block.first = std::max(first, begin);
-      block.queries = end - block.first;
-      // END TODO 01.25
-      const Matrices scores = in.of(in.scores, block);
-      batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, head.q.from_row(block.first),
-                   head.k.from_row(begin), scores, samples);
-      take_into_softmax(heads, in, block, samples, masked, stream);
-      add_batched_gemm(blas, Op::as_is, Op::as_is, block.queries, d, block.keys, scores, head.v.from_row(begin),
-                       begin > 0 ? 1.0f : 0.0f, in.accumulated.from_row(block.first), samples);
-    }
-    // END WRITE 01.P
-    probe("01.P", "sum of powers times v", in.accumulated.data, {samples * T, d}, stream);
-    const ScoreBlock all{first, count, 0, end, T};
+    sum_over_blocks(blas, heads, in, head, samples, first, first + count, dropout_of_head(heads, dropout, h));
+    const ScoreBlock all{first, count, 0, first + count, T};
     launch(complete_softmax, samples * count * d, stream, head.context.data, values.log_sums() + h * T,
-           in.accumulated.data, in.largest, in.sums, all, samples * count, d, heads.features(), heads.count);
+           in.accumulated.data, in.largest, in.sums, all, samples * count, d, features, heads.count);
   }
-  const int features = heads.features();
   if (count == T) {
     probe("01.27", "context", values.context, {samples * T, features}, stream);
     probe("01.27", "logarithms of the sums", values.log_sums(), {samples, heads.count, T}, stream);
@@ -268,16 +282,57 @@ inline void blockwise_forward(const Blas& blas, const Heads& heads, const Attent
 
 // Takes the block's scores in in.scores and the gradients of its probabilities in in.dp back through the softmax:
 // gradient_of_block(). log_sums begins at the head's first one.
-inline void take_gradient(const Heads& heads, const BlockwiseRoom& in, const ScoreBlock& block, const float* log_sums,
+inline void take_gradient(const Heads& heads, const BlockwiseRoom& in, ScoreBlock block, const float* log_sums,
                           int samples, const BlockDropout& dropout, cudaStream_t stream) {
   const int rows = samples * block.queries;
   const float scale = 1.0f / std::sqrt(static_cast<float>(heads.width));
+  block.ahead = in.ahead;
   probe("01.Q", "given to take_gradient: scores", in.scores, {rows, block.keys}, stream);
   probe("01.Q", "given to take_gradient: gradients of the probabilities", in.dp, {rows, block.keys}, stream);
   launch(gradient_of_block, rows * block.keys, stream, in.scores, in.dp, log_sums, in.sums, scale, block, rows,
          heads.count, dropout);
   probe("01.28", "probabilities of a block", in.scores, {rows, block.keys}, stream);
   probe("01.28", "gradient of the scores of a block", in.dp, {rows, block.keys}, stream);
+}
+
+// Computes the gradients of one head: those of k and v in g.k and g.v, that of q in in.accumulated. in.sums must hold
+// the sums of dcontext·context; log_sums begins at the head's first one.
+inline void gradients_of_blocks(const Blas& blas, const Heads& heads, const BlockwiseRoom& in, const Head& head,
+                                const Head& g, const float* log_sums, int samples, const BlockDropout& masked) {
+  const cudaStream_t stream = blas.stream();
+  const int d = heads.width, T = heads.positions;
+  // WRITE 01.Q: From the first block of keys to the last: its gradients of k and v, and its part of that of q.
+  //   A block has heads.block keys, from `begin` on, or fewer if it is the last. Position i sees the keys 0 to i +
+  //   in.ahead, which is i here: in.ahead is 0, except in chapter 08. So only the positions from first = max(0, begin -
+  //   in.ahead) on see the block: ScoreBlock{first, T - first, begin, keys, T}. Two batched_gemm() compute the block's
+  //   scores again, without the scale, into in.of(in.scores, block), and the gradients dp = dcontext vᵀ of its
+  //   probabilities into in.of(in.dp, block); dcontext is g.context. All matrices of `head` and `g` begin at position
+  //   0; m.from_row(i) is m from row i on. take_gradient() turns scores into the probabilities that multiplied v, and
+  //   dp into the gradients of the scores, with the scale in them. Then compute the rows of g.k and g.v that belong to
+  //   the block with batched_gemm(). The gradient of q is a sum over all blocks: add the block's part to in.accumulated
+  //   with add_batched_gemm(), with beta = 0 in the first block.
+  for (int begin = 0; begin < T; begin += heads.block) {
+    const int first = std::max(0, begin - in.ahead);  // who sees the block
+    const ScoreBlock block{first, T - first, begin, std::min(heads.block, T - begin), T};
+    const Matrices p = in.of(in.scores, block), dp = in.of(in.dp, block);
+    const Matrices q = head.q.from_row(first), k = head.k.from_row(begin), dcontext = g.context.from_row(first);
+    batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, q, k, p, samples);
+    batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, dcontext, head.v.from_row(begin), dp,
+                 samples);
+    take_gradient(heads, in, block, log_sums, samples, masked, stream);
+    // TODO 01.29: The block's gradients of k and v, and its part of that of q, which is a sum over the blocks.
+    //   p now holds the probabilities [block.queries, block.keys], dp the gradients of the scores, with the scale in
+    //   them. g.k.from_row(begin) and g.v.from_row(begin) are where those of this block's keys and values go: two
+    //   batched_gemm(). Add the part of q's with add_batched_gemm() to the rows of in.accumulated, from row `first` on:
+    //   which block sets them (beta 0), and which add to them (beta 1)?
+    batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, dp, q, g.k.from_row(begin), samples);
+    batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, p, dcontext, g.v.from_row(begin),
+                 samples);
+    add_batched_gemm(blas, Op::as_is, Op::as_is, block.queries, d, block.keys, dp, k, begin > 0 ? 1.0f : 0.0f,
+                     in.accumulated.from_row(first), samples);
+    // END TODO 01.29
+  }
+  // END WRITE 01.Q
 }
 
 // As attention_backward(), with heads.block keys at a time; `room` as in blockwise_forward(). gradients.p is not used.
@@ -288,39 +343,9 @@ inline void blockwise_backward(const Blas& blas, const Heads& heads, const Atten
   const BlockwiseRoom in(heads, room, samples);
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, values, h), g(heads, gradients, h);
-    const BlockDropout masked = dropout_of_head(heads, dropout, h);
     launch(dots_of_rows, samples * T * d, stream, in.sums, g.context.data, head.context.data, samples * T, d, features);
-    // WRITE 01.Q: From the first block of keys to the last: its gradients of k and v, and its part of that of q.
-    //   Only the positions from the block's first key on see it: ScoreBlock{begin, T - begin, begin, keys, T}, with
-    //   heads.block keys, or fewer in the last block. Two batched_gemm() compute the block's scores again, without the
-    //   scale, into in.of(in.scores, block), and the gradients dp = dcontext vᵀ of its probabilities into in.of(in.dp,
-    //   block); dcontext is g.context. All matrices of `head` and `g` begin at position 0; m.from_row(i) is m from row
-    //   i on. take_gradient() turns scores into the probabilities that multiplied v, and dp into the gradients of the
-    //   scores, with the scale in them. Then compute the rows of g.k and g.v that belong to the block with
-    //   batched_gemm(). The gradient of q is a sum over all blocks: add the block's part to in.accumulated with
-    //   add_batched_gemm(), with beta = 0 in the first block.
-    for (int begin = 0; begin < T; begin += heads.block) {
-      const ScoreBlock block{begin, T - begin, begin, std::min(heads.block, T - begin), T};
-      const Matrices p = in.of(in.scores, block), dp = in.of(in.dp, block);
-      const Matrices q = head.q.from_row(begin), k = head.k.from_row(begin), dcontext = g.context.from_row(begin);
-      batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, q, k, p, samples);
-      batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, dcontext, head.v.from_row(begin),
-                   dp, samples);
-      take_gradient(heads, in, block, values.log_sums() + h * T, samples, masked, stream);
-      // TODO 01.29: The block's gradients of k and v, and its part of that of q, which is a sum over the blocks.
-      //   p now holds the probabilities [block.queries, block.keys], dp the gradients of the scores, with the scale in
-      //   them. g.k.from_row(begin) and g.v.from_row(begin) are where those of this block's keys and values go: two
-      //   batched_gemm(). Add the part of q's with add_batched_gemm() to the rows of in.accumulated, from row `begin`
-      //   on: which block sets them (beta 0), and which add to them (beta 1)?
-      batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, dp, q, g.k.from_row(begin),
-                   samples);
-      batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, p, dcontext, g.v.from_row(begin),
-                   samples);
-      add_batched_gemm(blas, Op::as_is, Op::as_is, block.queries, d, block.keys, dp, k, begin > 0 ? 1.0f : 0.0f,
-                       in.accumulated.from_row(begin), samples);
-      // END TODO 01.29
-    }
-    // END WRITE 01.Q
+    gradients_of_blocks(blas, heads, in, head, g, values.log_sums() + h * T, samples,
+                        dropout_of_head(heads, dropout, h));
     launch(copy_rows, samples * T * d, stream, g.q.data, in.accumulated.data, samples * T, d, 3 * features);
   }
   probe("01.29", "gradient of queries, keys and values", gradients.qkv, {samples * T, 3 * features}, stream);

@@ -11,6 +11,7 @@
 #include "common/device/launch.h"
 #include "common/record/record.h"
 #include "model/model.h"
+#include "model/positions.h"
 
 namespace workshop {
 
@@ -19,10 +20,16 @@ __host__ __device__ inline std::uint64_t random_bits(std::uint64_t number) {
   return splitmix64((number - 1) * kSplitMix64Step);
 }
 
-// The part of a split tensor that a rank holds: of every `whole` consecutive values, `count` from number `first` on. By
-// default, all of them.
+// The part of a split tensor that a rank holds: of every `whole` consecutive values, `count` from number `first` on; by
+// default, all of them. If the sequence is cut, too, each `whole` values belong to a row, and `rows` says to which.
 struct DropoutPart {
   int count = 1, whole = 1, first = 0;
+  Positions rows = 1;
+
+  // Returns the place in the whole tensor of the value that is at place i here.
+  __device__ int place(int i) const { return rows.row_of_whole(i / count) * whole + first + i % count; }
+  // Returns how many values of a sample there are in all if `width` are here.
+  __host__ std::int64_t width(std::int64_t width) const { return width * (whole / count) * (rows.whole / rows.count); }
 };
 
 // What dropout does to the values of a batch. A whole sample has `width` values; the samples' numbers are number,
@@ -47,7 +54,7 @@ struct DropoutMask {
 // `width` is that of a whole sample. y may be x.
 static __global__ void drop(Reals y, ConstReals x, int n, DropoutPart part, int width, DropoutMask mask) {
   for (int i : grid_stride(n)) {
-    const int place = i / part.count * part.whole + part.first + i % part.count;  // in the whole tensor
+    const int place = part.place(i);
     const float factor = mask.factor(place / width, place % width);
     y[i] = factor == 0 ? 0.0f : x[i] * factor;
   }
@@ -75,7 +82,15 @@ class Dropout {
     //   be scaled outside training.
     scale = static_cast<float>(1 / (1 - probability_));
     // END TODO 01.16
-    return {width * (part_.whole / part_.count), number_, stride_, key_, threshold, scale};
+    return {part_.width(width), number_, stride_, key_, threshold, scale};
+  }
+  // Returns this dropout for one of several equal pieces of the values, each with `count` values of a sample.
+  Dropout piece(int number, int pieces, int count) const {
+    Dropout piece = *this;
+    piece.part_.whole = count * pieces * (part_.whole / part_.count);
+    piece.part_.count = count;
+    piece.part_.first += number * count;
+    return piece;
   }
   // Returns the place in a sample of the first value that this rank holds, if it holds a range of each sample's values.
   int first() const { return part_.first; }

@@ -13,14 +13,12 @@ struct Heads {
 
   int features() const { return count * width; }                       // of all these heads
   int probabilities() const { return count * positions * positions; }  // per sample
-  // Returns the Reals per sample that AttentionValues::p takes.
-  int kept() const { return block > 0 ? reals_spanning(count * positions) : probabilities(); }
 };
 
 // The results of the forward pass, or their gradients.
 struct AttentionValues {
   Real* qkv;      // [B·T, 3·features]: queries, keys and values side by side, and within each the heads side by side
-  Real* p;        // [B, H, T, T]: probabilities; in blocks of keys, room for log_sums()
+  Real* p;        // [B, H, T, T]: probabilities; in blocks of keys, room for log_sums() (Attention::kept())
   Real* context;  // [B·T, features]: p v of each head
   float* log_sums() const { return reinterpret_cast<float*>(p); }  // [B, H, T]: of the rows' sums of e^score
 };
@@ -28,6 +26,7 @@ struct AttentionValues {
 // The matrices of one head, one per sample: q, k, v, context [T, width], p [T, T]. q, p and context begin at position
 // `first`.
 struct Head {
+  Head() = default;
   Head(const Heads& heads, const AttentionValues& values, int h, int first = 0) {
     const int features = heads.features(), T = heads.positions;
     const auto projection = [&](int which, int from) {
@@ -40,7 +39,7 @@ struct Head {
     p = {values.p + (h * T + first) * T, T, static_cast<long long>(heads.count) * T * T};
     context = {values.context + first * features + h * heads.width, features, static_cast<long long>(features) * T};
   }
-  Matrices q, k, v, p, context;
+  Matrices q{}, k{}, v{}, p{}, context{};
 };
 
 }  // namespace workshop

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/attention.h"
@@ -17,6 +18,7 @@
 #include "model/activation.h"
 #include "model/elementwise.h"
 #include "model/model.h"
+#include "model/positions.h"
 
 namespace workshop {
 
@@ -25,26 +27,36 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
 }
 
 // A block's attention: that of attention.h or, with heads.block > 0, that of blockwise_attention.h. Has the memory that
-// they need beside what is kept for the backward pass.
+// they need beside what is kept for the backward pass. Chapter 08 derives from it: there, the sequence is cut over the
+// ranks.
 class Attention {
  public:
   Attention(const Heads& heads, bool drops) : heads_(heads), drops_(drops) {}
+  virtual ~Attention() = default;
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
   const Heads& heads() const { return heads_; }
 
-  // Returns the Reals per sample of backward()'s gradients.p.
-  int scratch() const { return heads_.block > 0 ? 0 : heads_.probabilities(); }
-  void allocate(int max_samples) {
+  // Returns the Reals per sample of AttentionValues::p, which backward() needs.
+  virtual int kept() const {
+    return heads_.block > 0 ? reals_spanning(heads_.count * heads_.positions) : heads_.probabilities();
+  }
+  // Returns those of backward()'s gradients.p.
+  virtual int scratch() const { return heads_.block > 0 ? 0 : heads_.probabilities(); }
+  virtual void allocate(int max_samples) {
     const int size = heads_.block > 0 ? BlockwiseRoom::size(heads_) : drops_ ? heads_.probabilities() : 0;
     room_ = DeviceBuffer<Real>(max_samples * size, Memory::activations);
   }
 
-  void forward(const Blas& blas, const AttentionValues& values, int samples, int first, int count,
-               const Dropout& dropout) {
+  // Computes the context of `count` positions from `first` on, as attention_forward() does.
+  virtual void forward(const Blas& blas, const AttentionValues& values, int samples, int first, int count,
+                       const Dropout& dropout) {
     const auto attention = heads_.block > 0 ? blockwise_forward : attention_forward;
     attention(blas, heads_, values, samples, first, count, dropout, room_.data());
   }
-  void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
-                const Dropout& dropout) {
+  // Computes gradients.qkv from gradients.context, as attention_backward() does.
+  virtual void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
+                        const Dropout& dropout) {
     const auto attention = heads_.block > 0 ? blockwise_backward : attention_backward;
     attention(blas, heads_, values, gradients, samples, dropout, room_.data());
   }
@@ -55,14 +67,22 @@ class Attention {
   DeviceBuffer<Real> room_;  // probabilities after dropout, or blocks
 };
 
+// Returns the attention of `heads` heads over whole sequences.
+inline std::shared_ptr<Attention> make_attention(const GptOptions& options, int heads) {
+  const int block = std::min(options.attention_block, options.context);
+  return std::make_shared<Attention>(Heads{options.context, heads, options.width / options.heads, block},
+                                     options.dropout > 0);
+}
+
 // The values that a block's forward pass keeps for its backward pass, from position `first` on.
 struct BlockValues {
   // Floats per sample in each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
-  static std::vector<int> sizes(const Heads& heads, int width, int rows) {
+  static std::vector<int> sizes(const Attention& attention, int width, int rows) {
+    const Heads& heads = attention.heads();
     const int T = heads.positions, features = T * heads.features(), whole = rows * width,
               statistics = reals_spanning(2 * rows);
-    return {whole, statistics, 3 * features, heads.kept(), features, whole,
-            whole, statistics, 4 * features, 4 * features, whole};
+    return {whole, statistics, 3 * features, attention.kept(), features, whole,
+            whole, statistics, 4 * features, 4 * features,     whole};
   }
 
   BlockValues(const Saved& saved, const Heads& heads, int width, int first = 0) {
@@ -95,17 +115,21 @@ inline const Real* branch_gradient(const Dropout& dropout, const Real* dy, Real*
   return room;
 }
 
-// r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E].
+// r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E]. All but the attention works on each
+// position separately.
 class Block : public Layer {
  public:
   enum Place { probability_place, attention_place, activation_place, mlp_place };  // where dropout applies
 
   Block(int number, const GptOptions& options, std::uint64_t seed)
-      : Layer("blocks." + std::to_string(number), options.context * options.width, options.context * options.width),
+      : Block(number, options, seed, options.context, make_attention(options, options.heads)) {}
+  // For these positions of each sample.
+  Block(int number, const GptOptions& options, std::uint64_t seed, Positions positions,
+        std::shared_ptr<Attention> attention)
+      : Layer("blocks." + std::to_string(number), positions.count * options.width, positions.count * options.width),
         E_(options.width),
-        attention_({options.context, options.heads, options.width / options.heads,
-                    std::min(options.attention_block, options.context)},
-                   options.dropout > 0),
+        positions_(positions),
+        attention_(std::move(attention)),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {
@@ -142,11 +166,11 @@ class Block : public Layer {
     return values;
   }
 
-  std::vector<int> saved() const override { return BlockValues::sizes(attention_.heads(), E_, rows()); }
+  std::vector<int> saved() const override { return BlockValues::sizes(*attention_, E_, rows()); }
   // The gradients that backward() keeps next to each other in dy and spare.
-  int widest() const override { return std::max(4 * out, out + std::max(out, attention_.scratch())); }
-  int rows() const override { return attention_.heads().positions; }
-  void allocate(int max_samples, cudaStream_t) override { attention_.allocate(max_samples); }
+  int widest() const override { return std::max(4 * out, out + std::max(out, attention_->scratch())); }
+  int rows() const override { return positions_.count; }
+  void allocate(int max_samples, cudaStream_t) override { attention_->allocate(max_samples); }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -173,7 +197,7 @@ class Block : public Layer {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range({"backward ", name}, stream);
-    const BlockValues v(saved, attention_.heads(), E_);
+    const BlockValues v(saved, attention_->heads(), E_);
     const int rows = g.samples * this->rows(), n = rows * E_;
     // Gradients on their way through the branches go to `spare`, and to the same buffer as dy, behind it.
     Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
@@ -191,7 +215,7 @@ class Block : public Layer {
     const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
     linear(out_proj_, v.attention.context, dattention, spare);
     const AttentionValues gradients = {spare + n, beside, spare};
-    attention_.backward(blas, v.attention, gradients, g.samples, dropout(probability_place, saved.batch));
+    attention_->backward(blas, v.attention, gradients, g.samples, dropout(probability_place, saved.batch));
     linear(in_proj_, v.normed1, gradients.qkv, beside);
     Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate, stream);
@@ -202,11 +226,11 @@ class Block : public Layer {
   // Computes `count` positions from `first` on, of `samples` samples.
   const Real* compute(const Blas& blas, const Real* x, int samples, int first, int count, Saved& saved) {
     const cudaStream_t stream = blas.stream();
-    const BlockValues v(saved, attention_.heads(), E_, first);
+    const BlockValues v(saved, attention_->heads(), E_, first);
     const int rows = samples * count, n = rows * E_;
     norm_forward(norm1_, x, v.normed1, v.statistics1, rows, stream);
     linear_forward(blas, in_proj_, v.normed1, v.qkv, rows);
-    attention_.forward(blas, v.attention, samples, first, count, dropout(probability_place, saved.batch));
+    attention_->forward(blas, v.attention, samples, first, count, dropout(probability_place, saved.batch));
     linear_forward(blas, out_proj_, v.context, v.residual, rows);
     dropout(attention_place, saved.batch).apply(v.residual, v.residual, samples, out, stream);
     launch(add_scaled, n, stream, v.residual, x, 1.0f, n);
@@ -221,10 +245,16 @@ class Block : public Layer {
     return v.y;
   }
 
-  Dropout dropout(Place place, const Batch& batch) const { return {dropout_, seed_, number_, place, batch}; }
+  // Drops the same values however the sequence is cut.
+  Dropout dropout(Place place, const Batch& batch) const {
+    if (place == probability_place) return {dropout_, seed_, number_, place, batch};  // the attention has the positions
+    const int width = place == activation_place ? 4 * E_ : E_;
+    return {dropout_, seed_, number_, place, batch, {width, width, 0, positions_}};
+  }
 
   int E_;  // width
-  Attention attention_;
+  Positions positions_;
+  std::shared_ptr<Attention> attention_;
   double dropout_;
   std::uint64_t seed_;
   int number_;
@@ -235,6 +265,7 @@ class Block : public Layer {
 // Computes the logits [samples, T, vocabulary] of the next word: a last norm and a linear layer without bias.
 class LanguageHead : public Layer {
  public:
+  // For `context` positions of each sample.
   LanguageHead(int vocabulary, int context, int width)
       : Layer("head", context * width, context * vocabulary), context_(context), width_(width) {
     parameters = {{"norm.weight", {width}}, {"norm.bias", {width}}, {"head.weight", {vocabulary, width}}};

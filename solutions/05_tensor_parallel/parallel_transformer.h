@@ -85,15 +85,14 @@ class ParallelBlock : public ParallelLayer {
         tp_(tp),
         T_(options.context),
         E_(options.width),
-        attention_({options.context, options.heads / tp->group().size(), options.width / options.heads,
-                    std::min(options.attention_block, options.context)},
-                   options.dropout > 0),
+        owned_attention_(make_attention(options, options.heads / tp->group().size())),
+        attention_(*owned_attention_),
         heads_(attention_.heads()),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {}
 
-  std::vector<int> saved() const override { return BlockValues::sizes(heads_, E_, tp_->local_rows(T_)); }
+  std::vector<int> saved() const override { return BlockValues::sizes(attention_, E_, tp_->local_rows(T_)); }
   // The larger of what backward() holds in `spare` and in the buffer of `dy`, which also has room for `beside`.
   int widest() const override {
     return std::max(4 * T_ * heads_.features(), out + std::max(out, attention_.scratch()));
@@ -241,8 +240,9 @@ class ParallelBlock : public ParallelLayer {
   DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
   std::shared_ptr<TensorParallelContext> tp_;
-  int T_, E_;            // positions, width
-  Attention attention_;  // of this rank's heads
+  int T_, E_;  // positions, width
+  std::shared_ptr<Attention> owned_attention_;
+  Attention& attention_;  // of this rank's heads
   Heads heads_;
   double dropout_;
   std::uint64_t seed_;

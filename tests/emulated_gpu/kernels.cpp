@@ -196,8 +196,9 @@ void embedding_forward_of(Values& v) {
   const Real *values = v.numbers<Real>("words", words * width),
              *positions = v.numbers<Real>("positions", context * width);
   Real* y = v.unset<Real>("y", rows * width);
-  const int first = rows == 1 ? v.random(context) : 0;  // not 0: of one new position
-  LAUNCH(embedding_forward, rows * width, y, tokens, values, positions, first, context, rows, width);
+  // Of one row, a new position; of more, all positions.
+  const Positions at = rows == 1 ? Positions(context, 1, v.random(context)) : Positions(context);
+  LAUNCH(embedding_forward, rows * width, y, tokens, values, positions, at, rows, width);
 }
 
 void embedding_backward_of(Values& v) {
@@ -211,7 +212,7 @@ void embedding_backward_of(Values& v) {
   const SameWord same{v.unset<std::int32_t>("is_first", rows), v.unset<std::int32_t>("next", rows)};
   LAUNCH(link_same_words, rows * width, same, tokens, rows);
   LAUNCH(word_gradients, rows * width, of_words, dy, tokens, same, first, count, rows, width);
-  LAUNCH(position_gradients, context * width, of_positions, dy, context, rows, width);
+  LAUNCH(position_gradients, context * width, of_positions, dy, Positions(context), rows, width);
 }
 
 void drop_of(Values& v) {

@@ -107,6 +107,26 @@ void same_training(const std::string& name, double bound, const Command& expecte
       name, properties, [=] { expect_same_training(record(expected), record(found), bound); }, where);
 }
 
+void same_gpt(const std::string& name, double bound, const Command& expected, const Command& found,
+              const Where& where) {
+  test(
+      name, {.ranks = found.ranks},
+      [=] {
+        const Run one = record(expected, "expected.jsonl"), run = record(found, "found.jsonl");
+        expect_same_training(one, run, bound);
+        const auto close = [&](const std::string& what, double want, double is) {
+          const double error = tools::relative_error(is, want, 1);
+          if (!(error <= bound)) fail(report(run, text(what, " ", want), text(is, ", an error of ", error)));
+        };
+        for (std::size_t i = 0; i < one.record.losses.size(); ++i) {
+          close(text("norm of the gradient of step ", i), one.record.losses[i].gradient_norm,
+                run.record.losses.at(i).gradient_norm);
+        }
+        close("test loss", one.record.values.at({0, "test loss"}), run.record.values.at({0, "test loss"}));
+      },
+      where);
+}
+
 Golden golden(const std::string& path) {
   const Path file = source(path);
   const Json json = tools::read_json(file.path), &options = json.at("options");

@@ -22,6 +22,9 @@ void expect_same_training(const Run& expected, const Run& found, double bound, b
 // Registers a test that compares two runs in this way.
 void same_training(const std::string& name, double bound, const Command& expected, const Command& found,
                    Properties properties = {}, const Where& where = Where::current());
+// The same for runs of the language model. Also compares the norms of the gradients and the test loss.
+void same_gpt(const std::string& name, double bound, const Command& expected, const Command& found,
+              const Where& where = Where::current());
 
 // Compares losses, parameters and (if the file has them) gradients with a file written by PyTorch. The relative error
 // must not exceed 10⁻⁵, or with bfloat16 2⁻¹⁰ for losses and 2⁻⁶ for the rest.

@@ -30,6 +30,9 @@ RUNS = {
         f"3 04_pipeline/pipeline {MLP} --layers 6,5,5,4,4,3,3,2,2 --micro-batches 8",
         f"2 04_pipeline/pipeline {MLP} --layers 6,5,5,4,4,3,3,2,2 --schedule interleaved"],
     "05_tensor_parallel": [f"2 05_tensor_parallel/tensor_parallel {MLP} --layers 6,8,4,8,3 --overlap"],
+    "08_context_parallel": [
+        f"{ranks} 08_context_parallel/ring_attention --log-every 0 --max-steps 3 --words 2000 --context 12"
+        for ranks in (2, 3)],
     "06_fsdp": [
         f"2 06_fsdp/fsdp {MLP} --layers 6,5,4,4,2",
         f"2 06_fsdp/fsdp {MLP} --layers 6,5,4,4,2 --no-prefetch"],

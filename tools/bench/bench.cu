@@ -253,7 +253,7 @@ Json kernels() {
       {"cross_entropy_backward", 2 * logits,
        [&] { launch(cross_entropy_backward, rows * V, stream, b, c, rstd, tokens, rows, V, rows); }},
       {"embedding_forward", 2 * matrix,
-       [&] { launch(embedding_forward, rows * E, stream, b, tokens, k.words.data(), a, 0, T, rows, E); }},
+       [&] { launch(embedding_forward, rows * E, stream, b, tokens, k.words.data(), a, Positions(T), rows, E); }},
       {"embedding_backward", 3 * matrix,
        [&] { embedding_backward(k.moments.data(), c, a, tokens, same, 0, V, T, rows, E, stream); }},
       {"adamw", 7 * all_words,

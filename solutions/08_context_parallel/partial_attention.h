@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention from a rank's own positions to those of one rank at a time. Each such part has its own softmax: a context,
+// and the logarithm of its sum of e^score. Parts are merged by these logarithms, as chapter 01 takes blocks of keys
+// into one softmax: the result is that of all keys at once. ring_attention.h and gather_kv.h bring the keys and values.
+//
+// n = T/C positions of each sample on each of C ranks; F = H·d features. Within a rank, positions come in one run of
+// consecutive ones, or in two (sequence.h). A run of queries sees a run of keys fully, not at all, or, if they are the
+// same positions, each query its own and the earlier ones.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "01_single_gpu/blockwise_attention.h"
+#include "08_context_parallel/sequence.h"
+#include "common/device/device.h"
+
+namespace workshop {
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// Copies the keys and values out of qkv[rows, 3·features] to kv[rows, 2·features].
+static __global__ void pack_keys_and_values(Reals kv, ConstReals qkv, int rows, int features) {
+  for_each_element(rows, 2 * features,
+                   [=](int i, int column) { kv[i] = qkv[i / (2 * features) * 3 * features + features + column]; });
+}
+
+// Merges a part of the attention of one head, of some queries, into what earlier parts have given. The part has the
+// sums of p·v, [rows, width], and each row's sum of p = e^(score - largest). `context` and `log_sums` begin at the
+// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at place(i). `first`: there is
+// no earlier part. A warp shares a row.
+static __global__ void merge_part(float* context, float* log_sums, const float* sums_of_values, const float* largest,
+                                  const float* sums, bool first, Positions at, int heads, int rows, int width,
+                                  int features) {
+  // WRITE 08.C: Merge each row's part into its context and its log_sum.
+  //   Row i of the part has the context sums_of_values[i·width … i·width + width - 1] / sums[i]; the logarithm of its
+  //   sum of e^score is largest[i] + log sums[i]. The earlier parts have given the context from context +
+  //   at.row_of_whole(i)·features on, and the logarithm log_sums[i / n · heads · n + i % n], where n is at.count. If
+  //   `first`, nothing has written these yet. Replace both by those of all parts together: the contexts are means of
+  //   the values, weighted with e^score. No exponential may overflow. Use warp_stride() and lanes(), and call
+  //   sync_lanes() between reading log_sums[…] and writing it, as softmax_of_block() in chapter 01 does.
+  for (int row : warp_stride(rows)) {
+    float* to = context + static_cast<std::ptrdiff_t>(at.row_of_whole(row)) * features;
+    float* log_sum = log_sums + row / at.count * heads * at.count + row % at.count;
+    const float* values = sums_of_values + static_cast<std::ptrdiff_t>(row) * width;
+    const float before = first ? -INFINITY : *log_sum, part = largest[row] + logf(sums[row]);
+    float now = 0, keep = 0, add = 0;
+    // TODO 08.4: Compute `now`, the log_sum of both, and the factors `keep` and `add` of the two contexts.
+    //   `before` is the logarithm of the sum of e^score over all earlier keys, -INFINITY if there are none; `part` is
+    //   that of this part. The new context is keep · (context so far) + add · (this part's context). Both contexts are
+    //   means, each over its own keys. No exponential may overflow, however large the logarithms are.
+    const float most = fmaxf(before, part);
+    now = most + logf(expf(before - most) + expf(part - most));
+    keep = expf(before - now);
+    add = expf(part - now);
+    // END TODO 08.4
+    sync_lanes();  // all lanes have read *log_sum
+    *log_sum = now;
+    for (int j : lanes(width)) to[j] = (first ? 0.0f : keep * to[j]) + add * (values[j] / sums[row]);
+  }
+  // END WRITE 08.C
+}
+
+// For each row of a run, the sum of dcontext·context over a head's width: dots[rows]. A warp shares a row.
+static __global__ void dots_of_run(float* dots, ConstReals dcontext, ConstReals context, Positions at, int rows,
+                                   int width, int features) {
+  for (int row : warp_stride(rows)) {
+    const std::ptrdiff_t begin = static_cast<std::ptrdiff_t>(at.row_of_whole(row)) * features;
+    dots[row] = sum_of(width, [=](int j) { return dcontext[begin + j] * context[begin + j]; });
+  }
+}
+
+// Adds from[rows, width] to the rows of a run in sums, whose rows are `stride` values apart.
+template <typename From>
+static __global__ void add_to_run(float* sums, From from, Positions at, int rows, int width, int stride) {
+  for_each_element(rows, width, [=](int i, int column) {
+    sums[static_cast<std::ptrdiff_t>(at.row_of_whole(i / width)) * stride + column] += from[i];
+  });
+}
+
+// Rounds sums[rows, width] to `to`, whose rows are `stride` values apart.
+static __global__ void round_to_rows(Reals to, const float* sums, int rows, int width, int stride) {
+  for_each_element(rows, width,
+                   [=](int i, int column) { to[static_cast<std::ptrdiff_t>(i / width) * stride + column] = sums[i]; });
+}
+
+// ---- parts ---------------------------------------------------------------------------------------------------------
+
+// Computes the attention of this rank's queries part by part, in the compute stream.
+class PartialAttention {
+ public:
+  // `heads` has n positions. `attention_block`: keys whose scores exist at a time; 0: as many as a run has.
+  PartialAttention(const Heads& heads, const SequenceCut& cut, int rank, int attention_block)
+      : all_(heads), run_(heads), cut_(cut), rank_(rank) {
+    run_.positions = cut.of(rank).run;
+    run_.block = attention_block > 0 ? std::min(attention_block, run_.positions) : run_.positions;
+  }
+
+  const Heads& heads() const { return all_; }
+  int kept() const { return reals_spanning(all_.count * all_.positions); }  // Reals per sample: the log_sums
+  void allocate(int max_samples) {
+    if (sums_.size() > 0) return;  // all blocks share this
+    const int n = all_.positions, F = all_.features();
+    room_ = DeviceBuffer<Real>(max_samples * BlockwiseRoom::size(run_), Memory::activations);
+    sums_ = DeviceBuffer<float>(max_samples * n * F, Memory::activations);
+    dots_ = DeviceBuffer<float>(max_samples * n * all_.count, Memory::activations);
+    part_ = DeviceBuffer<Real>(2 * max_samples * run_.positions * all_.width, Memory::activations);
+  }
+
+  // Copies this rank's keys and values to kv[samples·n, 2F].
+  void pack(Real* kv, const AttentionValues& values, int samples, cudaStream_t stream) const {
+    const int rows = samples * all_.positions, F = all_.features();
+    launch(pack_keys_and_values, rows * 2 * F, stream, kv, values.qkv, rows, F);
+  }
+
+  // Calls pair(a, b, ahead) for the a-th run of this rank's queries and the b-th run of the keys of rank `source`, if
+  // one sees the other: the query in row i of its run sees the keys 0 to i + ahead of theirs.
+  template <typename Pair>
+  void for_each_pair(int source, Pair pair) const {
+    const std::vector<int> mine = cut_.runs(rank_), theirs = cut_.runs(source);
+    // WRITE 08.B: Call pair(a, b, ahead) for each pair of runs of which at least one query sees a key.
+    //   mine[a] is the position where run `a` of this rank's queries begins, theirs[b] that of run b of the keys. All
+    //   runs are equally long. The query in row i of a run sees the keys 0 to i + ahead of the other. Go through the
+    //   runs of the queries, and for each through those of the keys.
+    for (int a = 0; a < static_cast<int>(mine.size()); ++a) {
+      for (int b = 0; b < static_cast<int>(theirs.size()); ++b) {
+        int ahead = 0;
+        bool skip = false;
+        // TODO 08.2: Set `ahead` and `skip`.
+        //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long. The query in row
+        //   i of its run sees the keys 0 to i + ahead of theirs, because a position sees itself and those before it.
+        //   `skip`: no query of the run sees any of these keys, so there is nothing to compute.
+        ahead = mine[a] - theirs[b];
+        skip = ahead < 0;
+        // END TODO 08.2
+        if (!skip) pair(a, b, ahead);
+      }
+    }
+    // END WRITE 08.B
+  }
+
+  // Begins the forward pass of a batch.
+  void begin() { started_ = {}; }
+
+  // Merges what this rank's queries see among kv, the keys and values of rank `source`, into the context.
+  void attend(const Blas& blas, const AttentionValues& values, const Real* kv, int source, int samples,
+              const Dropout& dropout) {
+    const cudaStream_t stream = blas.stream();
+    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    BlockwiseRoom in(run_, room_.data(), samples);
+    std::vector<int> pairs;
+    for_each_pair(source, [&](int a, int b, int ahead) {
+      pairs.insert(pairs.end(), {a, b, ahead});
+      in.ahead = ahead;
+      for (int h = 0; h < all_.count; ++h) {
+        sum_over_blocks(blas, run_, in, head(values, kv, a, b, h), samples, 0, run_.positions,
+                        mask(dropout, source, a, b, h));
+        launch(merge_part, rows * d, stream, sums_.data() + h * d, log_sums(values, samples, a) + h * run_.positions,
+               in.accumulated.data, in.largest, in.sums, !started_[a], run(a), all_.count, rows, d, F);
+      }
+      started_[a] = true;
+    });
+    probe("08.2", "runs of queries and keys, and how far the queries are ahead", pairs);
+    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
+    probe("08.4", "logarithms of the sums so far", values.log_sums(), {samples, all_.count, all_.positions}, stream);
+  }
+
+  // Writes the context of all parts to values.context.
+  void finish(const AttentionValues& values, int samples, cudaStream_t stream) const {
+    const int rows = samples * all_.positions, F = all_.features();
+    launch(round_to_rows, rows * F, stream, values.context, sums_.data(), rows, F, F);
+    probe("08.C", "context", values.context, {rows, F}, stream);
+  }
+
+  // Begins the backward pass of a batch, with the gradient of the context.
+  void begin_backward(const AttentionValues& values, const AttentionValues& gradients, int samples,
+                      cudaStream_t stream) {
+    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    for (int a = 0; a < static_cast<int>(cut_.runs(rank_).size()); ++a) {
+      for (int h = 0; h < all_.count; ++h) {
+        launch(dots_of_run, rows * d, stream, dots(samples, a, h), gradients.context + h * d, values.context + h * d,
+               run(a), rows, d, F);
+      }
+    }
+    CUDA_CHECK(cudaMemsetAsync(sums_.data(), 0, samples * all_.positions * F * sizeof(float), stream));
+  }
+
+  // Adds the gradients of kv, the keys and values of rank `source`, by way of this rank's queries, to dkv[samples·n,
+  // 2F], and keeps those of the queries.
+  void add_gradients(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, const Real* kv,
+                     int source, float* dkv, int samples, const Dropout& dropout) {
+    const cudaStream_t stream = blas.stream();
+    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    BlockwiseRoom in(run_, room_.data(), samples);
+    Head part;  // the gradients of keys and values of one head and run
+    part.k = {part_.data(), d, static_cast<long long>(run_.positions) * d};
+    part.v = {part_.data() + rows * d, d, static_cast<long long>(run_.positions) * d};
+    for_each_pair(source, [&](int a, int b, int ahead) {
+      in.ahead = ahead;
+      for (int h = 0; h < all_.count; ++h) {
+        in.sums = dots(samples, a, h);
+        part.context = of_run(gradients.context + h * d, a, F);
+        gradients_of_blocks(blas, run_, in, head(values, kv, a, b, h), part,
+                            log_sums(values, samples, a) + h * run_.positions, samples, mask(dropout, source, a, b, h));
+        const auto add = [&](float* to, ConstReals from) {
+          launch(add_to_run<ConstReals>, rows * d, stream, to + h * d, from, run(b), rows, d, 2 * F);
+        };
+        add(dkv, part.k.data);
+        add(dkv + F, part.v.data);
+        launch(add_to_run<const float*>, rows * d, stream, sums_.data() + h * d, in.accumulated.data, run(a), rows, d,
+               F);
+      }
+    });
+    probe("08.3", "gradients of keys and values", dkv, {samples * all_.positions, 2 * F}, stream);
+  }
+
+  // Writes the gradients of this rank's queries, and those of its keys and values, dkv, to gradients.qkv.
+  void finish_backward(const AttentionValues& gradients, const float* dkv, int samples, cudaStream_t stream) const {
+    const int rows = samples * all_.positions, F = all_.features();
+    launch(round_to_rows, rows * F, stream, gradients.qkv, sums_.data(), rows, F, 3 * F);
+    launch(round_to_rows, rows * 2 * F, stream, gradients.qkv + F, dkv, rows, 2 * F, 3 * F);
+  }
+
+ private:
+  // The rows of run `a` among those of a sample.
+  Positions run(int a) const { return {all_.positions, run_.positions, a * run_.positions}; }
+  Matrices of_run(Real* rows, int a, int stride) const {
+    return Matrices{rows, stride, static_cast<long long>(all_.positions) * stride}.from_row(a * run_.positions);
+  }
+  // Head h of this rank's queries in run `a`, and of the keys and values in run b.
+  Head head(const AttentionValues& values, const Real* kv, int a, int b, int h) const {
+    const int d = all_.width, F = all_.features();
+    Real* keys = const_cast<Real*>(kv);  // only read, but Matrices are not const
+    Head head;
+    head.q = of_run(values.qkv + h * d, a, 3 * F);
+    head.k = of_run(keys + h * d, b, 2 * F);
+    head.v = of_run(keys + F + h * d, b, 2 * F);
+    return head;
+  }
+  // [samples, H, run] for each run.
+  float* log_sums(const AttentionValues& values, int samples, int a) const {
+    return values.log_sums() + static_cast<std::ptrdiff_t>(a) * samples * all_.count * run_.positions;
+  }
+  float* dots(int samples, int a, int h) const {
+    return dots_.data() + static_cast<std::ptrdiff_t>(a * all_.count + h) * samples * run_.positions;
+  }
+
+  // Returns what dropout does to the probabilities of head h, of run `a` of the queries and run b of the keys of
+  // `source`: the same as if no sequence were cut.
+  BlockDropout mask(const Dropout& dropout, int source, int a, int b, int h) const {
+    if (!dropout.active()) return {};
+    const std::int64_t T = cut_.whole, of_head = T * T;
+    const int query = cut_.runs(rank_)[a], key = cut_.runs(source)[b];  // their first positions
+    std::int64_t first = dropout.first() + h * of_head;  // the place in a sample of the head's first probability
+    // TODO 08.3: Set `first` to the place of the probability of the first query and the first key of these two runs.
+    //   A head has a probability for each pair of positions of the whole sequence, [T, T], with a row for each query;
+    //   `first` is the place of those of this head. The runs begin at the positions `query` and `key`.
+    first += query * T + key;
+    // END TODO 08.3
+    probe("08.3", "place of the first probability of two runs", std::array{static_cast<int>(first)});
+    return {true, dropout.mask(all_.count * of_head), first, cut_.whole};
+  }
+
+  Heads all_, run_;  // of a rank's n positions, and of a run
+  SequenceCut cut_;
+  int rank_;
+  std::array<bool, 2> started_{};  // whether a run of queries has a context already
+  DeviceBuffer<Real> room_, part_;
+  DeviceBuffer<float> sums_, dots_;  // sums_[samples·n, F]: the context or the gradient of the queries
+};
+
+}  // namespace workshop

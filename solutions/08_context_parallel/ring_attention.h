@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ring attention (Liu et al., 2023): the ranks form a ring, around which the keys and values travel. While a rank
+// computes with those that are there, the next ones arrive. In the backward pass, the gradients of keys and values
+// travel along, one step behind them: each rank adds what its queries contribute, and the last step brings them home.
+//
+// Step i of C, on the two streams of rank r:
+//
+//   compute         attention to the keys of rank r - i   →  wait until those of rank r - i - 1 are here
+//   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of rank r - i -
+//   1
+#pragma once
+
+#include <memory>
+
+#include "01_single_gpu/transformer.h"
+#include "08_context_parallel/partial_attention.h"
+#include "common/nccl/group.h"
+
+namespace workshop {
+
+class RingAttention : public Attention {
+ public:
+  // `heads` has the positions of one rank. The group must outlive this.
+  RingAttention(const Heads& heads, const SequenceCut& cut, int attention_block, const Group& group)
+      : Attention(heads, false), parts_(heads, cut, group.rank(), attention_block), group_(group) {}
+
+  int kept() const override { return parts_.kept(); }
+  int scratch() const override { return 0; }
+  void allocate(int max_samples) override {
+    parts_.allocate(max_samples);
+    if (kv_[0].size() > 0) return;
+    const int count = max_samples * heads().positions * 2 * heads().features();
+    for (auto& kv : kv_) kv = DeviceBuffer<Real>(count, Memory::buckets);
+    for (auto& dkv : dkv_) dkv = DeviceBuffer<float>(count, Memory::buckets);
+    mine_ = DeviceBuffer<float>(count, Memory::activations);
+  }
+
+  void forward(const Blas& blas, const AttentionValues& values, int samples, int, int,
+               const Dropout& dropout) override {
+    const cudaStream_t compute = blas.stream();
+    parts_.begin();
+    parts_.pack(kv_[0].data(), values, samples, compute);
+    // WRITE 08.E: In each step, attend to the keys and values that are here, while the next ones arrive.
+    //   There are C = group_.size() steps. parts_.attend(blas, values, kv, source, samples, dropout) merges what this
+    //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. In step 0,
+    //   these are the rank's own, in kv_[0]; those that arrive during step i go to kv_[(i + 1) % 2]. begin_exchange(i,
+    //   samples, compute) sends and receives beside the computation; after end_exchange(compute), what has arrived can
+    //   be read. In the last step, nothing has to arrive.
+    for (int step = 0; step < group_.size(); ++step) {
+      if (step + 1 < group_.size()) begin_exchange(step, samples, compute);
+      parts_.attend(blas, values, kv_[step % 2].data(), source(step), samples, dropout);
+      if (step + 1 < group_.size()) end_exchange(compute);
+    }
+    // END WRITE 08.E
+    parts_.finish(values, samples, compute);
+  }
+
+  void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
+                const Dropout& dropout) override {
+    const cudaStream_t compute = blas.stream();
+    const int count = count_of(samples);
+    parts_.begin_backward(values, gradients, samples, compute);
+    parts_.pack(kv_[0].data(), values, samples, compute);
+    const auto clear = [&](float* sums) { CUDA_CHECK(cudaMemsetAsync(sums, 0, count * sizeof(float), compute)); };
+    // WRITE 08.F: Go around the ring again, and bring the gradients of all keys and values home.
+    //   In step i, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
+    //   rank's queries contribute to the gradients of kv to dkv. Those of the keys of rank `source` travel with them,
+    //   one step behind: begin_exchange(i, samples, compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2],
+    //   and receives those that belong to the keys of step i in dkv_[i % 2]. Meanwhile compute this rank's own
+    //   contribution in mine_, and add it after end_exchange(compute), with the kernel add_floats(y, x, factor, n). In
+    //   step 0 nothing arrives: compute in dkv_[0]. After the last step, begin_exchange(C, …) sends the gradients to
+    //   the rank whose keys they are, and brings this rank's to dkv_[C % 2]. clear(sums) sets `count` floats to zero.
+    for (int step = 0; step < group_.size(); ++step) {
+      float* sums = dkv_[step % 2].data();
+      float* own = step == 0 ? sums : mine_.data();
+      if (group_.size() > 1) begin_exchange(step, samples, compute, true);
+      clear(own);
+      parts_.add_gradients(blas, values, gradients, kv_[step % 2].data(), source(step), own, samples, dropout);
+      if (group_.size() > 1) end_exchange(compute);
+      // TODO 08.9: Complete `sums`, the gradients of the keys and values of this step.
+      //   `own` is what this rank's queries contribute. In step 0, `own` is `sums`; later, begin_exchange() has
+      //   received what the earlier ranks have contributed in `sums`. launch(add_floats, count, compute, y, x, 1.0f,
+      //   count) adds x to y.
+      if (step > 0) launch(add_floats, count, compute, sums, own, 1.0f, count);
+      // END TODO 08.9
+      probe("08.9", "gradients of keys and values so far", sums, {count}, compute);
+    }
+    if (group_.size() > 1) {
+      begin_exchange(group_.size(), samples, compute, true);
+      end_exchange(compute);
+    }
+    // END WRITE 08.F
+    const float* home = dkv_[group_.size() > 1 ? group_.size() % 2 : 0].data();
+    probe("08.F", "gradients of this rank's keys and values", home, {count}, compute);
+    parts_.finish_backward(gradients, home, samples, compute);
+  }
+
+ private:
+  int count_of(int samples) const { return samples * heads().positions * 2 * heads().features(); }
+
+  // Returns whose keys and values are here in a step.
+  int source(int step) const {
+    int source = 0;
+    // TODO 08.5: Set `source` to the rank whose keys and values this rank has in step `step`.
+    //   In step 0, these are its own. In each step, they are sent to the next rank: rank group_.rank() + 1, or 0 after
+    //   the last one. The number of ranks is group_.size().
+    source = (group_.rank() - step + group_.size()) % group_.size();
+    // END TODO 08.5
+    probe("08.5", "step, and the rank whose keys are here", std::array{step, source});
+    return source;
+  }
+
+  // Sends the keys and values of step `step` to the next rank and receives those of the step after it, while `compute`
+  // goes on. With `backward`, the gradients of step - 1 travel along.
+  void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
+    const int count = count_of(samples), C = group_.size();
+    const bool keys = step + 1 < C, gradients = backward && step > 0;
+    // WRITE 08.G: Send and receive on communication_, without holding up `compute`.
+    //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
+    //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2]. All
+    //   have `count` elements; keys and values are of type kReal, the gradients are floats (ncclFloat). One group of
+    //   NCCL calls over group_.comm() sends and receives all of it. What is sent is there, and what is overwritten is
+    //   not read any more, when everything that is enqueued on `compute` by now is done: use the event computed_.
+    //   Neither the host nor `compute` may wait.
+    // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
+    //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
+    //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
+    CUDA_CHECK(cudaEventRecord(computed_, compute));
+    CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_));
+    // END TODO 08.6
+    int next = 0, previous = 0;
+    // TODO 08.7: Set `next` and `previous`, this rank's neighbors in the ring.
+    //   The ring has the ranks 0 to C - 1; after the last one comes rank 0. This rank is group_.rank().
+    next = (group_.rank() + 1) % C;
+    previous = (group_.rank() + C - 1) % C;
+    // END TODO 08.7
+    const ncclComm_t comm = group_.comm();
+    NCCL_CHECK(ncclGroupStart());
+    if (keys) {
+      NCCL_CHECK(ncclSend(kv_[step % 2].data(), count, kReal, next, comm, communication_));
+      NCCL_CHECK(ncclRecv(kv_[(step + 1) % 2].data(), count, kReal, previous, comm, communication_));
+    }
+    if (gradients) {
+      NCCL_CHECK(ncclSend(dkv_[(step - 1) % 2].data(), count, ncclFloat, next, comm, communication_));
+      NCCL_CHECK(ncclRecv(dkv_[step % 2].data(), count, ncclFloat, previous, comm, communication_));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+    // END WRITE 08.G
+    if (keys) probe("08.7", "keys and values of the next step", kv_[(step + 1) % 2].data(), {count}, communication_);
+    if (gradients) probe("08.7", "gradients of earlier ranks", dkv_[step % 2].data(), {count}, communication_);
+  }
+
+  // Makes `compute` wait for what begin_exchange() has begun.
+  void end_exchange(cudaStream_t compute) {
+    // TODO 08.8: Make `compute` wait until what is enqueued on communication_ is done.
+    //   Use the event arrived_. The host must not wait.
+    CUDA_CHECK(cudaEventRecord(arrived_, communication_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_));
+    // END TODO 08.8
+  }
+
+  PartialAttention parts_;
+  const Group& group_;
+  DeviceBuffer<Real> kv_[2];    // keys and values: those that are computed with, and those that arrive
+  DeviceBuffer<float> dkv_[2];  // their gradients: those that are sent, and those that arrive
+  DeviceBuffer<float> mine_;    // what this rank contributes to them
+  Event computed_, arrived_;
+  Stream communication_{"communication"};
+};
+
+}  // namespace workshop
