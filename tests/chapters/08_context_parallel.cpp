@@ -178,6 +178,60 @@ TESTS(memory) {
   for (const Way& way : ways) add(way, 4, 1024, 64);
 }
 
+// ---- time ----------------------------------------------------------------------------------------------------------
+
+// A simulated machine: `operations` per second, and links of `bytes` per second. The time from the first block's
+// forward pass to the end of its backward pass, in milliseconds, is that of the rank that takes longest.
+double time_of_step(const Way& way, long C, long n, double operations, double bytes) {
+  const Command command = on(static_cast<int>(C), way.program,
+                             "--words 20000 --vocabulary 57 --width 64 --heads 1 --blocks 3 --batch-size 1",
+                             "--max-steps 2 --log-every 0 --timeline timeline.json", way.options, "--context", C * n);
+  succeed(command.in(text("WORKSHOP_SIMULATE=compute=", operations, ",link=0s+", bytes, "/s")));
+  double longest = 0;
+  for (const auto& [rank, spans] : read_timeline("timeline.json")) {
+    double begin = 0, end = 0;  // of the last step
+    for (const Span& span : spans) {
+      if (span.name == "forward blocks.0" && end <= begin) begin = span.begin;
+      if (span.name == "backward blocks.0") end = span.end();
+      if (span.name == "forward blocks.0" && span.begin > end && end > 0) break;  // evaluation
+    }
+    longest = std::max(longest, end - begin);
+  }
+  return longest;
+}
+
+// The formulas of math.md: operations of a rank in blocks and head, forward and backward, and what cannot be hidden.
+double computed(const Way& way, long C, long n) {
+  const double E = 64, L = 3, words = 57;
+  const double units = way.name == "zigzag" ? (2.0 * C + 1) / 4 : static_cast<double>(C);
+  return L * (72.0 * n * E * E + 14 * units * n * n * E) + 6.0 * n * E * words;
+}
+
+TESTS(simulated) {
+  for (const Way& way : {ways[0], ways[1]}) {
+    for (const long C : {2, 4, 8}) {
+      test(text("solution.08.simulated.", way.name, ".", C, "ranks"),
+           {.ranks = static_cast<int>(C), .cpu_only = "simulates a machine"}, [=] {
+             const double time = time_of_step(way, C, 64, 1e9, 1e12), expected = computed(way, C, 64) / 1e6;
+             EXPECT_NEAR(time, expected, 0.02 * expected);  // the kernels beside the products take 1.3 %
+           });
+    }
+  }
+}
+
+// How much of the communication is hidden, on 4 ranks with zigzag. From n = 4·operations/bytes = 64 on, all of it is
+// but the last step home of the gradients, one of the 3C - 2 = 10 transfers of a layer.
+TESTS(hidden) {
+  for (const auto& [n, hidden] : {std::pair{16, 0.37}, {32, 0.625}, {64, 0.9}, {128, 0.9}}) {
+    test(text("solution.08.hidden.", n), {.ranks = 4, .cpu_only = "simulates a machine"}, [n = n, hidden = hidden] {
+      const double operations = 1e9, bytes = 62.5e6, whole = 3 * (3 * 4 - 2) * 8.0 * n * 64 / bytes * 1e3;
+      const double exposed =
+          time_of_step(ways[1], 4, n, operations, bytes) - time_of_step(ways[1], 4, n, operations, 1e13);
+      EXPECT_NEAR(1 - exposed / whole, hidden, 0.02);
+    });
+  }
+}
+
 TESTS(bad) {
   refusals("solution.08.bad.", on(4, ring, text_option), R"(
     context    | --context 18                    | --context is '18'; expected a multiple of 8, the pieces that 4 ranks have with --balance zigzag
