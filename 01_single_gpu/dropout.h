@@ -20,16 +20,21 @@ __host__ __device__ inline std::uint64_t random_bits(std::uint64_t number) {
   return splitmix64((number - 1) * kSplitMix64Step);
 }
 
-// The part of a split tensor that a rank holds: of every `whole` consecutive values, `count` from number `first` on; by
-// default, all of them. If the sequence is cut, too, each `whole` values belong to a row, and `rows` says to which.
+// The part of a split tensor that a rank holds: of every `whole` consecutive values, `count` from number `first` on. By
+// default, all of them. If the sequence is cut, too (chapter 08), these are rows of `row_width` values, of the
+// positions `rows` of each sample.
 struct DropoutPart {
   int count = 1, whole = 1, first = 0;
   Positions rows = 1;
+  int row_width = 1;
 
   // Returns the place in the whole tensor of the value that is at place i here.
-  __device__ int place(int i) const { return rows.row_of_whole(i / count) * whole + first + i % count; }
+  __device__ int place(int i) const {
+    const int place = i / count * whole + first + i % count;
+    return rows.row_of_whole(place / row_width) * row_width + place % row_width;
+  }
   // Returns how many values of a sample there are in all if `width` are here.
-  __host__ std::int64_t width(std::int64_t width) const { return width * (whole / count) * (rows.whole / rows.count); }
+  std::int64_t width(std::int64_t width) const { return width * (whole / count) * (rows.whole / rows.count); }
 };
 
 // What dropout does to the values of a batch. A whole sample has `width` values; the samples' numbers are number,

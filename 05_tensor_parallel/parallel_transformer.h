@@ -64,18 +64,21 @@ class NormGradients {
 // own.
 class ParallelBlock : public ParallelLayer {
  public:
-  // The number of ranks must divide the heads and, with sequence parallelism, T.
+  // For these positions of each sample: all T, unless chapter 08 cuts the sequence. `attention` is that of this rank's
+  // heads. The number of ranks must divide the heads and, with sequence parallelism, the positions.
   ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
+                const Positions& positions, std::shared_ptr<Attention> attention,
                 const std::shared_ptr<TensorParallelContext>& tp)
-      : ParallelLayer({whole}, tp->local_rows(options.context) * options.width,
-                      tp->local_rows(options.context) * options.width,
+      : ParallelLayer({whole}, tp->local_rows(positions.count) * options.width,
+                      tp->local_rows(positions.count) * options.width,
                       {Cut::heads, Cut::heads, Cut::columns, Cut::none, Cut::rows, Cut::rows, Cut::columns, Cut::none,
                        Cut::none, Cut::none, Cut::none, Cut::none},
                       tp->group()),
         tp_(tp),
-        T_(options.context),
+        positions_(positions),
+        T_(positions.count),
         E_(options.width),
-        owned_attention_(make_attention(options, options.heads / tp->group().size())),
+        owned_attention_(std::move(attention)),
         attention_(*owned_attention_),
         heads_(attention_.heads()),
         dropout_(options.dropout),
@@ -185,21 +188,25 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    const DropoutPart part =
-        dropout_ > 0 ? nth_of(heads_.probabilities()) : DropoutPart{};  // else, it may be too large
-    return dropout(Block::probability_place, batch, part);
+    if (dropout_ == 0) return dropout(Block::probability_place, batch, {});  // the numbers may be too large
+    return dropout(Block::probability_place, batch, nth_of(heads_.count * positions_.whole * positions_.whole));
   }
   Dropout on_features(const Batch& batch) const {
-    return dropout(Block::activation_place, batch, nth_of(4 * heads_.features()));
+    DropoutPart part = nth_of(4 * heads_.features());
+    part.rows = positions_;
+    part.row_width = part.whole;
+    return dropout(Block::activation_place, batch, part);
   }
   Dropout on_rows(Block::Place place, const Saved& saved, int rows) const {
-    return dropout(place, saved.batch, {tp_->local_rows(rows) * E_, rows * E_, tp_->first_local_row(rows) * E_});
+    return dropout(place, saved.batch,
+                   {tp_->local_rows(rows) * E_, rows * E_, tp_->first_local_row(rows) * E_, positions_, E_});
   }
   // This rank's part, if each of the P ranks has `count` values.
   DropoutPart nth_of(int count) const { return {count, count * tp_->group().size(), count * tp_->group().rank()}; }
 
   std::shared_ptr<TensorParallelContext> tp_;
-  int T_, E_;  // positions, width
+  Positions positions_;
+  int T_, E_;  // positions on this rank, width
   std::shared_ptr<Attention> owned_attention_;
   Attention& attention_;  // of this rank's heads
   Heads heads_;

@@ -2,6 +2,7 @@
 // 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are divided among the stages of a
 // pipeline (chapter 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer
 // state (chapter 06). Only the mesh of ranks, in mesh.h, is new; this program combines code of the earlier chapters.
+// With --cp, the sequences are cut, too (chapter 08).
 #include <array>
 #include <deque>
 
@@ -16,6 +17,7 @@
 #include "07_3d/mesh.h"
 #include "07_3d/mesh_clipping.h"
 #include "07_3d/support/mesh_settings.h"
+#include "07_3d/support/sequences.h"
 #include "common/job/job.h"
 #include "common/training/training.h"
 
@@ -38,7 +40,7 @@ ReplicaPlace place_in(const Mesh& mesh) {
 
 // Trains this rank's stage, together with all other ranks.
 void train_stage(Training& training, const Schedule& schedule, PipelineStage& stage, PipelineExecutor& executor,
-                 std::deque<ChunkUpdate>& updates, const MeshClipping& clipping, const Mesh& mesh,
+                 std::deque<ChunkUpdate>& updates, const MeshClipping& clipping, OwnPositions& part, const Mesh& mesh,
                  cudaStream_t stream) {
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
@@ -52,20 +54,22 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+    const int samples = training.evaluated() * mesh.shape.context;  // each of the context ranks adds its tokens
+    evaluate_batch(stage, schedule, mesh.pipeline, part(batch), samples, counted, stream);
   };
 
   while (training.next_epoch()) {
     while (training.next_step()) {
-      stage.begin_step(training.batch(), training.loss());
+      stage.begin_step(part(training.batch()), training.loss());
       executor.step(update, ready);
     }
     // The last stage has computed the losses; the first one reports them.
+    part.average(training.losses());
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
-    evaluate(training, mesh.data, stream, add_loss);
+    evaluate(training, mesh.replicas, stream, add_loss);
   }
-  evaluate(training, mesh.data, stream, add_loss);
+  evaluate(training, mesh.replicas, stream, add_loss);
 
   // After gathering over the tensor group, all ranks of a stage must have the same parameters.
   for (const ModelChunk& chunk : stage.chunks()) {
@@ -76,11 +80,13 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
 void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const ReplicaPlace& place,
            const Job& job, cudaStream_t stream) {
   probe("07.I", "given to train: whether sharded", std::array{int{settings.sharded()}});
+  OwnPositions part(options, mesh, stream);
   const bool sharded = settings.sharded();  // ZeRO: each replica updates its shard of the parameters
 
   // The whole network, with its layers cut over the tensor group.
   const Network network =
-      mesh.shape.tensor > 1
+      mesh.shape.context > 1 ? cut_network(options, settings, mesh)
+      : mesh.shape.tensor > 1
           ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
           : make_network(options);
 
@@ -101,10 +107,10 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   // The samples of this rank's replica. Only the first stage reads the inputs.
   DataSource data = network.data();
   data.needs_x = mesh.at.pipeline == 0;
-  Training training(options, job, place, data, stream);
+  Training training(options, job, place, whole_samples(data, options, mesh), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
-  train_stage(training, schedule, stage, executor, updates, clipping, mesh, stream);
+  train_stage(training, schedule, stage, executor, updates, clipping, part, mesh, stream);
 }
 
 }  // namespace
@@ -127,5 +133,5 @@ int main(int argc, char** argv) {
   const Mesh mesh(settings.mesh, job);
   print_mesh(mesh.shape);
   const Stream stream;
-  train(options, settings, mesh, place_in(mesh), job, stream);
+  train(options, settings, mesh, share_samples(place_in(mesh), mesh), job, stream);
 }

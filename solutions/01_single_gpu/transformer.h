@@ -249,7 +249,7 @@ class Block : public Layer {
   Dropout dropout(Place place, const Batch& batch) const {
     if (place == probability_place) return {dropout_, seed_, number_, place, batch};  // the attention has the positions
     const int width = place == activation_place ? 4 * E_ : E_;
-    return {dropout_, seed_, number_, place, batch, {width, width, 0, positions_}};
+    return {dropout_, seed_, number_, place, batch, {1, 1, 0, positions_, width}};
   }
 
   int E_;  // width

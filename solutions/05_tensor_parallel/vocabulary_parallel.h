@@ -52,36 +52,38 @@ static __global__ void embed_vocab_range(Reals share, const std::int32_t* tokens
   // END WRITE 05.M
 }
 
-// y[rows, width] += positions[(first + row) mod context]
-static __global__ void add_positions(Reals y, ConstReals positions, int first, int context, int rows, int width) {
+// y[rows, width] += positions[at[(first + row) mod at.count]]
+static __global__ void add_positions(Reals y, ConstReals positions, int first, Positions at, int rows, int width) {
   for_each_element(rows, width,
-                   [=](int i, int column) { y[i] += positions[(first + i / width) % context * width + column]; });
+                   [=](int i, int column) { y[i] += positions[at[(first + i / width) % at.count] * width + column]; });
 }
 
-// Reads token ids [samples, context]; returns this rank's rows of [samples·context, width]. The embedding is a product
-// of one-hot rows with the words' vectors, which are cut like the weight of a row-parallel layer: so g follows it.
+// Reads token ids [samples, context.count]; returns this rank's rows of [samples·context.count, width]. The embedding
+// is a product of one-hot rows with the words' vectors, which are cut like the weight of a row-parallel layer: so g
+// follows it.
 class ParallelEmbedding : public ParallelLayer {
  public:
-  ParallelEmbedding(const std::shared_ptr<const Layer>& whole, int context, int width, VocabRange vocab,
+  ParallelEmbedding(const std::shared_ptr<const Layer>& whole, Positions context, int width, VocabRange vocab,
                     const std::shared_ptr<TensorParallelContext>& tp)
-      : ParallelLayer({whole}, context, tp->local_rows(context) * width, {Cut::rows, Cut::none}, tp->group()),
+      : ParallelLayer({whole}, context.count, tp->local_rows(context.count) * width, {Cut::rows, Cut::none},
+                      tp->group()),
         tp_(tp),
         context_(context),
         width_(width),
         vocab_(vocab) {}
 
   std::vector<int> saved() const override { return {out}; }
-  int rows() const override { return context_; }
+  int rows() const override { return context_.count; }
   void allocate(int max_samples, cudaStream_t) override {
-    tp_->allocate(max_samples * context_ * width_);
-    links_ = DeviceBuffer<int>(2 * max_samples * context_, Memory::data);
+    tp_->allocate(max_samples * context_.count * width_);
+    links_ = DeviceBuffer<int>(2 * max_samples * context_.count, Memory::data);
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
     const auto* tokens = static_cast<const std::int32_t*>(x);
-    const int rows = samples * context_, local = tp_->local_rows(rows);
+    const int rows = samples * context_.count, local = tp_->local_rows(rows);
     Real *y = saved.buffers[0].data(), *share = tp_->share_of(y);
     launch(embed_vocab_range, rows * width_, stream, share, tokens, parameters[0].value, vocab_, rows, width_);
     probe("05.12", "vectors of this rank's words", share, {rows, width_}, stream);
@@ -95,7 +97,7 @@ class ParallelEmbedding : public ParallelLayer {
   Real* backward(const Saved& saved, const Gradients& gradients) override {
     const cudaStream_t stream = gradients.blas.stream();
     const Range range({"backward ", name}, stream);
-    const int rows = gradients.samples * context_;
+    const int rows = gradients.samples * context_.count;
     const auto* tokens = static_cast<const std::int32_t*>(saved.x);
     Real *words = parameters[0].grad, *positions = parameters[1].grad;  // one behind the other, count() in all
     const SameWord same{links_.data(), links_.data() + rows};
@@ -111,13 +113,14 @@ class ParallelEmbedding : public ParallelLayer {
     embedding_backward(words, positions, dy, tokens, same, vocab_.first, vocab_.count, context_, rows, width_, stream);
     // END WRITE 05.N
     probe("05.N", "gradients of this rank's words", words, {vocab_.count, width_}, stream);
-    probe("05.N", "gradients of the positions", positions, {context_, width_}, stream);
+    probe("05.N", "gradients of the positions", positions, {context_.whole, width_}, stream);
     return nullptr;  // token ids have no gradient
   }
 
  private:
   std::shared_ptr<TensorParallelContext> tp_;
-  int context_, width_;
+  Positions context_;  // of each sample
+  int width_;
   VocabRange vocab_;
   DeviceBuffer<int> links_;  // SameWord's two arrays
 };

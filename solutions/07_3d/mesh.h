@@ -9,6 +9,10 @@
 //   tensor    two all-reduces per pair of layers and micro-batch, which nothing can hide: the links within a node
 //   data      one average of all gradients per step: many bytes, but they hide behind the backward pass
 //   pipeline  one activation per micro-batch and boundary, to one neighbor: the slowest links are fast enough
+//
+// If chapter 08 cuts the sequences, too (--cp), each replica has c ranks along the data dimension instead of one: they
+// have the same parameters and samples, and different positions. Their keys and values travel in every layer, so they
+// are neighbors: data = replica · c + context. To the gradients, they are further replicas.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +27,7 @@ namespace workshop {
 
 struct MeshShape {
   int data = 1, pipeline = 1, tensor = 1;  // d, p, t
+  int context = 1;                         // c: neighbors along the data dimension that share their samples
   std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
 };
 
@@ -97,13 +102,24 @@ class Mesh {
     require("tensor", "07.2", tensor, shape.tensor, [this](int i) { return Coordinates{at.pipeline, at.data, i}; });
     require("data", "07.3", data, shape.data, [this](int i) { return Coordinates{at.pipeline, i, at.tensor}; });
     require("pipeline", "07.4", pipeline, shape.pipeline, [this](int i) { return Coordinates{i, at.data, at.tensor}; });
+    if (shape.context == 1) {
+      replicas = data;
+    } else {
+      context = data.split(replica(), context_rank(), "context");
+      replicas = data.split(context_rank(), replica(), "replicas");
+    }
   }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
+  int replica() const { return at.data / shape.context; }
+  int context_rank() const { return at.data % shape.context; }
+
   const MeshShape shape;
   const Coordinates at;
   Group tensor, data, pipeline;
+  Group context;   // the ranks with the other positions of this rank's samples
+  Group replicas;  // the ranks with other samples: the data group, or those of it that have the same positions
 
  private:
   // Ends the job unless rank i of the group has the coordinates member(i): with wrong groups, the job would hang or

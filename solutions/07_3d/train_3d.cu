@@ -2,6 +2,7 @@
 // 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are divided among the stages of a
 // pipeline (chapter 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer
 // state (chapter 06). Only the mesh of ranks, in mesh.h, is new; this program combines code of the earlier chapters.
+// With --cp, the sequences are cut, too (chapter 08).
 #include <array>
 #include <deque>
 
@@ -16,6 +17,7 @@
 #include "07_3d/mesh.h"
 #include "07_3d/mesh_clipping.h"
 #include "07_3d/support/mesh_settings.h"
+#include "07_3d/support/sequences.h"
 #include "common/job/job.h"
 #include "common/training/training.h"
 
@@ -40,13 +42,14 @@ ReplicaPlace place_in(const Mesh& mesh) {
 
 // Trains this rank's stage, together with all other ranks.
 void train_stage(Training& training, const Schedule& schedule, PipelineStage& stage, PipelineExecutor& executor,
-                 std::deque<ChunkUpdate>& updates, const MeshClipping& clipping, const Mesh& mesh,
+                 std::deque<ChunkUpdate>& updates, const MeshClipping& clipping, OwnPositions& part, const Mesh& mesh,
                  cudaStream_t stream) {
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
   // WRITE 07.H: Train: for each epoch, its steps, its losses, and an evaluation; after the last one, evaluate again.
   //   training.next_epoch() and training.next_step() begin an epoch and a step, or return false if none is left. In a
-  //   step, stage.begin_step(training.batch(), training.loss()) and then executor.step(update, ready), which calls
+  //   step, stage.begin_step(part(training.batch()), training.loss()) and then executor.step(update, ready), where
+  //   part(batch) is this rank's part of a batch: all of it or, with --cp, its positions. executor.step() calls
   //     ready(chunk, layer)  when the final gradients of a layer are enqueued; updates[chunk].layer_ready(layer) wants
   //                          to know
   //     update()             when those of all layers are: average all chunks; clip by
@@ -55,10 +58,11 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
   //   Then training.losses() are the last stage's, and the first stage reports them:
   //     send_losses(losses, ranks of the stages, stream) sends them there
   //     average_losses(losses, replicas, stream) averages them on the first stage, if there are several replicas
-  //   evaluate(training, replicas, stream, add_loss) evaluates. Its add_loss(batch, loss) adds the loss of a batch to a
-  //   float on the device: evaluate_batch(stage, schedule, ranks of the stages, batch, training.evaluated(), loss,
-  //   stream). All ranks of a tensor group compute the same loss. It must count once, so let the others add theirs to a
-  //   DeviceBuffer<float>(1, Memory::data), whose address is .data().
+  //   Before that, part.average(losses) makes the losses of a rank's own positions those of whole samples.
+  //   evaluate(training, mesh.replicas, stream, add_loss) evaluates. Its add_loss(batch, loss) adds the loss of a batch
+  //   to a float on the device: evaluate_batch(stage, schedule, ranks of the stages, part(batch), training.evaluated()
+  //   * mesh.shape.context, loss, stream). All ranks of a tensor group compute the same loss. It must count once, so
+  //   let the others add theirs to a DeviceBuffer<float>(1, Memory::data), whose address is .data().
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
   const auto update = [&] {
     for (ChunkUpdate& chunk : updates) chunk.average();
@@ -69,20 +73,22 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
   DeviceBuffer<float> uncounted(1, Memory::data);
   const auto add_loss = [&](const Batch& batch, float* loss) {
     float* counted = mesh.at.tensor == 0 ? loss : uncounted.data();
-    evaluate_batch(stage, schedule, mesh.pipeline, batch, training.evaluated(), counted, stream);
+    const int samples = training.evaluated() * mesh.shape.context;  // each of the context ranks adds its tokens
+    evaluate_batch(stage, schedule, mesh.pipeline, part(batch), samples, counted, stream);
   };
 
   while (training.next_epoch()) {
     while (training.next_step()) {
-      stage.begin_step(training.batch(), training.loss());
+      stage.begin_step(part(training.batch()), training.loss());
       executor.step(update, ready);
     }
     // The last stage has computed the losses; the first one reports them.
+    part.average(training.losses());
     send_losses(training.losses(), mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
-    evaluate(training, mesh.data, stream, add_loss);
+    evaluate(training, mesh.replicas, stream, add_loss);
   }
-  evaluate(training, mesh.data, stream, add_loss);
+  evaluate(training, mesh.replicas, stream, add_loss);
   // END WRITE 07.H
 
   // After gathering over the tensor group, all ranks of a stage must have the same parameters.
@@ -94,9 +100,11 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
 void train(const Options& options, const MeshSettings& settings, const Mesh& mesh, const ReplicaPlace& place,
            const Job& job, cudaStream_t stream) {
   probe("07.I", "given to train: whether sharded", std::array{int{settings.sharded()}});
-  // WRITE 07.I: Create what this rank needs for its part of the training, and call train_stage().
-  //     Network: make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}), with layers
-  //       that are cut over several ranks, or make_network(options)
+  OwnPositions part(options, mesh, stream);
+  // WRITE 07.I: Create what this rank needs for its part of the training, and call train_stage() with it and `part`.
+  //     Network: if settings.mesh.context is above 1, cut_network(options, settings, mesh); else
+  //       make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}), with layers that
+  //       are cut over several ranks, or make_network(options)
   //     Schedule: make_schedule(settings)
   //     std::vector<int>, the bounds: partition_layers(network.counts(), settings.parts(), default_partition(options))
   //     PipelineStage(network, options.batch_size, schedule, number of the stage, bounds, recompute, stream, storage)
@@ -104,7 +112,8 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   //     PipelineExecutor(schedule, stage, ranks of the stages, stream, clock)
   //     std::deque<ChunkUpdate>: make_updates()
   //     MeshClipping(options, updates, mesh, sharded, stream)
-  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs
+  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs. whole_samples(data,
+  //       options, mesh) returns it for samples of all positions
   //     Training(options, job, place, data, stream)
   //   Replicas share the optimizer state if settings.sharded(). Then `storage` is Storage::bound, because the updates
   //   bring the stage's memory; else it is Storage::own. `recompute` is options.gpt.recompute == "stages". A bucket has
@@ -115,7 +124,8 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
 
   // The whole network, with its layers cut over the tensor group.
   const Network network =
-      mesh.shape.tensor > 1
+      mesh.shape.context > 1 ? cut_network(options, settings, mesh)
+      : mesh.shape.tensor > 1
           ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
           : make_network(options);
 
@@ -136,10 +146,10 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   // The samples of this rank's replica. Only the first stage reads the inputs.
   DataSource data = network.data();
   data.needs_x = mesh.at.pipeline == 0;
-  Training training(options, job, place, data, stream);
+  Training training(options, job, place, whole_samples(data, options, mesh), stream);
   for (ChunkUpdate& chunk : updates) chunk.add_to(training);
 
-  train_stage(training, schedule, stage, executor, updates, clipping, mesh, stream);
+  train_stage(training, schedule, stage, executor, updates, clipping, part, mesh, stream);
   // END WRITE 07.I
 }
 
@@ -163,5 +173,5 @@ int main(int argc, char** argv) {
   const Mesh mesh(settings.mesh, job);
   print_mesh(mesh.shape);
   const Stream stream;
-  train(options, settings, mesh, place_in(mesh), job, stream);
+  train(options, settings, mesh, share_samples(place_in(mesh), mesh), job, stream);
 }

@@ -96,6 +96,40 @@ TESTS(checkpoints) {
   });
 }
 
+// All meshes of 8 ranks that cut the sequences, with all further options, and some without.
+TESTS(mesh) {
+  const Path mesh = solution("07_3d/train_3d");
+  const std::string all = "--dropout 0.2 --clip-norm 0.3 --warmup-steps 2 --lr-schedule cosine --attention-block 5 ";
+  const std::string deep = options + "--blocks 4 --max-steps 4 --batch-size ";
+  for (const int c : {2, 4, 8}) {
+    for (int d = 1; d <= 8 / c; d *= 2) {
+      for (int p = 1; p <= 8 / c / d; p *= 2) {
+        const int t = 8 / c / d / p;
+        const std::string shape =
+            text("--dp ", d, " --pp ", p, " --cp ", c, " --tp ", t, p > 1 ? " --micro-batches 2 " : " ");
+        const std::string name = text(d, "x", p, "x", c, "x", t);
+        const bool is_plain = p == 2 ? d == 2 : c == 8 || (d == 1 && t == 2);
+        if (is_plain)
+          same_gpt("solution.08.mesh." + name, kBound, on(1, gpt, deep, 16),
+                   on(8, mesh, "--model gpt", deep, 16 / d, shape));
+        std::string more = all;
+        if (d * c > 1) more += "--zero 1 ";
+        if (t > 1) more += "--sequence-parallel ";
+        if (p == 2) more += "--schedule interleaved ";
+        same_gpt(
+            "solution.08.mesh.with_all." + name, kBound, on(1, gpt, deep, 16, all),
+            on(8, mesh, "--model gpt", deep, 16 / d, shape, more, p > 2 ? "--recompute stages" : "--recompute blocks"));
+      }
+    }
+  }
+  refusals("solution.08.mesh.bad.", on(4, mesh), R"(
+    context   | --model gpt --context 18 --cp 4       | --context is '18'; expected a multiple of 8
+    ranks     | --model gpt --cp 3                    | --cp is '3', --pp is '1' and --tp is '1', which makes 3 ranks a replica; expected a divisor of the 4 ranks
+    product   | --model gpt --cp 2 --dp 4             | --cp is '2', --dp is '4', --pp is '1' and --tp is '1'; expected a product of 4 ranks
+    only_gpt  | --cp 2                                | --cp is for --model gpt only
+  )");
+}
+
 // ---- what is sent and held -----------------------------------------------------------------------------------------
 
 // The formulas of math.md, for T = 48 positions, n = T/C of them on a rank, width 48, 2 blocks, a text of 57 words.

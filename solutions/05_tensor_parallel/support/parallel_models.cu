@@ -31,13 +31,16 @@ Network make_parallel_mlp(const std::vector<int>& widths, Activation activation,
   return network;
 }
 
+}  // namespace
+
 // Makes chapter 01's language model and replaces each layer by its parallel form.
-Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how) {
+Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how,
+                          const Positions& positions, const MakeAttention& attention) {
   const GptOptions& o = options.gpt;
   const int ranks = group.size();
-  if (o.heads % ranks != 0) usage_error("--heads is '%d'; expected a multiple of the %d ranks", o.heads, ranks);
-  if (how.sequence_parallel && o.context % ranks != 0) {
-    usage_error("--context is '%d'; --sequence-parallel expects a multiple of the %d ranks", o.context, ranks);
+  if (how.sequence_parallel && positions.count % ranks != 0) {
+    const int pieces = positions.whole / positions.count * ranks;
+    usage_error("--context is '%d'; --sequence-parallel expects a multiple of the %d ranks", o.context, pieces);
   }
   Network network = make_network(options);
   const int vocabulary = static_cast<int>(network.vocabulary.size());
@@ -49,22 +52,29 @@ Network make_parallel_gpt(const Options& options, const Group& group, const Tens
   for (int i = 0; i < network.depth(); ++i) {
     std::shared_ptr<Layer>& layer = network.layers[i];
     if (i == 0) {
-      layer = std::make_shared<ParallelEmbedding>(layer, o.context, o.width, vocab, tp);
+      layer = std::make_shared<ParallelEmbedding>(layer, positions, o.width, vocab, tp);
     } else if (i + 1 == network.depth()) {
-      layer = std::make_shared<ParallelHead>(layer, o.context, o.width, vocab, tp);
+      layer = std::make_shared<ParallelHead>(layer, positions.count, o.width, vocab, tp);
     } else {
-      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, tp);
+      layer = std::make_shared<ParallelBlock>(layer, i - 1, o, options.seed, positions, attention(), tp);
       if (o.recompute == "blocks") layer = make_recomputed(std::vector{layer}, room);
     }
   }
-  network.loss = std::make_shared<ParallelCrossEntropy>(o.context, vocab, group);
+  network.loss = std::make_shared<ParallelCrossEntropy>(positions.count, vocab, group);
   return network;
 }
 
-}  // namespace
+void require_heads(const Options& options, int ranks) {
+  if (options.gpt.heads % ranks == 0) return;
+  usage_error("--heads is '%d'; expected a multiple of the %d ranks", options.gpt.heads, ranks);
+}
 
 Network make_parallel_network(const Options& options, const Group& group, const TensorParallelOptions& how) {
-  if (options.model == ModelKind::gpt) return make_parallel_gpt(options, group, how);
+  if (options.model == ModelKind::gpt) {
+    require_heads(options, group.size());
+    return make_parallel_gpt(options, group, how, options.gpt.context,
+                             [&] { return make_attention(options.gpt, options.gpt.heads / group.size()); });
+  }
   if (options.model == ModelKind::alexnet) {
     usage_error("--model is 'alexnet'; expected mlp or gpt, whose layers tensor parallelism knows how to cut");
   }

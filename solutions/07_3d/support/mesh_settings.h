@@ -11,12 +11,14 @@
 #include "04_pipeline/support/pipeline_options.h"
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "07_3d/mesh.h"
+#include "08_context_parallel/support/context_network.h"
 #include "common/job/job.h"
 
 namespace workshop {
 
 struct MeshSettings {
-  MeshShape mesh{.data = 0};
+  MeshShape mesh;
+  int replicas = 0;
   PipelineOptions pipeline;
   int zero = 0;
   double bucket_mb = 25;
@@ -27,8 +29,9 @@ struct MeshSettings {
 };
 
 inline void add_options(Options& options, MeshSettings& s) {
-  options.add("--dp", s.mesh.data, "data-parallel replicas; default: ranks / (pp * tp)", 1);
+  options.add("--dp", s.replicas, "data-parallel replicas; default: ranks / (pp * cp * tp)", 1);
   options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
+  options.add("--cp", s.mesh.context, "ranks over which the sequences of a language model are cut", 1);
   options.add("--tp", s.mesh.tensor, "ranks over which the layers of a stage are cut", 1);
   options.add("--zero", s.zero, "1: the replicas share the optimizer state, as in 06_fsdp/zero --stage 1", 0, 1);
   s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
@@ -40,26 +43,28 @@ inline void add_options(Options& options, MeshSettings& s) {
 
 // ---- valid combinations --------------------------------------------------------------------------------------------
 
-// Computes d if it is not given. Ends the program unless d·p·t is the number of ranks.
-inline void complete_mesh(MeshShape& mesh) {
+// Computes d if it is not given. Ends the program unless d·p·c·t is the number of ranks.
+inline void complete_mesh(MeshShape& mesh, int replicas) {
   const int world = process_ranks().world;
-  const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.tensor;
+  const std::int64_t replica = std::int64_t{mesh.pipeline} * mesh.context * mesh.tensor;
   const char* ranks = world == 1 ? "rank" : "ranks";
-  if (mesh.data == 0 && world % replica != 0) {
-    usage_error("--pp is '%d' and --tp is '%d', which makes %" PRId64
+  const std::string context = mesh.context > 1 ? "--cp is '" + std::to_string(mesh.context) + "', " : "";
+  if (replicas == 0 && world % replica != 0) {
+    usage_error("%s--pp is '%d' and --tp is '%d', which makes %" PRId64
                 " ranks a replica; expected a divisor of the %d %s",
-                mesh.pipeline, mesh.tensor, replica, world, ranks);
+                context.c_str(), mesh.pipeline, mesh.tensor, replica, world, ranks);
   }
-  if (mesh.data == 0) mesh.data = static_cast<int>(world / replica);
-  if (mesh.data != world / replica || world % replica != 0) {
-    usage_error("--dp is '%d', --pp is '%d' and --tp is '%d'; expected a product of %d %s", mesh.data, mesh.pipeline,
-                mesh.tensor, world, ranks);
+  if (replicas == 0) replicas = static_cast<int>(world / replica);
+  if (replicas != world / replica || world % replica != 0) {
+    usage_error("%s--dp is '%d', --pp is '%d' and --tp is '%d'; expected a product of %d %s", context.c_str(), replicas,
+                mesh.pipeline, mesh.tensor, world, ranks);
   }
+  mesh.data = replicas * mesh.context;
 }
 
 // Fills in the options that are not given, and ends the program if options contradict each other.
 inline void complete(MeshSettings& s, const Options& options) {
-  complete_mesh(s.mesh);
+  complete_mesh(s.mesh, s.replicas);
   const int stages = s.mesh.pipeline;
   s.pipeline.complete(stages, "--pp");
   s.pipeline.require_divisor(options.batch_size);
@@ -69,6 +74,8 @@ inline void complete(MeshSettings& s, const Options& options) {
     usage_error("--tp is '%d'; expected 1 with --model alexnet", s.mesh.tensor);
   }
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt only");
+  if (s.mesh.context > 1 && !gpt) usage_error("--cp is for --model gpt only");
+  if (s.mesh.context > 1) cut_of(options, s.mesh.context, "zigzag");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = depth_of_network(options);
   const int available = pairs ? layers / 2 : layers;
@@ -89,12 +96,20 @@ inline Schedule make_schedule(const MeshSettings& s) {
 }
 
 inline void print_mesh(const MeshShape& shape) {
-  print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
+  const int replicas = shape.data / shape.context, parts = shape.context * shape.tensor;
+  if (shape.context == 1) {
+    print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
+  } else {
+    print0("mesh of %d x %d x %d x %d ranks: pipeline, data, context, tensor\n", shape.pipeline, replicas,
+           shape.context, shape.tensor);
+  }
   for (int p = 0; p < shape.pipeline; ++p) {
     print0("stage %d:", p);
-    for (int d = 0; d < shape.data; ++d) {
+    for (int d = 0; d < replicas; ++d) {
       print0("%s replica %d on", d > 0 ? "," : "", d);
-      for (int t = 0; t < shape.tensor; ++t) print0(" %d", rank_of({p, d, t}, shape));
+      for (int i = 0; i < parts; ++i) {
+        print0(" %d", rank_of({p, d * shape.context + i / shape.tensor, i % shape.tensor}, shape));
+      }
     }
     print0("\n");
   }

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cuts the sequences in train_3d (--cp, chapter 08). Without it, all of this does nothing.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "05_tensor_parallel/support/parallel_models.h"
+#include "07_3d/mesh.h"
+#include "07_3d/support/mesh_settings.h"
+#include "08_context_parallel/context_parallel.h"
+#include "08_context_parallel/ring_attention.h"
+#include "common/training/training.h"
+
+namespace workshop {
+
+// Returns the place among the replicas of a rank that shares its samples with the others of its context group; `place`
+// counts each of them as a replica. One of them reports the losses.
+inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
+  place.replicas /= mesh.shape.context;
+  place.replica /= mesh.shape.context;
+  place.reports = place.reports && mesh.context_rank() == 0;
+  return place;
+}
+
+// Makes the language model for this rank's positions, with ring attention over the context group, and its layers cut
+// over the tensor group.
+inline Network cut_network(const Options& options, const MeshSettings& settings, const Mesh& mesh) {
+  const SequenceCut cut = cut_of(options, mesh.shape.context, "zigzag");
+  const Positions mine = cut.of(mesh.context_rank());
+  require_heads(options, mesh.shape.tensor);
+  Heads heads = heads_of(options, mine.count);
+  heads.count /= mesh.shape.tensor;
+  const auto attention = std::make_shared<RingAttention>(heads, cut, options.gpt.attention_block, mesh.context);
+  if (mesh.shape.tensor == 1) return make_context_network(options, mine, attention);
+  return make_parallel_gpt(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel}, mine,
+                           [=] { return attention; });
+}
+
+// Returns `data` with samples of all positions, from which OwnPositions takes this rank's.
+inline DataSource whole_samples(DataSource data, const Options& options, const Mesh& mesh) {
+  if (mesh.shape.context > 1) data.in = data.out = options.gpt.context;
+  return data;
+}
+
+// This rank's part of batches and losses.
+class OwnPositions {
+ public:
+  OwnPositions(const Options& options, const Mesh& mesh, cudaStream_t stream) : mesh_(mesh), stream_(stream) {
+    if (mesh.shape.context == 1) return;
+    cut_.emplace(cut_of(options, mesh.shape.context, "zigzag").of(mesh.context_rank()), options.batch_size, stream);
+  }
+
+  Batch operator()(const Batch& batch) { return cut_ ? (*cut_)(batch) : batch; }
+  // Makes the losses those of whole samples.
+  void average(const LossLog& losses) const {
+    if (cut_) average_parts(losses, mesh_.context, stream_);
+  }
+
+ private:
+  const Mesh& mesh_;
+  cudaStream_t stream_;
+  std::optional<BatchCut> cut_;
+};
+
+}  // namespace workshop
