@@ -27,13 +27,13 @@ struct MemoryPlan {
 
 // Bytes that a GPU sends per step, by group.
 struct Traffic {
-  double tensor = 0, data = 0, pipeline = 0;
+  double tensor = 0, data = 0, pipeline = 0, context = 0;
   double copies = 0;  // hybrid sharding: to the ranks with the same shard of the model's other copies
 };
 
 // How a stage spends a step, in seconds.
 struct StageTimes {
-  double busy = 0;      // computing, and the tensor group's all-reduces, for which every layer waits
+  double busy = 0;      // computing, and what every layer waits for: the tensor group, and the ring as far as it shows
   double backward = 0;  // the part of `busy` that hides `reduce`
   double transfer = 0;  // one micro-batch, from one stage or chunk to the next
   double reduce = 0;    // the gradients
@@ -113,9 +113,11 @@ inline StageShape make_part(const ModelShape& model, const Layout& layout, int f
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-// Returns the layout with only those data-parallel ranks that share one model.
+// Returns the layout with only those data-parallel ranks that share one model. The ranks of a context group are
+// replicas here: they have the same parameters.
 inline Layout sharing_group(Layout layout) {
   layout.dp = layout.sharing();
+  layout.cp = 1;
   return layout;
 }
 
@@ -167,10 +169,12 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
-// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block.
+// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Adds
+// those of a context group's ring, too.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
+  memory.buckets += replica_rows(model, layout) / layout.micro_batches * part.ring;
 }
 
 // ---- traffic -------------------------------------------------------------------------------------------------------
@@ -221,7 +225,7 @@ inline double pipeline_bytes(const ModelShape& model, const Layout& layout, cons
 // Returns the bytes that hybrid sharding sends to the ranks with the same shard: their gradients are averaged once per
 // step.
 inline double copies_bytes(const ModelShape& model, const Layout& layout, double parameters) {
-  const double copies = static_cast<double>(layout.dp) / layout.sharing();
+  const double copies = static_cast<double>(layout.data()) / layout.sharing();
   return 2 * model.bytes() * parameters / layout.sharing() * (copies - 1) / copies;
 }
 
@@ -232,6 +236,7 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
   sent.copies = copies_bytes(model, layout, part.parameters);
   sent.tensor = tensor_bytes(model, layout, part.summed);
+  sent.context = context_bytes(model, layout, replica_rows(model, layout), part.blocks);
   // Between its chunks, every stage sends both ways, including the first and the last one.
   sent.pipeline = pipeline_bytes(model, layout, part, s) +
                   (layout.chunks - 1) * model.bytes() * replica_rows(model, layout) * (part.in + part.out);
@@ -296,7 +301,7 @@ inline Passes stage_passes(const ModelShape& model, const Cluster& cluster, cons
 inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, const Layout& layout,
                                const StageShape& part) {
   if (layout.pp == 1) return 0;
-  const Link link = group_link(model, cluster, layout.tp * layout.dp, layout.pp);
+  const Link link = group_link(model, cluster, layout.tp * layout.data(), layout.pp);
   const double message =
       model.bytes() * replica_rows(model, layout) / layout.micro_batches * std::max(part.in, part.out);
   const double gathered = layout.scatter && !layout.sequence_parallel ? (layout.tp - 1) * message : 0;
@@ -309,7 +314,7 @@ inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, 
 // backward pass. Parameters are gathered when they are needed.
 inline void add_data_seconds(StageTimes& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
                              const StageShape& part, const Traffic& sent) {
-  const int ranks = layout.sharing(), copies = layout.dp / ranks;
+  const int ranks = layout.sharing(), copies = layout.data() / ranks;
   const Link link = group_link(model, cluster, layout.tp, ranks);
   const double whole = model.bytes() * part.parameters;
   const double all = ring_seconds(link, ranks, part.units, whole, sent.data);
@@ -332,7 +337,9 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
   const double summing = ring_seconds(group_link(model, cluster, 1, layout.tp), layout.tp,
                                       part.sums * layout.micro_batches, whole, sent.tensor);
   StageTimes times;
-  times.busy = passes.forward + passes.backward + summing;
+  const double ring = context_seconds(model, cluster, group_link(model, cluster, layout.tp, layout.cp), layout,
+                                      replica_rows(model, layout) / layout.micro_batches, part.blocks);
+  times.busy = passes.forward + passes.backward + summing + ring;
   // The backward pass has half of the all-reduces, with recomputation two thirds.
   times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5);
   times.transfer = transfer_seconds(model, cluster, layout, part);
@@ -387,8 +394,8 @@ inline std::string uncuttable_because(const ModelShape& model, const Layout& lay
 // Returns why the model cannot be trained on this mesh, in one line; "" if it can.
 inline std::string infeasible_because(const ModelShape& model, const Cluster& cluster, const Layout& layout) {
   if (layout.gpus() != cluster.gpus) {
-    return "--dp, --pp and --tp make " + std::to_string(layout.gpus()) + " GPUs; expected --gpus, " +
-           std::to_string(cluster.gpus);
+    return std::string(layout.cp > 1 ? "--dp, --cp, --pp and --tp make " : "--dp, --pp and --tp make ") +
+           std::to_string(layout.gpus()) + " GPUs; expected --gpus, " + std::to_string(cluster.gpus);
   }
   const bool one_node = cluster.gpus <= cluster.gpus_per_node;
   if (!one_node && cluster.gpus_per_node % layout.tp != 0) {
@@ -405,8 +412,8 @@ inline std::string infeasible_because(const ModelShape& model, const Cluster& cl
     return expected_prefix("micro-batches", layout.micro_batches) + "a divisor of the " + std::to_string(rows) +
            " rows of a replica";
   }
-  if (layout.hybrid > 0 && (layout.zero == 0 || layout.dp % layout.hybrid != 0)) {
-    return expected_prefix("hybrid", layout.hybrid) + "a divisor of the " + std::to_string(layout.dp) +
+  if (layout.hybrid > 0 && (layout.zero == 0 || layout.data() % layout.hybrid != 0)) {
+    return expected_prefix("hybrid", layout.hybrid) + "a divisor of the " + std::to_string(layout.data()) +
            " replicas, with --zero";
   }
   if (layout.zero >= 2 && layout.pp > 1) {

@@ -38,8 +38,8 @@ std::vector<int> possible_micro_batches(int rows) {
 // Returns how many replicas may share a model: all (0), or those whose tensor groups fill a node.
 std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   if (s.hybrid > 0) return {s.hybrid};
-  const int on_node = s.gpus_per_node / layout.tp;
-  const bool smaller = layout.zero > 0 && 1 < on_node && on_node < layout.dp && layout.dp % on_node == 0;
+  const int on_node = s.gpus_per_node / layout.tp, ranks = layout.data();
+  const bool smaller = layout.zero > 0 && 1 < on_node && on_node < ranks && ranks % on_node == 0;
   return smaller ? std::vector<int>{0, on_node} : std::vector<int>{0};
 }
 
@@ -59,7 +59,7 @@ std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const
 void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const ModelShape& model, Layout layout) {
   layout.prefetch = true;
   // Sequence parallelism sends and computes as much, in less memory, so the alternative is not compared.
-  layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context % layout.tp == 0;
+  layout.sequence_parallel = s.sequence_parallel && layout.tp > 1 && model.gpt->context / layout.cp % layout.tp == 0;
   layout.scatter = s.scatter && layout.tp > 1;
   for (const int hybrid : possible_hybrids(s, layout)) {
     layout.hybrid = hybrid;
@@ -78,35 +78,49 @@ void add_gpt_layouts(std::vector<Layout>& layouts, const PlanSettings& s, const 
   }
 }
 
+// Returns over how many ranks a sequence may be cut.
+std::vector<int> possible_cuts(const PlanSettings& s, const ModelShape& model) {
+  if (s.cp > 0) return {s.cp};
+  std::vector<int> numbers = {1};
+  for (int cp = 2; cp <= s.gpus; ++cp) {
+    if (model.gpt->context % (2 * cp) == 0) numbers.push_back(cp);
+  }
+  return numbers;
+}
+
 // Returns all meshes of the cluster's GPUs that the settings leave open: only one if they give all dimensions.
 std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model) {
   std::vector<Layout> layouts;
-  const auto add = [&](int dp, int pp, int tp) {
+  const auto add = [&](int dp, int cp, int pp, int tp) {
     for (int zero = 0; zero <= 3; ++zero) {
       if (s.zero != "any" && s.zero != std::to_string(zero)) continue;
       // A single replica has nothing to share; infeasible_because() says why pipelines exclude stages 2 and 3.
-      if (s.zero == "any" && (dp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
+      if (s.zero == "any" && (dp * cp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
       if (model.gpt) {
-        add_gpt_layouts(layouts, s, model, {dp, pp, tp, zero});
+        add_gpt_layouts(layouts, s, model, {.dp = dp, .pp = pp, .tp = tp, .zero = zero, .cp = cp});
         continue;
       }
       const int m = s.micro_batches > 0 ? s.micro_batches : choose_micro_batches(model.rows / dp, pp);
       layouts.push_back({dp, pp, tp, zero, m, s.prefetch});
     }
   };
-  if (s.dp > 0 && s.pp > 0 && s.tp > 0) {
-    add(s.dp, s.pp, s.tp);
+  if (s.dp > 0 && s.pp > 0 && s.tp > 0 && s.cp > 0) {
+    add(s.dp, s.cp, s.pp, s.tp);
     return layouts;
   }
-  for (int tp = 1; tp <= s.gpus; ++tp) {
-    for (int pp = 1; pp <= s.gpus / tp; ++pp) {
-      const int dp = s.gpus / tp / pp;
-      const bool wanted = (s.dp == 0 || s.dp == dp) && (s.pp == 0 || s.pp == pp) && (s.tp == 0 || s.tp == tp);
-      if (dp * pp * tp == s.gpus && wanted) add(dp, pp, tp);
+  const auto wanted = [](int given, int value) { return given == 0 || given == value; };
+  for (const int cp : possible_cuts(s, model)) {
+    for (int tp = 1; tp <= s.gpus; ++tp) {
+      for (int pp = 1; pp <= s.gpus / tp; ++pp) {
+        const int dp = s.gpus / tp / pp / cp;
+        if (dp * cp * pp * tp == s.gpus && wanted(s.dp, dp) && wanted(s.pp, pp) && wanted(s.tp, tp))
+          add(dp, cp, pp, tp);
+      }
     }
   }
   if (layouts.empty()) {
-    usage_error("--gpus is '%d'; expected a multiple of the given --dp, --pp and --tp", s.gpus);
+    usage_error("--gpus is '%d'; expected a multiple of the given --dp, %s--pp and --tp", s.gpus,
+                s.cuts_sequences() ? "--cp, " : "");
   }
   return layouts;
 }
@@ -128,10 +142,10 @@ struct Search {
 
 // For gpt, keeps only the best plan of each mesh and stage of ZeRO.
 void keep_best(std::vector<Plan>& plans) {
-  std::map<std::tuple<int, int, int, int, int>, bool> seen;
+  std::map<std::tuple<int, int, int, int, int, int>, bool> seen;
   std::erase_if(plans, [&seen](const Plan& plan) {
     const Layout& l = plan.layout;
-    return !seen.emplace(std::tuple(l.dp, l.pp, l.tp, l.zero, l.hybrid), true).second;
+    return !seen.emplace(std::tuple(l.dp, l.cp, l.pp, l.tp, l.zero, l.hybrid), true).second;
   });
 }
 
@@ -197,8 +211,10 @@ std::optional<Plan> find_fitting(const PlanSettings& s, const ModelShape& model)
 
 void print_change(const std::string& text, const Plan& plan) {
   const Layout& m = plan.layout;
-  print0("  %s: %s, a step of %s (--dp %d --pp %d --tp %d --zero %d)\n", text.c_str(),
-         bytes_text(plan.fullest().memory.total()).c_str(), time_text(plan.seconds).c_str(), m.dp, m.pp, m.tp, m.zero);
+  const std::string context = m.cp > 1 ? "--cp " + std::to_string(m.cp) + " " : "";
+  print0("  %s: %s, a step of %s (--dp %d %s--pp %d --tp %d --zero %d)\n", text.c_str(),
+         bytes_text(plan.fullest().memory.total()).c_str(), time_text(plan.seconds).c_str(), m.dp, context.c_str(),
+         m.pp, m.tp, m.zero);
 }
 
 // Prints by how much the nearest plan misses, and which changes would make one fit.
@@ -243,6 +259,7 @@ int main(int argc, char** argv) {
   if (found.plans.empty()) usage_error(found.reason);
   print_table(found.plans, model, settings);
   if (found.left_out > 0) print0("%d left out, the first because %s\n", found.left_out, found.reason.c_str());
+  if (model.gpt) print_hidden(found.plans, model, make_cluster(settings));
   if (model.gpt && !found.plans.front().fits) print_advice(found.plans.front(), settings, model);
   if (process_ranks().rank == 0 && !settings.json.empty()) write_file(settings.json, json_text(found.plans, model));
 }

@@ -39,7 +39,8 @@ std::string differences(const std::string& plan_file, const Run& run, const Kind
   const auto plans = tools::read_json(plan_file).at("plans");
   if (plans.size() != 1) fail(plan_file + ": expected the plan of one mesh");
   const auto& mesh = plans[0];
-  const int of_stage = mesh.at("dp").get<int>() * mesh.at("tp").get<int>(), world = run.record.world;
+  const int of_stage = mesh.at("dp").get<int>() * mesh.value("cp", 1) * mesh.at("tp").get<int>(),
+            world = run.record.world;
   if (world != of_stage * mesh.at("pp").get<int>() || run.record.steps == 0)
     fail(report(run, "a run of the planned mesh", text(world, " ranks")));
   std::map<int, std::map<std::string, double>> sent;
@@ -234,6 +235,38 @@ TESTS(gpt_numbers) {
       if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
     });
   }
+  // Sequences that are cut over 2 and 4 ranks: memory, and bytes by group. Two runs that evaluate alike differ by what
+  // four steps send.
+  for (const int cp : {2, 4}) {
+    for (const int tp : {1, 2}) {
+      test(text("solution.07.plan.measured.gpt.cp_", cp, ".tp_", tp), {.ranks = cp * tp}, [=] {
+        const std::string shape = "--blocks 3 --width 32 --heads 4 --context 64 ",
+                          mesh = text(" --cp ", cp, " --tp ", tp);
+        const auto run_of = [=](int steps) {
+          return record(
+              on(cp * tp, solution("07_3d/train_3d"), gpt, shape, mesh,
+                 "--words 8000 --vocabulary 60 --batch-size 6 --log-every 0 --micro-batches 1 --max-steps", steps),
+              text(steps, ".jsonl"));
+        };
+        Run measured = run_of(6);
+        const Run shorter = run_of(2);
+        ASSERT_EQ(measured.record.collectives.size(), shorter.record.collectives.size());
+        for (std::size_t i = 0; i < measured.record.collectives.size(); ++i) {
+          tools::Collective& line = measured.record.collectives[i];
+          const tools::Collective& less = shorter.record.collectives[i];
+          ASSERT_EQ(line.op + line.communicator, less.op + less.communicator);
+          line.calls -= less.calls;
+          line.bytes -= less.bytes;
+        }
+        measured.record.steps -= shorter.record.steps;
+        succeed(on(1, plan, gpt, shape, mesh, "--dp 1 --pp 1 --precision fp32 --gpus", cp * tp,
+                   "--zero 0 --recompute none",
+                   "--micro-batches 1 --global-batch 6 --vocabulary 60 --no-sequence-parallel --json plan.json"));
+        const std::string found = differences("plan.json", measured, states_and_buckets);
+        if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
+      });
+    }
+  }
   // Korthikanti et al.: a block keeps T·E(34 + 5HT/E) bytes per sequence. A tensor group splits 24 + 5HT/E of the 34 +
   // 5HT/E; with sequence parallelism it splits all. Two models that differ in one block differ by just these bytes;
   // HT/E = 1 here.
@@ -310,6 +343,8 @@ TESTS(bad) {
     chunks          | --model gpt --blocks 6 --pp 2 --chunks 2   | --chunks is '2'; expected a number that divides the 6 blocks
     chunks_alone    | --model gpt --pp 1 --chunks 2              | --chunks is '2'; expected 1 without a pipeline
     interleaved     | --model gpt --pp 4 --tp 1 --chunks 2 --micro-batches 2 | --micro-batches is '2'; expected a multiple of the 4 stages
+    cp_for_mlp      | --cp 2                                     | --cp is given; expected --model gpt
+    cp              | --model gpt --cp 3 --gpus 6                | --cp is '3'; expected a number whose double divides --context, 4096
     hybrid          | --model gpt --dp 8 --zero 3 --hybrid 3     | --hybrid is '3'; expected a divisor of the 8 replicas
     margin          | --model gpt --memory-margin 100            | --memory-margin is '100'; expected a whole number from 0 to 99
   )");

@@ -52,8 +52,8 @@ struct Collective {
 // std::runtime_error for an operation without a formula.
 double bytes_sent(const Collective& collective);
 
-// Returns the group of ranks that the traffic belongs to, as chapter 07's plan names it: data, tensor or pipeline. ""
-// for a broadcast, which is sent before the first step.
+// Returns the group of ranks that the traffic belongs to, as chapter 07's plan names it: data, context, tensor or
+// pipeline. "" for a broadcast, which is sent before the first step.
 std::string group(const Collective& collective, const std::string& chapter);
 
 // What held up a stream, or the host, on a simulated machine (docs/record.md).

@@ -45,15 +45,19 @@ inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 
+// Whether attention computes scores in blocks of keys: with a context group, it always does.
+inline bool in_blocks(const ModelShape& model, const Layout& layout) { return model.gpt->blockwise || layout.cp > 1; }
+
 // Bytes per token that a block keeps for its backward pass, on a tensor rank. In mixed precision these are
 // Korthikanti's 34E + 5HT, with dropout's masks and the attention's probabilities. A tensor group cuts 24E + 5HT of
 // them; sequence parallelism also cuts the rest. In fp32, they are what the workshop's own block keeps without dropout.
-// In place of the probabilities, attention in blocks keeps a float for each row of scores.
+// In place of the probabilities, attention in blocks, and thus over a context group, keeps a float for each row of
+// scores.
 inline double block_bytes(const ModelShape& model, const Layout& layout) {
   const double E = model.gpt->width, H = model.gpt->heads, T = model.gpt->context;
   const bool mixed = model.precision == Precision::mixed;
   const double whole = mixed ? 10 * E : 4 * (4 * E + 4);
-  const double of_scores = model.gpt->blockwise ? 4 * H : (mixed ? 5 : 4) * H * T;
+  const double of_scores = in_blocks(model, layout) ? 4 * H : (mixed ? 5 : 4) * H * T;
   const double cut = (mixed ? 24 : 48) * E + of_scores;
   return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp;
 }
@@ -71,8 +75,9 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   const GptShape& g = *model.gpt;
   const int tp = layout.tp, blocks = last - first;
   const bool embedding = first == 0, head = last == g.blocks;
-  const double E = g.width, T = g.context, V = g.vocabulary;
+  const double E = g.width, T = static_cast<double>(g.context) / layout.cp, V = g.vocabulary;  // T: on this rank
   StageShape part;
+  part.blocks = blocks;
   const auto add_unit = [&part](int count, double parameters) {
     part.parameters += count * parameters;
     part.largest = std::max(part.largest, parameters);
@@ -87,7 +92,13 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   part.kept = blocks * (layout.recompute ? stream : block) + (embedding ? stream : 0) +
               (head ? T * head_bytes(model, layout) / model.bytes() : 0);
   part.room = layout.recompute ? block : 0;
-  const double scores = g.blockwise ? 0 : g.heads * T / tp;
+  if (layout.cp > 1) {
+    // In float32: the sums of the context or of the queries' gradients, and a rank's own part of those of keys and
+    // values.
+    part.room += 3 * T * E / tp * 4 / model.bytes();
+    part.ring = 2 * (2 * T * E / tp) * (model.bytes() + 4);  // two buffers each; gradients travel in float32
+  }
+  const double scores = in_blocks(model, layout) ? 0 : g.heads * T / tp;
   part.widest = T * std::max({4 * E / tp, E + scores, head ? V / tp : 0});
   part.in = part.out = layout.scatter ? T * E / tp : stream;
   if (tp > 1) {
@@ -123,7 +134,7 @@ inline double product_seconds(const ModelShape& model, const Cluster& cluster, d
 inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const Layout& layout, double rows, int first,
                          int last) {
   const GptShape& g = *model.gpt;
-  const double E = g.width, T = g.context, part = E / layout.tp, tokens = rows * T;
+  const double E = g.width, T = g.context, part = E / layout.tp, tokens = rows * T / layout.cp;
   const double attentions = rows * g.heads / layout.tp, head_width = E / g.heads;
   const auto product = [&](double m, double k, double n, double count = 1) {
     return product_seconds(model, cluster, m, k, n, count);
@@ -132,13 +143,14 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
                         product(tokens, 4 * part, E);
   // In blocks, only pairs on and below the diagonal are computed, and their scores never leave the multiprocessors. The
   // backward pass has five products instead of four, because it computes the scores again.
-  const double attention = g.blockwise ? attentions * 2 * T * T * head_width / cluster.flops
-                                       : product(T, head_width, T, attentions) + product(T, T, head_width, attentions);
+  const bool blocks = in_blocks(model, layout);
+  const double attention = blocks ? attentions * 2 * T * T * head_width / layout.cp / cluster.flops
+                                  : product(T, head_width, T, attentions) + product(T, T, head_width, attentions);
   const double moving = 2 * tokens * block_bytes(model, layout) / cluster.memory_bandwidth;
   Passes passes;
   passes.forward = (last - first) * (linear + attention + moving);
-  passes.backward = (last - first) * (2 * linear + (g.blockwise ? 2.5 : 2) * attention + moving) +
-                    (layout.recompute ? passes.forward : 0);
+  passes.backward =
+      (last - first) * (2 * linear + (blocks ? 2.5 : 2) * attention + moving) + (layout.recompute ? passes.forward : 0);
   if (last == g.blocks) {
     const double logits = product(tokens, E, static_cast<double>(g.vocabulary) / layout.tp);
     const double softmax = 2 * tokens * head_bytes(model, layout) / cluster.memory_bandwidth;
@@ -148,12 +160,44 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
   return passes;
 }
 
+// ---- the ring of a context group (chapter 08) ----------------------------------------------------------------------
+
+// Returns the bytes that a rank sends around the ring in a step, for `rows` sequences through `blocks` blocks.
+inline double context_bytes(const ModelShape& model, const Layout& layout, double rows, int blocks) {
+  if (layout.cp == 1) return 0;
+  const double values = 2.0 * model.gpt->context / layout.cp * model.gpt->width / layout.tp;  // keys and values
+  const int passes = layout.recompute ? 3 : 2;
+  return rows * blocks * values * (passes * (layout.cp - 1) * model.bytes() + 4 * layout.cp);
+}
+
+// Returns the part of the ring's time in a step that attention does not hide, for micro-batches of `rows` sequences.
+// The rank computes with some keys while the next ones arrive; the last step of the gradients hides behind nothing.
+inline double context_seconds(const ModelShape& model, const Cluster& cluster, const Link& link, const Layout& layout,
+                              double rows, int blocks) {
+  if (layout.cp == 1) return 0;
+  const double T = model.gpt->context, E = model.gpt->width / layout.tp, n = T / layout.cp, c = layout.cp;
+  const double values = rows * 2 * n * E;
+  const auto message = [&](double bytes) { return link.latency + values * bytes / link.bandwidth; };
+  const double step = rows * 2 * n * n * E / cluster.flops;  // of attention: two of the four pairs of half sequences
+  const double forward = (c - 1) * std::max(0.0, message(model.bytes()) - step);
+  const double backward = (c - 1) * std::max(0.0, message(model.bytes() + 4) - 2.5 * step) + message(4);
+  return layout.micro_batches * blocks * ((layout.recompute ? 2 : 1) * forward + backward);
+}
+
+// Returns from how many positions per rank on attention hides all of the ring but its last step.
+inline double hidden_from(const ModelShape& model, const Cluster& cluster, const Link& link) {
+  return std::max(model.bytes(), 0.4 * (model.bytes() + 4)) * cluster.flops / link.bandwidth;
+}
+
 // ---- impossible layouts --------------------------------------------------------------------------------------------
 
 // Returns why the blocks cannot be cut over stages and tensor groups like this, in one line; "" if they can.
 inline std::string gpt_uncuttable_because(const GptShape& g, const Layout& layout) {
   if (layout.tp > 1 && g.heads % layout.tp != 0) {
     return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";
+  }
+  if (layout.cp > 1 && g.context % (2 * layout.cp) != 0) {
+    return expected_prefix("cp", layout.cp) + "a number whose double divides --context, " + std::to_string(g.context);
   }
   if (layout.pp > g.blocks) {
     return expected_prefix("pp", layout.pp) + "at most " + std::to_string(g.blocks) + ", the model's blocks";

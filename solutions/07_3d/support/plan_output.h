@@ -27,8 +27,10 @@ inline std::string with_unit(double value, const std::vector<const char*>& units
 inline std::string bytes_text(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
 inline std::string time_text(double seconds) { return with_unit(seconds * 1e6, {"us", "ms", "s"}); }
 
-inline void print_layout(const Layout& m, const ModelShape& model) {
-  print0("%4d %3d %3d %4d", m.dp, m.pp, m.tp, m.zero);
+inline void print_layout(const Layout& m, const ModelShape& model, bool cuts_sequences) {
+  print0("%4d ", m.dp);
+  if (cuts_sequences) print0("%3d ", m.cp);
+  print0("%3d %3d %4d", m.pp, m.tp, m.zero);
   if (model.gpt) print0(" %4d", m.zero > 0 ? m.sharing() : 0);
   print0(" %4d", m.micro_batches);
   if (model.gpt) {
@@ -36,15 +38,16 @@ inline void print_layout(const Layout& m, const ModelShape& model) {
   }
 }
 
-inline void print_row(const Plan& plan, const ModelShape& model) {
+inline void print_row(const Plan& plan, const ModelShape& model, bool cuts_sequences) {
   const MemoryPlan& memory = plan.fullest().memory;
   Traffic most;
   for (const StagePlan& stage : plan.stages) {
     most.tensor = std::max(most.tensor, stage.sent.tensor);
     most.data = std::max(most.data, stage.sent.data + stage.sent.copies);
     most.pipeline = std::max(most.pipeline, stage.sent.pipeline);
+    most.context = std::max(most.context, stage.sent.context);
   }
-  print_layout(plan.layout, model);
+  print_layout(plan.layout, model, cuts_sequences);
   print0(" |");
   for (const double bytes :
        {memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.total()}) {
@@ -52,6 +55,7 @@ inline void print_row(const Plan& plan, const ModelShape& model) {
   }
   print0(" |");
   for (const double bytes : {most.tensor, most.data, most.pipeline}) print0(" %8s", bytes_text(bytes).c_str());
+  if (cuts_sequences) print0(" %8s", bytes_text(most.context).c_str());
   print0(" | %5.1f %% %8s", 100 * plan.bubble, time_text(plan.seconds).c_str());
   if (model.gpt) print0(" %8.0f %7.1f %4.1f %%", plan.tokens_per_second, plan.flops / kTera, 100 * plan.mfu);
   print0("  %s\n", plan.fits ? "fits" : "too large");
@@ -69,11 +73,13 @@ inline void print_heading(const ModelShape& model, const PlanSettings& s, const 
         "%.4g parameters, %d sequences of %d tokens per step; %d GPUs with %s to use (%d %% kept free), %d per node\n",
         model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
         cluster.gpus_per_node);
-    print0("%44s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU per step");
-    print0("%4s %3s %3s %4s %4s %4s %4s %4s %6s |", "dp", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
+    print0("%*s | %-53s | %-*s |\n", s.cuts_sequences() ? 48 : 44, "mesh", "held by a GPU of the fullest stage",
+           s.cuts_sequences() ? 35 : 26, "sent by a GPU per step");
+    print0("%4s %s%3s %3s %4s %4s %4s %4s %4s %6s |", "dp", s.cuts_sequences() ? " cp " : "", "pp", "tp", "zero",
+           "over", "m-b", "rows", "chks", "recomp");
   }
-  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
-         "tensor", "data", "pipeline", "bubble", "step");
+  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s%s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
+         "tensor", "data", "pipeline", s.cuts_sequences() ? "  context" : "", "bubble", "step");
   if (model.gpt) print0(" %8s %7s %6s", "tokens/s", "TFLOP/s", "MFU");
   print0("\n");
 }
@@ -81,8 +87,20 @@ inline void print_heading(const ModelShape& model, const PlanSettings& s, const 
 inline void print_table(const std::vector<Plan>& plans, const ModelShape& model, const PlanSettings& s) {
   print_heading(model, s, make_cluster(s));
   const std::size_t rows = s.rows;
-  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model);
+  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model, s.cuts_sequences());
   if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
+}
+
+// Says from which length on attention hides what the best plan with a context group sends around its ring.
+inline void print_hidden(const std::vector<Plan>& plans, const ModelShape& model, const Cluster& cluster) {
+  const auto cut = std::ranges::find_if(plans, [](const Plan& plan) { return plan.layout.cp > 1; });
+  if (cut == plans.end()) return;
+  const Layout& m = cut->layout;
+  const double from = hidden_from(model, cluster, group_link(model, cluster, m.tp, m.cp));
+  print0(
+      "keys and values travel unseen from %.0f positions per GPU on: with --cp %d and --tp %d, from --context %.0f "
+      "on\n",
+      from, m.cp, m.tp, from * m.cp);
 }
 
 // ---- the file of --json --------------------------------------------------------------------------------------------
@@ -98,7 +116,8 @@ inline nlohmann::ordered_json json_of(const StagePlan& stage) {
           {"sent",
            {{"tensor", stage.sent.tensor},
             {"data", stage.sent.data + stage.sent.copies},
-            {"pipeline", stage.sent.pipeline}}}};
+            {"pipeline", stage.sent.pipeline},
+            {"context", stage.sent.context}}}};
 }
 
 inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model) {
@@ -109,7 +128,8 @@ inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model)
                                  {"zero", layout.zero},
                                  {"micro_batches", layout.micro_batches}};
   if (model.gpt) {
-    json.update({{"hybrid", layout.hybrid},
+    json.update({{"cp", layout.cp},
+                 {"hybrid", layout.hybrid},
                  {"chunks", layout.chunks},
                  {"recompute", layout.recompute},
                  {"sequence_parallel", layout.sequence_parallel},

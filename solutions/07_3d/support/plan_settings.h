@@ -45,12 +45,14 @@ struct PlanSettings {
   LinkSettings node{0, 0, ""}, network{0, 0, ""};
   int margin = 10;
   int dp = 0, pp = 0, tp = 0, micro_batches = 0, chunks = 0, hybrid = 0;
+  int cp = 1;
   std::string attention = "whole", zero = "any", recompute = "any";
   bool prefetch = false, sequence_parallel = true, scatter = false;
   int rows = 20;
   std::string json;
 
   bool gpt() const { return model == "gpt"; }
+  bool cuts_sequences() const { return cp != 1; }
 };
 
 inline void add_model_options(Options& options, PlanSettings& s) {
@@ -97,6 +99,7 @@ inline void add_layout_options(Options& options, PlanSettings& s) {
   options.add("--dp", s.dp, "data-parallel replicas; default: all that are possible", 1, 1 << 20);
   options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
   options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
+  options.add("--cp", s.cp, "gpt: ranks that share a sequence (ring attention); 0: all that are possible", 0, 1 << 20);
   options.add("--zero", s.zero, "stage of ZeRO: what the replicas share", {"0", "1", "2", "3", "any"});
   options.add("--hybrid", s.hybrid, "gpt: replicas that share one model; default: all, or those of a node", 1, 1 << 20);
   options.add_flag("--prefetch", s.prefetch,
@@ -129,6 +132,7 @@ inline void require_options_of_model(const PlanSettings& s) {
   refuse("--vocabulary", s.vocabulary, "gpt");
   refuse("--chunks", s.chunks, "gpt");
   refuse("--hybrid", s.hybrid, "gpt");
+  if (s.cuts_sequences() && !s.gpt()) usage_error("--cp is given; expected --model gpt then");
   if (s.attention != "whole" && !s.gpt()) usage_error("--attention is given; expected --model gpt then");
   if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
 }

@@ -65,7 +65,7 @@ struct Cluster {
   Link node, network;       // within a node, and between nodes
 };
 
-// How a mesh divides the GPUs, in the order of mesh.h: rank = (pipeline · dp + data) · tp + tensor.
+// How a mesh divides the GPUs, in the order of mesh.h: rank = ((pipeline · dp + replica) · cp + context) · tp + tensor.
 struct Layout {
   int dp = 1, pp = 1, tp = 1;
   int zero = 0;           // the stage of ZeRO, over the data-parallel ranks
@@ -77,9 +77,11 @@ struct Layout {
   bool recompute = false;          // blocks keep only their output
   bool sequence_parallel = false;  // between the cut layers, a tensor rank has only its share of the positions
   bool scatter = false;            // between stages, a tensor rank sends only its share of a message
+  int cp = 1;                      // ranks that share a sequence, with ring attention and zigzag (chapter 08)
 
-  std::int64_t gpus() const { return std::int64_t{dp} * pp * tp; }
-  int sharing() const { return hybrid > 0 ? hybrid : dp; }
+  std::int64_t gpus() const { return std::int64_t{dp} * cp * pp * tp; }
+  int data() const { return dp * cp; }  // ranks with the same parameters: those of all replicas, and positions
+  int sharing() const { return hybrid > 0 ? hybrid : data(); }
 };
 
 // The rows per step of one replica, in all its micro-batches.
@@ -100,6 +102,8 @@ struct StageShape {
   double summed = 0;       // values per sample that the tensor group adds up: input and output of each pair
   int sums = 0;            // the tensor group's all-reduces for that, per micro-batch
   int units = 0;           // layers, or blocks, that are gathered and reduced separately
+  int blocks = 0;          // of gpt
+  double ring = 0;         // bytes per sample of the buffers in which keys, values and their gradients travel
 };
 
 // Returns the beginning of a message about an option: "--tp is '3'; expected ".
