@@ -72,7 +72,7 @@ TESTS(golden) {
   }
 }
 
-// With bfloat16, contexts and gradients are added up in float32; only what travels is rounded.
+// With bfloat16, contexts and gradients are added up in float32, and each term of a gradient is rounded before.
 TESTS(bf16) {
   const std::string bf16 = "--precision bf16 --attention-block 48";
   for (const Way& way : ways) {
@@ -268,14 +268,15 @@ TESTS(hidden) {
 
 TESTS(bad) {
   refusals("solution.08.bad.", on(4, ring, text_option), R"(
-    context    | --context 18                    | --context is '18'; expected a multiple of 8, the pieces that 4 ranks have with --balance zigzag
-    neighbors  | --context 18 --balance none     | --context is '18'; expected a multiple of 4, the pieces that 4 ranks have with --balance none
+    context    | --context 18                    | --context is '18'; expected a multiple of 8, two pieces for each of 4 ranks
+    neighbors  | --context 18 --balance none     | --context is '18'; expected a multiple of the 4 ranks
     balance.#  | --balance all                   | --balance is 'all'; expected none, zigzag
     generate.# | --generate the                  | --generate
     model.#    | --model gpt                     | --model
   )");
   refusals("solution.08.bad.ulysses.", on(4, ulysses, text_option), R"(
     heads      | --heads 2                       | --heads is '2'; expected a multiple of the 4 ranks
+    context    | --context 18                    | --context is '18'; expected a multiple of the 4 ranks
     balance.#  | --balance zigzag                | --balance
   )");
 }

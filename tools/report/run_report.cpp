@@ -237,6 +237,8 @@ std::string advice_on_waiting(const RunRecord& run) {
     return "Chapter 04: more micro-batches make the bubble smaller, and --schedule interleaved divides it by the "
            "chunks.";
   if (run.program == "parameter_server") return kAdviceOnServer;
+  if (run.chapter == "08_context_parallel")
+    return "Chapter 08: --balance zigzag gives all ranks the same work in each step of the ring.";
   if (run.chapter == "02_ddp" || run.chapter == "10_less_communication")
     return "The ranks have different work, or different machines. In chapter 10's parameter_server, none waits for "
            "another.";
@@ -259,6 +261,10 @@ std::string advice_on_communication(const RunRecord& run) {
            "(chapter 07).";
   if (run.chapter == "06_fsdp")
     return "Chapter 06: larger batches compute longer for the same gathers; --no-reshard-after-forward saves gathers.";
+  if (run.program == "ring_attention")
+    return "Chapter 08: with more positions per rank, attention hides the ring; math.md says from how many on.";
+  if (run.chapter == "08_context_parallel")
+    return "Chapter 08's ring_attention sends keys and values while it computes.";
   if (run.chapter == "07_3d") return "Chapter 07's plan says which mesh sends the least over the slow links.";
   if (run.chapter == "03_model_parallel" || run.chapter == "04_pipeline")
     return "Chapter 04: with enough micro-batches, messages travel while the ranks compute.";

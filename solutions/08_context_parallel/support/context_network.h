@@ -23,9 +23,10 @@ inline void add_balance(Options& options, std::string& balance) {
 // Returns how --context is cut over the ranks. Ends the job with status 2 if it cannot be.
 inline SequenceCut cut_of(const Options& options, int ranks, const std::string& balance) {
   const int T = options.gpt.context, pieces = balance == "zigzag" && ranks > 1 ? 2 * ranks : ranks;
+  if (T % pieces != 0 && pieces == ranks)
+    usage_error("--context is '%d'; expected a multiple of the %d ranks", T, ranks);
   if (T % pieces != 0) {
-    usage_error("--context is '%d'; expected a multiple of %d, the pieces that %d ranks have with --balance %s", T,
-                pieces, ranks, balance.c_str());
+    usage_error("--context is '%d'; expected a multiple of %d, two pieces for each of %d ranks", T, pieces, ranks);
   }
   return {T, ranks, balance == "zigzag" ? Balance::zigzag : Balance::none};
 }
