@@ -20,6 +20,8 @@
 #include "01_single_gpu/pooling.h"
 #include "05_tensor_parallel/shards.h"
 #include "05_tensor_parallel/vocabulary_parallel.h"
+#include "08_context_parallel/partial_attention.h"
+#include "08_context_parallel/ulysses.h"
 #include "10_less_communication/compression.h"
 #include "model/activation.h"
 #include "model/clip_kernels.h"
@@ -118,7 +120,7 @@ SampleBlocks blocks_of(Values& v, int keys) {
 // Dropout that drops nothing, but scales.
 BlockDropout block_dropout(Values& v) {
   const bool active = v.random(2) == 0;
-  return {active, {1, 0, 1, 0, /*threshold=*/0, v.scalar("dropout", active ? 4.0f / 3 : 1.0f)}, 0};
+  return {active, {1, 0, 1, 0, /*threshold=*/0, v.scalar("dropout", active ? 4.0f / 3 : 1.0f)}, 0, 1};
 }
 
 void softmax_of_block_of(Values& v) {
@@ -222,6 +224,64 @@ void drop_of(Values& v) {
   const DropoutMask mask{whole * width, v.random(100), 3, std::uint64_t{1} << 60 | v.random(1 << 30),
                          1u << 22,      4.0f / 3};
   LAUNCH(drop, n, y, x, n, DropoutPart{width, whole * width, v.random(whole) * width}, whole * width, mask);
+}
+
+// ---- chapter 08 ----------------------------------------------------------------------------------------------------
+
+// The rows of a run among those of some samples: `rows` rows, and `all` rows of the samples.
+struct RunOfSamples {
+  Positions at;
+  int rows, all;
+};
+RunOfSamples run_of(Values& v) {
+  const int samples = 1 + v.random(3), run = (v.rows - 1) / samples + 1, runs = 1 + v.random(2);
+  const RunOfSamples of{{runs * run, run, v.random(runs) * run}, samples * run, samples * runs * run};
+  v.scalar("rows", static_cast<float>(of.rows));
+  v.scalar("rows of a sample", static_cast<float>(of.at.whole));
+  v.scalar("rows of the run", static_cast<float>(of.at.count));
+  v.scalar("first row of the run", static_cast<float>(of.at.first));
+  return of;
+}
+
+void merge_part_of(Values& v) {
+  const RunOfSamples of = run_of(v);
+  const int width = v.columns, features = width + v.random(5), heads = 1 + v.random(3);
+  const bool first = v.random(3) == 0;
+  float *context = v.numbers<float>("context", of.all * features),
+        *log_sums = v.numbers<float>("log_sums", of.rows * heads);
+  const float *values = v.numbers<float>("values", of.rows * width), *largest = v.numbers<float>("largest", of.rows);
+  const float* sums = v.positive<float>("sums", of.rows);
+  LAUNCH(merge_part, of.rows * width, context, log_sums, values, largest, sums, first, of.at, heads, of.rows, width,
+         features);
+}
+
+void dots_of_run_of(Values& v) {
+  const RunOfSamples of = run_of(v);
+  const int stride = v.columns + v.random(5), n = of.all * stride;
+  v.scalar("stride", static_cast<float>(stride));
+  const Real *a = v.numbers<Real>("dcontext", n), *b = v.numbers<Real>("context", n);
+  LAUNCH(dots_of_run, of.rows * v.columns, v.unset<float>("dots", of.rows), a, b, of.at, of.rows, v.columns, stride);
+}
+
+void rows_of_a_run(Values& v) {
+  const RunOfSamples of = run_of(v);
+  const int width = v.columns, stride = width + v.random(5);
+  float* sums = v.numbers<float>("sums", of.all * stride);
+  const Real* from = v.numbers<Real>("from", of.rows * width);
+  LAUNCH(add_to_run<ConstReals>, of.rows * width, sums, ConstReals(from), of.at, of.rows, width, stride);
+  Real* rounded = v.unset<Real>("rounded", of.all * (stride + 1));
+  LAUNCH(round_to_rows, of.all * stride, rounded, sums, of.all, stride, stride + 1);
+}
+
+void exchanged_heads(Values& v) {
+  const HeadExchange e{1 + v.random(4), 1 + v.random(3), v.rows, 1 + v.random(3), 1 + v.columns % 7};
+  const int n = e.count();
+  const Real *rows = v.numbers<Real>("rows", n), *heads = v.numbers<Real>("heads", n);
+  Real *by_rank = v.unset<Real>("by rank", n), *heads_by_rank = v.unset<Real>("heads by rank", n);
+  LAUNCH(rows_to_ranks, n, by_rank, rows, e, n);
+  LAUNCH(ranks_to_heads, n, v.unset<Real>("heads of ranks", n), by_rank, e, n);
+  LAUNCH(heads_to_ranks, n, heads_by_rank, heads, e, n);
+  LAUNCH(ranks_to_rows, n, v.unset<Real>("rows of ranks", n), heads_by_rank, e, n);
 }
 
 // ---- chapter 01: others ---------------------------------------------------------------------------------------------
@@ -434,6 +494,10 @@ constexpr Case kCases[] = {
     {"softmax_of_block", softmax_of_block_of},
     {"complete_softmax", complete_softmax_of},
     {"dots_of_rows", dots_of_rows_of},
+    {"merge_part", merge_part_of},
+    {"dots_of_run", dots_of_run_of},
+    {"rows_of_a_run", rows_of_a_run},
+    {"exchanged_heads", exchanged_heads},
     {"gradient_of_block", gradient_of_block_of},
     {"copy_rows", copy_rows_of},
     {"cross_entropy_forward", cross_entropy_forward_of},

@@ -269,6 +269,20 @@ std::vector<Expected> dots_of_rows(const Values& v) {
   return found.all();
 }
 
+std::vector<Expected> dots_of_run(const Values& v) {
+  const auto &dcontext = v.array("dcontext"), &context = v.array("context");
+  const auto number = [&](const char* name) { return static_cast<std::size_t>(v.scalar(name)); };
+  const std::size_t run = number("rows of the run"), stride = number("stride");
+  Collector found(v);
+  std::vector<Approximate>& dots = found.of("dots");
+  for (std::size_t row = 0; row < dots.size(); ++row) {
+    const std::size_t at = row / run * number("rows of a sample") + number("first row of the run") + row % run;
+    dots[row] =
+        sum(v.columns, [&](int j) { return exact(dcontext[at * stride + j]) * exact(context[at * stride + j]); });
+  }
+  return found.all();
+}
+
 std::vector<Expected> gradient_of_block(const Values& v) {
   const auto &scores = v.array("scores"), &dp = v.array("dp"), &log_sums = v.array("log_sums"), &dots = v.array("dots");
   const Approximate scale = exact(v.scalar("scale")), dropout = exact(v.scalar("dropout"));
@@ -361,6 +375,7 @@ std::vector<Expected> expected(std::string_view name, const Values& values) {
       {"softmax_of_block", softmax_of_block},
       {"complete_softmax", complete_softmax},
       {"dots_of_rows", dots_of_rows},
+      {"dots_of_run", dots_of_run},
       {"gradient_of_block", gradient_of_block},
       {"cross_entropy_forward", cross_entropy_forward},
       {"row_exponentials", row_exponentials},
