@@ -109,6 +109,8 @@ class RingAttention : public Attention {
     const bool keys = step + 1 < C, gradients = backward && step > 0;
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+    if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
+    if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
@@ -136,6 +138,7 @@ class RingAttention : public Attention {
 
   // Makes `compute` wait for what begin_exchange() has begun.
   void end_exchange(cudaStream_t compute) {
+    probe("08.8", "given to end_exchange: number of ranks", std::array{group_.size()});
     // TODO 08.8: Make `compute` wait until what is enqueued on communication_ is done.
     //   Use the event arrived_. The host must not wait.
     todo("08.8");

@@ -175,8 +175,8 @@ class PartialAttention {
       }
       started_[a] = true;
     }
-    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
     probe("08.4", "logarithms of the sums so far", values.log_sums(), {samples, all_.count, all_.positions}, stream);
+    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
   }
 
   // Writes the context of all parts to values.context.

@@ -67,10 +67,10 @@ class RingAttention : public Attention {
     const auto clear = [&](float* sums) { CUDA_CHECK(cudaMemsetAsync(sums, 0, count * sizeof(float), compute)); };
     // WRITE 08.F: Go around the ring again, and bring the gradients of all keys and values home.
     //   In step i, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
-    //   rank's queries contribute to the gradients of kv to dkv; kv is that of the forward pass, and source(step) says
-    //   whose it is. The gradients of the keys of rank `source` travel with them, one step behind: begin_exchange(i,
-    //   samples, compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to the
-    //   keys of step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
+    //   rank's queries contribute to the gradients of kv to dkv; kv is as in forward(), and source(step) says whose it
+    //   is. The gradients of the keys of rank `source` travel with them, one step behind: begin_exchange(i, samples,
+    //   compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to the keys of
+    //   step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
     //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0 nothing arrives: compute in
     //   dkv_[0]. After the last step, begin_exchange(C, …) sends the gradients to the rank whose keys they are, and
     //   brings this rank's to dkv_[C % 2]. clear(sums) sets `count` floats to zero.
@@ -126,6 +126,8 @@ class RingAttention : public Attention {
     const bool keys = step + 1 < C, gradients = backward && step > 0;
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+    if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
+    if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // WRITE 08.G: Send and receive on communication_, without holding up `compute`.
     //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
     //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2]. All
@@ -163,6 +165,7 @@ class RingAttention : public Attention {
 
   // Makes `compute` wait for what begin_exchange() has begun.
   void end_exchange(cudaStream_t compute) {
+    probe("08.8", "given to end_exchange: number of ranks", std::array{group_.size()});
     // TODO 08.8: Make `compute` wait until what is enqueued on communication_ is done.
     //   Use the event arrived_. The host must not wait.
     CUDA_CHECK(cudaEventRecord(arrived_, communication_));

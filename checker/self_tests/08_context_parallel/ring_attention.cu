@@ -20,8 +20,8 @@ const SelfTest large_scores([](const Options& options, cudaStream_t stream) {
   sums.upload({2, 4, 3, 2, 1.5f}, stream);
   launch(merge_part, kRows * kWidth, stream, context.data(), log_sums.data(), values.data(), largest.data(),
          sums.data(), false, Positions(kRows), 1, kRows, kWidth, kWidth);
-  probe("08.4", "context of two parts with large scores", context.data(), {kRows, kWidth}, stream);
   probe("08.4", "logarithms of the sums of two parts with large scores", log_sums.data(), {kRows}, stream);
+  probe("08.4", "context of two parts with large scores", context.data(), {kRows, kWidth}, stream);
 });
 
 }  // namespace
