@@ -39,6 +39,7 @@ class GatherAttention : public Attention {
       parts_.attend(blas, values, kv_.data() + static_cast<std::ptrdiff_t>(source) * count, source, samples, dropout);
     }
     parts_.finish(values, samples, stream);
+    probe("08.H", "context", values.context, {samples * heads().positions, heads().features()}, stream);
   }
 
   void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,

@@ -105,24 +105,35 @@ class PartialAttention {
     launch(pack_keys_and_values, rows * 2 * F, stream, kv, values.qkv, rows, F);
   }
 
-  // Calls pair(a, b, ahead) for the a-th run of this rank's queries and the b-th run of the keys of rank `source`, if
-  // one sees the other: the query in row i of its run sees the keys 0 to i + ahead of theirs.
-  template <typename Pair>
-  void for_each_pair(int source, Pair pair) const {
+  // Run `query` of this rank's queries and run `key` of a rank's keys: the query in row i of its run sees the keys 0 to
+  // i + ahead of theirs.
+  struct Pair {
+    int query, key, ahead;
+  };
+
+  // Returns the pairs of which at least one query sees a key of rank `source`.
+  std::vector<Pair> pairs_with(int source) const {
     const std::vector<int> mine = cut_.runs(rank_), theirs = cut_.runs(source);
+    std::vector<Pair> pairs;
     for (int a = 0; a < static_cast<int>(mine.size()); ++a) {
       for (int b = 0; b < static_cast<int>(theirs.size()); ++b) {
         int ahead = 0;
         bool skip = false;
         // TODO 08.2: Set `ahead` and `skip`.
-        //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long. The query in row
-        //   i of its run sees the keys 0 to i + ahead of theirs, because a position sees itself and those before it.
-        //   `skip`: no query of the run sees any of these keys, so there is nothing to compute.
+        //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long, and they are the
+        //   same positions or have none in common. A position sees itself and those before it: the query in row i of
+        //   its run sees the keys 0 to i + ahead of theirs. `skip`: no query of the run sees any of these keys, so
+        //   there is nothing to compute.
         todo("08.2");
         // END TODO 08.2
-        if (!skip) pair(a, b, ahead);
+        if (!skip) pairs.push_back({a, b, ahead});
       }
     }
+    std::vector<int> numbers;
+    for (const auto& [query, key, ahead] : pairs)  // from a whole run on, all keys are seen
+      numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions)});
+    probe("08.2", "run of queries, run of keys, and how far ahead (at most a run), of each pair", numbers);
+    return pairs;
   }
 
   // Begins the forward pass of a batch.
@@ -133,11 +144,12 @@ class PartialAttention {
               const Dropout& dropout) {
     const cudaStream_t stream = blas.stream();
     const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    probe("08.B", "given to parts_.attend: rank of the keys", std::array{source});
+    probe("08.B", "given to parts_.attend: keys and values", kv, {samples * all_.positions, 2 * F}, stream);
     BlockwiseRoom in(run_, room_.data(), samples);
-    std::vector<int> pairs;
-    for_each_pair(source, [&](int a, int b, int ahead) {
-      pairs.insert(pairs.end(), {a, b, ahead});
-      in.ahead = ahead;
+    for (const Pair& pair : pairs_with(source)) {
+      const int a = pair.query, b = pair.key;
+      in.ahead = pair.ahead;
       for (int h = 0; h < all_.count; ++h) {
         sum_over_blocks(blas, run_, in, head(values, kv, a, b, h), samples, 0, run_.positions,
                         mask(dropout, source, a, b, h));
@@ -145,17 +157,15 @@ class PartialAttention {
                in.accumulated.data, in.largest, in.sums, !started_[a], run(a), all_.count, rows, d, F);
       }
       started_[a] = true;
-    });
-    probe("08.2", "runs of queries and keys, and how far the queries are ahead", pairs);
-    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
+    }
     probe("08.4", "logarithms of the sums so far", values.log_sums(), {samples, all_.count, all_.positions}, stream);
+    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
   }
 
   // Writes the context of all parts to values.context.
   void finish(const AttentionValues& values, int samples, cudaStream_t stream) const {
     const int rows = samples * all_.positions, F = all_.features();
     launch(round_to_rows, rows * F, stream, values.context, sums_.data(), rows, F, F);
-    probe("08.C", "context", values.context, {rows, F}, stream);
   }
 
   // Begins the backward pass of a batch, with the gradient of the context.
@@ -177,12 +187,15 @@ class PartialAttention {
                      int source, float* dkv, int samples, const Dropout& dropout) {
     const cudaStream_t stream = blas.stream();
     const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    probe("08.B", "given to parts_.add_gradients: rank of the keys", std::array{source});
+    probe("08.B", "given to parts_.add_gradients: keys and values", kv, {samples * all_.positions, 2 * F}, stream);
     BlockwiseRoom in(run_, room_.data(), samples);
     Head part;  // the gradients of keys and values of one head and run
     part.k = {part_.data(), d, static_cast<long long>(run_.positions) * d};
     part.v = {part_.data() + rows * d, d, static_cast<long long>(run_.positions) * d};
-    for_each_pair(source, [&](int a, int b, int ahead) {
-      in.ahead = ahead;
+    for (const Pair& pair : pairs_with(source)) {
+      const int a = pair.query, b = pair.key;
+      in.ahead = pair.ahead;
       for (int h = 0; h < all_.count; ++h) {
         in.sums = dots(samples, a, h);
         part.context = of_run(gradients.context + h * d, a, F);
@@ -196,8 +209,7 @@ class PartialAttention {
         launch(add_to_run<const float*>, rows * d, stream, sums_.data() + h * d, in.accumulated.data, run(a), rows, d,
                F);
       }
-    });
-    probe("08.3", "gradients of keys and values", dkv, {samples * all_.positions, 2 * F}, stream);
+    }
   }
 
   // Writes the gradients of this rank's queries, and those of its keys and values, dkv, to gradients.qkv.

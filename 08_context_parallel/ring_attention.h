@@ -6,11 +6,12 @@
 // Step i of C, on the two streams of rank r:
 //
 //   compute         attention to the keys of rank r - i   →  wait until those of rank r - i - 1 are here
-//   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of rank r - i -
-//   1
+//   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of r - i - 1
 #pragma once
 
+#include <array>
 #include <memory>
+#include <vector>
 
 #include "01_single_gpu/transformer.h"
 #include "08_context_parallel/partial_attention.h"
@@ -38,6 +39,7 @@ class RingAttention : public Attention {
   void forward(const Blas& blas, const AttentionValues& values, int samples, int, int,
                const Dropout& dropout) override {
     const cudaStream_t compute = blas.stream();
+    probe_sources();
     parts_.begin();
     parts_.pack(kv_[0].data(), values, samples, compute);
     for (int step = 0; step < group_.size(); ++step) {
@@ -46,6 +48,7 @@ class RingAttention : public Attention {
       if (step + 1 < group_.size()) end_exchange(compute);
     }
     parts_.finish(values, samples, compute);
+    probe("08.E", "context", values.context, {samples * heads().positions, heads().features()}, compute);
   }
 
   void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
@@ -90,8 +93,13 @@ class RingAttention : public Attention {
     //   the last one. The number of ranks is group_.size().
     todo("08.5");
     // END TODO 08.5
-    probe("08.5", "step, and the rank whose keys are here", std::array{step, source});
     return source;
+  }
+
+  void probe_sources() const {
+    std::vector<int> sources;
+    for (int step = 0; step < group_.size(); ++step) sources.push_back(source(step));
+    probe("08.5", "rank whose keys are here, in each step", sources);
   }
 
   // Sends the keys and values of step `step` to the next rank and receives those of the step after it, while `compute`
@@ -99,6 +107,10 @@ class RingAttention : public Attention {
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
     const int count = count_of(samples), C = group_.size();
     const bool keys = step + 1 < C, gradients = backward && step > 0;
+    if (keys || gradients)
+      probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+    if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
+    if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
@@ -126,6 +138,7 @@ class RingAttention : public Attention {
 
   // Makes `compute` wait for what begin_exchange() has begun.
   void end_exchange(cudaStream_t compute) {
+    probe("08.8", "given to end_exchange: number of ranks", std::array{group_.size()});
     // TODO 08.8: Make `compute` wait until what is enqueued on communication_ is done.
     //   Use the event arrived_. The host must not wait.
     todo("08.8");

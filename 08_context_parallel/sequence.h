@@ -3,6 +3,7 @@
 // position separately: a rank computes them for its own positions. Only attention looks from one position to others.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,7 +33,7 @@ struct SequenceCut {
     //   Of the rank's `count` rows, the first `run` are the positions from `first` on, the others those from `second`
     //   on. Balance::none: rank r has the r-th of `ranks` equal pieces: which position is its first? Then run == count,
     //   and second stays 0. Balance::zigzag: there are 2·ranks equal pieces, and each rank has two: rank 0 the first
-    //   and the last, rank 1 the second and the last but one, ….
+    //   and the last, rank 1 the second and the last but one, …. `first` is where the one in front begins.
     todo("08.1");
     // END TODO 08.1
     return {whole, count, first, run, second};
@@ -53,6 +54,7 @@ inline void probe_cut(const SequenceCut& cut) {
     std::vector<int> positions;
     for (int row = 0; row < at.count; ++row) positions.push_back(at[row]);
     probe("08.1", "positions of rank " + std::to_string(rank), positions);
+    probe("08.1", "rows in the first run of rank " + std::to_string(rank), std::array{at.run});
   }
 }
 

@@ -4,8 +4,7 @@
 // positions of its heads, and computes chapter 01's attention for them. A second all-to-all brings the context back.
 // The number of ranks must divide that of the heads.
 //
-//   [B, T/C, H, d]   ── all-to-all ──→   [B, T, H/C, d]   ── attention ──→   [B, T, H/C, d]   ── all-to-all ──→   [B,
-//   T/C, H, d]
+//   [B, T/C, H, d]  ─ all-to-all →  [B, T, H/C, d]  ─ attention →  [B, T, H/C, d]  ─ all-to-all →  [B, T/C, H, d]
 #pragma once
 
 #include <memory>
@@ -117,6 +116,7 @@ class UlyssesAttention : public Attention {
 
   void to_heads(const Real* rows, Real* heads, int parts, int samples, cudaStream_t stream) const {
     const HeadExchange e = exchange(samples, parts);
+    probe("08.J", "given to to_heads: rows", rows, {e.count()}, stream);
     launch(rows_to_ranks, e.count(), stream, send_.data(), rows, e, e.count());
     all_to_all(e.per_rank(), stream);
     launch(ranks_to_heads, e.count(), stream, heads, receive_.data(), e, e.count());
@@ -124,6 +124,7 @@ class UlyssesAttention : public Attention {
   }
   void to_rows(const Real* heads, Real* rows, int parts, int samples, cudaStream_t stream) const {
     const HeadExchange e = exchange(samples, parts);
+    probe("08.J", "given to to_rows: heads", heads, {e.count()}, stream);
     launch(heads_to_ranks, e.count(), stream, send_.data(), heads, e, e.count());
     all_to_all(e.per_rank(), stream);
     launch(ranks_to_rows, e.count(), stream, rows, receive_.data(), e, e.count());

@@ -3,6 +3,7 @@
 // parameters are replicas, so their gradients are averaged over the ranks, as in chapter 02.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "01_single_gpu/optimizer.h"
@@ -17,7 +18,19 @@ namespace workshop {
 
 // Averages the losses of an epoch over the ranks, in place: each rank has the mean over its own tokens.
 inline void average_parts(const LossLog& losses, const Group& group, cudaStream_t stream) {
+  probe("08.D", "given to average_parts: losses of the epoch", losses.losses(), {losses.count()}, stream);
   NCCL_CHECK(ncclAllReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclAvg, group.comm(), stream));
+}
+
+// Evaluates with all ranks of the group: sums what add_loss(batch, loss) adds to *loss on each of them.
+inline void evaluate_parts(Training& training, const Training::AddLoss& add_loss, const Group& group,
+                           cudaStream_t stream) {
+  probe("08.D", "given to evaluate_parts: ranks", std::array{group.size()});
+  const auto probed = [&](const Batch& batch, float* loss) {
+    add_loss(batch, loss);
+    probe("08.D", "this rank's share of the loss of the evaluation so far", loss, {1}, stream);
+  };
+  training.evaluate(probed, group);
 }
 
 // Trains the language model, whose sequences are cut over all ranks of the job. `attention` is that of all blocks.
@@ -43,9 +56,9 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
   //   part_of(batch) is this rank's part, a Batch of the tokens at its positions. model.loss(activations, y, samples,
   //   loss) adds the mean over the model's own tokens, if `samples` is the number of samples; all ranks have equally
   //   many tokens. average_parts(training.losses(), job.group(), stream) averages the losses of an epoch.
-  //   training.evaluate(add_loss, job.group()) evaluates, after each epoch and at the end: it sums over all ranks what
-  //   add_loss(batch, loss) adds to *loss, and the sum must be the mean over all tokens of training.evaluated()
-  //   samples.
+  //   evaluate_parts(training, add_loss, job.group(), stream) evaluates, after each epoch and at the end: it sums over
+  //   all ranks what add_loss(batch, loss) adds to *loss, and the sum must be the mean over all tokens of
+  //   training.evaluated() samples.
   const auto add_loss = [&](const Batch& batch, float* loss) {
     const Batch part = part_of(batch);
     int samples = training.evaluated();
@@ -54,6 +67,7 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
     //   that this rank has of a sample. The results of all job.world() ranks are summed.
     samples *= job.world();
     // END TODO 08.13
+    probe("08.13", "number to divide by in the evaluation", std::array{samples});
     model.forward(part, activations);
     model.loss(activations, part.y, samples, loss);
   };
@@ -71,13 +85,14 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
       //   which only one rank has?
       average_gradients(model, job.group(), stream);
       // END TODO 08.14
+      probe("08.14", "gradients, averaged", model.grads(), {model.count()}, stream);
       if (clipping.enabled()) clipping.clip(model.grads(), model.count(), training.losses().gradient_norm());
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_parts(training.losses(), job.group(), stream);
-    training.evaluate(add_loss, job.group());
+    evaluate_parts(training, add_loss, job.group(), stream);
   }
-  training.evaluate(add_loss, job.group());
+  evaluate_parts(training, add_loss, job.group(), stream);
   // END WRITE 08.D
   record_parameters(model, job.rank(), stream);
 }

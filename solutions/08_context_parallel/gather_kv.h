@@ -35,7 +35,7 @@ class GatherAttention : public Attention {
     const int count = count_of(samples);
     parts_.begin();
     gather(values, samples, stream);
-    // WRITE 08.H: Attend to the keys and values of each rank.
+    // WRITE 08.H: Attend to the keys and values of each rank, in the order of the ranks.
     //   kv_ has those of all ranks one after the other, `count` elements each. parts_.attend(blas, values, kv, source,
     //   samples, dropout) merges what this rank's queries see among kv, the keys and values of rank `source`, into the
     //   context.
@@ -44,6 +44,7 @@ class GatherAttention : public Attention {
     }
     // END WRITE 08.H
     parts_.finish(values, samples, stream);
+    probe("08.H", "context", values.context, {samples * heads().positions, heads().features()}, stream);
   }
 
   void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
@@ -56,8 +57,9 @@ class GatherAttention : public Attention {
     //   kv_ has the keys and values of all ranks one after the other, `count` elements each, and dkv_ has as much room
     //   for their gradients, in floats. parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples,
     //   dropout) adds what this rank's queries contribute to the gradients of kv, those of rank `source`, to dkv, in
-    //   which there are still those of the last layer. Then one NCCL call sums dkv_ over the ranks of group_.comm(),
-    //   and leaves each rank the `count` sums of its own keys and values in home_. Everything is on `stream`.
+    //   which there are still those of the last layer: call it for each rank, in their order. Then one NCCL call sums
+    //   dkv_ over the ranks of group_.comm(), and leaves each rank the `count` sums of its own keys and values in
+    //   home_. Everything is on `stream`.
     CUDA_CHECK(cudaMemsetAsync(dkv_.data(), 0, group_.size() * count * sizeof(float), stream));
     for (int source = 0; source < group_.size(); ++source) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(source) * count;

@@ -6,11 +6,12 @@
 // Step i of C, on the two streams of rank r:
 //
 //   compute         attention to the keys of rank r - i   →  wait until those of rank r - i - 1 are here
-//   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of rank r - i -
-//   1
+//   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of r - i - 1
 #pragma once
 
+#include <array>
 #include <memory>
+#include <vector>
 
 #include "01_single_gpu/transformer.h"
 #include "08_context_parallel/partial_attention.h"
@@ -38,14 +39,15 @@ class RingAttention : public Attention {
   void forward(const Blas& blas, const AttentionValues& values, int samples, int, int,
                const Dropout& dropout) override {
     const cudaStream_t compute = blas.stream();
+    probe_sources();
     parts_.begin();
     parts_.pack(kv_[0].data(), values, samples, compute);
     // WRITE 08.E: In each step, attend to the keys and values that are here, while the next ones arrive.
     //   There are C = group_.size() steps. parts_.attend(blas, values, kv, source, samples, dropout) merges what this
-    //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. In step 0,
-    //   these are the rank's own, in kv_[0]; those that arrive during step i go to kv_[(i + 1) % 2]. begin_exchange(i,
-    //   samples, compute) sends and receives beside the computation; after end_exchange(compute), what has arrived can
-    //   be read. In the last step, nothing has to arrive.
+    //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. source(step)
+    //   says whose are here in a step. In step 0, these are the rank's own, in kv_[0]; those that arrive during step i
+    //   go to kv_[(i + 1) % 2]. begin_exchange(i, samples, compute) sends and receives beside the computation; after
+    //   end_exchange(compute), what has arrived can be read. In the last step, nothing has to arrive.
     for (int step = 0; step < group_.size(); ++step) {
       if (step + 1 < group_.size()) begin_exchange(step, samples, compute);
       parts_.attend(blas, values, kv_[step % 2].data(), source(step), samples, dropout);
@@ -53,6 +55,7 @@ class RingAttention : public Attention {
     }
     // END WRITE 08.E
     parts_.finish(values, samples, compute);
+    probe("08.E", "context", values.context, {samples * heads().positions, heads().features()}, compute);
   }
 
   void backward(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, int samples,
@@ -64,12 +67,13 @@ class RingAttention : public Attention {
     const auto clear = [&](float* sums) { CUDA_CHECK(cudaMemsetAsync(sums, 0, count * sizeof(float), compute)); };
     // WRITE 08.F: Go around the ring again, and bring the gradients of all keys and values home.
     //   In step i, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
-    //   rank's queries contribute to the gradients of kv to dkv. Those of the keys of rank `source` travel with them,
-    //   one step behind: begin_exchange(i, samples, compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2],
-    //   and receives those that belong to the keys of step i in dkv_[i % 2]. Meanwhile compute this rank's own
-    //   contribution in mine_, and add it after end_exchange(compute), with the kernel add_floats(y, x, factor, n). In
-    //   step 0 nothing arrives: compute in dkv_[0]. After the last step, begin_exchange(C, …) sends the gradients to
-    //   the rank whose keys they are, and brings this rank's to dkv_[C % 2]. clear(sums) sets `count` floats to zero.
+    //   rank's queries contribute to the gradients of kv to dkv; kv is as in forward(), and source(step) says whose it
+    //   is. The gradients of the keys of rank `source` travel with them, one step behind: begin_exchange(i, samples,
+    //   compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to the keys of
+    //   step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
+    //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0 nothing arrives: compute in
+    //   dkv_[0]. After the last step, begin_exchange(C, …) sends the gradients to the rank whose keys they are, and
+    //   brings this rank's to dkv_[C % 2]. clear(sums) sets `count` floats to zero.
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();
@@ -106,8 +110,13 @@ class RingAttention : public Attention {
     //   the last one. The number of ranks is group_.size().
     source = (group_.rank() - step + group_.size()) % group_.size();
     // END TODO 08.5
-    probe("08.5", "step, and the rank whose keys are here", std::array{step, source});
     return source;
+  }
+
+  void probe_sources() const {
+    std::vector<int> sources;
+    for (int step = 0; step < group_.size(); ++step) sources.push_back(source(step));
+    probe("08.5", "rank whose keys are here, in each step", sources);
   }
 
   // Sends the keys and values of step `step` to the next rank and receives those of the step after it, while `compute`
@@ -115,6 +124,10 @@ class RingAttention : public Attention {
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
     const int count = count_of(samples), C = group_.size();
     const bool keys = step + 1 < C, gradients = backward && step > 0;
+    if (keys || gradients)
+      probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+    if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
+    if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // WRITE 08.G: Send and receive on communication_, without holding up `compute`.
     //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
     //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2]. All
@@ -152,6 +165,7 @@ class RingAttention : public Attention {
 
   // Makes `compute` wait for what begin_exchange() has begun.
   void end_exchange(cudaStream_t compute) {
+    probe("08.8", "given to end_exchange: number of ranks", std::array{group_.size()});
     // TODO 08.8: Make `compute` wait until what is enqueued on communication_ is done.
     //   Use the event arrived_. The host must not wait.
     CUDA_CHECK(cudaEventRecord(arrived_, communication_));

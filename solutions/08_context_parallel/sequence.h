@@ -3,6 +3,7 @@
 // position separately: a rank computes them for its own positions. Only attention looks from one position to others.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,13 +32,13 @@ struct SequenceCut {
     //   Of `count` rows, the first `run` are the positions first, first + 1, …, the others second, second + 1, …; see
     //   model/positions.h. Balance::none: rank r has the r-th of `ranks` equal pieces, so all its positions follow each
     //   other: Positions(whole, count, first). Balance::zigzag: there are 2·ranks equal pieces, and each rank has two:
-    //   rank 0 the first and the last, rank 1 the second and the last but one, ….
+    //   rank 0 the first and the last, rank 1 the second and the last but one, …. The first run is the piece in front.
     int count = whole / ranks, first = 0, run = count, second = 0;
     // TODO 08.1: Set first, run and second.
     //   Of the rank's `count` rows, the first `run` are the positions from `first` on, the others those from `second`
     //   on. Balance::none: rank r has the r-th of `ranks` equal pieces: which position is its first? Then run == count,
     //   and second stays 0. Balance::zigzag: there are 2·ranks equal pieces, and each rank has two: rank 0 the first
-    //   and the last, rank 1 the second and the last but one, ….
+    //   and the last, rank 1 the second and the last but one, …. `first` is where the one in front begins.
     if (balance == Balance::none) {
       first = rank * count;
     } else {
@@ -65,6 +66,7 @@ inline void probe_cut(const SequenceCut& cut) {
     std::vector<int> positions;
     for (int row = 0; row < at.count; ++row) positions.push_back(at[row]);
     probe("08.1", "positions of rank " + std::to_string(rank), positions);
+    probe("08.1", "rows in the first run of rank " + std::to_string(rank), std::array{at.run});
   }
 }
 

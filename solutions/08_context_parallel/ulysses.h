@@ -4,8 +4,7 @@
 // positions of its heads, and computes chapter 01's attention for them. A second all-to-all brings the context back.
 // The number of ranks must divide that of the heads.
 //
-//   [B, T/C, H, d]   ── all-to-all ──→   [B, T, H/C, d]   ── attention ──→   [B, T, H/C, d]   ── all-to-all ──→   [B,
-//   T/C, H, d]
+//   [B, T/C, H, d]  ─ all-to-all →  [B, T, H/C, d]  ─ attention →  [B, T, H/C, d]  ─ all-to-all →  [B, T/C, H, d]
 #pragma once
 
 #include <memory>
@@ -86,8 +85,9 @@ class UlyssesAttention : public Attention {
     //   values.qkv has the queries, keys and values of all heads of this rank's positions: 3 parts. to_heads(x, y,
     //   parts, samples, stream) turns such rows x into those of all positions of this rank's heads, y, which may be x;
     //   to_rows() does the opposite. inside_->forward(blas, values, samples, 0, T, dropout) computes the attention of
-    //   this rank's heads over all T positions; all_positions(values, samples) are the AttentionValues that it works
-    //   on. The context, 1 part, belongs in values.context, for all heads of this rank's positions.
+    //   this rank's heads over all T positions, inside_->heads().positions; all_positions(values, samples) are the
+    //   AttentionValues that it works on, and of_heads(dropout) is their dropout. The context, 1 part, belongs in
+    //   values.context, for all heads of this rank's positions.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(values.qkv, whole.qkv, 3, samples, stream);
     inside_->forward(blas, whole, samples, 0, inside_->heads().positions, of_heads(dropout));
@@ -101,9 +101,9 @@ class UlyssesAttention : public Attention {
     const cudaStream_t stream = blas.stream();
     // WRITE 08.L: Go back through forward(), from gradients.context to gradients.qkv.
     //   Both are of all heads of this rank's positions. dcontext_ has room for the gradient of the context of this
-    //   rank's heads. inside_->backward(blas, values, gradients, samples, dropout) goes back through its attention:
-    //   from gradients.context to gradients.qkv of all positions, with gradients.p as scratch memory. gradients.qkv is
-    //   large enough for either form.
+    //   rank's heads. inside_->backward(blas, values, gradients, samples, dropout) goes back through its attention,
+    //   with what inside_->forward() had: from gradients.context to gradients.qkv of all positions, with gradients.p as
+    //   scratch memory. gradients.qkv is large enough for either form.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(gradients.context, dcontext_.data(), 1, samples, stream);
     inside_->backward(blas, whole, {gradients.qkv, gradients.p, dcontext_.data()}, samples, of_heads(dropout));
@@ -130,6 +130,7 @@ class UlyssesAttention : public Attention {
 
   void to_heads(const Real* rows, Real* heads, int parts, int samples, cudaStream_t stream) const {
     const HeadExchange e = exchange(samples, parts);
+    probe("08.J", "given to to_heads: rows", rows, {e.count()}, stream);
     launch(rows_to_ranks, e.count(), stream, send_.data(), rows, e, e.count());
     all_to_all(e.per_rank(), stream);
     launch(ranks_to_heads, e.count(), stream, heads, receive_.data(), e, e.count());
@@ -137,6 +138,7 @@ class UlyssesAttention : public Attention {
   }
   void to_rows(const Real* heads, Real* rows, int parts, int samples, cudaStream_t stream) const {
     const HeadExchange e = exchange(samples, parts);
+    probe("08.J", "given to to_rows: heads", heads, {e.count()}, stream);
     launch(heads_to_ranks, e.count(), stream, send_.data(), heads, e, e.count());
     all_to_all(e.per_rank(), stream);
     launch(ranks_to_rows, e.count(), stream, rows, receive_.data(), e, e.count());
