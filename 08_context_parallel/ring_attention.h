@@ -3,7 +3,7 @@
 // computes with those that are there, the next ones arrive. In the backward pass, the gradients of keys and values
 // travel along, one step behind them: each rank adds what its queries contribute, and the last step brings them home.
 //
-// Step i of C, on the two streams of rank r:
+// Step i of c, on the two streams of rank r:
 //
 //   compute         attention to the keys of rank r - i   →  wait until those of rank r - i - 1 are here
 //   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of r - i - 1
@@ -105,8 +105,8 @@ class RingAttention : public Attention {
   // Sends the keys and values of step `step` to the next rank and receives those of the step after it, while `compute`
   // goes on. With `backward`, the gradients of step - 1 travel along.
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
-    const int count = count_of(samples), C = group_.size();
-    const bool keys = step + 1 < C, gradients = backward && step > 0;
+    const int count = count_of(samples), c = group_.size();
+    const bool keys = step + 1 < c, gradients = backward && step > 0;
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
@@ -118,7 +118,7 @@ class RingAttention : public Attention {
     // END TODO 08.6
     int next = 0, previous = 0;
     // TODO 08.7: Set `next` and `previous`, this rank's neighbors in the ring.
-    //   The ring has the ranks 0 to C - 1; after the last one comes rank 0. This rank is group_.rank().
+    //   The ring has the ranks 0 to c - 1; after the last one comes rank 0. This rank is group_.rank().
     todo("08.7");
     // END TODO 08.7
     const ncclComm_t comm = group_.comm();

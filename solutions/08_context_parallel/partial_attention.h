@@ -3,9 +3,9 @@
 // and the logarithm of its sum of e^score. Parts are merged by these logarithms, as chapter 01 takes blocks of keys
 // into one softmax: the result is that of all keys at once. ring_attention.h and gather_kv.h bring the keys and values.
 //
-// n = T/C positions of each sample on each of C ranks; F = H·d features. Within a rank, positions come in one run of
-// consecutive ones, or in two (sequence.h). A run of queries sees a run of keys fully, not at all, or, if they are the
-// same positions, each query its own and the earlier ones.
+// A rank has n = T/c of the T positions of each sample, for c ranks. E: features of this rank's heads. Its positions
+// are one run of consecutive ones, or two (sequence.h). A run of queries sees a run of keys fully, not at all, or, if
+// they are the same positions, each query its own and the earlier ones.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ static __global__ void pack_keys_and_values(Reals kv, ConstReals qkv, int rows, 
 
 // Merges a part of the attention of one head, of some queries, into what earlier parts have given. The part has the
 // sums of p·v, [rows, width], and each row's sum of p = e^(score - largest). `context` and `log_sums` begin at the
-// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at place(i). `first`: there is
-// no earlier part. A warp shares a row.
+// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at log_sums + i / n · heads · n
+// + i mod n, where n is at.count. `first`: there is no earlier part. A warp shares a row.
 static __global__ void merge_part(float* context, float* log_sums, const float* sums_of_values, const float* largest,
                                   const float* sums, bool first, Positions at, int heads, int rows, int width,
                                   int features) {
@@ -103,17 +103,17 @@ class PartialAttention {
   int kept() const { return reals_spanning(all_.count * all_.positions); }  // Reals per sample: the log_sums
   void allocate(int max_samples) {
     if (sums_.size() > 0) return;  // all blocks share this
-    const int n = all_.positions, F = all_.features();
+    const int n = all_.positions, E = all_.features();
     room_ = DeviceBuffer<Real>(max_samples * BlockwiseRoom::size(run_), Memory::activations);
-    sums_ = DeviceBuffer<float>(max_samples * n * F, Memory::activations);
+    sums_ = DeviceBuffer<float>(max_samples * n * E, Memory::activations);
     dots_ = DeviceBuffer<float>(max_samples * n * all_.count, Memory::activations);
     part_ = DeviceBuffer<Real>(2 * max_samples * run_.positions * all_.width, Memory::activations);
   }
 
   // Copies this rank's keys and values to kv[samples·n, 2F].
   void pack(Real* kv, const AttentionValues& values, int samples, cudaStream_t stream) const {
-    const int rows = samples * all_.positions, F = all_.features();
-    launch(pack_keys_and_values, rows * 2 * F, stream, kv, values.qkv, rows, F);
+    const int rows = samples * all_.positions, E = all_.features();
+    launch(pack_keys_and_values, rows * 2 * E, stream, kv, values.qkv, rows, E);
   }
 
   // Run `query` of this rank's queries and run `key` of a rank's keys: the query in row i of its run sees the keys 0 to
@@ -160,9 +160,9 @@ class PartialAttention {
   void attend(const Blas& blas, const AttentionValues& values, const Real* kv, int source, int samples,
               const Dropout& dropout) {
     const cudaStream_t stream = blas.stream();
-    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    const int rows = samples * run_.positions, d = all_.width, E = all_.features();
     probe("08.B", "given to parts_.attend: rank of the keys", std::array{source});
-    probe("08.B", "given to parts_.attend: keys and values", kv, {samples * all_.positions, 2 * F}, stream);
+    probe("08.B", "given to parts_.attend: keys and values", kv, {samples * all_.positions, 2 * E}, stream);
     BlockwiseRoom in(run_, room_.data(), samples);
     for (const Pair& pair : pairs_with(source)) {
       const int a = pair.query, b = pair.key;
@@ -171,31 +171,31 @@ class PartialAttention {
         sum_over_blocks(blas, run_, in, head(values, kv, a, b, h), samples, 0, run_.positions,
                         mask(dropout, source, a, b, h));
         launch(merge_part, rows * d, stream, sums_.data() + h * d, log_sums(values, samples, a) + h * run_.positions,
-               in.accumulated.data, in.largest, in.sums, !started_[a], run(a), all_.count, rows, d, F);
+               in.accumulated.data, in.largest, in.sums, !started_[a], run(a), all_.count, rows, d, E);
       }
       started_[a] = true;
     }
     probe("08.4", "logarithms of the sums so far", values.log_sums(), {samples, all_.count, all_.positions}, stream);
-    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, F}, stream);
+    probe("08.4", "context so far", sums_.data(), {samples * all_.positions, E}, stream);
   }
 
   // Writes the context of all parts to values.context.
   void finish(const AttentionValues& values, int samples, cudaStream_t stream) const {
-    const int rows = samples * all_.positions, F = all_.features();
-    launch(round_to_rows, rows * F, stream, values.context, sums_.data(), rows, F, F);
+    const int rows = samples * all_.positions, E = all_.features();
+    launch(round_to_rows, rows * E, stream, values.context, sums_.data(), rows, E, E);
   }
 
   // Begins the backward pass of a batch, with the gradient of the context.
   void begin_backward(const AttentionValues& values, const AttentionValues& gradients, int samples,
                       cudaStream_t stream) {
-    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    const int rows = samples * run_.positions, d = all_.width, E = all_.features();
     for (int a = 0; a < static_cast<int>(cut_.runs(rank_).size()); ++a) {
       for (int h = 0; h < all_.count; ++h) {
         launch(dots_of_run, rows * d, stream, dots(samples, a, h), gradients.context + h * d, values.context + h * d,
-               run(a), rows, d, F);
+               run(a), rows, d, E);
       }
     }
-    CUDA_CHECK(cudaMemsetAsync(sums_.data(), 0, samples * all_.positions * F * sizeof(float), stream));
+    CUDA_CHECK(cudaMemsetAsync(sums_.data(), 0, samples * all_.positions * E * sizeof(float), stream));
   }
 
   // Adds the gradients of kv, the keys and values of rank `source`, by way of this rank's queries, to dkv[samples·n,
@@ -203,9 +203,9 @@ class PartialAttention {
   void add_gradients(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, const Real* kv,
                      int source, float* dkv, int samples, const Dropout& dropout) {
     const cudaStream_t stream = blas.stream();
-    const int rows = samples * run_.positions, d = all_.width, F = all_.features();
+    const int rows = samples * run_.positions, d = all_.width, E = all_.features();
     probe("08.B", "given to parts_.add_gradients: rank of the keys", std::array{source});
-    probe("08.B", "given to parts_.add_gradients: keys and values", kv, {samples * all_.positions, 2 * F}, stream);
+    probe("08.B", "given to parts_.add_gradients: keys and values", kv, {samples * all_.positions, 2 * E}, stream);
     BlockwiseRoom in(run_, room_.data(), samples);
     Head part;  // the gradients of keys and values of one head and run
     part.k = {part_.data(), d, static_cast<long long>(run_.positions) * d};
@@ -215,25 +215,25 @@ class PartialAttention {
       in.ahead = pair.ahead;
       for (int h = 0; h < all_.count; ++h) {
         in.sums = dots(samples, a, h);
-        part.context = of_run(gradients.context + h * d, a, F);
+        part.context = of_run(gradients.context + h * d, a, E);
         gradients_of_blocks(blas, run_, in, head(values, kv, a, b, h), part,
                             log_sums(values, samples, a) + h * run_.positions, samples, mask(dropout, source, a, b, h));
         const auto add = [&](float* to, ConstReals from) {
-          launch(add_to_run<ConstReals>, rows * d, stream, to + h * d, from, run(b), rows, d, 2 * F);
+          launch(add_to_run<ConstReals>, rows * d, stream, to + h * d, from, run(b), rows, d, 2 * E);
         };
         add(dkv, part.k.data);
-        add(dkv + F, part.v.data);
+        add(dkv + E, part.v.data);
         launch(add_to_run<const float*>, rows * d, stream, sums_.data() + h * d, in.accumulated.data, run(a), rows, d,
-               F);
+               E);
       }
     }
   }
 
   // Writes the gradients of this rank's queries, and those of its keys and values, dkv, to gradients.qkv.
   void finish_backward(const AttentionValues& gradients, const float* dkv, int samples, cudaStream_t stream) const {
-    const int rows = samples * all_.positions, F = all_.features();
-    launch(round_to_rows, rows * F, stream, gradients.qkv, sums_.data(), rows, F, 3 * F);
-    launch(round_to_rows, rows * 2 * F, stream, gradients.qkv + F, dkv, rows, 2 * F, 3 * F);
+    const int rows = samples * all_.positions, E = all_.features();
+    launch(round_to_rows, rows * E, stream, gradients.qkv, sums_.data(), rows, E, 3 * E);
+    launch(round_to_rows, rows * 2 * E, stream, gradients.qkv + E, dkv, rows, 2 * E, 3 * E);
   }
 
  private:
@@ -244,12 +244,12 @@ class PartialAttention {
   }
   // Head h of this rank's queries in run `a`, and of the keys and values in run b.
   Head head(const AttentionValues& values, const Real* kv, int a, int b, int h) const {
-    const int d = all_.width, F = all_.features();
+    const int d = all_.width, E = all_.features();
     Real* keys = const_cast<Real*>(kv);  // only read, but Matrices are not const
     Head head;
-    head.q = of_run(values.qkv + h * d, a, 3 * F);
-    head.k = of_run(keys + h * d, b, 2 * F);
-    head.v = of_run(keys + F + h * d, b, 2 * F);
+    head.q = of_run(values.qkv + h * d, a, 3 * E);
+    head.k = of_run(keys + h * d, b, 2 * E);
+    head.v = of_run(keys + E + h * d, b, 2 * E);
     return head;
   }
   // [samples, H, run] for each run.
@@ -281,7 +281,7 @@ class PartialAttention {
   int rank_;
   std::array<bool, 2> started_{};  // whether a run of queries has a context already
   DeviceBuffer<Real> room_, part_;
-  DeviceBuffer<float> sums_, dots_;  // sums_[samples·n, F]: the context or the gradient of the queries
+  DeviceBuffer<float> sums_, dots_;  // sums_[samples·n, E]: the context or the gradient of the queries
 };
 
 }  // namespace workshop

@@ -3,7 +3,7 @@
 // computes with those that are there, the next ones arrive. In the backward pass, the gradients of keys and values
 // travel along, one step behind them: each rank adds what its queries contribute, and the last step brings them home.
 //
-// Step i of C, on the two streams of rank r:
+// Step i of c, on the two streams of rank r:
 //
 //   compute         attention to the keys of rank r - i   →  wait until those of rank r - i - 1 are here
 //   communication   wait until step i - 1 is computed     →  send the keys of rank r - i, receive those of r - i - 1
@@ -43,7 +43,7 @@ class RingAttention : public Attention {
     parts_.begin();
     parts_.pack(kv_[0].data(), values, samples, compute);
     // WRITE 08.E: In each step, attend to the keys and values that are here, while the next ones arrive.
-    //   There are C = group_.size() steps. parts_.attend(blas, values, kv, source, samples, dropout) merges what this
+    //   There are c = group_.size() steps. parts_.attend(blas, values, kv, source, samples, dropout) merges what this
     //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. source(step)
     //   says whose are here in a step. In step 0, these are the rank's own, in kv_[0]; those that arrive during step i
     //   go to kv_[(i + 1) % 2]. begin_exchange(i, samples, compute) sends and receives beside the computation; after
@@ -71,9 +71,9 @@ class RingAttention : public Attention {
     //   is. The gradients of the keys of rank `source` travel with them, one step behind: begin_exchange(i, samples,
     //   compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to the keys of
     //   step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
-    //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0 nothing arrives: compute in
-    //   dkv_[0]. After the last step, begin_exchange(C, …) sends the gradients to the rank whose keys they are, and
-    //   brings this rank's to dkv_[C % 2]. clear(sums) sets `count` floats to zero.
+    //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0, no gradients arrive: compute in
+    //   dkv_[0]. After the last step, begin_exchange(c, …) sends the gradients to the rank whose keys they are, and
+    //   brings this rank's to dkv_[c % 2]. clear(sums) sets `count` floats to zero.
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();
@@ -122,8 +122,8 @@ class RingAttention : public Attention {
   // Sends the keys and values of step `step` to the next rank and receives those of the step after it, while `compute`
   // goes on. With `backward`, the gradients of step - 1 travel along.
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
-    const int count = count_of(samples), C = group_.size();
-    const bool keys = step + 1 < C, gradients = backward && step > 0;
+    const int count = count_of(samples), c = group_.size();
+    const bool keys = step + 1 < c, gradients = backward && step > 0;
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
@@ -143,9 +143,9 @@ class RingAttention : public Attention {
     // END TODO 08.6
     int next = 0, previous = 0;
     // TODO 08.7: Set `next` and `previous`, this rank's neighbors in the ring.
-    //   The ring has the ranks 0 to C - 1; after the last one comes rank 0. This rank is group_.rank().
-    next = (group_.rank() + 1) % C;
-    previous = (group_.rank() + C - 1) % C;
+    //   The ring has the ranks 0 to c - 1; after the last one comes rank 0. This rank is group_.rank().
+    next = (group_.rank() + 1) % c;
+    previous = (group_.rank() + c - 1) % c;
     // END TODO 08.7
     const ncclComm_t comm = group_.comm();
     NCCL_CHECK(ncclGroupStart());

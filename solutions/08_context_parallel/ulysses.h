@@ -4,7 +4,7 @@
 // positions of its heads, and computes chapter 01's attention for them. A second all-to-all brings the context back.
 // The number of ranks must divide that of the heads.
 //
-//   [B, T/C, H, d]  ─ all-to-all →  [B, T, H/C, d]  ─ attention →  [B, T, H/C, d]  ─ all-to-all →  [B, T/C, H, d]
+//   [B, T/c, H, d]  ─ all-to-all →  [B, T, H/c, d]  ─ attention →  [B, T, H/c, d]  ─ all-to-all →  [B, T/c, H, d]
 #pragma once
 
 #include <memory>
@@ -71,10 +71,10 @@ class UlyssesAttention : public Attention {
   void allocate(int max_samples) override {
     if (send_.size() > 0) return;  // all blocks share this
     inside_->allocate(max_samples);
-    const int rows = max_samples * heads().positions, F = heads().features();
-    send_ = DeviceBuffer<Real>(rows * 3 * F, Memory::buckets);
-    receive_ = DeviceBuffer<Real>(rows * 3 * F, Memory::buckets);
-    dcontext_ = DeviceBuffer<Real>(rows * F, Memory::activations);
+    const int rows = max_samples * heads().positions, E = heads().features();
+    send_ = DeviceBuffer<Real>(rows * 3 * E, Memory::buckets);
+    receive_ = DeviceBuffer<Real>(rows * 3 * E, Memory::buckets);
+    dcontext_ = DeviceBuffer<Real>(rows * E, Memory::activations);
   }
 
   // Leaves queries, keys and values of all positions of this rank's heads in values.qkv.

@@ -132,7 +132,7 @@ TESTS(mesh) {
 
 // ---- what is sent and held -----------------------------------------------------------------------------------------
 
-// The formulas of math.md, for T = 48 positions, n = T/C of them on a rank, width 48, 2 blocks, a text of 57 words.
+// The formulas of math.md, for T = 48 positions, n = T/c of them on a rank, width 48, 2 blocks, a text of 57 words.
 // A step has 10 samples; then 14 samples each of validation and test are evaluated, in 2 batches.
 TESTS(traffic) {
   const long E = 48, T = 48, L = 2, steps = 3, samples = steps * 10, evaluated = 2 * 14, batches = 4, words = 57;
@@ -144,29 +144,29 @@ TESTS(traffic) {
     ledger(text("solution.08.ledger.", way.name, more.empty() ? "" : ".recompute", ".", ranks, "ranks"),
            on(static_cast<int>(ranks), way.program, options, way.options, more, "--max-steps", steps), lines);
   };
-  for (const long C : {2, 4}) {
-    const long kv = 4 * 2 * T / C * E;  // bytes of a sample's keys and values on a rank
+  for (const long c : {2, 4}) {
+    const long kv = 4 * 2 * T / c * E;  // bytes of a sample's keys and values on a rank
     for (const std::string more : {"", "--recompute blocks"}) {
       // Forward passes through a layer: of how many batches, and of how many samples in all.
       const long forward = more.empty() ? 1 : 2, passes = L * (forward * steps + batches),
                  in_passes = L * (forward * samples + evaluated);
-      const std::vector<Traffic> of_ring = {{kAll, "ncclSend", (C - 1) * (passes + L * steps) + C * L * steps,
-                                             kv * ((C - 1) * (in_passes + L * samples) + C * L * samples)},
-                                            {kAll, "ncclRecv", (C - 1) * (passes + L * steps) + C * L * steps,
-                                             kv * ((C - 1) * (in_passes + L * samples) + C * L * samples)}};
-      add(ways[0], C, more, of_ring);
-      add(ways[1], C, more, of_ring);
+      const std::vector<Traffic> of_ring = {{kAll, "ncclSend", (c - 1) * (passes + L * steps) + c * L * steps,
+                                             kv * ((c - 1) * (in_passes + L * samples) + c * L * samples)},
+                                            {kAll, "ncclRecv", (c - 1) * (passes + L * steps) + c * L * steps,
+                                             kv * ((c - 1) * (in_passes + L * samples) + c * L * samples)}};
+      add(ways[0], c, more, of_ring);
+      add(ways[1], c, more, of_ring);
       const std::vector<Traffic> of_gather = {
           {kAll, "ncclAllGather", passes + L * steps, kv * (in_passes + L * samples)},
           {kAll, "ncclReduceScatter", L * steps, kv * L * samples}};
-      add(ways[2], C, more, of_gather);
-      add(ways[3], C, more, of_gather);
+      add(ways[2], c, more, of_gather);
+      add(ways[3], c, more, of_gather);
       // Three times as much forward as the context, and as much backward; the ledger counts what a rank sends to
       // itself.
       const std::vector<Traffic> of_ulysses = {
-          {kAll, "ncclSend", C * 2 * (passes + L * steps), kv * 2 * (in_passes + L * samples)},
-          {kAll, "ncclRecv", C * 2 * (passes + L * steps), kv * 2 * (in_passes + L * samples)}};
-      add(ways[4], C, more, of_ulysses);
+          {kAll, "ncclSend", c * 2 * (passes + L * steps), kv * 2 * (in_passes + L * samples)},
+          {kAll, "ncclRecv", c * 2 * (passes + L * steps), kv * 2 * (in_passes + L * samples)}};
+      add(ways[4], c, more, of_ulysses);
     }
   }
 }
@@ -174,15 +174,15 @@ TESTS(traffic) {
 // Clean steps, and the memory of math.md on each rank. From T = 64 to 4,096, the attention of a rank holds what the
 // formula says; at T = 4,096 on one rank, whole rows of scores would take 134 MB for each head.
 TESTS(memory) {
-  const auto add = [](const Way& way, long C, long T, long block) {
-    const long E = 16, H = 4, d = E / H, L = 2, B = T > 1000 ? 1 : 2, words = 57, n = T / C;
-    const long run = way.name.ends_with("zigzag") && C > 1 ? n / 2 : n, keys = block > 0 ? std::min(block, run) : run;
+  const auto add = [](const Way& way, long c, long T, long block) {
+    const long E = 16, H = 4, d = E / H, L = 2, B = T > 1000 ? 1 : 2, words = 57, n = T / c;
+    const long run = way.name.ends_with("zigzag") && c > 1 ? n / 2 : n, keys = block > 0 ? std::min(block, run) : run;
     const std::string sizes = text("--width 16 --heads 4 --context ", T, " --batch-size ", B,
                                    block > 0 ? text(" --attention-block ", block) : "",
                                    T > 100 ? " --max-steps 1" : " --max-steps 3", " --log-every 0");
     const bool is_ulysses = way.name == "ulysses", is_ring = way.program.path == ring.path;
     // Floats of a sample. What a block keeps, the two ends of the model, two gradients, and what attention needs.
-    const long inside = block > 0 ? T * H / C : H / C * T * T;
+    const long inside = block > 0 ? T * H / c : H / c * T * T;
     const long in_blocks = L * (16 * n * E + 4 * n + (is_ulysses ? inside + n * E : H * n));
     const long ends = 2 * n * E + 2 * n + n * words;
     const long probabilities = is_ulysses && block == 0 ? inside : 0;
@@ -191,10 +191,10 @@ TESTS(memory) {
     const long attention =
         is_ulysses ? n * E + (block > 0 ? 2 * T * whole + T * (d + 2) : 0)
                    : 2 * run * keys + run * (d + 2) + 2 * run * d + n * E + n * H + (is_ring ? 2 * n * E : 0);
-    const long buckets = is_ulysses ? 6 * n * E : is_ring ? 8 * n * E : (4 + 4 * C) * n * E;
+    const long buckets = is_ulysses ? 6 * n * E : is_ring ? 8 * n * E : (4 + 4 * c) * n * E;
     const long parameters = 2 * words * E + T * E + 2 * E + L * (12 * E * E + 13 * E);
-    step(text("solution.08.memory.", way.name, ".", C, "ranks.", T, block > 0 ? text(".blocks_of_", block) : ""),
-         on(static_cast<int>(C), way.program, T > 100 ? "--words 60000 --vocabulary 57 " : text_option, way.options,
+    step(text("solution.08.memory.", way.name, ".", c, "ranks.", T, block > 0 ? text(".blocks_of_", block) : ""),
+         on(static_cast<int>(c), way.program, T > 100 ? "--words 60000 --vocabulary 57 " : text_option, way.options,
             sizes),
          {{"parameters", 4 * parameters},
           {"gradients", 4 * parameters},
@@ -203,9 +203,9 @@ TESTS(memory) {
           {"buckets", 4 * B * buckets}});
   };
   for (const Way& way : ways) {
-    for (const long C : {1, 2, 4}) {
-      add(way, C, 64, 0);
-      add(way, C, 64, 12);
+    for (const long c : {1, 2, 4}) {
+      add(way, c, 64, 0);
+      add(way, c, 64, 12);
     }
   }
   add(ways[1], 1, 4096, 256);
@@ -216,10 +216,10 @@ TESTS(memory) {
 
 // A simulated machine: `operations` per second, and links of `bytes` per second. The time from the first block's
 // forward pass to the end of its backward pass, in milliseconds, is that of the rank that takes longest.
-double time_of_step(const Way& way, long C, long n, double operations, double bytes) {
-  const Command command = on(static_cast<int>(C), way.program,
+double time_of_step(const Way& way, long c, long n, double operations, double bytes) {
+  const Command command = on(static_cast<int>(c), way.program,
                              "--words 20000 --vocabulary 57 --width 64 --heads 1 --blocks 3 --batch-size 1",
-                             "--max-steps 2 --log-every 0 --timeline timeline.json", way.options, "--context", C * n);
+                             "--max-steps 2 --log-every 0 --timeline timeline.json", way.options, "--context", c * n);
   succeed(command.in(text("WORKSHOP_SIMULATE=compute=", operations, ",link=0s+", bytes, "/s")));
   double longest = 0;
   for (const auto& [rank, spans] : read_timeline("timeline.json")) {
@@ -235,18 +235,18 @@ double time_of_step(const Way& way, long C, long n, double operations, double by
 }
 
 // The formulas of math.md: operations of a rank in blocks and head, forward and backward, and what cannot be hidden.
-double computed(const Way& way, long C, long n) {
+double computed(const Way& way, long c, long n) {
   const double E = 64, L = 3, words = 57;
-  const double units = way.name == "zigzag" ? (2.0 * C + 1) / 4 : static_cast<double>(C);
+  const double units = way.name == "zigzag" ? (2.0 * c + 1) / 4 : static_cast<double>(c);
   return L * (72.0 * n * E * E + 14 * units * n * n * E) + 6.0 * n * E * words;
 }
 
 TESTS(simulated) {
   for (const Way& way : {ways[0], ways[1]}) {
-    for (const long C : {2, 4, 8}) {
-      test(text("solution.08.simulated.", way.name, ".", C, "ranks"),
-           {.ranks = static_cast<int>(C), .cpu_only = "simulates a machine"}, [=] {
-             const double time = time_of_step(way, C, 64, 1e9, 1e12), expected = computed(way, C, 64) / 1e6;
+    for (const long c : {2, 4, 8}) {
+      test(text("solution.08.simulated.", way.name, ".", c, "ranks"),
+           {.ranks = static_cast<int>(c), .cpu_only = "simulates a machine"}, [=] {
+             const double time = time_of_step(way, c, 64, 1e9, 1e12), expected = computed(way, c, 64) / 1e6;
              EXPECT_NEAR(time, expected, 0.02 * expected);  // the kernels beside the products take 1.3 %
            });
     }
