@@ -9,18 +9,13 @@
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
 #include "08_context_parallel/sequence.h"
-#include "08_context_parallel/support/context_network.h"
+#include "08_context_parallel/support/context_models.h"
+#include "08_context_parallel/support/context_options.h"
 #include "common/job/job.h"
 #include "common/training/training.h"
 #include "model/clip.h"
 
 namespace workshop {
-
-// Averages the losses of an epoch over the ranks, in place: each rank has the mean over its own tokens.
-inline void average_parts(const LossLog& losses, const Group& group, cudaStream_t stream) {
-  probe("08.D", "given to average_parts: losses of the epoch", losses.losses(), {losses.count()}, stream);
-  NCCL_CHECK(ncclAllReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclAvg, group.comm(), stream));
-}
 
 // Evaluates with all ranks of the group: sums what add_loss(batch, loss) adds to *loss on each of them.
 inline void evaluate_parts(Training& training, const Training::AddLoss& add_loss, const Group& group,

@@ -10,6 +10,7 @@
 
 #include "common/data/batch.h"
 #include "common/device/device.h"
+#include "common/nccl/group.h"
 #include "common/record/record.h"
 #include "model/positions.h"
 
@@ -103,5 +104,11 @@ class BatchCut {
   DeviceBuffer<std::int32_t> x_, y_;
   cudaStream_t stream_;
 };
+
+// Averages the losses of an epoch over the ranks, in place: each rank has the mean over its own tokens.
+inline void average_parts(const LossLog& losses, const Group& group, cudaStream_t stream) {
+  probe("08.D", "given to average_parts: losses of the epoch", losses.losses(), {losses.count()}, stream);
+  NCCL_CHECK(ncclAllReduce(losses.losses(), losses.losses(), losses.count(), ncclFloat, ncclAvg, group.comm(), stream));
+}
 
 }  // namespace workshop

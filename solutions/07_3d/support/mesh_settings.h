@@ -11,7 +11,7 @@
 #include "04_pipeline/support/pipeline_options.h"
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "07_3d/mesh.h"
-#include "08_context_parallel/support/context_network.h"
+#include "08_context_parallel/support/context_options.h"
 #include "common/job/job.h"
 
 namespace workshop {

@@ -2,14 +2,12 @@
 // What cuts the sequences in train_3d (--cp, chapter 08). Without it, all of this does nothing.
 #pragma once
 
-#include <memory>
 #include <optional>
 
-#include "05_tensor_parallel/support/parallel_models.h"
 #include "07_3d/mesh.h"
 #include "07_3d/support/mesh_settings.h"
-#include "08_context_parallel/context_parallel.h"
-#include "08_context_parallel/ring_attention.h"
+#include "08_context_parallel/sequence.h"
+#include "08_context_parallel/support/context_models.h"
 #include "common/training/training.h"
 
 namespace workshop {
@@ -27,14 +25,7 @@ inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
 // over the tensor group.
 inline Network cut_network(const Options& options, const MeshSettings& settings, const Mesh& mesh) {
   const SequenceCut cut = cut_of(options, mesh.shape.context, "zigzag");
-  const Positions mine = cut.of(mesh.context_rank());
-  require_heads(options, mesh.shape.tensor);
-  Heads heads = heads_of(options, mine.count);
-  heads.count /= mesh.shape.tensor;
-  const auto attention = std::make_shared<RingAttention>(heads, cut, options.gpt.attention_block, mesh.context);
-  if (mesh.shape.tensor == 1) return make_context_network(options, mine, attention);
-  return make_parallel_gpt(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel}, mine,
-                           [=] { return attention; });
+  return make_ring_network(options, cut, mesh.context, mesh.tensor, settings.sequence_parallel);
 }
 
 // Returns `data` with samples of all positions, from which OwnPositions takes this rank's.
