@@ -66,10 +66,10 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
         model.loss(activations, part.y, training.samples(), training.loss());
         model.backward(activations, /*accumulate=*/!batch.first);
       }
-      // TODO 08.14: Average the gradients over the ranks: average_gradients(model, group, stream) of chapter 02.
-      //   The loss is the mean over all tokens; each rank has computed the gradients of the mean over its own tokens.
-      //   All ranks of job.group() have equally many. Why are the averages right for the embedding of a position, too,
-      //   which only one rank has?
+      // TODO 08.14: Average the gradients over the ranks of job.group(), with chapter 02's average_gradients().
+      //   average_gradients(model, group, stream) averages all of them. The loss is the mean over all tokens; each rank
+      //   has computed the gradients of the mean over its own tokens. All ranks have equally many. Why are the averages
+      //   right for the embedding of a position, too, which only one rank has?
       todo("08.14");
       // END TODO 08.14
       probe("08.14", "gradients, averaged", model.grads(), {model.count()}, stream);
@@ -83,11 +83,10 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
   record_parameters(model, job.rank(), stream);
 }
 
-// Adds the options of all programs of this chapter.
+// Adds the options of all programs of this chapter, except --precision.
 inline void add_options(Options& options) {
   options.with_gpt();
   options.without({"--generate", "--tokens", "--temperature"});
-  options.with_precision();
   options.with_checkpoints("full");
   options.with_async_checkpoints();
 }

@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   Options options("08_context_parallel/gather_kv", "Trains a language model with gathered keys and values.");
   std::string balance = "zigzag";
   add_options(options);
+  options.with_precision();
   add_balance(options, balance);
   options.parse(argc, argv);
   const SequenceCut cut = cut_of(options, process_ranks().world, balance);

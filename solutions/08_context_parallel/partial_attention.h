@@ -137,8 +137,8 @@ class PartialAttention {
         // TODO 08.2: Set `ahead` and `skip`.
         //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long, and they are the
         //   same positions or have none in common. A position sees itself and those before it: the query in row i of
-        //   its run sees the keys 0 to i + ahead of theirs. `skip`: no query of the run sees any of these keys, so
-        //   there is nothing to compute.
+        //   its run sees the keys 0 to i + ahead of theirs, however few they have. `skip`: no query of the run sees any
+        //   of these keys, so there is nothing to compute.
         ahead = mine[a] - theirs[b];
         skip = ahead < 0;
         // END TODO 08.2
@@ -147,9 +147,9 @@ class PartialAttention {
     }
     // END WRITE 08.B
     std::vector<int> numbers;
-    for (const auto& [query, key, ahead] : pairs)  // from a whole run on, all keys are seen
-      numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions)});
-    probe("08.2", "run of queries, run of keys, and how far ahead (at most a run), of each pair", numbers);
+    for (const auto& [query, key, ahead] : pairs)  // further ahead, too, a query sees all keys of a run
+      numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions - 1)});
+    probe("08.2", "run of queries, run of keys, keys ahead (at most a run's) of each pair", numbers);
     return pairs;
   }
 

@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   Options options("08_context_parallel/ring_attention", "Trains a language model with ring attention.");
   std::string balance = "zigzag";
   add_options(options);
+  options.with_precision();
   add_balance(options, balance);
   options.parse(argc, argv);
   const SequenceCut cut = cut_of(options, process_ranks().world, balance);

@@ -83,8 +83,8 @@ class RingAttention : public Attention {
       if (group_.size() > 1) end_exchange(compute);
       // TODO 08.9: Complete `sums`, the gradients of the keys and values of this step.
       //   `own` is what this rank's queries contribute. In step 0, `own` is `sums`; later, begin_exchange() has
-      //   received what the earlier ranks have contributed in `sums`. launch(add_floats, count, compute, y, x, 1.0f,
-      //   count) adds x to y.
+      //   received what the earlier ranks have contributed in `sums`. launch(add_floats, count, compute, y, x, factor,
+      //   count) adds factor·x to y.
       if (step > 0) launch(add_floats, count, compute, sums, own, 1.0f, count);
       // END TODO 08.9
       probe("08.9", "gradients of keys and values so far", sums, {count}, compute);
@@ -160,7 +160,7 @@ class RingAttention : public Attention {
     NCCL_CHECK(ncclGroupEnd());
     // END WRITE 08.G
     if (keys) probe("08.7", "keys and values of the next step", kv_[(step + 1) % 2].data(), {count}, communication_);
-    if (gradients) probe("08.7", "gradients of earlier ranks", dkv_[step % 2].data(), {count}, communication_);
+    if (gradients) probe("08.G", "gradients of earlier ranks", dkv_[step % 2].data(), {count}, communication_);
   }
 
   // Makes `compute` wait for what begin_exchange() has begun.

@@ -8,6 +8,7 @@ using namespace workshop;
 int main(int argc, char** argv) {
   Options options("08_context_parallel/ulysses", "Trains a language model with exchanged heads (DeepSpeed-Ulysses).");
   add_options(options);
+  options.with_precision();
   options.parse(argc, argv);
   const int ranks = process_ranks().world;
   if (options.gpt.heads % ranks != 0) {
