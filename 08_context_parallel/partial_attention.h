@@ -30,8 +30,8 @@ static __global__ void pack_keys_and_values(Reals kv, ConstReals qkv, int rows, 
 
 // Merges a part of the attention of one head, of some queries, into what earlier parts have given. The part has the
 // sums of p·v, [rows, width], and each row's sum of p = e^(score - largest). `context` and `log_sums` begin at the
-// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at log_sums + i / n · heads · n
-// + i mod n, where n is at.count. `first`: there is no earlier part. A warp shares a row.
+// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at log_sums + i / m · heads · m
+// + i mod m, where m is at.count. `first`: there is no earlier part. A warp shares a row.
 static __global__ void merge_part(float* context, float* log_sums, const float* sums_of_values, const float* largest,
                                   const float* sums, bool first, Positions at, int heads, int rows, int width,
                                   int features) {

@@ -108,7 +108,7 @@ class RingAttention : public Attention {
     const int count = count_of(samples), c = group_.size();
     const bool keys = step + 1 < c, gradients = backward && step > 0;
     if (keys || gradients)
-      probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+      probe("08.G", "given to begin_exchange: step, whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
     if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.

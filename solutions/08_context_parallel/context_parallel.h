@@ -49,11 +49,12 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
   // WRITE 08.D: Train on this rank's part of each batch, and evaluate.
   //   The loop is that of solutions/02_ddp/ddp.cu, with these differences. All ranks get the same batches:
   //   part_of(batch) is this rank's part, a Batch of the tokens at its positions. model.loss(activations, y, samples,
-  //   loss) adds the mean over the model's own tokens, if `samples` is the number of samples; all ranks have equally
-  //   many tokens. average_parts(training.losses(), job.group(), stream) averages the losses of an epoch.
-  //   evaluate_parts(training, add_loss, job.group(), stream) evaluates, after each epoch and at the end: it sums over
-  //   all ranks what add_loss(batch, loss) adds to *loss, and the sum must be the mean over all tokens of
-  //   training.evaluated() samples.
+  //   loss) adds the sum of the losses of this rank's tokens, divided by `samples` times the number of tokens that this
+  //   rank has of a sample; all ranks have equally many. In training, each rank's loss is the mean over its own tokens,
+  //   and average_parts(training.losses(), job.group(), stream) averages those of an epoch. evaluate_parts(training,
+  //   add_loss, job.group(), stream) evaluates, after each epoch and at the end: it sums over all ranks what
+  //   add_loss(batch, loss) adds to *loss, and this sum must be the mean over all tokens of training.evaluated()
+  //   samples.
   const auto add_loss = [&](const Batch& batch, float* loss) {
     const Batch part = part_of(batch);
     int samples = training.evaluated();

@@ -30,15 +30,15 @@ static __global__ void pack_keys_and_values(Reals kv, ConstReals qkv, int rows, 
 
 // Merges a part of the attention of one head, of some queries, into what earlier parts have given. The part has the
 // sums of p·v, [rows, width], and each row's sum of p = e^(score - largest). `context` and `log_sums` begin at the
-// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at log_sums + i / n · heads · n
-// + i mod n, where n is at.count. `first`: there is no earlier part. A warp shares a row.
+// head: row i has its context at context + at.row_of_whole(i)·features, and its log_sum at log_sums + i / m · heads · m
+// + i mod m, where m is at.count. `first`: there is no earlier part. A warp shares a row.
 static __global__ void merge_part(float* context, float* log_sums, const float* sums_of_values, const float* largest,
                                   const float* sums, bool first, Positions at, int heads, int rows, int width,
                                   int features) {
   // WRITE 08.C: Merge each row's part into its context and its log_sum.
   //   Row i of the part has the context sums_of_values[i·width … i·width + width - 1] / sums[i]; the logarithm of its
   //   sum of e^score is largest[i] + log sums[i]. The earlier parts have given the context from context +
-  //   at.row_of_whole(i)·features on, and the logarithm log_sums[i / n · heads · n + i % n], where n is at.count. If
+  //   at.row_of_whole(i)·features on, and the logarithm log_sums[i / m · heads · m + i % m], where m is at.count. If
   //   `first`, nothing has written these yet. Replace both by those of all parts together: the contexts are means of
   //   the values, weighted with e^score. No exponential may overflow. Use warp_stride() and lanes(), and call
   //   sync_lanes() between reading log_sums[…] and writing it, as softmax_of_block() in chapter 01 does.

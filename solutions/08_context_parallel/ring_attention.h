@@ -69,11 +69,12 @@ class RingAttention : public Attention {
     //   In step i, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
     //   rank's queries contribute to the gradients of kv to dkv; kv is as in forward(), and source(step) says whose it
     //   is. The gradients of the keys of rank `source` travel with them, one step behind: begin_exchange(i, samples,
-    //   compute) sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to the keys of
-    //   step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
+    //   compute, true) also sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to
+    //   the keys of step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
     //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0, no gradients arrive: compute in
-    //   dkv_[0]. After the last step, begin_exchange(c, …) sends the gradients to the rank whose keys they are, and
-    //   brings this rank's to dkv_[c % 2]. clear(sums) sets `count` floats to zero.
+    //   dkv_[0]. After the last step, one more exchange, that of step c = group_.size(), sends the gradients to the
+    //   rank whose keys they are, and brings this rank's to dkv_[c % 2]. On a single rank, they stay in dkv_[0], and
+    //   nothing is exchanged. clear(sums) sets `count` floats to zero.
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();
@@ -125,16 +126,16 @@ class RingAttention : public Attention {
     const int count = count_of(samples), c = group_.size();
     const bool keys = step + 1 < c, gradients = backward && step > 0;
     if (keys || gradients)
-      probe("08.G", "given to begin_exchange: step, and whether backward", std::array{step, int{backward}});
+      probe("08.G", "given to begin_exchange: step, whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
     if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // WRITE 08.G: Send and receive on communication_, without holding up `compute`.
-    //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
-    //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2]. All
-    //   have `count` elements; keys and values are of type kReal, the gradients are floats (ncclFloat). One group of
-    //   NCCL calls over group_.comm() sends and receives all of it. What is sent is there, and what is overwritten is
-    //   not read any more, when everything that is enqueued on `compute` by now is done: use the event computed_.
-    //   Neither the host nor `compute` may wait.
+    //   At least one of `keys` and `gradients` is true. If `keys`, kv_[step % 2] goes to the next rank, and the
+    //   previous rank's arrives in kv_[(step + 1) % 2]. If `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and
+    //   the previous rank's arrives in dkv_[step % 2]. All have `count` elements; keys and values are of type kReal,
+    //   the gradients are floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it.
+    //   What is sent is there, and what is overwritten is not read any more, when everything that is enqueued on
+    //   `compute` by now is done: use the event computed_. Neither the host nor `compute` may wait.
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.

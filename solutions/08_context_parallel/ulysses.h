@@ -102,8 +102,9 @@ class UlyssesAttention : public Attention {
     // WRITE 08.L: Go back through forward(), from gradients.context to gradients.qkv.
     //   Both are of all heads of this rank's positions. dcontext_ has room for the gradient of the context of this
     //   rank's heads. inside_->backward(blas, values, gradients, samples, dropout) goes back through its attention,
-    //   with what inside_->forward() had: from gradients.context to gradients.qkv of all positions, with gradients.p as
-    //   scratch memory. gradients.qkv is large enough for either form.
+    //   with the values and the dropout of inside_->forward(), which are all_positions(values, samples) and
+    //   of_heads(dropout): from gradients.context to gradients.qkv of all positions, with gradients.p as scratch
+    //   memory. AttentionValues are {qkv, p, context}. gradients.qkv is large enough for either form.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(gradients.context, dcontext_.data(), 1, samples, stream);
     inside_->backward(blas, whole, {gradients.qkv, gradients.p, dcontext_.data()}, samples, of_heads(dropout));
