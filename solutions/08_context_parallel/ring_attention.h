@@ -130,12 +130,12 @@ class RingAttention : public Attention {
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
     if (gradients) probe("08.G", "given to begin_exchange: gradients", dkv_[(step - 1) % 2].data(), {count}, compute);
     // WRITE 08.G: Send and receive on communication_, without holding up `compute`.
-    //   At least one of `keys` and `gradients` is true. If `keys`, kv_[step % 2] goes to the next rank, and the
-    //   previous rank's arrives in kv_[(step + 1) % 2]. If `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and
-    //   the previous rank's arrives in dkv_[step % 2]. All have `count` elements; keys and values are of type kReal,
-    //   the gradients are floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it.
-    //   What is sent is there, and what is overwritten is not read any more, when everything that is enqueued on
-    //   `compute` by now is done: use the event computed_. Neither the host nor `compute` may wait.
+    //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
+    //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2].
+    //   With neither, nothing is sent. All have `count` elements; keys and values are of type kReal, the gradients are
+    //   floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it. What is sent is
+    //   there, and what is overwritten is not read any more, when everything that is enqueued on `compute` by now is
+    //   done: use the event computed_. Neither the host nor `compute` may wait.
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
