@@ -26,8 +26,7 @@ namespace workshop {
 struct ScoreBlock {
   int first, queries, begin, keys;
   int positions;  // T
-  int ahead =
-      0;  // a position i sees the keys 0 to i + ahead; 0, unless keys and queries are parts of a longer sequence
+  int ahead = 0;  // position i sees the keys 0 to i + ahead; not 0 if queries and keys are parts of a longer sequence
 
   __device__ int position(int row) const { return first + row % queries; }
   // Returns how many of the block's keys the row's position sees: by default, itself and those before it.
@@ -170,7 +169,7 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
   // END WRITE 01.O
 }
 
-// Copies the sums of a head, [samples·T, width], to its rows in an array whose rows are `stride` values apart.
+// Copies sums, [rows, width], to rows that are `stride` values apart, and rounds them to Reals.
 static __global__ void copy_rows(Reals to, const float* from, int rows, int width, int stride) {
   for (int row : warp_stride(rows)) {
     for (int j : lanes(width)) to[static_cast<std::ptrdiff_t>(row) * stride + j] = from[row * width + j];

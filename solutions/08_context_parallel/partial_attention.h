@@ -81,12 +81,6 @@ static __global__ void add_to_run(float* sums, From from, Positions at, int rows
   });
 }
 
-// Rounds sums[rows, width] to `to`, whose rows are `stride` values apart.
-static __global__ void round_to_rows(Reals to, const float* sums, int rows, int width, int stride) {
-  for_each_element(rows, width,
-                   [=](int i, int column) { to[static_cast<std::ptrdiff_t>(i / width) * stride + column] = sums[i]; });
-}
-
 // ---- parts ---------------------------------------------------------------------------------------------------------
 
 // Computes the attention of this rank's queries part by part, in the compute stream.
@@ -99,7 +93,6 @@ class PartialAttention {
     run_.block = attention_block > 0 ? std::min(attention_block, run_.positions) : run_.positions;
   }
 
-  const Heads& heads() const { return all_; }
   int kept() const { return reals_spanning(all_.count * all_.positions); }  // Reals per sample: the log_sums
   void allocate(int max_samples) {
     if (sums_.size() > 0) return;  // all blocks share this
@@ -146,10 +139,7 @@ class PartialAttention {
       }
     }
     // END WRITE 08.B
-    std::vector<int> numbers;
-    for (const auto& [query, key, ahead] : pairs)  // further ahead, too, a query sees all keys of a run
-      numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions - 1)});
-    probe("08.2", "run of queries, run of keys, keys ahead (at most a run's) of each pair", numbers);
+    probe_pairs(pairs);
     return pairs;
   }
 
@@ -182,7 +172,7 @@ class PartialAttention {
   // Writes the context of all parts to values.context.
   void finish(const AttentionValues& values, int samples, cudaStream_t stream) const {
     const int rows = samples * all_.positions, E = all_.features();
-    launch(round_to_rows, rows * E, stream, values.context, sums_.data(), rows, E, E);
+    launch(copy_rows, rows * E, stream, values.context, sums_.data(), rows, E, E);
   }
 
   // Begins the backward pass of a batch, with the gradient of the context.
@@ -232,11 +222,18 @@ class PartialAttention {
   // Writes the gradients of this rank's queries, and those of its keys and values, dkv, to gradients.qkv.
   void finish_backward(const AttentionValues& gradients, const float* dkv, int samples, cudaStream_t stream) const {
     const int rows = samples * all_.positions, E = all_.features();
-    launch(round_to_rows, rows * E, stream, gradients.qkv, sums_.data(), rows, E, 3 * E);
-    launch(round_to_rows, rows * 2 * E, stream, gradients.qkv + E, dkv, rows, 2 * E, 3 * E);
+    launch(copy_rows, rows * E, stream, gradients.qkv, sums_.data(), rows, E, 3 * E);
+    launch(copy_rows, rows * 2 * E, stream, gradients.qkv + E, dkv, rows, 2 * E, 3 * E);
   }
 
  private:
+  void probe_pairs(const std::vector<Pair>& pairs) const {
+    if (!probing()) return;
+    std::vector<int> numbers;
+    for (const auto& [query, key, ahead] : pairs)  // further ahead, too, a query sees all keys of a run
+      numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions - 1)});
+    probe("08.2", "run of queries, run of keys, keys ahead (at most a run's) of each pair", numbers);
+  }
   // The rows of run `a` among those of a sample.
   Positions run(int a) const { return {all_.positions, run_.positions, a * run_.positions}; }
   Matrices of_run(Real* rows, int a, int stride) const {

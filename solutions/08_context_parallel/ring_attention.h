@@ -115,6 +115,7 @@ class RingAttention : public Attention {
   }
 
   void probe_sources() const {
+    if (!probing()) return;
     std::vector<int> sources;
     for (int step = 0; step < group_.size(); ++step) sources.push_back(source(step));
     probe("08.5", "rank whose keys are here, in each step", sources);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a language model whose sequences are cut over the ranks. All-to-alls exchange positions for heads.
+#include "05_tensor_parallel/support/parallel_models.h"
 #include "08_context_parallel/context_parallel.h"
 #include "08_context_parallel/ulysses.h"
 
@@ -11,9 +12,7 @@ int main(int argc, char** argv) {
   options.with_precision();
   options.parse(argc, argv);
   const int ranks = process_ranks().world;
-  if (options.gpt.heads % ranks != 0) {
-    usage_error("--heads is '%d'; expected a multiple of the %d ranks", options.gpt.heads, ranks);
-  }
+  require_heads(options, ranks);
   const SequenceCut cut = cut_of(options, ranks, "none");  // each rank has all positions of its heads: balanced
   Job job(options);
 

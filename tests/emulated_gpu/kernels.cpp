@@ -269,8 +269,6 @@ void rows_of_a_run(Values& v) {
   float* sums = v.numbers<float>("sums", of.all * stride);
   const Real* from = v.numbers<Real>("from", of.rows * width);
   LAUNCH(add_to_run<ConstReals>, of.rows * width, sums, ConstReals(from), of.at, of.rows, width, stride);
-  Real* rounded = v.unset<Real>("rounded", of.all * (stride + 1));
-  LAUNCH(round_to_rows, of.all * stride, rounded, sums, of.all, stride, stride + 1);
 }
 
 void exchanged_heads(Values& v) {

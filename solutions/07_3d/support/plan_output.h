@@ -97,10 +97,8 @@ inline void print_hidden(const std::vector<Plan>& plans, const ModelShape& model
   if (cut == plans.end()) return;
   const Layout& m = cut->layout;
   const double from = hidden_from(model, cluster, group_link(model, cluster, m.tp, m.cp));
-  print0(
-      "keys and values travel unseen from %.0f positions per GPU on: with --cp %d and --tp %d, from --context %.0f "
-      "on\n",
-      from, m.cp, m.tp, from * m.cp);
+  print0("attention hides the ring from %.0f positions per GPU on: with --cp %d and --tp %d, from --context %.0f on\n",
+         from, m.cp, m.tp, from * m.cp);
 }
 
 // ---- the file of --json --------------------------------------------------------------------------------------------
