@@ -50,12 +50,11 @@ TESTS(handles) {
                                                       {"04_pipeline/pipeline", "--schedule interleaved"},
                                                       {"06_fsdp/fsdp", "--cpu-offload"},
                                                       {"07_3d/train_3d", "--pp 2"}};
-  const std::set<std::string> own_model = {"01_single_gpu/gpt", "02_ddp/long_run",
-                                           "05_tensor_parallel/tensor_parallel_gather"};
+  const std::set<std::string> own_model = {"02_ddp/long_run", "05_tensor_parallel/tensor_parallel_gather"};
   for (const std::string& name : programs()) {
     if (name.starts_with("00_") || name == "07_3d/plan") continue;
     const bool alone = name.starts_with("01_") || name.ends_with("/one_process");
-    const bool has_layers = name != "01_single_gpu/gpt";
+    const bool only_gpt = name == "01_single_gpu/gpt" || name.starts_with("08_");
     const Command command =
         on(alone ? 1 : 2, solution(name), "--max-steps 2 --log-every 0", options.contains(name) ? options.at(name) : "")
             .in("WORKSHOP_BLOCKING=1");
@@ -66,8 +65,9 @@ TESTS(handles) {
           EXPECT_EQ(host.at("handles"), 1) << report(run, "a handle a stream", text(host.at("handles"), " on one"));
         }
       };
-      expect_one(record(with(command, has_layers ? "--layers 6,8,4,8,2" : "")));
-      if (!own_model.contains(name)) expect_one(record(with(command, "--model gpt --blocks 4", text_option)));
+      expect_one(record(with(command, only_gpt ? "" : "--layers 6,8,4,8,2")));
+      if (!only_gpt && !own_model.contains(name))
+        expect_one(record(with(command, "--model gpt --blocks 4", text_option)));
     });
   }
 }
