@@ -50,6 +50,7 @@ struct Saved {
   const void* x = nullptr;  // the layer's input, held elsewhere
   Batch batch;              // which samples these are
   std::vector<DeviceBuffer<Real>> buffers;
+  std::vector<int> numbers;  // on the host
 };
 
 // The arguments of a layer's backward pass.

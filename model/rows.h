@@ -27,6 +27,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "common/device/launch.h"
 #include "model/precision.h"
@@ -68,22 +69,29 @@ __device__ inline float sum_of(int n, Term term) {
 #endif
 }
 
-// Returns the largest of values[n], which are Reals or floats. On a GPU, all lanes of a warp must call it together;
-// each gets the result.
+// Returns the largest of values[n], which are Reals or floats, or of values(0) … values(n - 1). On a GPU, all lanes of
+// a warp must call it together; each gets the result.
 template <typename Values>
 __device__ inline float max_of(int n, Values values) {
+  const auto value_at = [=](int j) -> float {
+    if constexpr (std::is_invocable_v<Values, int>) {
+      return values(j);
+    } else {
+      return values[j];
+    }
+  };
   float largest = -INFINITY;
 #ifdef WORKSHOP_GPU_THREADS
 #pragma unroll 8
   for (int j = lane(); j < n; j += kWarp) {
-    const float value = values[j];
+    const float value = value_at(j);
     largest = value > largest ? value : largest;
   }
   return over_warp(largest, [](float a, float b) { return b > a ? b : a; });
 #else
 #pragma omp simd reduction(max : largest)
   for (int j = 0; j < n; ++j) {
-    const float value = values[j];
+    const float value = value_at(j);
     largest = value > largest ? value : largest;
   }
   return largest;
@@ -106,6 +114,27 @@ __device__ inline int first_of(int n, Condition condition) {
   }
 #endif
   return n;
+}
+
+// Calls visit(i, k) for the k-th i in [0, n), from 0, for which condition(i) holds, and returns how many there are. On
+// a GPU, all lanes of a warp must call it together: each visits its own i, and gets the result.
+template <typename Condition, typename Visit>
+__device__ inline int number(int n, Condition condition, Visit visit) {
+  int found = 0;
+#ifdef WORKSHOP_GPU_THREADS
+  for (int begin = 0; begin < n; begin += kWarp) {
+    const int i = begin + lane();
+    const bool holds = i < n && condition(i);
+    const unsigned all = __ballot_sync(0xffffffffu, holds), before = all & ((1u << lane()) - 1);  // a bit for each lane
+    if (holds) visit(i, found + __popc(before));
+    found += __popc(all);
+  }
+#else
+  for (int i = 0; i < n; ++i) {
+    if (condition(i)) visit(i, found++);
+  }
+#endif
+  return found;
 }
 
 // Two sums at a time: a kernel that reads a matrix once for both is twice as fast.

@@ -95,6 +95,7 @@ inline unsigned __ballot_sync(unsigned mask, bool condition,
   return bits;
 }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        const std::source_location& where = std::source_location::current()) {
   emulated_gpu::warp_barrier(mask, where);

@@ -14,6 +14,8 @@ struct Batch {
   std::size_t x_bytes = 0, y_bytes = 0;  // per sample
   int step = -1;                         // of the training run; -1: none, as in validation
   int number = 0, stride = 1;            // sample i is sample number + i * stride of the step, over all replicas
+  int samples_of_step = 0;               // on this replica; 0: none
+  float* auxiliary = nullptr;            // on the device: add the auxiliary loss here (chapter 09), unless null
   float* correct = nullptr;              // on the device: add the share of correct answers here, unless null
 
   // Returns the same samples with x replaced by the output of a layer.

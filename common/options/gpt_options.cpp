@@ -50,13 +50,21 @@ void Options::add_gpt_options(const std::vector<std::string>& recompute) {
   add("--heads", gpt.heads, "attention heads; must divide the width", 1);
   add("--blocks", gpt.blocks, "blocks of attention and MLP", 1, 1 << 10);
   add("--attention-block", gpt.attention_block, "keys whose scores attention computes at a time; 0: all", 0);
+  add("--experts", gpt.experts, "experts in place of each block's MLP; 0: none", 0, 1 << 12);
+  add("--top-k", gpt.top_k, "experts that compute a token", 1, 1 << 12);
+  impl_->add_number<double>("--aux-loss", gpt.aux_loss, "weight of the loss that balances the experts",
+                            "a number of at least 0", at_least_0, kMostDouble);
+  impl_->add_number<double>("--capacity-factor", gpt.capacity_factor,
+                            "places of a sequence at an expert, by its fair share of them; 0: no limit",
+                            "a number of at least 0", at_least_0, kMostDouble);
   const auto probability = [](double x) { return x >= 0 && x < 1; };
   impl_->add_number<double>("--dropout", gpt.dropout, "probability that a value is dropped",
                             "a number of at least 0 and less than 1", probability, 1);
   add("--peak-tflops", gpt.peak_tflops, "peak of a rank's device, for its utilization; default: measured", 0.0);
   impl_->app.get_option("--peak-tflops")->default_str("");
-  impl_->only_for("gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks",
-                          "--attention-block", "--peak-tflops"});
+  impl_->only_for(
+      "gpt", {"--text", "--words", "--vocabulary", "--context", "--width", "--heads", "--blocks", "--attention-block",
+              "--experts", "--top-k", "--aux-loss", "--capacity-factor", "--peak-tflops"});
   impl_->only_for("gpt or alexnet", {"--dropout"});
 
   add("--recompute", gpt.recompute, "what the backward pass recomputes instead of keeping it", recompute);
@@ -73,6 +81,9 @@ void Options::use_gpt() {
   }
   if (gpt.width % gpt.heads != 0) {
     usage_error("--width is '%d'; expected a multiple of the %d of --heads", gpt.width, gpt.heads);
+  }
+  if (gpt.experts > 0 && gpt.top_k > gpt.experts) {
+    usage_error("--top-k is '%d'; expected at most the %d of --experts", gpt.top_k, gpt.experts);
   }
 }
 

@@ -94,6 +94,10 @@ class Options {
   // Removes shared options that mean nothing in this program, such as "--layers". Call before parse().
   void without(const std::vector<std::string>& names);
 
+  // Removes the options of mixtures of experts (chapter 09), for programs that cut layers or sequences, and do not know
+  // how to cut these. Call before parse().
+  void without_experts() { without({"--experts", "--top-k", "--aux-loss", "--capacity-factor"}); }
+
   // Add a chapter's own option. `value` holds the default. `at_least` and `at_most` are inclusive.
   void add(const std::string& name, int& value, const std::string& help, int at_least, int at_most = 1 << 30);
   void add(const std::string& name, double& value, const std::string& help, double greater_than, double at_most = 1e15);

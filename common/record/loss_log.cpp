@@ -30,7 +30,8 @@ void count_host([[maybe_unused]] int sign) {
 
 struct LossLog::Impl {
   int replica, replicas, log_every, max_steps;
-  DeviceBuffer<float> losses, global_losses, gradient_norms;
+  DeviceBuffer<float> losses, global_losses, gradient_norms, auxiliary;
+  bool has_auxiliary = false;
   int first_step = 0;  // of this epoch
   int count = 0;       // steps of this epoch so far
 
@@ -53,12 +54,14 @@ LossLog::LossLog(const Options& options, int samples, int replica, int replicas,
   log.losses = DeviceBuffer<float>(steps, Memory::data);
   log.global_losses = DeviceBuffer<float>(steps, Memory::data);
   log.gradient_norms = DeviceBuffer<float>(options.needs_norm() ? steps : 0, Memory::data);
+  log.auxiliary = DeviceBuffer<float>(options.gpt.experts > 0 ? steps : 0, Memory::data);
   clear(stream);
 }
 
 // Sets the sums to zero, because steps add to them.
 void LossLog::clear(cudaStream_t stream) {
-  for (const DeviceBuffer<float>& sums : {std::cref(impl_->losses), std::cref(impl_->gradient_norms)}) {
+  for (const DeviceBuffer<float>& sums :
+       {std::cref(impl_->losses), std::cref(impl_->gradient_norms), std::cref(impl_->auxiliary)}) {
     if (sums.size() > 0) CUDA_CHECK(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream));
   }
 }
@@ -83,6 +86,10 @@ float* LossLog::global_losses() const { return impl_->global_losses.data(); }
 float* LossLog::gradient_norm() const {
   return impl_->gradient_norms.size() > 0 ? impl_->gradient_norms.data() + impl_->count - 1 : nullptr;
 }
+float* LossLog::auxiliary() {
+  impl_->has_auxiliary = impl_->auxiliary.size() > 0;
+  return impl_->has_auxiliary ? impl_->auxiliary.data() + impl_->count - 1 : nullptr;
+}
 double LossLog::seconds_per_step() const { return impl_->timed_steps > 0 ? impl_->seconds / impl_->timed_steps : 0; }
 double LossLog::last() const { return impl_->last; }
 int LossLog::count() const { return impl_->count; }
@@ -98,10 +105,13 @@ void LossLog::end_epoch(int epoch, cudaStream_t stream) {
   const std::vector<float> losses = log.losses.download(log.count, stream);
   const std::vector<float> global = log.replicas == 1 ? losses : log.global_losses.download(log.count, stream);
   const std::vector<float> norms = log.gradient_norms.download(log.gradient_norms.size() > 0 ? log.count : 0, stream);
+  const std::vector<float> auxiliary = log.auxiliary.download(log.has_auxiliary ? log.count : 0, stream);
+  const auto of_step = [](const std::vector<float>& values, int i) { return values.empty() ? nullptr : &values[i]; };
   for (int i = 0; i < log.count; ++i) {
     const int step = log.first_step + i;
-    const float* norm = norms.empty() ? nullptr : &norms[i];
-    if (log.replica >= 0) record_loss(log.replica, step, epoch, losses[i], global[i], norm);
+    if (log.replica >= 0) {
+      record_loss(log.replica, step, epoch, losses[i], global[i], of_step(norms, i), of_step(auxiliary, i));
+    }
     const bool shown = log.log_every > 0 && (step + 1) % log.log_every == 0;
     if (shown || i + 1 == log.count) print0("epoch %3d  step %5d  loss %.6f\n", epoch, step + 1, global[i]);
   }

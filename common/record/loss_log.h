@@ -32,6 +32,9 @@ class LossLog {
   // The place for the norm of this step's gradient. The value there is 0, so that squares can be added up in it first.
   // Null if no norm is needed.
   float* gradient_norm() const;
+  // The place for the auxiliary loss of this step (chapter 09). The value there is 0, so that layers can add to it. It
+  // is recorded if a program has ever called this.
+  float* auxiliary();
   double last() const;              // last step of the finished epochs: mean loss over the replicas; 0 before that
   double seconds_per_step() const;  // over the finished epochs; 0 before that
   // True if --max-steps is reached. The run must make no more steps and no more epochs.

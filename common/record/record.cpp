@@ -134,11 +134,13 @@ void record_text(const std::string& line) {
   recorder().lines += '\n';
 }
 
-void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm) {
+void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm,
+                 const float* auxiliary) {
   if (recorder().record_path.empty()) return;
   Json line{{"type", "step"}, {"replica", replica},   {"step", step},
             {"epoch", epoch}, {"loss", number(loss)}, {"global_loss", number(global_loss)}};
   if (gradient_norm != nullptr) line["gradient_norm"] = number(*gradient_norm);
+  if (auxiliary != nullptr) line["auxiliary_loss"] = number(*auxiliary);
   record_line(line);
 }
 

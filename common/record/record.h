@@ -14,8 +14,10 @@
 namespace workshop {
 
 // Records the loss of one optimizer step. `loss` is that of the data-parallel replica `replica`, `global_loss` the mean
-// over all replicas. Call it on one rank of each replica. `gradient_norm` is recorded unless it is null.
-void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm = nullptr);
+// over all replicas. Call it on one rank of each replica. `gradient_norm` is recorded unless it is null,
+// and so is the auxiliary loss.
+void record_loss(int replica, int step, int epoch, float loss, float global_loss, const float* gradient_norm = nullptr,
+                 const float* auxiliary = nullptr);
 
 // Records a number that this rank has measured, such as the share of time in which it was idle.
 void record_value(const std::string& name, double value);

@@ -72,6 +72,7 @@ struct Training::State {
   Batch batch(int i) {
     Batch batch = loader.batch(i);
     batch.step = step;
+    batch.samples_of_step = loader.samples(first, last);
     batch.stride = place.replicas;  // DistributedSampler deals out the samples round-robin
     batch.number = (i - first) * options.batch_size * place.replicas + place.replica;
     return batch;

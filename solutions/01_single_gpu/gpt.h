@@ -29,6 +29,12 @@ inline void require_sizes(const Options& options, int vocabulary) {
   require_product({{"12", 12}, {"--width", width}, {"--width + 2", width + 2}});
   require_product({{"--batch-size", options.batch_size}, {"--context", o.context}, {"the vocabulary", vocabulary}});
   require_product({{"4", 4}, {"--batch-size", options.batch_size}, {"--context", o.context}, {"--width", width}});
+  if (o.experts > 0) {
+    require_product({{"--batch-size", options.batch_size}, {"--context", o.context}, {"--experts", o.experts}});
+    const std::int64_t rows = std::int64_t{options.batch_size} * o.context;
+    require_product({{"5", 5}, {"--top-k", o.top_k}, {"--batch-size times --context", rows}, {"--width", width}});
+    require_product({{"--top-k", o.top_k}, {"--batch-size times --context", rows}}, 1 << 24);  // floats count the rows
+  }
   // The scores, of all pairs of positions or of blocks of them, and their gradients. Dropout counts all pairs.
   std::vector<std::pair<std::string, std::int64_t>> scores = {
       {"2", 2}, {"--batch-size", options.batch_size}, {"--context", o.context}};
@@ -38,7 +44,8 @@ inline void require_sizes(const Options& options, int vocabulary) {
     scores.insert(scores.end(), {{"--heads", o.heads}, {"--context", o.context}});
   }
   require_product(scores);
-  const std::int64_t E = width, in_block = 12 * E * E + 13 * E,
+  const std::int64_t E = width, mlp = 8 * E * E + 5 * E, experts = o.experts,
+                     in_block = 4 * E * E + 8 * E + (experts > 0 ? experts * (mlp + E) : mlp),
                      parameters = (2LL * vocabulary + o.context + 2) * E + o.blocks * in_block;
   if (parameters > INT_MAX) {
     usage_error("--blocks, --width and the vocabulary give %.1f billion parameters; expected fewer than 2^31",
@@ -67,14 +74,16 @@ inline Text text_of(const Options& options) {
 // Returns the number of layers: the embedding, the blocks, the head.
 inline int gpt_depth(const Options& options) { return options.gpt.blocks + 2; }
 
-// Returns the operations per token in matrix products, forward and twice as many backward: 2 per weight, and per
-// position 2E for the scores and 2E for the context.
+// Returns the operations per token in matrix products, forward and twice as many backward: 2 per weight that takes
+// part, and per position 2E for the scores and 2E for the context.
 inline double gpt_operations(const GptOptions& o, int vocabulary) {
   const double E = o.width, T = o.context;
-  return 3 * (o.blocks * (24 * E * E + 4 * T * E) + 2 * vocabulary * E);
+  const double mlp = o.experts > 0 ? 16 * o.top_k * E * E + 2 * o.experts * E : 16 * E * E;
+  return 3 * (o.blocks * (8 * E * E + mlp + 4 * T * E) + 2 * vocabulary * E);
 }
 
-inline Network make_gpt(const Options& options) {
+// `feed_forward` makes what follows the attention in each block.
+inline Network make_gpt(const Options& options, const MakeFeedForward& feed_forward = make_feed_forward) {
   const GptOptions& o = options.gpt;
   Network network;
   Text text = text_of(options);
@@ -87,7 +96,8 @@ inline Network make_gpt(const Options& options) {
   const auto room = std::make_shared<SharedRoom::element_type>();
   network.layers.push_back(std::make_shared<Embedding>(vocabulary, o.context, o.width));
   for (int i = 0; i < o.blocks; ++i) {
-    std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed);
+    std::shared_ptr<Layer> block =
+        std::make_shared<Block>(i, o, options.seed, o.context, make_attention(o, o.heads), feed_forward(o, o.context));
     if (o.recompute == "blocks") block = make_recomputed(std::vector{block}, room);
     network.layers.push_back(block);
   }

@@ -4,12 +4,13 @@
 #include "01_single_gpu/gpt.h"
 #include "01_single_gpu/mlp.h"
 #include "01_single_gpu/models.h"
+#include "09_expert_parallel/moe.h"
 #include "common/options/options.h"
 
 namespace workshop {
 
 Network make_network(const Options& options) {
-  if (options.model == ModelKind::gpt) return make_gpt(options);
+  if (options.model == ModelKind::gpt) return make_gpt(options, options.gpt.experts > 0 ? make_moe : make_feed_forward);
   if (options.model == ModelKind::alexnet) return make_alexnet(options);
   return make_mlp(options.layers, options.activation);
 }

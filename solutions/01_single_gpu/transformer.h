@@ -74,15 +74,91 @@ inline std::shared_ptr<Attention> make_attention(const GptOptions& options, int 
                                      options.dropout > 0);
 }
 
+// What a block computes behind its second norm, for each position separately: a linear layer to 4E features, GELU, and
+// a linear layer back. Chapter 09 derives from it: there, a mixture of experts takes its place.
+class FeedForward {
+ public:
+  // For `positions` positions of each sample.
+  FeedForward(int positions, int width) : positions_(positions), width_(width) {}
+  virtual ~FeedForward() = default;
+  FeedForward(const FeedForward&) = delete;
+  FeedForward& operator=(const FeedForward&) = delete;
+
+  // Returns the parameters in memory order; `block` is the block's name.
+  virtual std::vector<Parameter> parameters(const std::string& block) const {
+    return {{block + ".linear1.weight", {4 * width_, width_}},
+            {block + ".linear1.bias", {4 * width_}},
+            {block + ".linear2.weight", {width_, 4 * width_}},
+            {block + ".linear2.bias", {width_}}};
+  }
+  // Draws the initial values of all of them, in PyTorch's order.
+  virtual void draw(Generator& generator, float* values) const {
+    const int E = width_, n = 4 * E * E;
+    init_linear(generator, E, 4 * E, values, values + n);
+    init_linear(generator, 4 * E, E, values + n + 4 * E, values + 2 * n + 4 * E);
+  }
+  // Uses the memory of these parameters from now on.
+  virtual void bind(const std::string& block, const Parameter* p) {
+    linear1_ = linear_of(block + ".linear1", p[0], p[1]);
+    linear2_ = linear_of(block + ".linear2", p[2], p[3]);
+  }
+
+  // Returns the Reals per sample of each buffer that backward() needs. In Saved, they follow the block's own.
+  virtual std::vector<int> saved() const { return {4 * positions_ * width_, 4 * positions_ * width_}; }
+  // Returns the Reals per sample of backward()'s `scratch`.
+  virtual int scratch() const { return 4 * positions_ * width_; }
+  virtual void allocate(int /*max_samples*/, cudaStream_t) {}
+
+  // Computes y from x, both [samples·count, E]: `count` positions from `first` on. `dropout` is for the features behind
+  // GELU.
+  virtual void forward(const Blas& blas, const Real* x, Real* y, Saved& saved, int samples, int first, int count,
+                       const Dropout& dropout) {
+    const cudaStream_t stream = blas.stream();
+    const int rows = samples * count, features = 4 * width_;
+    Real *z = saved.buffers[kFirst].data() + first * features, *a = saved.buffers[kFirst + 1].data() + first * features;
+    linear_forward(blas, linear1_, x, z, rows);
+    activation_forward(Activation::gelu, a, z, rows * features, stream);
+    dropout.apply(a, a, samples, positions_ * features, stream);
+    linear_forward(blas, linear2_, a, y, rows);
+  }
+  // Computes the gradients of the parameters, and dx from dy. dx may be where dy is.
+  virtual void backward(const Real* x, const Real* dy, Real* dx, Real* scratch, const Saved& saved, const Gradients& g,
+                        const Dropout& dropout) {
+    const Blas& blas = g.blas;
+    const int rows = g.samples * positions_, features = 4 * width_;
+    const Real *z = saved.buffers[kFirst].data(), *a = saved.buffers[kFirst + 1].data();
+    linear_backward(blas, linear2_, a, dy, scratch, g.ones, rows, g.accumulate);
+    dropout.apply(scratch, scratch, g.samples, positions_ * features, blas.stream());
+    activation_backward(Activation::gelu, scratch, z, rows * features, blas.stream());
+    linear_backward(blas, linear1_, x, scratch, dx, g.ones, rows, g.accumulate);
+  }
+
+ protected:
+  static constexpr int kFirst = 9;  // its first buffer in Saved
+  int positions_, width_;
+
+ private:
+  Linear linear1_{}, linear2_{};
+};
+
+// Returns a block's feed-forward part for `positions` positions of each sample.
+using MakeFeedForward = std::function<std::shared_ptr<FeedForward>(const GptOptions& options, int positions)>;
+inline std::shared_ptr<FeedForward> make_feed_forward(const GptOptions& options, int positions) {
+  return std::make_shared<FeedForward>(positions, options.width);
+}
+
 // The values that a block's forward pass keeps for its backward pass, from position `first` on.
 struct BlockValues {
-  // Floats per sample in each buffer. Norms and residuals have `rows` rows, attention and the MLP have all T.
-  static std::vector<int> sizes(const Attention& attention, int width, int rows) {
+  // Floats per sample in each buffer. Norms and residuals have `rows` rows, the attention has all T. The feed-forward
+  // part's buffers come last.
+  static std::vector<int> sizes(const Attention& attention, int width, int rows, const std::vector<int>& feed_forward) {
     const Heads& heads = attention.heads();
     const int T = heads.positions, features = T * heads.features(), whole = rows * width,
               statistics = reals_spanning(2 * rows);
-    return {whole, statistics, 3 * features, attention.kept(), features, whole,
-            whole, statistics, 4 * features, 4 * features,     whole};
+    std::vector<int> sizes = {whole, statistics, 3 * features, attention.kept(), features, whole,
+                              whole, statistics, whole};
+    sizes.insert(sizes.end(), feed_forward.begin(), feed_forward.end());
+    return sizes;
   }
 
   BlockValues(const Saved& saved, const Heads& heads, int width, int first = 0) {
@@ -96,13 +172,11 @@ struct BlockValues {
     residual = rows_of(5, width);
     normed2 = rows_of(6, width);
     statistics2 = statistics_in(saved.buffers[7], first);
-    z = rows_of(8, 4 * features);
-    a = rows_of(9, 4 * features);
-    y = rows_of(10, width);
+    y = rows_of(8, width);
   }
 
   Real *normed1, *residual, *normed2, *y;  // [rows, E]
-  Real *qkv, *context, *z, *a;             // [rows, 3·features], [rows, features], twice [rows, 4·features]
+  Real *qkv, *context;                     // [rows, 3·features], [rows, features]
   RowStatistics statistics1, statistics2;
   AttentionValues attention;  // of all positions
 };
@@ -115,21 +189,20 @@ inline const Real* branch_gradient(const Dropout& dropout, const Real* dy, Real*
   return room;
 }
 
-// r = x + attention(norm1(x)), y = r + mlp(norm2(r)); x and y are [samples, T, E]. All but the attention works on each
-// position separately.
+// r = x + attention(norm1(x)), y = r + feed_forward(norm2(r)); x and y are [samples, T, E]. All but the attention works
+// on each position separately.
 class Block : public Layer {
  public:
   enum Place { probability_place, attention_place, activation_place, mlp_place };  // where dropout applies
 
-  Block(int number, const GptOptions& options, std::uint64_t seed)
-      : Block(number, options, seed, options.context, make_attention(options, options.heads)) {}
   // For these positions of each sample.
   Block(int number, const GptOptions& options, std::uint64_t seed, Positions positions,
-        std::shared_ptr<Attention> attention)
+        std::shared_ptr<Attention> attention, std::shared_ptr<FeedForward> feed_forward)
       : Layer("blocks." + std::to_string(number), positions.count * options.width, positions.count * options.width),
         E_(options.width),
         positions_(positions),
         attention_(std::move(attention)),
+        feed_forward_(std::move(feed_forward)),
         dropout_(options.dropout),
         seed_(seed),
         number_(number) {
@@ -140,10 +213,7 @@ class Block : public Layer {
     add("self_attn.in_proj_bias", {3 * E_});
     add("self_attn.out_proj.weight", {E_, E_});
     add("self_attn.out_proj.bias", {E_});
-    add("linear1.weight", {4 * E_, E_});
-    add("linear1.bias", {4 * E_});
-    add("linear2.weight", {E_, 4 * E_});
-    add("linear2.bias", {E_});
+    for (Parameter& parameter : feed_forward_->parameters(name)) parameters.push_back(std::move(parameter));
     for (const std::string norm : {"norm1", "norm2"}) {
       add(norm + ".weight", {E_});
       add(norm + ".bias", {E_});
@@ -155,32 +225,42 @@ class Block : public Layer {
   std::vector<float> initial_values(Generator& generator) const override {
     std::vector<float> values(count()), drawn(E_);
     std::vector<float*> at;
-    for (int i = 0, offset = 0; i < 12; offset += parameters[i++].count()) at.push_back(values.data() + offset);
+    int offset = 0;
+    for (const Parameter& parameter : parameters) {
+      at.push_back(values.data() + offset);
+      offset += parameter.count();
+    }
     init_linear(generator, E_, E_, at[2], drawn.data());
     const double bound = std::sqrt(3.0) * std::sqrt(2.0 / (E_ + 3 * E_));
     generator.uniform(at[0], parameters[0].count(), -bound, bound);
-    init_linear(generator, E_, 4 * E_, at[4], at[5]);
-    init_linear(generator, 4 * E_, E_, at[6], at[7]);
-    std::fill_n(at[8], E_, 1.0f);
-    std::fill_n(at[10], E_, 1.0f);
+    feed_forward_->draw(generator, at[4]);
+    std::fill_n(*(at.end() - 4), E_, 1.0f);
+    std::fill_n(*(at.end() - 2), E_, 1.0f);
     return values;
   }
 
-  std::vector<int> saved() const override { return BlockValues::sizes(*attention_, E_, rows()); }
+  std::vector<int> saved() const override {
+    return BlockValues::sizes(*attention_, E_, rows(), feed_forward_->saved());
+  }
   // The gradients that backward() keeps next to each other in dy and spare.
-  int widest() const override { return std::max(4 * out, out + std::max(out, attention_->scratch())); }
+  int widest() const override {
+    return std::max({feed_forward_->scratch(), 4 * out, out + std::max(out, attention_->scratch())});
+  }
   int rows() const override { return positions_.count; }
-  void allocate(int max_samples, cudaStream_t) override { attention_->allocate(max_samples); }
+  void allocate(int max_samples, cudaStream_t stream) override {
+    attention_->allocate(max_samples);
+    feed_forward_->allocate(max_samples, stream);
+  }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
     const std::vector<Parameter>& p = parameters;
     in_proj_ = linear_of(name + ".self_attn.in_proj", p[0], p[1]);
     out_proj_ = linear_of(name + ".self_attn.out_proj", p[2], p[3]);
-    linear1_ = linear_of(name + ".linear1", p[4], p[5]);
-    linear2_ = linear_of(name + ".linear2", p[6], p[7]);
-    norm1_ = norm_of(name + ".norm1", p[8], p[9]);
-    norm2_ = norm_of(name + ".norm2", p[10], p[11]);
+    feed_forward_->bind(name, &p[4]);
+    const Parameter* norms = &p[p.size() - 4];
+    norm1_ = norm_of(name + ".norm1", norms[0], norms[1]);
+    norm2_ = norm_of(name + ".norm2", norms[2], norms[3]);
   }
 
   const Real* forward(const Blas& blas, const void* x, int samples, Saved& saved) override {
@@ -206,10 +286,7 @@ class Block : public Layer {
     };
 
     const Real* dmlp = branch_gradient(dropout(mlp_place, saved.batch), dy, beside, g.samples, out, stream);
-    linear(linear2_, v.a, dmlp, spare);
-    dropout(activation_place, saved.batch).apply(spare, spare, g.samples, 4 * out, stream);
-    activation_backward(Activation::gelu, spare, v.z, 4 * n, stream);
-    linear(linear1_, v.normed2, spare, beside);
+    feed_forward_->backward(v.normed2, dmlp, beside, spare, saved, g, dropout(activation_place, saved.batch));
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
 
     const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
@@ -236,10 +313,7 @@ class Block : public Layer {
     launch(add_scaled, n, stream, v.residual, x, 1.0f, n);
 
     norm_forward(norm2_, v.residual, v.normed2, v.statistics2, rows, stream);
-    linear_forward(blas, linear1_, v.normed2, v.z, rows);
-    activation_forward(Activation::gelu, v.a, v.z, 4 * n, stream);
-    dropout(activation_place, saved.batch).apply(v.a, v.a, samples, 4 * out, stream);
-    linear_forward(blas, linear2_, v.a, v.y, rows);
+    feed_forward_->forward(blas, v.normed2, v.y, saved, samples, first, count, dropout(activation_place, saved.batch));
     dropout(mlp_place, saved.batch).apply(v.y, v.y, samples, out, stream);
     launch(add_scaled, n, stream, v.y, v.residual, 1.0f, n);
     return v.y;
@@ -255,10 +329,11 @@ class Block : public Layer {
   int E_;  // width
   Positions positions_;
   std::shared_ptr<Attention> attention_;
+  std::shared_ptr<FeedForward> feed_forward_;
   double dropout_;
   std::uint64_t seed_;
   int number_;
-  Linear in_proj_{}, out_proj_{}, linear1_{}, linear2_{};
+  Linear in_proj_{}, out_proj_{};
   LayerNorm norm1_{}, norm2_{};
 };
 

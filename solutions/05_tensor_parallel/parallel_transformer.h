@@ -69,6 +69,13 @@ class NormGradients {
   DeviceBuffer<Real> local_;
 };
 
+// Adds to a block's values the features of this rank's part of the MLP, before and after GELU.
+struct ParallelBlockValues : BlockValues {
+  ParallelBlockValues(const Saved& saved, const Heads& heads, int width)
+      : BlockValues(saved, heads, width), z(saved.buffers[9].data()), a(saved.buffers[10].data()) {}
+  Real *z, *a;  // [rows, 4·features]
+};
+
 // This rank's part of chapter 01's block: H/P heads, 4E/P features of the MLP, and whole the norms and the biases of
 // the row-parallel layers. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this rank's
 // own.
@@ -95,7 +102,10 @@ class ParallelBlock : public ParallelLayer {
         seed_(seed),
         number_(number) {}
 
-  std::vector<int> saved() const override { return BlockValues::sizes(attention_, E_, tp_->local_rows(T_)); }
+  std::vector<int> saved() const override {
+    const int features = 4 * T_ * heads_.features();
+    return BlockValues::sizes(attention_, E_, tp_->local_rows(T_), {features, features});
+  }
   // The larger of what backward() holds in `spare` and in the buffer of `dy`, which also has room for `beside`.
   int widest() const override {
     return std::max(4 * T_ * heads_.features(), out + std::max(out, attention_.scratch()));
@@ -122,7 +132,7 @@ class ParallelBlock : public ParallelLayer {
     const cudaStream_t stream = blas.stream();
     const Range range({"forward ", name}, stream);
     const auto* x = static_cast<const Real*>(input);
-    const BlockValues v(saved, heads_, E_);
+    const ParallelBlockValues v(saved, heads_, E_);
     const int rows = samples * T_, local = tp_->local_rows(rows);
     probe("05.P", {"given to the block: x of ", name}, x, {local, E_}, stream);
     // WRITE 05.P: Compute v.residual = x + attention(norm1(x)), then v.y = v.residual + mlp(norm2(v.residual)).
@@ -130,8 +140,8 @@ class ParallelBlock : public ParallelLayer {
     //   and linear2_ are this rank's parts of the linear layers, in two pairs. heads_ has this rank's heads,
     //   heads_.features() columns; of the MLP's features, this rank has 4 * heads_.features() per row, T_ rows per
     //   sample. x, v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs
-    //   everything in BlockValues. Call norm_forward(norm, x, y, statistics, rows, stream), attention_.forward(blas,
-    //   v.attention, samples, 0, T_, dropout) and activation_forward(Activation::gelu, y, x,
+    //   everything in ParallelBlockValues. Call norm_forward(norm, x, y, statistics, rows, stream),
+    //   attention_.forward(blas, v.attention, samples, 0, T_, dropout) and activation_forward(Activation::gelu, y, x,
     //   count, stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
     //   on_features(saved.batch) behind GELU, and at the end of each branch on_rows(place, saved, rows), where `place`
     //   is Block::attention_place or Block::mlp_place. dropout.apply(y, x, samples, width, stream) works in place, too;
@@ -175,7 +185,7 @@ class ParallelBlock : public ParallelLayer {
     const Blas& blas = g.blas;
     const cudaStream_t stream = blas.stream();
     const Range range({"backward ", name}, stream);
-    const BlockValues v(saved, heads_, E_);
+    const ParallelBlockValues v(saved, heads_, E_);
     const int rows = g.samples * T_, local = tp_->local_rows(rows), features = T_ * heads_.features();
     // The gradient within a branch lies in `beside`, which follows dy in the same buffer, and in `spare`.
     Real *dy = g.dy, *beside = g.dy + local * E_, *spare = g.spare;

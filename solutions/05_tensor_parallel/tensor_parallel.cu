@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   options.add_flag("--sequence-parallel", how.sequence_parallel, "gpt: norms, dropout and residuals on own rows only");
   options.shuffle = false;
   options.with_models();
+  options.without_experts();
   options.with_precision();
   options.with_accumulation();
   options.with_validation();

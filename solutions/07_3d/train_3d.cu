@@ -161,6 +161,7 @@ int main(int argc, char** argv) {
   MeshSettings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
+  options.without_experts();
   options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");

@@ -34,6 +34,7 @@ struct StepLoss {
   int step, replica;
   double loss, global_loss;
   double gradient_norm = 0;  // only of language models
+  double auxiliary = 0;      // only of mixtures of experts (chapter 09)
   int epoch = 0;
 };
 

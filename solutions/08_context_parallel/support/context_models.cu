@@ -20,7 +20,8 @@ Network make_context_network(const Options& options, const Positions& mine,
   const auto room = std::make_shared<SharedRoom::element_type>();
   network.layers = {std::make_shared<Embedding>(vocabulary, mine, o.width)};
   for (int i = 0; i < o.blocks; ++i) {
-    std::shared_ptr<Layer> block = std::make_shared<Block>(i, o, options.seed, mine, attention);
+    std::shared_ptr<Layer> block =
+        std::make_shared<Block>(i, o, options.seed, mine, attention, make_feed_forward(o, mine.count));
     if (o.recompute == "blocks") block = make_recomputed(std::vector{block}, room);
     network.layers.push_back(block);
   }

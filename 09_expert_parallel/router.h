@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router of a mixture of experts (Shazeer et al., 2017): it scores all experts for each token, and the K best ones
+// compute it. Forward and backward by hand, as in reference.md's PyTorch twin.
+//
+//   scores = softmax(x Wᵀ)                     [tokens, n], n experts
+//   chosen = the K largest scores              [tokens, K]; of equal scores, that of the lower number
+//   weights = their scores / their sum         [tokens, K]
+//
+// Each sequence has a limited number of places at each expert, taken in the order of positions (--capacity-factor). A
+// token that finds none gets nothing from that expert. Places and the auxiliary loss are counted per sequence, so that
+// no result depends on how the sequences of a batch are dealt out to ranks.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "common/device/device.h"
+#include "common/record/record.h"
+#include "model/blas.h"
+#include "model/model.h"
+#include "model/rows.h"
+
+namespace workshop {
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// Turns logits[tokens, experts] into scores, in place, and chooses the K best experts of each token: chosen[tokens, K],
+// the best one first, and weights[tokens, K]. The threads of a warp, its lanes, share a token (model/rows.h).
+static __global__ void choose_experts(float* logits, int* chosen, float* weights, int tokens, int experts, int K) {
+  for (int token : warp_stride(tokens)) {
+    float* scores = logits + token * experts;
+    int* expert_of = chosen + token * K;
+    float* weight_of = weights + token * K;
+    const float largest = max_of(experts, scores);
+    for (int e : lanes(experts)) scores[e] = expf(scores[e] - largest);
+    const float sum = sum_of(experts, [=](int e) { return scores[e]; });
+    for (int e : lanes(experts)) scores[e] /= sum;
+    sync_lanes();
+    float best = INFINITY;  // the score that was chosen last, and its expert
+    int last = -1;
+    for (int k = 0; k < K; ++k) {
+      // TODO 09.1: Choose the best expert that has not been chosen yet: its number into `last`, its score into `best`.
+      //   What has been chosen so far comes first in the order by score and, of equal scores, by number. So e is left
+      //   if scores[e] < best, or if scores[e] == best and e > last. max_of(experts, f) is the largest f(e), and
+      //   first_of(experts, f) the first e for which f(e) is true; f(e) = -INFINITY leaves e out. All lanes call them.
+      todo("09.1");
+      // END TODO 09.1
+      if (last >= experts) last = k;  // the scores are no numbers
+      for ([[maybe_unused]] int first_lane : lanes(1)) {
+        expert_of[k] = last;
+        weight_of[k] = best;
+      }
+    }
+    sync_lanes();
+    // TODO 09.2: Divide the weights by their sum.
+    //   weight_of[k] is the score of the expert that was chosen k-th. After this, the K weights of a token add up to 1.
+    //   sum_of(K, f) adds up f(k); all lanes call it. Each weight belongs to one lane, `for (int k : lanes(K))`: no
+    //   lane may write while another one still reads. sync_lanes() returns when all lanes have called it.
+    todo("09.2");
+    // END TODO 09.2
+  }
+}
+
+// Numbers the tokens of each sequence that have chosen the same expert, in the order of positions: places[tokens, K] is
+// such a number or, if the expert has fewer places for a sequence than that, -1. counts[sequences, experts] says how
+// many have chosen it. A warp has a sequence and an expert.
+static __global__ void take_places(int* places, int* counts, const int* chosen, int sequences, int positions,
+                                   int experts, int K, int places_of_expert) {
+  for (int pair : warp_stride(sequences * experts)) {
+    const int expert = pair % experts, choices = positions * K, first = pair / experts * choices;
+    // TODO 09.3: Number the choices of this expert among chosen[first] … chosen[first + choices - 1], and count them.
+    //   Position t has the choices t·K … t·K + K - 1, so these are in the order of positions. number(choices, f, g)
+    //   calls g(i, k) for the k-th i, from 0, for which f(i) is true, and returns how many there are. Write places[] of
+    //   the choices of this expert, and counts[pair], which includes those that find no place.
+    todo("09.3");
+    // END TODO 09.3
+  }
+}
+
+// Computes balance[sequences, experts], f·P of each expert: f = n/(K·T) times the number of tokens that chose it, of n
+// experts and T positions, and P its mean score. A warp has a sequence and an expert.
+static __global__ void balance_of_experts(float* balance, const float* scores, const int* counts, int sequences,
+                                          int positions, int experts, int K) {
+  for (int pair : warp_stride(sequences * experts)) {
+    const int expert = pair % experts;
+    const float* score = scores + pair / experts * positions * experts + expert;
+    const float mean = sum_of(positions, [=](int t) { return score[t * experts]; }) / positions;
+    balance[pair] = static_cast<float>(experts) * counts[pair] / (K * positions) * mean;
+  }
+}
+
+// Adds counts[sequences, experts] of all sequences to loads[experts].
+static __global__ void add_loads(int* loads, const int* counts, int sequences, int experts) {
+  for (int e : grid_stride(experts)) {
+    for (int s = 0; s < sequences; ++s) loads[e] += counts[s * experts + e];
+  }
+}
+
+// Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. The auxiliary loss adds
+// `balance_factor` times the gradient of Σ f·P over its sequence's experts. A warp shares a token.
+static __global__ void choose_experts_backward(Reals dlogits, const float* dweights, const float* scores,
+                                               const float* weights, const int* chosen, const int* counts, int tokens,
+                                               int positions, int experts, int K, float balance_factor) {
+  for (int token : warp_stride(tokens)) {
+    const float *score = scores + token * experts, *weight_of = weights + token * K, *dweight = dweights + token * K;
+    const int *expert_of = chosen + token * K, *count = counts + token / positions * experts;
+    float inner = 0, sum = 1;
+    // TODO 09.10: Compute `inner` = Σₖ weightₖ·dweightₖ and `sum`, the sum of the chosen scores.
+    //   A weight is scoreₖ / sum, so the gradient of a chosen score is (dweightₖ - inner) / sum; dscore() below adds
+    //   it up. sum_of(K, f) adds up f(k); expert_of[k] is the expert that was chosen k-th.
+    todo("09.10");
+    // END TODO 09.10
+    const auto dscore = [=](int e) {
+      float gradient = 0;
+      for (int k = 0; k < K; ++k) {
+        if (expert_of[k] == e) gradient += (dweight[k] - inner) / sum;
+      }
+      // TODO 09.11: Add the gradient of the auxiliary loss with respect to the score of expert e.
+      //   The loss is balance_factor·Σₑ f·P, with P the mean score of e over the sequence's `positions` tokens, and
+      //   f = experts / (K·positions) times count[e]. The counts do not depend on the scores but where a choice
+      //   changes: f is a constant.
+      todo("09.11");
+      // END TODO 09.11
+      return gradient;
+    };
+    // Back through the softmax.
+    const float dot = sum_of(experts, [=](int e) { return score[e] * dscore(e); });
+    for (int e : lanes(experts)) dlogits[token * experts + e] = score[e] * (dscore(e) - dot);
+  }
+}
+
+// ---- the router ----------------------------------------------------------------------------------------------------
+
+// What the router keeps of `tokens` tokens for the backward pass, on the device.
+struct Routing {
+  float* scores;   // [tokens, experts]
+  float* weights;  // [tokens, K]
+  int* chosen;     // [tokens, K]: experts, the best one first
+  int* places;     // [tokens, K]: see take_places()
+  int* counts;     // [sequences, experts]: tokens that have chosen the expert
+};
+
+class Router {
+ public:
+  Router(const GptOptions& options, int positions)
+      : positions_(positions),
+        width_(options.width),
+        experts_(options.experts),
+        K_(options.top_k),
+        aux_loss_(options.aux_loss),
+        places_(positions) {
+    if (options.capacity_factor > 0) {
+      const double places = std::ceil(options.capacity_factor * K_ * positions / experts_);
+      if (places < positions) places_ = static_cast<int>(places);
+    }
+  }
+
+  int experts() const { return experts_; }
+  int choices() const { return K_; }      // experts per token, K
+  int places() const { return places_; }  // of a sequence at each expert
+  std::vector<int> weight() const { return {experts_, width_}; }
+
+  void bind(const std::string& name, const Parameter& weight) {
+    name_ = name;
+    weight_ = weight.value;
+    weight_grad_ = weight.grad;
+  }
+  void allocate(int max_sequences) {
+    const int tokens = max_sequences * positions_;
+    dlogits_ = DeviceBuffer<Real>(tokens * experts_, Memory::activations);
+    balance_ = DeviceBuffer<float>(max_sequences * experts_, Memory::activations);
+  }
+
+  // Computes `kept` for the tokens x[sequences·count, E], at `count` positions from `first` on. If these are not all
+  // positions, there is only one sequence, and `kept` already has what belongs to the earlier ones.
+  void forward(const Blas& blas, const Real* x, const Routing& kept, int sequences, int first, int count) const {
+    const cudaStream_t stream = blas.stream();
+    const int tokens = sequences * count;
+    float *scores = kept.scores + first * experts_, *weights = kept.weights + first * K_;
+    int *chosen = kept.chosen + first * K_, *places = kept.places + first * K_;
+    // The scores are float32 in either precision: rounded ones would be equal too often.
+    add_batched_gemm(blas, Op::as_is, Op::transposed, tokens, experts_, width_, {const_cast<Real*>(x), width_, 0},
+                     {weight_, width_, 0}, 0, {scores, experts_, 0}, 1);
+    launch(choose_experts, tokens * experts_, stream, scores, chosen, weights, tokens, experts_, K_);
+    probe("09.A", {name_, ": scores"}, scores, {tokens, experts_}, stream);
+    probe("09.1", {name_, ": chosen experts"}, chosen, {tokens, K_}, stream);
+    probe("09.2", {name_, ": weights"}, weights, {tokens, K_}, stream);
+    launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
+           first + count, experts_, K_, places_);
+    probe("09.3", {name_, ": places"}, places, {tokens, K_}, stream);
+    probe("09.3", {name_, ": tokens of each expert"}, kept.counts, {sequences, experts_}, stream);
+  }
+
+  // Computes the gradient of the weight, and adds the gradient of x to dx[tokens, E]. dweights[tokens, K] are the
+  // gradients of the weights.
+  void backward(const Real* x, const float* dweights, const Routing& kept, Real* dx, const Batch& batch,
+                const Gradients& g) const {
+    const cudaStream_t stream = g.blas.stream();
+    const int tokens = g.samples * positions_;
+    const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_) / batch.samples_of_step : 0.0f;
+    launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
+           kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
+    probe("09.10", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
+    gemm(g.blas, Op::transposed, Op::as_is, experts_, width_, tokens, dlogits_.data(), x, g.accumulate, weight_grad_);
+    gemm(g.blas, Op::as_is, Op::as_is, tokens, width_, experts_, dlogits_.data(), weight_, 1, dx);
+    if (batch.auxiliary == nullptr) return;
+    const int pairs = g.samples * experts_;
+    launch(balance_of_experts, pairs * kWarp, stream, balance_.data(), kept.scores, kept.counts, g.samples, positions_,
+           experts_, K_);
+    launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), 1.0f / batch.samples_of_step, pairs);
+  }
+
+ private:
+  int positions_, width_, experts_, K_;
+  double aux_loss_;
+  int places_;
+  std::string name_;
+  Real *weight_ = nullptr, *weight_grad_ = nullptr;  // [experts, E]
+  DeviceBuffer<Real> dlogits_;
+  DeviceBuffer<float> balance_;
+};
+
+}  // namespace workshop

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// A mixture of experts in place of a block's MLP (Shazeer et al., 2017; Fedus et al., 2021), on one rank, forward and
+// backward by hand. Each token is computed by K of n experts, so the model has many more parameters than a token needs.
+//
+//   x ─ router ─ permute ─┬─ expert 0 ───┬─ combine ─ y
+//     [tokens, E]         ├─ expert 1 ───┤
+//                         └─ expert n-1 ─┘
+//                         rows of x, sorted by expert
+//
+// How many tokens an expert gets is known only when the router has run, on the device. The host needs these numbers for
+// the sizes of the matrix products: in every block, it waits for the device.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/transformer.h"
+#include "09_expert_parallel/experts.h"
+#include "09_expert_parallel/router.h"
+
+namespace workshop {
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// Computes starts[experts·sequences + 1]: the first row of each sequence at each expert, expert by expert, and the
+// number of all rows. counts[sequences, experts] is that of take_places(). A warp has one of these numbers.
+static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
+  for (int i : warp_stride(experts * sequences + 1)) {
+    // TODO 09.4: Set starts[i] to the number of rows before it.
+    //   Number i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
+    //   expert] rows of a sequence, but at most `places`. sum_of(i, f) adds up f(j) for all j < i; it returns a float.
+    starts[i] = static_cast<int>(sum_of(i, [=](int j) {
+      const int count = counts[j % sequences * experts + j / sequences];
+      return static_cast<float>(count < places ? count : places);
+    }));
+    // END TODO 09.4
+  }
+}
+
+// Copies x[tokens, width] of each token to its rows of permuted[rows, width], one for each expert that it has chosen,
+// and writes their numbers to row_of[tokens, K], or -1 where it has found no place. A warp copies a row.
+static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const int* places, const int* chosen,
+                               const int* starts, int tokens, int positions, int K, int width) {
+  const int sequences = tokens / positions;
+  // WRITE 09.C: For each choice, compute the number of its row, and copy its token there.
+  //   Choice c belongs to token c / K, and the tokens of a sequence follow each other. The rows of sequence s at expert
+  //   e begin at starts[e·sequences + s]; places[c] counts from there, and is -1 if the choice has no row. Write
+  //   row_of[c] in any case. `for (int choice : warp_stride(tokens * K))` goes over the choices of this warp; all its
+  //   lanes may write the same number to the same place, and copy a row together, `for (int j : lanes(width))`.
+  for (int choice : warp_stride(tokens * K)) {
+    const int token = choice / K, place = places[choice];
+    // TODO 09.5: Compute the number of the row, and copy the token there.
+    //   The rows of sequence s at expert e begin at starts[e * sequences + s]; places[choice] counts from there, and is
+    //   -1 if there is no row. Write row_of[choice] in any case; all lanes write the same number. Copy in a loop `for
+    //   (int j : lanes(width))`.
+    const int row = place < 0 ? -1 : starts[chosen[choice] * sequences + token / positions] + place;
+    row_of[choice] = row;
+    if (row < 0) continue;
+    for (int j : lanes(width)) permuted[row * width + j] = x[token * width + j];
+    // END TODO 09.5
+  }
+  // END WRITE 09.C
+}
+
+// Computes y[tokens, width], the weighted sum of the outputs of each token's experts. A warp shares a token.
+static __global__ void combine(Reals y, ConstReals outputs, const int* row_of, const float* weights, int tokens, int K,
+                               int width) {
+  for (int token : warp_stride(tokens)) {
+    for (int j : lanes(width)) {
+      float sum = 0;
+      // TODO 09.7: Add up column j of the token's rows of outputs[rows, width], each times its weight.
+      //   Its K rows are row_of[token * K + k], the weights are in the same places. A row of -1 adds nothing.
+      for (int k = 0; k < K; ++k) {
+        const int row = row_of[token * K + k];
+        if (row >= 0) sum += weights[token * K + k] * outputs[row * width + j];
+      }
+      // END TODO 09.7
+      y[token * width + j] = sum;
+    }
+  }
+}
+
+// Computes the gradients of combine(): doutputs[rows, width] and dweights[tokens, K], from dy[tokens, width]. A warp
+// shares a choice.
+static __global__ void combine_backward(Reals doutputs, float* dweights, ConstReals dy, ConstReals outputs,
+                                        const int* row_of, const float* weights, int tokens, int K, int width) {
+  // WRITE 09.F: Compute the gradient of each choice's weight and, if it has a row, of that row of the outputs.
+  //   combine() computes y of a token as the sum over its K choices, weight · output. Choice c belongs to token c / K;
+  //   its row is row_of[c], or -1: what is the gradient of such a weight? Use warp_stride(tokens * K), lanes(width) and
+  //   sum_of(width, f), which all lanes call together.
+  for (int choice : warp_stride(tokens * K)) {
+    const int row = row_of[choice];
+    const ConstReals gradient = dy + choice / K * width;
+    // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
+    //   y has weight · output of this row. So the gradient of the weight is the sum over the columns of dy · output,
+    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. sum_of(width, f) adds up
+    //   f(j), and all lanes call it together: `row` is the same for them.
+    dweights[choice] = row < 0 ? 0.0f : sum_of(width, [=](int j) { return gradient[j] * outputs[row * width + j]; });
+    if (row < 0) continue;
+    for (int j : lanes(width)) doutputs[row * width + j] = weights[choice] * gradient[j];
+    // END TODO 09.8
+  }
+  // END WRITE 09.F
+}
+
+// Computes dx[tokens, width] from dpermuted[rows, width]: the gradient of permute(). A warp shares a token.
+static __global__ void permute_backward(Reals dx, ConstReals dpermuted, const int* row_of, int tokens, int K,
+                                        int width) {
+  for (int token : warp_stride(tokens)) {
+    for (int j : lanes(width)) {
+      float sum = 0;
+      // TODO 09.9: Add up column j of the gradients of the token's copies.
+      //   Their rows are row_of[token * K + k]; -1 means that there is none.
+      for (int k = 0; k < K; ++k) {
+        const int row = row_of[token * K + k];
+        if (row >= 0) sum += dpermuted[row * width + j];
+      }
+      // END TODO 09.9
+      dx[token * width + j] = sum;
+    }
+  }
+}
+
+// ---- the mixture ---------------------------------------------------------------------------------------------------
+
+class Mixture : public FeedForward {
+ public:
+  // For `positions` positions of each sequence.
+  Mixture(const GptOptions& options, int positions)
+      : FeedForward(positions, options.width),
+        router_(options, positions),
+        experts_(0, options.experts, options.experts, options.width),
+        K_(options.top_k) {}
+
+  std::vector<Parameter> parameters(const std::string& block) const override {
+    std::vector<Parameter> parameters = {{block + ".router.weight", router_.weight()}};
+    for (Parameter& parameter : experts_.parameters(block)) parameters.push_back(std::move(parameter));
+    return parameters;
+  }
+  void draw(Generator& generator, float* values) const override {
+    init_linear(generator, width_, router_.experts(), values, nullptr);
+    experts_.draw(generator, values + router_.experts() * width_);
+  }
+  void bind(const std::string& block, const Parameter* p) override {
+    name_ = block;
+    router_.bind(block + ".router", p[0]);
+    experts_.bind(block, p + 1);
+  }
+
+  std::vector<int> saved() const override { return Kept::sizes(router_, positions_, width_); }
+  int scratch() const override { return 5 * positions_ * K_ * width_; }
+  void allocate(int max_samples, cudaStream_t stream) override {
+    router_.allocate(max_samples);
+    const int numbers = router_.experts() * max_samples + 1;
+    starts_ = DeviceBuffer<int>(numbers, Memory::activations);
+    host_starts_ = HostBuffer<int>(numbers);
+    dweights_ = DeviceBuffer<float>(max_samples * positions_ * K_, Memory::activations);
+    loads_ = DeviceBuffer<int>(router_.experts(), Memory::data);
+    CUDA_CHECK(cudaMemsetAsync(loads_.data(), 0, loads_.bytes(), stream));
+  }
+
+  // Computes y from x, both [samples·count, E]: `count` positions from `first` on. There is no dropout within experts.
+  void forward(const Blas& blas, const Real* x, Real* y, Saved& saved, int samples, int first, int count,
+               const Dropout&) override {
+    const cudaStream_t stream = blas.stream();
+    const int tokens = samples * count;
+    const Kept kept(saved.buffers, router_, samples, positions_);
+    std::vector<int>& first_row = saved.numbers;  // of each expert, and the number of all rows
+    probe("09.E", {name_, ": given to the mixture: x"}, x, {tokens, width_}, stream);
+    // WRITE 09.E: Compute y from x: route the tokens, sort copies of them by expert, compute, combine.
+    //   router_.forward(blas, x, kept.routing, samples, first, count) chooses the experts. sort_rows(x, kept, samples,
+    //   first, count, stream) writes the rows of all experts to kept.rows.x. get_first_rows(first_row, samples, stream)
+    //   tells the host where those of each expert begin; it waits for the device. experts_.forward(blas, kept.rows,
+    //   first_row.data()) computes kept.rows.y. The kernel combine() adds up what a token's experts say; its rows and
+    //   weights begin at kept.row_of + first * K_ and kept.routing.weights + first * K_. A warp shares a token:
+    //   launch it for all values of y.
+    router_.forward(blas, x, kept.routing, samples, first, count);
+    sort_rows(x, kept, samples, first, count, stream);
+    get_first_rows(first_row, samples, stream);
+    experts_.forward(blas, kept.rows, first_row.data());
+    launch(combine, tokens * width_, stream, y, kept.rows.y, kept.row_of + first * K_,
+           kept.routing.weights + first * K_, tokens, K_, width_);
+    // END WRITE 09.E
+    probe("09.5", {name_, ": rows of the experts"}, kept.rows.x, {first_row.back(), width_}, stream);
+    probe("09.7", {name_, ": weighted sum"}, y, {tokens, width_}, stream);
+  }
+
+  // Computes the gradients of the parameters, and dx from dy.
+  void backward(const Real* x, const Real* dy, Real* dx, Real* scratch, const Saved& saved, const Gradients& g,
+                const Dropout&) override {
+    const cudaStream_t stream = g.blas.stream();
+    const int tokens = g.samples * positions_;
+    const Kept kept(saved.buffers, router_, g.samples, positions_);
+    const std::vector<int>& first_row = saved.numbers;
+    float* dweights = dweights_.data();                              // [tokens, K]
+    Real *drows = scratch, *dz = drows + first_row.back() * width_;  // [rows, E], [rows, 4E]
+    probe("09.H", {name_, ": given to the mixture: dy"}, dy, {tokens, width_}, stream);
+    // WRITE 09.H: Go back through forward(), from dy to dx and to the gradients of all parameters.
+    //   The kernel combine_backward() computes the gradients of kept.rows.y and of the weights; write them to drows and
+    //   dweights. A warp shares a choice: launch it for tokens * K_ * width_ elements. experts_.backward(kept.rows,
+    //   first_row.data(), dy, dz, dx, g) works with rows; its dx may be its dy. The kernel permute_backward() adds up
+    //   the gradients of a token's copies in dx; a warp shares a token. Then router_.backward(x, dweights,
+    //   kept.routing, dx, saved.batch, g) computes the gradient of the router's weight and adds that of its input to
+    //   dx.
+    launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.rows.y, kept.row_of,
+           kept.routing.weights, tokens, K_, width_);
+    probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
+    probe("09.8", {name_, ": gradients of the experts' outputs"}, drows, {first_row.back(), width_}, stream);
+    experts_.backward(kept.rows, first_row.data(), drows, dz, drows, g);
+    launch(permute_backward, tokens * width_, stream, dx, drows, kept.row_of, tokens, K_, width_);
+    probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
+    router_.backward(x, dweights, kept.routing, dx, saved.batch, g);
+    // END WRITE 09.H
+    probe("09.H", {name_, ": gradient of x"}, dx, {tokens, width_}, stream);
+    launch(add_loads, router_.experts(), stream, loads_.data(), kept.routing.counts, g.samples, router_.experts());
+  }
+
+  // Returns how many tokens have chosen each expert in the backward passes since the last call. Waits for the stream.
+  std::vector<int> take_loads(cudaStream_t stream) {
+    std::vector<int> loads = loads_.download(stream);
+    CUDA_CHECK(cudaMemsetAsync(loads_.data(), 0, loads_.bytes(), stream));
+    return loads;
+  }
+
+ private:
+  // What the backward pass needs of `samples` sequences, in buffers of Saved.
+  struct Kept {
+    static std::vector<int> sizes(const Router& router, int positions, int width) {
+      const int numbers = positions * (router.experts() + 4 * router.choices()) + router.experts();
+      const int rows = positions * router.choices();  // at most
+      return {reals_spanning(numbers), rows * width, 4 * rows * width, 4 * rows * width, rows * width};
+    }
+    Kept(const std::vector<DeviceBuffer<Real>>& buffers, const Router& router, int samples, int positions) {
+      const auto at = [&](int i) { return buffers[kFirst + i].data(); };
+      const int tokens = samples * positions, choices = tokens * router.choices();
+      auto* scores = static_cast<float*>(static_cast<void*>(at(0)));
+      float* weights = scores + tokens * router.experts();
+      auto* chosen = static_cast<int*>(static_cast<void*>(weights + choices));
+      int* places = chosen + choices;
+      row_of = places + choices;
+      routing = {scores, weights, chosen, places, /*counts=*/row_of + choices};
+      rows = {at(1), at(2), at(3), at(4)};
+    }
+    Routing routing;
+    int* row_of;      // [tokens, K]: the row of each choice, or -1
+    ExpertRows rows;  // sorted by expert
+  };
+
+  // Writes kept.rows.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
+  // earlier positions move to other rows, so all of them are copied.
+  void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
+    const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
+    launch(first_rows, numbers * kWarp, stream, starts_.data(), kept.routing.counts, samples, n, router_.places());
+    probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
+    launch(permute, tokens * K_ * width_, stream, kept.rows.x, kept.row_of, x - first * width_, kept.routing.places,
+           kept.routing.chosen, starts_.data(), tokens, positions, K_, width_);
+    probe("09.5", {name_, ": row of each choice"}, kept.row_of, {tokens, K_}, stream);
+  }
+
+  // Gets the first row of each expert, and the number of all rows, for the sizes of the matrix products.
+  void get_first_rows(std::vector<int>& first_row, int samples, cudaStream_t stream) {
+    const int n = router_.experts();
+    CUDA_CHECK(cudaMemcpyAsync(host_starts_.data(), starts_.data(), (n * samples + 1) * sizeof(int),
+                               cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    first_row.resize(n + 1);
+    for (int e = 0; e <= n; ++e) first_row[e] = host_starts_.data()[e * samples];
+    if (first_row[0] != 0 || !std::ranges::is_sorted(first_row) || first_row[n] > samples * positions_ * K_) {
+      fail(kFailed, "the first rows of the experts are not in order, or there are more rows than choices");
+    }
+  }
+
+  std::string name_;  // of the block
+  Router router_;
+  Experts experts_;
+  int K_;
+  DeviceBuffer<int> starts_, loads_;
+  HostBuffer<int> host_starts_;
+  DeviceBuffer<float> dweights_;
+};
+
+inline std::shared_ptr<FeedForward> make_moe(const GptOptions& options, int positions) {
+  return std::make_shared<Mixture>(options, positions);
+}
+
+}  // namespace workshop
