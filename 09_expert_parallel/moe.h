@@ -11,9 +11,9 @@
 // the sizes of the matrix products: in every block, it waits for the device.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/transformer.h"
@@ -104,33 +104,41 @@ class Mixture : public FeedForward {
  public:
   // For `positions` positions of each sequence.
   Mixture(const GptOptions& options, int positions)
+      : Mixture(
+            options, positions,
+            std::make_shared<Experts>(0, options.experts, options.experts, positions * options.top_k, options.width)) {}
+  Mixture(const GptOptions& options, int positions, std::shared_ptr<Experts> experts)
       : FeedForward(positions, options.width),
         router_(options, positions),
-        experts_(0, options.experts, options.experts, options.width),
+        experts_(std::move(experts)),
         K_(options.top_k) {}
 
   std::vector<Parameter> parameters(const std::string& block) const override {
     std::vector<Parameter> parameters = {{block + ".router.weight", router_.weight()}};
-    for (Parameter& parameter : experts_.parameters(block)) parameters.push_back(std::move(parameter));
+    for (Parameter& parameter : experts_->parameters(block)) parameters.push_back(std::move(parameter));
     return parameters;
   }
   void draw(Generator& generator, float* values) const override {
     init_linear(generator, width_, router_.experts(), values, nullptr);
-    experts_.draw(generator, values + router_.experts() * width_);
+    experts_->draw(generator, values + router_.experts() * width_);
   }
   void bind(const std::string& block, const Parameter* p) override {
     name_ = block;
     router_.bind(block + ".router", p[0]);
-    experts_.bind(block, p + 1);
+    experts_->bind(block, p + 1);
   }
 
-  std::vector<int> saved() const override { return Kept::sizes(router_, positions_, width_); }
-  int scratch() const override { return 5 * positions_ * K_ * width_; }
+  std::vector<int> saved() const override {
+    const int numbers = positions_ * (router_.experts() + 4 * K_) + router_.experts(), rows = experts_->rows();
+    std::vector<int> sizes = {reals_spanning(numbers), rows * width_, rows * width_};
+    for (int size : experts_->saved()) sizes.push_back(size);
+    return sizes;
+  }
+  int scratch() const override { return experts_->rows() * width_ + experts_->scratch(); }
   void allocate(int max_samples, cudaStream_t stream) override {
     router_.allocate(max_samples);
-    const int numbers = router_.experts() * max_samples + 1;
-    starts_ = DeviceBuffer<int>(numbers, Memory::activations);
-    host_starts_ = HostBuffer<int>(numbers);
+    experts_->allocate(max_samples);
+    starts_ = DeviceBuffer<int>(router_.experts() * max_samples + 1, Memory::activations);
     dweights_ = DeviceBuffer<float>(max_samples * positions_ * K_, Memory::activations);
     loads_ = DeviceBuffer<int>(router_.experts(), Memory::data);
     CUDA_CHECK(cudaMemsetAsync(loads_.data(), 0, loads_.bytes(), stream));
@@ -141,16 +149,13 @@ class Mixture : public FeedForward {
                const Dropout&) override {
     const cudaStream_t stream = blas.stream();
     const int tokens = samples * count;
-    const Kept kept(saved.buffers, router_, samples, positions_);
-    std::vector<int>& first_row = saved.numbers;  // of each expert, and the number of all rows
+    const Kept kept(saved, router_, samples, positions_);
     probe("09.E", {name_, ": given to the mixture: x"}, x, {tokens, width_}, stream);
     router_.forward(blas, x, kept.routing, samples, first, count);
     sort_rows(x, kept, samples, first, count, stream);
-    get_first_rows(first_row, samples, stream);
-    experts_.forward(blas, kept.rows, first_row.data());
-    launch(combine, tokens * width_, stream, y, kept.rows.y, kept.row_of + first * K_,
-           kept.routing.weights + first * K_, tokens, K_, width_);
-    probe("09.5", {name_, ": rows of the experts"}, kept.rows.x, {first_row.back(), width_}, stream);
+    experts_->forward(blas, kept.x, kept.y, starts_.data(), samples, saved);
+    launch(combine, tokens * width_, stream, y, kept.y, kept.row_of + first * K_, kept.routing.weights + first * K_,
+           tokens, K_, width_);
     probe("09.7", {name_, ": weighted sum"}, y, {tokens, width_}, stream);
   }
 
@@ -159,16 +164,16 @@ class Mixture : public FeedForward {
                 const Dropout&) override {
     const cudaStream_t stream = g.blas.stream();
     const int tokens = g.samples * positions_;
-    const Kept kept(saved.buffers, router_, g.samples, positions_);
-    const std::vector<int>& first_row = saved.numbers;
-    float* dweights = dweights_.data();                              // [tokens, K]
-    Real *drows = scratch, *dz = drows + first_row.back() * width_;  // [rows, E], [rows, 4E]
+    const Kept kept(saved, router_, g.samples, positions_);
+    const int rows = number_of_rows(saved);
+    float* dweights = dweights_.data();                      // [tokens, K]
+    Real *drows = scratch, *beside = drows + rows * width_;  // [rows, E]; experts_->scratch() values
     probe("09.H", {name_, ": given to the mixture: dy"}, dy, {tokens, width_}, stream);
-    launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.rows.y, kept.row_of,
+    launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.y, kept.row_of,
            kept.routing.weights, tokens, K_, width_);
     probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
-    probe("09.8", {name_, ": gradients of the experts' outputs"}, drows, {first_row.back(), width_}, stream);
-    experts_.backward(kept.rows, first_row.data(), drows, dz, drows, g);
+    probe("09.8", {name_, ": gradients of the experts' outputs"}, drows, {rows, width_}, stream);
+    experts_->backward(kept.x, drows, beside, saved, g);
     launch(permute_backward, tokens * width_, stream, dx, drows, kept.row_of, tokens, K_, width_);
     probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
     router_.backward(x, dweights, kept.routing, dx, saved.batch, g);
@@ -186,13 +191,8 @@ class Mixture : public FeedForward {
  private:
   // What the backward pass needs of `samples` sequences, in buffers of Saved.
   struct Kept {
-    static std::vector<int> sizes(const Router& router, int positions, int width) {
-      const int numbers = positions * (router.experts() + 4 * router.choices()) + router.experts();
-      const int rows = positions * router.choices();  // at most
-      return {reals_spanning(numbers), rows * width, 4 * rows * width, 4 * rows * width, rows * width};
-    }
-    Kept(const std::vector<DeviceBuffer<Real>>& buffers, const Router& router, int samples, int positions) {
-      const auto at = [&](int i) { return buffers[kFirst + i].data(); };
+    Kept(const Saved& saved, const Router& router, int samples, int positions) {
+      const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };
       const int tokens = samples * positions, choices = tokens * router.choices();
       auto* scores = static_cast<float*>(static_cast<void*>(at(0)));
       float* weights = scores + tokens * router.experts();
@@ -200,43 +200,31 @@ class Mixture : public FeedForward {
       int* places = chosen + choices;
       row_of = places + choices;
       routing = {scores, weights, chosen, places, /*counts=*/row_of + choices};
-      rows = {at(1), at(2), at(3), at(4)};
+      x = at(1);
+      y = at(2);
     }
     Routing routing;
-    int* row_of;      // [tokens, K]: the row of each choice, or -1
-    ExpertRows rows;  // sorted by expert
+    int* row_of;  // [tokens, K]: the row of each choice, or -1
+    Real *x, *y;  // rows, sorted by expert: the experts' inputs and outputs
   };
+  int number_of_rows(const Saved& saved) const { return saved.numbers[router_.experts()]; }
 
-  // Writes kept.rows.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
+  // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
   // earlier positions move to other rows, so all of them are copied.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
     launch(first_rows, numbers * kWarp, stream, starts_.data(), kept.routing.counts, samples, n, router_.places());
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
-    launch(permute, tokens * K_ * width_, stream, kept.rows.x, kept.row_of, x - first * width_, kept.routing.places,
+    launch(permute, tokens * K_ * width_, stream, kept.x, kept.row_of, x - first * width_, kept.routing.places,
            kept.routing.chosen, starts_.data(), tokens, positions, K_, width_);
     probe("09.5", {name_, ": row of each choice"}, kept.row_of, {tokens, K_}, stream);
   }
 
-  // Gets the first row of each expert, and the number of all rows, for the sizes of the matrix products.
-  void get_first_rows(std::vector<int>& first_row, int samples, cudaStream_t stream) {
-    const int n = router_.experts();
-    CUDA_CHECK(cudaMemcpyAsync(host_starts_.data(), starts_.data(), (n * samples + 1) * sizeof(int),
-                               cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    first_row.resize(n + 1);
-    for (int e = 0; e <= n; ++e) first_row[e] = host_starts_.data()[e * samples];
-    if (first_row[0] != 0 || !std::ranges::is_sorted(first_row) || first_row[n] > samples * positions_ * K_) {
-      fail(kFailed, "the first rows of the experts are not in order, or there are more rows than choices");
-    }
-  }
-
   std::string name_;  // of the block
   Router router_;
-  Experts experts_;
+  std::shared_ptr<Experts> experts_;
   int K_;
   DeviceBuffer<int> starts_, loads_;
-  HostBuffer<int> host_starts_;
   DeviceBuffer<float> dweights_;
 };
 

@@ -2,6 +2,7 @@
 // The experts of a mixture: linear layers as in the MLP that they replace, each for the tokens that have chosen it.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,18 +13,24 @@
 
 namespace workshop {
 
-// What the experts read and compute, with one row per token that has chosen an expert. The rows of an expert are
-// contiguous: those of expert i are first[i] … first[i + 1] - 1.
+// Rows of the experts, one for each token that has chosen an expert and has a place there. The rows of an expert follow
+// each other.
 struct ExpertRows {
-  Real *x, *z, *a, *y;  // [rows, E], before and after GELU [rows, 4E], [rows, E]
+  Real *x, *z, *a, *y;  // input [rows, E], before and after GELU [rows, 4E], output [rows, E]
 };
 
+// All experts of a block. moe_parallel.h derives from it: there, each rank has a part of them.
 class Experts {
  public:
-  // Experts [first, first + count) of `all`.
-  Experts(int first, int count, int all, int width) : first_(first), all_(all), width_(width), linear_(2 * count) {}
+  // Experts [first, first + count) of `all`, for at most `rows` rows per sample.
+  Experts(int first, int count, int all, int rows, int width)
+      : rows_(rows), first_(first), all_(all), width_(width), linear_(2 * count) {}
+  virtual ~Experts() = default;
+  Experts(const Experts&) = delete;
+  Experts& operator=(const Experts&) = delete;
 
   int count() const { return static_cast<int>(linear_.size()) / 2; }
+  int rows() const { return rows_; }
 
   // Returns the parameters of these experts in memory order; `block` is the block's name.
   std::vector<Parameter> parameters(const std::string& block) const {
@@ -57,8 +64,41 @@ class Experts {
     }
   }
 
-  // Computes rows.y from rows.x, and keeps rows.z and rows.a. `first` has count() + 1 numbers.
-  void forward(const Blas& blas, const ExpertRows& rows, const int* first) const {
+  // Returns the Reals per sample of each buffer that backward() needs. They follow the mixture's own in Saved.
+  virtual std::vector<int> saved() const { return {4 * rows_ * width_, 4 * rows_ * width_}; }
+  // Returns the Reals per sample of backward()'s `scratch`.
+  virtual int scratch() const { return 4 * rows_ * width_; }
+  virtual void allocate(int max_samples) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
+
+  // Computes y[rows, E] from x[rows, E]. starts[all·samples + 1], on the device, has the first row of each sample at
+  // each expert. Keeps in saved.numbers the first row of each expert, and the number of all rows.
+  virtual void forward(const Blas& blas, Real* x, Real* y, const int* starts, int samples, Saved& saved) {
+    get_first_rows(saved.numbers, starts, samples, blas.stream());
+    compute(blas, rows_in(saved, x, y), saved.numbers.data());
+  }
+  // Computes the gradients of the parameters, and replaces dy[rows, E] by the gradient of x.
+  virtual void backward(Real* x, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) {
+    compute_backward(rows_in(saved, x, nullptr), saved.numbers.data(), dy, scratch, g);
+  }
+
+ protected:
+  static constexpr int kFirst = 12;  // the first buffer in Saved
+
+  // Tells the host where the rows of each expert begin, for the sizes of the matrix products: it waits for the device.
+  void get_first_rows(std::vector<int>& first_row, const int* starts, int samples, cudaStream_t stream) {
+    const std::size_t numbers = all_ * samples + 1;
+    CUDA_CHECK(cudaMemcpyAsync(host_starts_.data(), starts, numbers * sizeof(int), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    first_row.resize(all_ + 1);
+    for (int e = 0; e <= all_; ++e) first_row[e] = host_starts_.data()[e * samples];
+    if (first_row[0] != 0 || !std::ranges::is_sorted(first_row) || first_row[all_] > samples * rows_) {
+      fail(kFailed, "the first rows of the experts are not in order, or there are more rows than choices");
+    }
+  }
+
+  // Computes rows.y from rows.x. The rows of expert i of these are first[i] … first[i + 1] - 1.
+  void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
+    probe("09.D", {name(), ": given to compute: rows of x"}, rows.x, {first[count()], width_}, blas.stream());
     // WRITE 09.D: Compute rows.z, rows.a and rows.y of each expert from its rows of rows.x.
     //   Expert i of count() has the layers linear_[2 * i] and linear_[2 * i + 1], with GELU between them, and the rows
     //   first[i] … first[i + 1] - 1. There may be none. rows.x and rows.y have width_ values in a row, rows.z and
@@ -66,11 +106,11 @@ class Experts {
     //   activation_forward(Activation::gelu, a, z, number of values, stream).
     for (int i = 0; i < count(); ++i) {
       const Linear &linear1 = linear_[2 * i], &linear2 = linear_[2 * i + 1];
-      // TODO 09.6: Compute rows.y of expert i, as the MLP does: linear1, GELU, linear2.
-      //   Its rows are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of 4 * width_ in
-      //   rows.z and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
-      //   activation_forward(Activation::gelu, a, z, number of values, stream). No token may have chosen it: linear
-      //   layers of 0 rows are all right.
+      // TODO 09.6: Compute the rows of expert i, as the MLP does: linear1, GELU, linear2.
+      //   They are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of 4 * width_ in rows.z
+      //   and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
+      //   activation_forward(Activation::gelu, a, z, number of values, stream). No token may have chosen the expert:
+      //   both do nothing for 0 rows.
       const int n = first[i + 1] - first[i], features = 4 * width_;
       const Real* x = rows.x + first[i] * width_;
       Real *z = rows.z + first[i] * features, *a = rows.a + first[i] * features, *y = rows.y + first[i] * width_;
@@ -80,28 +120,33 @@ class Experts {
       // END TODO 09.6
     }
     // END WRITE 09.D
-    probe("09.6", {name(), ": outputs"}, rows.y, {first[count()] - first[0], width_}, blas.stream());
+    probe("09.6", {name(), ": rows after GELU"}, rows.a, {first[count()], 4 * width_}, blas.stream());
+    probe("09.6", {name(), ": rows of y"}, rows.y, {first[count()], width_}, blas.stream());
   }
 
-  // Computes the gradients of the parameters, and dx[rows, E] from dy[rows, E]. dz[rows, 4E] is scratch; dx may be dy.
-  void backward(const ExpertRows& rows, const int* first, Real* dy, Real* dz, Real* dx, const Gradients& g) const {
-    const cudaStream_t stream = g.blas.stream();
+  // Computes the gradients of the parameters, and replaces dy[rows, E] by the gradient of rows.x. dz[rows, 4E] is
+  // scratch.
+  void compute_backward(const ExpertRows& rows, const int* first, Real* dy, Real* dz, const Gradients& g) const {
     for (int i = 0; i < count(); ++i) {
-      const int n = first[i + 1] - first[i], features = 4 * width_, at = first[i];
-      Real* gradient = dz + at * features;
-      linear_backward(g.blas, linear_[2 * i + 1], rows.a + at * features, dy + at * width_, gradient, g.ones, n,
-                      g.accumulate);
-      activation_backward(Activation::gelu, gradient, rows.z + at * features, n * features, stream);
-      linear_backward(g.blas, linear_[2 * i], rows.x + at * width_, gradient, dx + at * width_, g.ones, n,
-                      g.accumulate);
+      const int n = first[i + 1] - first[i], features = 4 * width_, at = first[i] * width_;
+      Real* gradient = dz + first[i] * features;
+      linear_backward(g.blas, linear_[2 * i + 1], rows.a + 4 * at, dy + at, gradient, g.ones, n, g.accumulate);
+      activation_backward(Activation::gelu, gradient, rows.z + 4 * at, n * features, g.blas.stream());
+      linear_backward(g.blas, linear_[2 * i], rows.x + at, gradient, dy + at, g.ones, n, g.accumulate);
     }
   }
 
- private:
-  std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".experts") + 8); }
-
+  int rows_;  // per sample, at most
   int first_, all_, width_;
+
+ private:
+  static ExpertRows rows_in(const Saved& saved, Real* x, Real* y) {
+    return {x, saved.buffers[kFirst].data(), saved.buffers[kFirst + 1].data(), y};
+  }
+  std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".linear")); }
+
   std::vector<Linear> linear_;  // two per expert
+  HostBuffer<int> host_starts_;
 };
 
 }  // namespace workshop
