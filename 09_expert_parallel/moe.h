@@ -24,18 +24,6 @@ namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Computes starts[experts·sequences + 1]: the first row of each sequence at each expert, expert by expert, and the
-// number of all rows. counts[sequences, experts] is that of take_places(). A warp has one of these numbers.
-static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
-  for (int i : warp_stride(experts * sequences + 1)) {
-    // TODO 09.4: Set starts[i] to the number of rows before it.
-    //   Number i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
-    //   expert] rows of a sequence, but at most `places`. sum_of(i, f) adds up f(j) for all j < i; it returns a float.
-    todo("09.4");
-    // END TODO 09.4
-  }
-}
-
 // Copies x[tokens, width] of each token to its rows of permuted[rows, width], one for each expert that it has chosen,
 // and writes their numbers to row_of[tokens, K], or -1 where it has found no place. A warp copies a row.
 static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const int* places, const int* chosen,
@@ -137,7 +125,7 @@ class Mixture : public FeedForward {
   int scratch() const override { return experts_->rows() * width_ + experts_->scratch(); }
   void allocate(int max_samples, cudaStream_t stream) override {
     router_.allocate(max_samples);
-    experts_->allocate(max_samples);
+    experts_->allocate(max_samples, stream);
     starts_ = DeviceBuffer<int>(router_.experts() * max_samples + 1, Memory::activations);
     dweights_ = DeviceBuffer<float>(max_samples * positions_ * K_, Memory::activations);
     loads_ = DeviceBuffer<int>(router_.experts(), Memory::data);
@@ -165,10 +153,11 @@ class Mixture : public FeedForward {
     const cudaStream_t stream = g.blas.stream();
     const int tokens = g.samples * positions_;
     const Kept kept(saved, router_, g.samples, positions_);
-    const int rows = number_of_rows(saved);
+    const int rows = saved.numbers.back();
     float* dweights = dweights_.data();                      // [tokens, K]
     Real *drows = scratch, *beside = drows + rows * width_;  // [rows, E]; experts_->scratch() values
     probe("09.H", {name_, ": given to the mixture: dy"}, dy, {tokens, width_}, stream);
+    experts_->clear(drows, stream);
     launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.y, kept.row_of,
            kept.routing.weights, tokens, K_, width_);
     probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
@@ -207,14 +196,13 @@ class Mixture : public FeedForward {
     int* row_of;  // [tokens, K]: the row of each choice, or -1
     Real *x, *y;  // rows, sorted by expert: the experts' inputs and outputs
   };
-  int number_of_rows(const Saved& saved) const { return saved.numbers[router_.experts()]; }
-
   // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
   // earlier positions move to other rows, so all of them are copied.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
-    launch(first_rows, numbers * kWarp, stream, starts_.data(), kept.routing.counts, samples, n, router_.places());
+    experts_->lay_out(starts_.data(), kept.routing.counts, samples, router_.places(), stream);
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
+    experts_->clear(kept.x, stream);
     launch(permute, tokens * K_ * width_, stream, kept.x, kept.row_of, x - first * width_, kept.routing.places,
            kept.routing.chosen, starts_.data(), tokens, positions, K_, width_);
     probe("09.5", {name_, ": row of each choice"}, kept.row_of, {tokens, K_}, stream);

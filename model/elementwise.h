@@ -16,6 +16,11 @@ namespace workshop {
   for (int i : grid_stride(n)) y[i] += factor * x[i];
 }
 
+// y *= factor
+[[maybe_unused]] static __global__ void scale_by(Reals y, float factor, int n) {
+  for (int i : grid_stride(n)) y[i] *= factor;
+}
+
 // y += factor·x for arrays that stay float32 with mixed precision.
 [[maybe_unused]] static __global__ void add_floats(float* y, const float* x, float factor, int n) {
   for (int i : grid_stride(n)) y[i] += factor * x[i];

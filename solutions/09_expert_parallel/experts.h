@@ -10,8 +10,24 @@
 #include "common/base/random.h"
 #include "model/activation.h"
 #include "model/model.h"
+#include "model/rows.h"
 
 namespace workshop {
+
+// Computes starts[experts·sequences + 1]: the first row of each sequence at each expert, expert by expert, and the
+// number of all rows. counts[sequences, experts] is that of take_places(). A warp has one of these numbers.
+static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
+  for (int i : warp_stride(experts * sequences + 1)) {
+    // TODO 09.4: Set starts[i] to the number of rows before it.
+    //   Number i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
+    //   expert] rows of a sequence, but at most `places`. sum_of(i, f) adds up f(j) for all j < i; it returns a float.
+    starts[i] = static_cast<int>(sum_of(i, [=](int j) {
+      const int count = counts[j % sequences * experts + j / sequences];
+      return static_cast<float>(count < places ? count : places);
+    }));
+    // END TODO 09.4
+  }
+}
 
 // Rows of the experts, one for each token that has chosen an expert and has a place there. The rows of an expert follow
 // each other.
@@ -68,10 +84,18 @@ class Experts {
   virtual std::vector<int> saved() const { return {4 * rows_ * width_, 4 * rows_ * width_}; }
   // Returns the Reals per sample of backward()'s `scratch`.
   virtual int scratch() const { return 4 * rows_ * width_; }
-  virtual void allocate(int max_samples) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
+  virtual void allocate(int max_samples, cudaStream_t) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
 
-  // Computes y[rows, E] from x[rows, E]. starts[all·samples + 1], on the device, has the first row of each sample at
-  // each expert. Keeps in saved.numbers the first row of each expert, and the number of all rows.
+  // Writes starts[all·samples + 1] to the device: the first row of each sample at each expert, expert by expert, and
+  // the number of all rows. counts[samples, all] is that of take_places().
+  virtual void lay_out(int* starts, const int* counts, int samples, int places, cudaStream_t stream) const {
+    launch(first_rows, (all_ * samples + 1) * kWarp, stream, starts, counts, samples, all_, places);
+  }
+  // Clears rows[rows, E] before they are written, if there may be some without a token.
+  virtual void clear(Real* /*rows*/, cudaStream_t) const {}
+
+  // Computes y[rows, E] from x[rows, E]; starts is that of lay_out(). Keeps numbers for backward() in saved.numbers,
+  // the last of which is the number of rows.
   virtual void forward(const Blas& blas, Real* x, Real* y, const int* starts, int samples, Saved& saved) {
     get_first_rows(saved.numbers, starts, samples, blas.stream());
     compute(blas, rows_in(saved, x, y), saved.numbers.data());
@@ -136,6 +160,8 @@ class Experts {
     }
   }
 
+  std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".linear")); }
+
   int rows_;  // per sample, at most
   int first_, all_, width_;
 
@@ -143,7 +169,6 @@ class Experts {
   static ExpertRows rows_in(const Saved& saved, Real* x, Real* y) {
     return {x, saved.buffers[kFirst].data(), saved.buffers[kFirst + 1].data(), y};
   }
-  std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".linear")); }
 
   std::vector<Linear> linear_;  // two per expert
   HostBuffer<int> host_starts_;

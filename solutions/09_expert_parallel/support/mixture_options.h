@@ -15,13 +15,13 @@
 namespace workshop {
 
 // Adds the options of the language model, with mixtures of experts unless the command line says otherwise.
-inline void add_mixture_options(Options& options) {
+inline void add_mixture_options(Options& options, const std::string& checkpoint_format) {
   options.gpt.experts = 8;
   options.gpt.aux_loss = 0.01;
   options.with_gpt();
   options.without({"--generate", "--tokens", "--temperature"});
   options.with_precision();
-  options.with_checkpoints("full");
+  options.with_checkpoints(checkpoint_format);
   options.with_async_checkpoints();
 }
 

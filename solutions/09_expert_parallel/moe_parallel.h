@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+// Expert parallelism (Lepikhin et al., 2020): each rank has a part of every block's experts. All else is data
+// parallelism: the ranks have their own samples. In each block, the rows that the router has sorted by expert travel to
+// the ranks that have these experts, and what they compute travels back.
+//
+//   rank 0: router ─ sort ─┐                 ┌─ experts 0, 1 ─┐                 ┌─ combine
+//   rank 1: router ─ sort ─┴─ all-to-all ────┴─ experts 2, 3 ─┴─ all-to-all ────┴─ combine
+//
+// How many rows a rank gets is known only when all routers have run. Either the ranks tell each other, and the host
+// waits for these numbers (exact counts), or each sequence always sends as many rows to each expert as it may have
+// places there, empty ones included (fixed counts; needs a capacity factor).
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "09_expert_parallel/moe.h"
+#include "09_expert_parallel/support/expert_options.h"
+#include "common/nccl/group.h"
+#include "model/clip.h"
+#include "model/elementwise.h"
+
+namespace workshop {
+
+// ---- groups --------------------------------------------------------------------------------------------------------
+
+struct ExpertGroups {
+  Group experts;   // ranks that have all experts together
+  Group replicas;  // ranks that have the same ones
+};
+
+// Makes groups of `size` adjacent ranks that have all experts together.
+inline ExpertGroups make_expert_groups(const Group& world, int size) {
+  return {world.split(world.rank() / size, world.rank(), "experts"),
+          world.split(world.rank() % size, world.rank(), "expert replicas")};
+}
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+// Computes counts[experts, parts], the rows of each expert in each part of the samples, from starts[experts·samples +
+// 1].
+static __global__ void count_parts(int* counts, const int* starts, int samples, int experts, int parts) {
+  for (int i : grid_stride(experts * parts)) {
+    const int* of_expert = starts + i / parts * samples;
+    const int part = i % parts;
+    counts[i] = of_expert[samples * (part + 1) / parts] - of_expert[samples * part / parts];
+  }
+}
+
+// Writes starts[experts·samples + 1] with `rows` rows for each expert, `places` of them for a sample.
+static __global__ void fixed_rows(int* starts, int samples, int experts, int rows, int places) {
+  for (int i : grid_stride(experts * samples + 1)) {
+    starts[i] = samples == 0 ? 0 : i / samples * rows + i % samples * places;
+  }
+}
+
+// ---- experts on several ranks --------------------------------------------------------------------------------------
+
+class ParallelExperts : public Experts {
+ public:
+  // The group must outlive this. Its size must divide the number of experts.
+  ParallelExperts(const Options& options, const ExpertOptions& how, const Group& group)
+      : Experts(group.rank() * options.gpt.experts / group.size(), options.gpt.experts / group.size(),
+                options.gpt.experts, rows_per_sample(options.gpt, how), options.gpt.width),
+        group_(group),
+        parts_(how.overlap ? 2 : 1),
+        fixed_(how.counts == "fixed"),
+        positions_(options.gpt.context),
+        batch_size_(options.batch_size) {
+    const int K = options.gpt.top_k;
+    received_rows_ = fixed_ ? rows() : group.size() * positions_ * std::min(K, count());
+  }
+
+  // ---- memory ----
+
+  std::vector<int> saved() const override {
+    return {received_rows_ * width_, 4 * received_rows_ * width_, 4 * received_rows_ * width_};
+  }
+  int scratch() const override { return 4 * received_rows_ * width_; }
+  void allocate(int max_samples, cudaStream_t stream) override {
+    const int numbers = all_ * parts_;
+    counts_ = DeviceBuffer<int>(2 * numbers, Memory::activations);
+    host_starts_ = HostBuffer<int>(all_ * max_samples + 1);
+    host_counts_ = HostBuffer<int>(numbers);
+    begin_.resize(numbers + 1);
+    first_.resize(count() + 1);
+    room_ = DeviceBuffer<Real>(max_samples * received_rows_ * width_, Memory::buckets);
+    ones_ = DeviceBuffer<Real>(max_samples * group_.size() * positions_, Memory::data);
+    launch(fill, static_cast<int>(ones_.size()), stream, ones_.data(), 1.0f, static_cast<int>(ones_.size()));
+  }
+
+  // ---- where the rows are ----
+
+  void lay_out(int* starts, const int* counts, int samples, int places, cudaStream_t stream) const override {
+    if (!fixed_) return Experts::lay_out(starts, counts, samples, places, stream);
+    launch(fixed_rows, all_ * samples + 1, stream, starts, samples, all_, rows_of_expert(), places_of_sample());
+  }
+  void clear(Real* rows, cudaStream_t stream) const override {
+    if (!fixed_) return;
+    CUDA_CHECK(cudaMemsetAsync(rows, 0, batch_size_ * rows_ * width_ * sizeof(Real), stream));
+  }
+
+  // ---- the passes ----
+
+  void forward(const Blas& blas, Real* x, Real* y, const int* starts, int samples, Saved& saved) override {
+    const cudaStream_t compute = blas.stream();
+    if (fixed_) {
+      fix_counts(saved.numbers);
+    } else {
+      exchange_counts(saved.numbers, starts, samples, compute);
+    }
+    locate(saved.numbers);
+    const ExpertRows received = received_rows(saved);
+    // WRITE 09.L: Send the rows of x to their experts, compute them there, and bring the results back to y.
+    //   ...
+    begin_communication(compute);
+    for (int part = 0; part < parts_; ++part) {
+      exchange(x, received.x, saved.numbers, part, Direction::to_experts);
+      CUDA_CHECK(cudaEventRecord(arrived_[part], communication_));
+    }
+    for (int part = 0; part < parts_; ++part) {
+      CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_[part]));
+      this->compute(blas, received, first_rows_of(part));
+      CUDA_CHECK(cudaEventRecord(computed_[part], compute));
+      CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_[part]));
+      exchange(y, received.y, saved.numbers, part, Direction::back);
+    }
+    end_communication(compute);
+    // END WRITE 09.L
+    probe("09.15", {name(), ": outputs of all experts for this rank's rows"}, y, {saved.numbers.back(), width_},
+          compute);
+  }
+
+  void backward(Real*, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) override {
+    const cudaStream_t compute = g.blas.stream();
+    locate(saved.numbers);
+    const ExpertRows received = received_rows(saved);
+    Gradients own = g;
+    own.ones = ones_.data();
+    begin_communication(compute);
+    for (int part = 0; part < parts_; ++part) {
+      exchange(dy, room_.data(), saved.numbers, part, Direction::to_experts);
+      CUDA_CHECK(cudaEventRecord(arrived_[part], communication_));
+    }
+    for (int part = 0; part < parts_; ++part) {
+      CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_[part]));
+      own.accumulate = part == 0 ? g.accumulate : 1;
+      compute_backward(received, first_rows_of(part), room_.data(), scratch, own);
+      CUDA_CHECK(cudaEventRecord(computed_[part], compute));
+      CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_[part]));
+      exchange(dy, room_.data(), saved.numbers, part, Direction::back);
+    }
+    end_communication(compute);
+    probe("09.15", {name(), ": gradients of this rank's rows"}, dy, {saved.numbers.back(), width_}, compute);
+  }
+
+ private:
+  enum class Direction { to_experts, back };
+
+  // Rows per sample that a rank sends, at most.
+  static int rows_per_sample(const GptOptions& o, const ExpertOptions& how) {
+    return how.counts == "fixed" ? o.experts * Router(o, o.context).places() : o.context * o.top_k;
+  }
+  int places_of_sample() const { return rows_ / all_; }  // with fixed counts
+  int rows_of_expert() const { return batch_size_ * places_of_sample(); }
+
+  // What has been received of x, and what the experts compute of it. Rows of x are sorted by part, expert and source.
+  ExpertRows received_rows(const Saved& saved) const {
+    const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };
+    return {at(0), at(1), at(2), room_.data()};
+  }
+
+  // Tells all ranks how many rows they will get from each other, and the host, which waits for the device.
+  // `numbers` gets received[group_.size(), count(), parts_], the rows from each rank for each expert of this rank in
+  // each part, and sent[all_, parts_], this rank's first row for each expert and part, and the number of its rows.
+  void exchange_counts(std::vector<int>& numbers, const int* starts, int samples, cudaStream_t stream) {
+    const int all = all_ * parts_, from_each = count() * parts_;
+    int *sent = counts_.data(), *received = sent + all;
+    launch(count_parts, all, stream, sent, starts, samples, all_, parts_);
+    probe("09.12", {name(), ": given to the exchange: counts"}, sent, {all}, stream);
+    // TODO 09.12: Send each rank the numbers of rows that it will get.
+    //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
+    //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
+    //   from it in received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over group_.comm(), in one
+    //   group, on `stream`. A rank may send to itself.
+    NCCL_CHECK(ncclGroupStart());
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      NCCL_CHECK(ncclSend(sent + rank * from_each, from_each, ncclInt, rank, group_.comm(), stream));
+      NCCL_CHECK(ncclRecv(received + rank * from_each, from_each, ncclInt, rank, group_.comm(), stream));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+    // END TODO 09.12
+    probe("09.12", {name(), ": rows from each rank for each expert"}, received, {all}, stream);
+    int *host_starts = host_starts_.data(), *host_counts = host_counts_.data();
+    const std::size_t bytes = (all_ * samples + 1) * sizeof(int);
+    CUDA_CHECK(cudaMemcpyAsync(host_starts, starts, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(host_counts, received, all * sizeof(int), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    numbers.assign(host_counts, host_counts + all);
+    for (int e = 0; e < all_; ++e) {
+      for (int part = 0; part < parts_; ++part) numbers.push_back(host_starts[e * samples + samples * part / parts_]);
+    }
+    numbers.push_back(host_starts[all_ * samples]);
+  }
+  // The same numbers with fixed counts: nothing is sent, and the host does not wait.
+  void fix_counts(std::vector<int>& numbers) const {
+    const int places = places_of_sample();
+    const auto first_sample = [&](int part) { return batch_size_ * part / parts_; };
+    numbers.clear();
+    for (int i = 0; i < all_ * parts_; ++i) {
+      numbers.push_back((first_sample(i % parts_ + 1) - first_sample(i % parts_)) * places);
+    }
+    for (int i = 0; i < all_ * parts_; ++i) {
+      numbers.push_back(i / parts_ * rows_of_expert() + first_sample(i % parts_) * places);
+    }
+    numbers.push_back(all_ * rows_of_expert());
+  }
+
+  // Finds a place for what is received: begin_[parts_, count(), group_.size()] gets the first row of what each rank
+  // sends for each expert in each part.
+  void locate(const std::vector<int>& numbers) {
+    int next = 0, i = 0;
+    for (int part = 0; part < parts_; ++part) {
+      for (int expert = 0; expert < count(); ++expert) {
+        for (int rank = 0; rank < group_.size(); ++rank) {
+          begin_[i++] = next;
+          // TODO 09.13: Set `next` to the first row behind those that this rank sends for this expert in this part.
+          //   numbers[group_.size(), count(), parts_] are the numbers of rows.
+          next += numbers[(rank * count() + expert) * parts_ + part];
+          // END TODO 09.13
+        }
+      }
+    }
+    begin_[i] = next;
+    probe("09.13", {name(), ": first rows of what is received"}, begin_);
+  }
+  // Returns where the rows of each expert of this rank begin in a part, and where those of the last one end.
+  const int* first_rows_of(int part) {
+    for (int i = 0; i <= count(); ++i) first_[i] = begin_[(part * count() + i) * group_.size()];
+    return first_.data();
+  }
+
+  // Sends the rows of a part from the ranks that have sorted them to the ranks that have received them, or back.
+  void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
+    const ncclComm_t comm = group_.comm();
+    const int* first = numbers.data() + all_ * parts_;
+    NCCL_CHECK(ncclGroupStart());
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      for (int i = 0; i < count(); ++i) {
+        // This rank's rows for expert i of rank `rank`, and the rows of rank `rank` for expert i of this rank.
+        const int mine = (rank * count() + i) * parts_ + part, n = (first[mine + 1] - first[mine]) * width_;
+        const int theirs = begin_[(part * count() + i) * group_.size() + rank], m = numbers[mine] * width_;
+        Real *from_here = sorted + first[mine] * width_, *from_there = received + theirs * width_;
+        if (direction == Direction::to_experts) {
+          // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
+          //   from_here has n values to send, from_there has room for m values. Either may be 0.
+          if (n > 0) NCCL_CHECK(ncclSend(from_here, n, kReal, rank, comm, communication_));
+          if (m > 0) NCCL_CHECK(ncclRecv(from_there, m, kReal, rank, comm, communication_));
+          // END TODO 09.14
+        } else {
+          // TODO 09.15: Send back what belongs to the rows that have come, and receive what belongs to those that went.
+          if (m > 0) NCCL_CHECK(ncclSend(from_there, m, kReal, rank, comm, communication_));
+          if (n > 0) NCCL_CHECK(ncclRecv(from_here, n, kReal, rank, comm, communication_));
+          // END TODO 09.15
+        }
+      }
+    }
+    NCCL_CHECK(ncclGroupEnd());
+  }
+
+  // Makes communication_ wait for what `compute` has been given so far, and the other way around.
+  void begin_communication(cudaStream_t compute) {
+    CUDA_CHECK(cudaEventRecord(begun_, compute));
+    CUDA_CHECK(cudaStreamWaitEvent(communication_, begun_));
+  }
+  void end_communication(cudaStream_t compute) {
+    CUDA_CHECK(cudaEventRecord(ended_, communication_));
+    CUDA_CHECK(cudaStreamWaitEvent(compute, ended_));
+  }
+
+  const Group& group_;
+  int parts_;   // of the samples; with two, one part's rows travel while the other's are computed
+  bool fixed_;  // counts
+  int positions_, batch_size_;
+  int received_rows_;         // per sample, at most
+  DeviceBuffer<int> counts_;  // sent, received: [all_, parts_] each
+  HostBuffer<int> host_starts_, host_counts_;
+  std::vector<int> begin_, first_;
+  DeviceBuffer<Real> room_;  // [received rows, E]: outputs in the forward pass, gradients in the backward pass
+  DeviceBuffer<Real> ones_;
+  Event begun_, ended_;
+  std::array<Event, 2> arrived_, computed_;
+  Stream communication_{"communication"};
+};
+
+// Records the parameters of this rank: experts as those of its group, all others as those of this replica.
+inline void record_parameters(const Model& model, const ExpertGroups& groups, int rank, cudaStream_t stream) {
+  for (const Parameter& p : model.parameters()) {
+    const bool of_expert = p.name.find(".experts.") != std::string::npos;
+    record_whole(of_expert ? groups.replicas.rank() : rank, p, p.value, stream);
+  }
+}
+
+// ---- gradients -----------------------------------------------------------------------------------------------------
+
+// The gradients of a model, in ranges: those of experts, which only the replicas of these experts have, and all others.
+struct GradientRanges {
+  std::vector<std::span<Real>> of_experts, shared;
+};
+
+inline GradientRanges ranges_of(const Model& model) {
+  GradientRanges ranges;
+  for (const Parameter& p : model.parameters()) {
+    auto& of_kind = p.name.find(".experts.") != std::string::npos ? ranges.of_experts : ranges.shared;
+    const std::size_t count = p.count();
+    if (!of_kind.empty() && of_kind.back().data() + of_kind.back().size() == p.grad) {
+      of_kind.back() = {of_kind.back().data(), of_kind.back().size() + count};
+    } else {
+      of_kind.push_back({p.grad, count});
+    }
+  }
+  return ranges;
+}
+
+// Averages the gradients over the ranks of the world. Each of them has computed those of the mean loss over its own
+// samples; those of an expert come from the samples of all ranks of a group.
+inline void average_gradients(const GradientRanges& ranges, const Group& world, const ExpertGroups& groups,
+                              cudaStream_t stream) {
+  for (const std::span<Real>& range : ranges.shared) {
+    NCCL_CHECK(ncclAllReduce(range.data(), range.data(), range.size(), kReal, ncclAvg, world.comm(), stream));
+  }
+  for (const std::span<Real>& range : ranges.of_experts) {
+    const int count = static_cast<int>(range.size());
+    // TODO 09.16: Average these gradients.
+    NCCL_CHECK(ncclAllReduce(range.data(), range.data(), count, kReal, ncclAvg, groups.replicas.comm(), stream));
+    launch(scale_by, count, stream, range.data(), 1.0f / static_cast<float>(groups.experts.size()), count);
+    // END TODO 09.16
+  }
+}
+
+// Returns the ranges for clipping over a group of ranks that has all experts together: each element must count once.
+inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts) {
+  GradientParts parts;
+  // TODO 09.17: Add to parts.held the ranges that this rank has, and to parts.counted those that it adds up.
+  parts.held = parts.counted = ranges.of_experts;
+  parts.held.insert(parts.held.end(), ranges.shared.begin(), ranges.shared.end());
+  if (experts.rank() == 0) parts.counted = parts.held;
+  // END TODO 09.17
+  return parts;
+}
+
+}  // namespace workshop
