@@ -113,20 +113,22 @@ class ParallelExperts : public Experts {
     }
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
+    probe("09.K", {name(), ": given to the experts: rows of x"}, x, {saved.numbers.back(), width_}, compute);
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(x, received.x, saved.numbers, part, Direction::to_experts);
       CUDA_CHECK(cudaEventRecord(arrived_[part], communication_));
     }
     for (int part = 0; part < parts_; ++part) {
-      CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_[part]));
-      this->compute(blas, received, first_rows_of(part));
-      CUDA_CHECK(cudaEventRecord(computed_[part], compute));
-      CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_[part]));
-      exchange(y, received.y, saved.numbers, part, Direction::back);
+      // TODO 09.16: Compute a part when it has arrived, and return it when it is computed.
+      //   cudaStreamWaitEvent(stream, event) makes a stream wait. arrived_[part] has been recorded above; record
+      //   computed_[part] behind the computation. this->compute(blas, received, first_rows_of(part)) works on the
+      //   stream `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
+      todo("09.16");
+      // END TODO 09.16
     }
     end_communication(compute);
-    probe("09.15", {name(), ": outputs of all experts for this rank's rows"}, y, {saved.numbers.back(), width_},
+    probe("09.15", {name(), ": what all experts return for this rank's rows"}, y, {saved.numbers.back(), width_},
           compute);
   }
 
@@ -135,7 +137,8 @@ class ParallelExperts : public Experts {
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
     Gradients own = g;
-    own.ones = ones_.data();
+    own.ones = ones_.data();  // for the rows of all ranks
+    probe("09.L", {name(), ": given to the experts: dy"}, dy, {saved.numbers.back(), width_}, compute);
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(dy, room_.data(), saved.numbers, part, Direction::to_experts);
@@ -150,7 +153,7 @@ class ParallelExperts : public Experts {
       exchange(dy, room_.data(), saved.numbers, part, Direction::back);
     }
     end_communication(compute);
-    probe("09.15", {name(), ": gradients of this rank's rows"}, dy, {saved.numbers.back(), width_}, compute);
+    probe("09.L", {name(), ": gradients of this rank's rows"}, dy, {saved.numbers.back(), width_}, compute);
   }
 
  private:
@@ -228,6 +231,7 @@ class ParallelExperts : public Experts {
     begin_[i] = next;
     probe("09.13", {name(), ": first rows of what is received"}, begin_);
   }
+  int begin_of(int part) const { return begin_[part * count() * group_.size()]; }
   // Returns where the rows of each expert of this rank begin in a part, and where those of the last one end.
   const int* first_rows_of(int part) {
     for (int i = 0; i <= count(); ++i) first_[i] = begin_[(part * count() + i) * group_.size()];
@@ -247,17 +251,23 @@ class ParallelExperts : public Experts {
         Real *from_here = sorted + first[mine] * width_, *from_there = received + theirs * width_;
         if (direction == Direction::to_experts) {
           // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
-          //   from_here has n values to send, from_there has room for m values. Either may be 0.
+          //   from_here has n values to send, from_there has room for m values: ncclSend(buffer, count, kReal, rank,
+          //   comm, communication_) and ncclRecv() in the same way. Either may be 0: the other rank knows that, too.
           todo("09.14");
           // END TODO 09.14
         } else {
-          // TODO 09.15: Send back what belongs to the rows that have come, and receive what belongs to those that went.
+          // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
+          //   Everything travels the other way than in TODO 09.14.
           todo("09.15");
           // END TODO 09.15
         }
       }
     }
     NCCL_CHECK(ncclGroupEnd());
+    if (direction == Direction::to_experts) {
+      probe("09.14", {name(), ": rows that have arrived"}, received + begin_of(part) * width_,
+            {begin_of(part + 1) - begin_of(part), width_}, communication_);
+    }
   }
 
   // Makes communication_ wait for what `compute` has been given so far, and the other way around.
@@ -300,6 +310,23 @@ struct GradientRanges {
   std::vector<std::span<Real>> of_experts, shared;
 };
 
+inline int count_of(const std::vector<std::span<Real>>& ranges) {
+  int count = 0;
+  for (const std::span<Real>& range : ranges) count += static_cast<int>(range.size());
+  return count;
+}
+
+inline void probe_ranges(const std::string& what, const GradientRanges& ranges, cudaStream_t stream) {
+  if (!probing()) return;
+  for (const std::span<Real>& range : ranges.shared) {
+    probe("09.M", "gradients of shared parameters, " + what, range.data(), {static_cast<int>(range.size())}, stream);
+  }
+  for (const std::span<Real>& range : ranges.of_experts) {
+    probe(what == "averaged" ? "09.17" : "09.M", "gradients of experts, " + what, range.data(),
+          {static_cast<int>(range.size())}, stream);
+  }
+}
+
 inline GradientRanges ranges_of(const Model& model) {
   GradientRanges ranges;
   for (const Parameter& p : model.parameters()) {
@@ -314,27 +341,38 @@ inline GradientRanges ranges_of(const Model& model) {
   return ranges;
 }
 
-// Averages the gradients over the ranks of the world. Each of them has computed those of the mean loss over its own
-// samples; those of an expert come from the samples of all ranks of a group.
+// Averages the gradients over the ranks. Each rank has computed the gradients of the mean loss over its own samples.
+// Those of an expert already are sums over all ranks of its group, whose samples have come to it.
 inline void average_gradients(const GradientRanges& ranges, const Group& world, const ExpertGroups& groups,
                               cudaStream_t stream) {
+  probe_ranges("given to average_gradients", ranges, stream);
   for (const std::span<Real>& range : ranges.shared) {
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), range.size(), kReal, ncclAvg, world.comm(), stream));
   }
   for (const std::span<Real>& range : ranges.of_experts) {
     const int count = static_cast<int>(range.size());
-    // TODO 09.16: Average these gradients.
-    todo("09.16");
-    // END TODO 09.16
+    // TODO 09.17: Make these gradients those of the mean loss over the samples of all ranks of the world.
+    //   Only the ranks of groups.replicas have the same experts. Their gradients already are sums over the ranks of
+    //   groups.experts, which all have sent rows: by how many ranks have they to be divided in all? Reduce them in
+    //   place, as above, and multiply them with launch(scale_by, count, stream, range.data(), factor, count).
+    todo("09.17");
+    // END TODO 09.17
   }
+  probe_ranges("averaged", ranges, stream);
 }
 
-// Returns the ranges for clipping over a group of ranks that has all experts together: each element must count once.
+// Returns the ranges for the norm of the gradient, which is computed over a group of ranks that has all experts
+// together.
 inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts) {
   GradientParts parts;
-  // TODO 09.17: Add to parts.held the ranges that this rank has, and to parts.counted those that it adds up.
-  todo("09.17");
-  // END TODO 09.17
+  parts.held = ranges.shared;
+  parts.held.insert(parts.held.end(), ranges.of_experts.begin(), ranges.of_experts.end());
+  // TODO 09.18: Set parts.counted to the ranges whose squares this rank adds up: each gradient must count once.
+  //   The sum is over the ranks of `experts`. They all have ranges.shared; each has experts of its own,
+  //   ranges.of_experts. parts.held has both.
+  todo("09.18");
+  // END TODO 09.18
+  probe("09.18", "gradients that count on this rank", std::array{count_of(parts.counted)});
   return parts;
 }
 

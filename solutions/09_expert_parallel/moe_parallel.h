@@ -113,23 +113,36 @@ class ParallelExperts : public Experts {
     }
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
-    // WRITE 09.L: Send the rows of x to their experts, compute them there, and bring the results back to y.
-    //   ...
+    probe("09.K", {name(), ": given to the experts: rows of x"}, x, {saved.numbers.back(), width_}, compute);
+    // WRITE 09.K: Send the rows of x to their experts, compute them there, and bring the results back to y.
+    //   There are parts_ parts, of which each has rows for all experts. exchange(x, received.x, saved.numbers, part,
+    //   Direction::to_experts) sends those of a part to the ranks of their experts, on communication_, and receives the
+    //   rows for the experts of this rank. this->compute(blas, received, first_rows_of(part)) computes these, on
+    //   `compute`, and writes received.y. exchange(y, received.y, saved.numbers, part, Direction::back) returns them.
+    //   While one part is computed, another should travel: first send all parts, then compute one after the other and
+    //   return each as soon as it is computed. begin_communication(compute) makes communication_ wait for what
+    //   `compute` has been given so far, end_communication(compute) makes `compute` wait for communication_. In
+    //   between, use the events arrived_[part] and computed_[part] (docs/calls.md). The host must not wait.
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(x, received.x, saved.numbers, part, Direction::to_experts);
       CUDA_CHECK(cudaEventRecord(arrived_[part], communication_));
     }
     for (int part = 0; part < parts_; ++part) {
+      // TODO 09.16: Compute a part when it has arrived, and return it when it is computed.
+      //   cudaStreamWaitEvent(stream, event) makes a stream wait. arrived_[part] has been recorded above; record
+      //   computed_[part] behind the computation. this->compute(blas, received, first_rows_of(part)) works on the
+      //   stream `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
       CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_[part]));
       this->compute(blas, received, first_rows_of(part));
       CUDA_CHECK(cudaEventRecord(computed_[part], compute));
       CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_[part]));
       exchange(y, received.y, saved.numbers, part, Direction::back);
+      // END TODO 09.16
     }
     end_communication(compute);
-    // END WRITE 09.L
-    probe("09.15", {name(), ": outputs of all experts for this rank's rows"}, y, {saved.numbers.back(), width_},
+    // END WRITE 09.K
+    probe("09.15", {name(), ": what all experts return for this rank's rows"}, y, {saved.numbers.back(), width_},
           compute);
   }
 
@@ -138,7 +151,13 @@ class ParallelExperts : public Experts {
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
     Gradients own = g;
-    own.ones = ones_.data();
+    own.ones = ones_.data();  // for the rows of all ranks
+    probe("09.L", {name(), ": given to the experts: dy"}, dy, {saved.numbers.back(), width_}, compute);
+    // WRITE 09.L: Send the rows of dy to their experts, go back through these, and bring the gradients of x back to dy.
+    //   The parts travel as in forward(), to and from room_.data(), which has what the experts of this rank receive of
+    //   dy. compute_backward(received, first_rows_of(part), room_.data(), scratch, own) replaces it by the gradient of
+    //   the rows of x. It adds to the gradients of the parameters if own.accumulate is 1 and overwrites them if it is
+    //   0: g.accumulate is meant for the whole batch. What do the parts after the first one need?
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(dy, room_.data(), saved.numbers, part, Direction::to_experts);
@@ -153,7 +172,8 @@ class ParallelExperts : public Experts {
       exchange(dy, room_.data(), saved.numbers, part, Direction::back);
     }
     end_communication(compute);
-    probe("09.15", {name(), ": gradients of this rank's rows"}, dy, {saved.numbers.back(), width_}, compute);
+    // END WRITE 09.L
+    probe("09.L", {name(), ": gradients of this rank's rows"}, dy, {saved.numbers.back(), width_}, compute);
   }
 
  private:
@@ -180,6 +200,11 @@ class ParallelExperts : public Experts {
     int *sent = counts_.data(), *received = sent + all;
     launch(count_parts, all, stream, sent, starts, samples, all_, parts_);
     probe("09.12", {name(), ": given to the exchange: counts"}, sent, {all}, stream);
+    // WRITE 09.I: Send each rank the numbers of rows that it will get from this one, and receive its numbers.
+    //   All ranks of group_ have count() experts: rank r has those from r * count() on. sent[all_, parts_] has the
+    //   numbers of this rank's rows for all experts, on the device, and received[group_.size(), count(), parts_] gets
+    //   those of all ranks for the experts of this rank. One group of NCCL calls, of ints, over group_.comm(), on
+    //   `stream`; a rank may send to itself. The host must not wait.
     // TODO 09.12: Send each rank the numbers of rows that it will get.
     //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
     //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
@@ -192,6 +217,7 @@ class ParallelExperts : public Experts {
     }
     NCCL_CHECK(ncclGroupEnd());
     // END TODO 09.12
+    // END WRITE 09.I
     probe("09.12", {name(), ": rows from each rank for each expert"}, received, {all}, stream);
     int *host_starts = host_starts_.data(), *host_counts = host_counts_.data();
     const std::size_t bytes = (all_ * samples + 1) * sizeof(int);
@@ -236,6 +262,7 @@ class ParallelExperts : public Experts {
     begin_[i] = next;
     probe("09.13", {name(), ": first rows of what is received"}, begin_);
   }
+  int begin_of(int part) const { return begin_[part * count() * group_.size()]; }
   // Returns where the rows of each expert of this rank begin in a part, and where those of the last one end.
   const int* first_rows_of(int part) {
     for (int i = 0; i <= count(); ++i) first_[i] = begin_[(part * count() + i) * group_.size()];
@@ -246,6 +273,14 @@ class ParallelExperts : public Experts {
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
+    // WRITE 09.J: Exchange the rows of a part with all ranks of the group, on communication_.
+    //   Expert i of rank r is number r * count() + i of all. This rank's rows for expert e in this part begin at row
+    //   first[e * parts_ + part] of `sorted`, and end where the next number of `first` says. What rank r sends for
+    //   expert i of this rank begins at row begin_[(part * count() + i) * group_.size() + r] of `received`, and has
+    //   numbers[(r * count() + i) * parts_ + part] rows. A row has width_ values of type kReal. With
+    //   Direction::to_experts, rows of `sorted` are sent and those of `received` arrive; with Direction::back, it is
+    //   the other way around. One message per expert, so that they arrive sorted; all of them in one group of NCCL
+    //   calls. Both sides know which are empty.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       for (int i = 0; i < count(); ++i) {
@@ -255,12 +290,14 @@ class ParallelExperts : public Experts {
         Real *from_here = sorted + first[mine] * width_, *from_there = received + theirs * width_;
         if (direction == Direction::to_experts) {
           // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
-          //   from_here has n values to send, from_there has room for m values. Either may be 0.
+          //   from_here has n values to send, from_there has room for m values: ncclSend(buffer, count, kReal, rank,
+          //   comm, communication_) and ncclRecv() in the same way. Either may be 0: the other rank knows that, too.
           if (n > 0) NCCL_CHECK(ncclSend(from_here, n, kReal, rank, comm, communication_));
           if (m > 0) NCCL_CHECK(ncclRecv(from_there, m, kReal, rank, comm, communication_));
           // END TODO 09.14
         } else {
-          // TODO 09.15: Send back what belongs to the rows that have come, and receive what belongs to those that went.
+          // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
+          //   Everything travels the other way than in TODO 09.14.
           if (m > 0) NCCL_CHECK(ncclSend(from_there, m, kReal, rank, comm, communication_));
           if (n > 0) NCCL_CHECK(ncclRecv(from_here, n, kReal, rank, comm, communication_));
           // END TODO 09.15
@@ -268,6 +305,11 @@ class ParallelExperts : public Experts {
       }
     }
     NCCL_CHECK(ncclGroupEnd());
+    // END WRITE 09.J
+    if (direction == Direction::to_experts) {
+      probe("09.14", {name(), ": rows that have arrived"}, received + begin_of(part) * width_,
+            {begin_of(part + 1) - begin_of(part), width_}, communication_);
+    }
   }
 
   // Makes communication_ wait for what `compute` has been given so far, and the other way around.
@@ -310,6 +352,23 @@ struct GradientRanges {
   std::vector<std::span<Real>> of_experts, shared;
 };
 
+inline int count_of(const std::vector<std::span<Real>>& ranges) {
+  int count = 0;
+  for (const std::span<Real>& range : ranges) count += static_cast<int>(range.size());
+  return count;
+}
+
+inline void probe_ranges(const std::string& what, const GradientRanges& ranges, cudaStream_t stream) {
+  if (!probing()) return;
+  for (const std::span<Real>& range : ranges.shared) {
+    probe("09.M", "gradients of shared parameters, " + what, range.data(), {static_cast<int>(range.size())}, stream);
+  }
+  for (const std::span<Real>& range : ranges.of_experts) {
+    probe(what == "averaged" ? "09.17" : "09.M", "gradients of experts, " + what, range.data(),
+          {static_cast<int>(range.size())}, stream);
+  }
+}
+
 inline GradientRanges ranges_of(const Model& model) {
   GradientRanges ranges;
   for (const Parameter& p : model.parameters()) {
@@ -324,30 +383,46 @@ inline GradientRanges ranges_of(const Model& model) {
   return ranges;
 }
 
-// Averages the gradients over the ranks of the world. Each of them has computed those of the mean loss over its own
-// samples; those of an expert come from the samples of all ranks of a group.
+// Averages the gradients over the ranks. Each rank has computed the gradients of the mean loss over its own samples.
+// Those of an expert already are sums over all ranks of its group, whose samples have come to it.
 inline void average_gradients(const GradientRanges& ranges, const Group& world, const ExpertGroups& groups,
                               cudaStream_t stream) {
+  probe_ranges("given to average_gradients", ranges, stream);
+  // WRITE 09.M: Make all gradients those of the mean loss over the samples of all ranks of the world.
+  //   For both kinds of ranges, a range has range.size() gradients of type kReal from range.data() on. All ranks of
+  //   `world` have the shared parameters; only those of groups.replicas have the same experts. Each rank has computed
+  //   the gradients of the mean loss over its own samples, and all ranks have equally many. A rank's gradients of an
+  //   expert already are the sums over the ranks of groups.experts. Work in place; one NCCL call per range; the kernel
+  //   scale_by(y, factor, n) multiplies.
   for (const std::span<Real>& range : ranges.shared) {
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), range.size(), kReal, ncclAvg, world.comm(), stream));
   }
   for (const std::span<Real>& range : ranges.of_experts) {
     const int count = static_cast<int>(range.size());
-    // TODO 09.16: Average these gradients.
+    // TODO 09.17: Make these gradients those of the mean loss over the samples of all ranks of the world.
+    //   Only the ranks of groups.replicas have the same experts. Their gradients already are sums over the ranks of
+    //   groups.experts, which all have sent rows: by how many ranks have they to be divided in all? Reduce them in
+    //   place, as above, and multiply them with launch(scale_by, count, stream, range.data(), factor, count).
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), count, kReal, ncclAvg, groups.replicas.comm(), stream));
     launch(scale_by, count, stream, range.data(), 1.0f / static_cast<float>(groups.experts.size()), count);
-    // END TODO 09.16
+    // END TODO 09.17
   }
+  // END WRITE 09.M
+  probe_ranges("averaged", ranges, stream);
 }
 
-// Returns the ranges for clipping over a group of ranks that has all experts together: each element must count once.
+// Returns the ranges for the norm of the gradient, which is computed over a group of ranks that has all experts
+// together.
 inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts) {
   GradientParts parts;
-  // TODO 09.17: Add to parts.held the ranges that this rank has, and to parts.counted those that it adds up.
-  parts.held = parts.counted = ranges.of_experts;
-  parts.held.insert(parts.held.end(), ranges.shared.begin(), ranges.shared.end());
-  if (experts.rank() == 0) parts.counted = parts.held;
-  // END TODO 09.17
+  parts.held = ranges.shared;
+  parts.held.insert(parts.held.end(), ranges.of_experts.begin(), ranges.of_experts.end());
+  // TODO 09.18: Set parts.counted to the ranges whose squares this rank adds up: each gradient must count once.
+  //   The sum is over the ranks of `experts`. They all have ranges.shared; each has experts of its own,
+  //   ranges.of_experts. parts.held has both.
+  parts.counted = experts.rank() == 0 ? parts.held : ranges.of_experts;
+  // END TODO 09.18
+  probe("09.18", "gradients that count on this rank", std::array{count_of(parts.counted)});
   return parts;
 }
 
