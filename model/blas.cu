@@ -37,6 +37,12 @@ cublasOperation_t blas_op(Op op) { return op == Op::transposed ? CUBLAS_OP_T : C
 
 void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real* A, const Real* B, float beta,
           Real* C) {
+  if (k == 0 && beta == 0) {  // cuBLAS accepts no matrix without columns
+    cudaStream_t stream = nullptr;
+    CUBLAS_CHECK(cublasGetStream(blas, &stream));
+    CUDA_CHECK(cudaMemsetAsync(C, 0, sizeof(Real) * m * n, stream));
+  }
+  if (m == 0 || n == 0 || k == 0) return;
   const float one = 1.0f;
   const int columns_a = op_a == Op::transposed ? m : k;
   const int columns_b = op_b == Op::transposed ? k : n;

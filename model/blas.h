@@ -16,7 +16,8 @@ namespace workshop {
 enum class Op { as_is, transposed };
 
 // Computes C[m, n] = op(A)[m, k] · op(B)[k, n] + beta·C, all row-major; beta is 0 or 1. The matrices hold Reals
-// (precision.h); the products are always accumulated in float32.
+// (precision.h); the products are always accumulated in float32. Matrices may be empty: with k = 0, the product is
+// zero.
 void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real* A, const Real* B, float beta,
           Real* C);
 

@@ -56,12 +56,13 @@ void ledger(const std::string& name, const Command& command, const std::vector<T
 using Bytes = std::map<std::string, long>;  // by kind of memory
 // Expects these peaks, on one rank or on all.
 void expect_memory(const Run& run, int rank, const Bytes& expected);
-// On the cpu backend: between the first and the last step of an epoch no rank may allocate device memory or wait for
-// the device; each rank must use only its own device and at most one cuBLAS handle per stream; and the accounts must
-// cover all memory in use on the device.
-void expect_clean_steps(const Run& run);
+// On the cpu backend: between the first and the last step of an epoch no rank may allocate device memory, or wait
+// for the device more often than `waits` times; each rank must use only its own device and at most one cuBLAS handle
+// per stream; and the accounts must cover all memory in use on the device.
+void expect_clean_steps(const Run& run, long waits = 0);
 // Registers a test of both: clean steps, and these peaks on all ranks.
-void step(const std::string& name, const Command& command, const Bytes& memory, const Where& where = Where::current());
+void step(const std::string& name, const Command& command, const Bytes& memory, const Where& where = Where::current(),
+          long waits = 0);
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
 

@@ -144,7 +144,8 @@ void read_line(const Line& read, RunRecord& record) {
   } else if (type == "step") {
     record.losses.push_back(
         {line.at("step"), line.at("replica"), number(line.at("loss")), number(line.at("global_loss")),
-         line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0, line.value("epoch", 0)});
+         line.contains("gradient_norm") ? number(line.at("gradient_norm")) : 0, line.value("epoch", 0),
+         line.contains("auxiliary_loss") ? number(line.at("auxiliary_loss")) : 0});
   } else if (type == "probe") {
     record.probes.push_back({line.at("id"), line.at("rank"), line.at("step"), line.at("sequence"), read_tensor(read)});
   } else if (type == "passed") {

@@ -34,8 +34,8 @@ struct StepLoss {
   int step, replica;
   double loss, global_loss;
   double gradient_norm = 0;  // only of language models
-  double auxiliary = 0;      // only of mixtures of experts (chapter 09)
   int epoch = 0;
+  double auxiliary = 0;  // loss, of programs that train mixtures of experts (chapter 09)
 };
 
 // All calls of one operation by one rank on one communicator.
