@@ -226,8 +226,8 @@ void expect_golden(const Run& run, const Path& path) {
       const double size = found->size(), rms = values.at("l2").get<double>() / std::sqrt(size);
       // The biases of the keys (the middle third) add the same number to all scores of a row, which softmax ignores.
       // Their gradient is zero up to rounding, and AdamW scales this rounding up to steps of noticeable size.
-      expect_close("root mean square of " + name, rms, found->l2 / std::sqrt(size));
       const Json& first = values.at("first");
+      if (first.size() < found->size()) expect_close("root mean square of " + name, rms, found->l2 / std::sqrt(size));
       for (std::size_t i = 0; i < first.size(); ++i) {
         const double place = static_cast<double>(i) / size;
         if (place >= 1.0 / 3 && place < 2.0 / 3) continue;
