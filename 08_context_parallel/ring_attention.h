@@ -11,6 +11,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "01_single_gpu/transformer.h"
@@ -108,6 +109,7 @@ class RingAttention : public Attention {
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
     const int count = count_of(samples), c = group_.size();
     const bool keys = step + 1 < c, gradients = backward && step > 0;
+    arriving_ = std::span<const Real>(kv_[(step + 1) % 2].data(), keys ? count : 0);
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
@@ -117,6 +119,8 @@ class RingAttention : public Attention {
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
     todo("08.6");
     // END TODO 08.6
+    if (keys) probe("08.6", "keys and values to send", kv_[step % 2].data(), {count}, communication_);
+    if (gradients) probe("08.6", "gradients to send", dkv_[(step - 1) % 2].data(), {count}, communication_);
     int next = 0, previous = 0;
     // TODO 08.7: Set `next` and `previous`, this rank's neighbors in the ring.
     //   The ring has the ranks 0 to c - 1; after the last one comes rank 0. This rank is group_.rank().
@@ -144,13 +148,16 @@ class RingAttention : public Attention {
     //   Use the event arrived_. The host must not wait.
     todo("08.8");
     // END TODO 08.8
+    const int count = static_cast<int>(arriving_.size());
+    if (count > 0) probe("08.8", "keys and values that have arrived", arriving_.data(), {count}, compute);
   }
 
   PartialAttention parts_;
   const Group& group_;
-  DeviceBuffer<Real> kv_[2];    // keys and values: those that are computed with, and those that arrive
-  DeviceBuffer<float> dkv_[2];  // their gradients: those that are sent, and those that arrive
-  DeviceBuffer<float> mine_;    // what this rank contributes to them
+  DeviceBuffer<Real> kv_[2];        // keys and values: those that are computed with, and those that arrive
+  DeviceBuffer<float> dkv_[2];      // their gradients: those that are sent, and those that arrive
+  DeviceBuffer<float> mine_;        // what this rank contributes to them
+  std::span<const Real> arriving_;  // what end_exchange() records: the keys and values under way
   Event computed_, arrived_;
   Stream communication_{"communication"};
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checker/code_notes.h"
 
+#include <cstddef>
+#include <iterator>
 #include <regex>
 
 namespace workshop::tools {
@@ -20,6 +22,19 @@ bool multiplies_ints(const std::string& mine, const std::string& solution) {
 bool launches_once(const std::string& mine, const std::string& solution) {
   return has(solution, R"(for \([^\n]*\) \{?\s*launch\()") && has(mine, R"(\blaunch\()") &&
          !has(mine, R"(\b(for|while|do|for_each)\b)");
+}
+
+std::ptrdiff_t count(const std::string& code, const std::regex& pattern) {
+  return std::distance(std::sregex_iterator(code.begin(), code.end(), pattern), std::sregex_iterator());
+}
+
+// The solution puts its NCCL calls into a group; the participant's code opens more groups, or one in each iteration of
+// a loop.
+bool opens_more_groups(const std::string& mine, const std::string& solution) {
+  const std::regex group(R"(\bncclGroupStart\()");
+  const char* in_loop = R"(\b(for|while) \([^\n]*\) \{[^}]*\bncclGroupStart\()";
+  const std::ptrdiff_t theirs = count(solution, group);
+  return theirs > 0 && (count(mine, group) > theirs || (has(mine, in_loop) && !has(solution, in_loop)));
 }
 
 }  // namespace
@@ -50,6 +65,11 @@ std::string notes_on_code(const Todos& todos) {
       note(id,
            "does in one launch what the solution does in several. The iterations of a launch run at the same time on a "
            "GPU: if two of them add to the same place, one addition is lost.");
+    }
+    if (opens_more_groups(mine, solution)) {
+      note(id,
+           "opens more groups of NCCL calls than the solution. The groups of a stream run one after another, and each "
+           "has the latency of a message.");
     }
   }
   return notes;

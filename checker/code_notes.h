@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a participant's code says, and no short run shows: the numbers are right as long as a model is small, or on a
-// backend that runs the iterations of a kernel one after the other.
+// What a participant's code says, and no short run shows: the numbers are right as long as a model is small, on a
+// backend that runs the iterations of a kernel one after the other, or where messages take no time.
 #pragma once
 
 #include <string>

@@ -1210,6 +1210,26 @@ TEST_F(EndedRuns, WhatNoShortRunShowsIsANote) {
   }
 }
 
+TEST_F(EndedRuns, MoreGroupsAreANote) {
+  mine = Record();
+  const std::string messages = "ncclSend(a, n, type, r, comm, s);\nncclRecv(b, n, type, r, comm, s);\n";
+  const std::string group = "ncclGroupStart();\n" + messages + "ncclGroupEnd();\n";
+  const std::string loop = "for (int r = 0; r < ranks; ++r) {\n";
+  const auto write = [&](const std::string& folder, const std::string& code) {
+    folder_.write(folder + "/02_ddp/ddp.cu", "// TODO 02.1: x\n" + code + "// END TODO 02.1\n");
+  };
+  const std::string in_one = "ncclGroupStart();\n" + loop + messages + "}\nncclGroupEnd();\n";
+  write("solutions", in_one);
+  for (const std::string& more : {loop + group + "}\n", group + group}) {
+    write("chapters", more);
+    verdict(0, {"Note: TODO 02.1 opens more groups of NCCL calls than the solution."}, sources_);
+  }
+  for (const std::string& as_many : {in_one, group, loop + "}\n" + group}) {
+    write("chapters", as_many);
+    EXPECT_EQ(compare(sources_).output.find("Note: TODO 02"), std::string::npos) << compare(sources_).output;
+  }
+}
+
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {
   mine = Record();
   for (Record* run : {&expected, &mine}) {

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "01_single_gpu/transformer.h"
@@ -126,6 +127,7 @@ class RingAttention : public Attention {
   void begin_exchange(int step, int samples, cudaStream_t compute, bool backward = false) {
     const int count = count_of(samples), c = group_.size();
     const bool keys = step + 1 < c, gradients = backward && step > 0;
+    arriving_ = std::span<const Real>(kv_[(step + 1) % 2].data(), keys ? count : 0);
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
@@ -134,15 +136,18 @@ class RingAttention : public Attention {
     //   If `keys`, kv_[step % 2] goes to the next rank, and the previous rank's arrives in kv_[(step + 1) % 2]. If
     //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2].
     //   With neither, nothing is sent. All have `count` elements; keys and values are of type kReal, the gradients are
-    //   floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it. What is sent is
-    //   there, and what is overwritten is not read any more, when everything that is enqueued on `compute` by now is
-    //   done: use the event computed_. Neither the host nor `compute` may wait.
+    //   floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it; a second one would
+    //   only start after the first. What is sent is there, and what is overwritten is not read any more, when
+    //   everything that is enqueued on `compute` by now is done: use the event computed_. Neither the host nor
+    //   `compute` may wait.
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
     CUDA_CHECK(cudaEventRecord(computed_, compute));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, computed_));
     // END TODO 08.6
+    if (keys) probe("08.6", "keys and values to send", kv_[step % 2].data(), {count}, communication_);
+    if (gradients) probe("08.6", "gradients to send", dkv_[(step - 1) % 2].data(), {count}, communication_);
     int next = 0, previous = 0;
     // TODO 08.7: Set `next` and `previous`, this rank's neighbors in the ring.
     //   The ring has the ranks 0 to c - 1; after the last one comes rank 0. This rank is group_.rank().
@@ -173,13 +178,16 @@ class RingAttention : public Attention {
     CUDA_CHECK(cudaEventRecord(arrived_, communication_));
     CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_));
     // END TODO 08.8
+    const int count = static_cast<int>(arriving_.size());
+    if (count > 0) probe("08.8", "keys and values that have arrived", arriving_.data(), {count}, compute);
   }
 
   PartialAttention parts_;
   const Group& group_;
-  DeviceBuffer<Real> kv_[2];    // keys and values: those that are computed with, and those that arrive
-  DeviceBuffer<float> dkv_[2];  // their gradients: those that are sent, and those that arrive
-  DeviceBuffer<float> mine_;    // what this rank contributes to them
+  DeviceBuffer<Real> kv_[2];        // keys and values: those that are computed with, and those that arrive
+  DeviceBuffer<float> dkv_[2];      // their gradients: those that are sent, and those that arrive
+  DeviceBuffer<float> mine_;        // what this rank contributes to them
+  std::span<const Real> arriving_;  // what end_exchange() records: the keys and values under way
   Event computed_, arrived_;
   Stream communication_{"communication"};
 };

@@ -150,7 +150,8 @@ class UlyssesAttention : public Attention {
     probe("08.J", "given to all_to_all: what goes to each rank", send_.data(), {group_.size() * count}, stream);
     // WRITE 08.J: Send each rank its piece of send_, and receive a piece from each rank in receive_.
     //   A piece has `count` elements of type kReal; piece i is for rank i, and from rank i. Every rank has a piece for
-    //   every rank, itself included. All of it is one group of NCCL calls over group_.comm(), on `stream`.
+    //   every rank, itself included. All of it is one group of NCCL calls over group_.comm(), on `stream`: groups run
+    //   one after another.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       // TODO 08.12: Send rank `rank` its piece of send_, and receive the piece from it in receive_.

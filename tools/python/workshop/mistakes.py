@@ -238,8 +238,8 @@ def edited(code: str, edits: str) -> str:
 
 # ---- what CMake has to do ------------------------------------------------------------------------------------------
 
-# Verdicts that the first rank to speak decides: the sentence may be another rank's.
-_SPOKEN_BY_ANY_RANK = ("did not finish", "see TODO", "see WRITE", "same memory")
+# Verdicts that the first rank to speak decides, or what lies beyond a buffer: the sentence may be another one.
+_SPOKEN_BY_ANY_RANK = ("did not finish", "see TODO", "see WRITE", "same memory", "goes beyond its memory")
 
 
 def only_by_checkers(fingerprints: str) -> set[str]:
