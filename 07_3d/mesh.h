@@ -13,6 +13,9 @@
 // If chapter 08 cuts the sequences, too (--cp), each replica has c ranks along the data dimension instead of one: they
 // have the same parameters and samples, and different positions. Their keys and values travel in every layer, so they
 // are neighbors: data = replica · c + context. To the gradients, they are further replicas.
+//
+// If chapter 09 spreads experts over ranks (--ep), each e neighbors along the data dimension have all experts together.
+// To all other parameters, they are replicas.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +31,7 @@ namespace workshop {
 struct MeshShape {
   int data = 1, pipeline = 1, tensor = 1;  // d, p, t
   int context = 1;                         // c: neighbors along the data dimension that share their samples
+  int expert = 1;                          // e: neighbors along the data dimension that have all experts together
   std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
 };
 
@@ -93,6 +97,10 @@ class Mesh {
       context = data.split(replica(), context_rank(), "context");
       replicas = data.split(context_rank(), replica(), "replicas");
     }
+    if (shape.expert > 1) {
+      experts = data.split(at.data / shape.expert, at.data, "experts");
+      expert_replicas = data.split(at.data % shape.expert, at.data, "expert replicas");
+    }
   }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -103,7 +111,8 @@ class Mesh {
   const MeshShape shape;
   const Coordinates at;
   Group tensor, data, pipeline;
-  Group context;   // the ranks with the other positions of this rank's samples
+  Group context;                   // the ranks with the other positions of this rank's samples
+  Group experts, expert_replicas;  // with --ep: the ranks that have all experts together, and those with the same ones
   Group replicas;  // the ranks with other samples: the data group, or those of it that have the same positions
 
  private:

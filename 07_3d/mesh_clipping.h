@@ -19,7 +19,7 @@ class MeshClipping {
                cudaStream_t stream)
       : mesh_(mesh),
         sharded_(sharded),
-        mine_(options.needs_norm() ? gradients_of(updates, mesh.tensor) : GradientParts{}),
+        mine_(options.needs_norm() ? gradients_of(updates, mesh) : GradientParts{}),
         clipping_(options, mine_.largest(), stream),
         stream_(stream) {}
 
@@ -39,6 +39,7 @@ class MeshClipping {
     //   mesh_.data whose ranks have different elements. Does it matter whether the optimizer state is `sharded_`?
     todo("07.7");
     // END TODO 07.7
+    if (mesh_.shape.expert > 1) sum_over(mesh_.experts);
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
@@ -48,12 +49,24 @@ class MeshClipping {
   }
 
  private:
-  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Group& tensor) {
+  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Mesh& mesh) {
     GradientParts mine;
     for (const ChunkUpdate& chunk : updates) {
       mine.held.emplace_back(chunk.grads(), chunk.part().count);
-      for (const Extent& range : counted_once(chunk.model().parameters(), tensor, chunk.part()))
-        mine.counted.emplace_back(chunk.model().grads() + range.offset, range.count);
+      const std::vector<Parameter>& parameters = chunk.model().parameters();
+      const auto count = [&](Extent within) {
+        for (const Extent& range : counted_once(parameters, mesh.tensor, within))
+          mine.counted.emplace_back(chunk.model().grads() + range.offset, range.count);
+      };
+      // With --ep, all but the experts counts on one of the ranks that have all experts together.
+      if (mesh.experts.rank() == 0) {
+        count(chunk.part());
+      } else {
+        for (int offset = 0; const Parameter& p : parameters) {
+          if (is_of_expert(p)) count({offset, p.count()});
+          offset += p.count();
+        }
+      }
     }
     return mine;
   }

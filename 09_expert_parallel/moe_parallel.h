@@ -67,8 +67,7 @@ class ParallelExperts : public Experts {
         group_(group),
         parts_(how.overlap ? 2 : 1),
         fixed_(how.counts == "fixed"),
-        positions_(options.gpt.context),
-        batch_size_(options.batch_size) {
+        positions_(options.gpt.context) {
     const int K = options.gpt.top_k;
     received_rows_ = fixed_ ? rows() : group.size() * positions_ * std::min(K, count());
   }
@@ -81,6 +80,7 @@ class ParallelExperts : public Experts {
   int scratch() const override { return 4 * received_rows_ * width_; }
   void allocate(int max_samples, cudaStream_t stream) override {
     const int numbers = all_ * parts_;
+    max_samples_ = max_samples;
     counts_ = DeviceBuffer<int>(2 * numbers, Memory::activations);
     host_starts_ = HostBuffer<int>(all_ * max_samples + 1);
     host_counts_ = HostBuffer<int>(numbers);
@@ -99,7 +99,7 @@ class ParallelExperts : public Experts {
   }
   void clear(Real* rows, cudaStream_t stream) const override {
     if (!fixed_) return;
-    CUDA_CHECK(cudaMemsetAsync(rows, 0, batch_size_ * rows_ * width_ * sizeof(Real), stream));
+    CUDA_CHECK(cudaMemsetAsync(rows, 0, max_samples_ * rows_ * width_ * sizeof(Real), stream));
   }
 
   // ---- the passes ----
@@ -164,7 +164,7 @@ class ParallelExperts : public Experts {
     return how.counts == "fixed" ? o.experts * Router(o, o.context).places() : o.context * o.top_k;
   }
   int places_of_sample() const { return rows_ / all_; }  // with fixed counts
-  int rows_of_expert() const { return batch_size_ * places_of_sample(); }
+  int rows_of_expert() const { return max_samples_ * places_of_sample(); }
 
   // What has been received of x, and what the experts compute of it. Rows of x are sorted by part, expert and source.
   ExpertRows received_rows(const Saved& saved) const {
@@ -202,7 +202,7 @@ class ParallelExperts : public Experts {
   // The same numbers with fixed counts: nothing is sent, and the host does not wait.
   void fix_counts(std::vector<int>& numbers) const {
     const int places = places_of_sample();
-    const auto first_sample = [&](int part) { return batch_size_ * part / parts_; };
+    const auto first_sample = [&](int part) { return max_samples_ * part / parts_; };
     numbers.clear();
     for (int i = 0; i < all_ * parts_; ++i) {
       numbers.push_back((first_sample(i % parts_ + 1) - first_sample(i % parts_)) * places);
@@ -283,7 +283,7 @@ class ParallelExperts : public Experts {
   const Group& group_;
   int parts_;   // of the samples; with two, one part's rows travel while the other's are computed
   bool fixed_;  // counts
-  int positions_, batch_size_;
+  int positions_, max_samples_ = 0;
   int received_rows_;         // per sample, at most
   DeviceBuffer<int> counts_;  // sent, received: [all_, parts_] each
   HostBuffer<int> host_starts_, host_counts_;
@@ -295,11 +295,13 @@ class ParallelExperts : public Experts {
   Stream communication_{"communication"};
 };
 
+// Returns whether a parameter belongs to an expert.
+inline bool is_of_expert(const Parameter& p) { return p.name.find(".experts.") != std::string::npos; }
+
 // Records the parameters of this rank: experts as those of its group, all others as those of this replica.
 inline void record_parameters(const Model& model, const ExpertGroups& groups, int rank, cudaStream_t stream) {
   for (const Parameter& p : model.parameters()) {
-    const bool of_expert = p.name.find(".experts.") != std::string::npos;
-    record_whole(of_expert ? groups.replicas.rank() : rank, p, p.value, stream);
+    record_whole(is_of_expert(p) ? groups.replicas.rank() : rank, p, p.value, stream);
   }
 }
 
@@ -330,7 +332,7 @@ inline void probe_ranges(const std::string& what, const GradientRanges& ranges, 
 inline GradientRanges ranges_of(const Model& model) {
   GradientRanges ranges;
   for (const Parameter& p : model.parameters()) {
-    auto& of_kind = p.name.find(".experts.") != std::string::npos ? ranges.of_experts : ranges.shared;
+    auto& of_kind = is_of_expert(p) ? ranges.of_experts : ranges.shared;
     const std::size_t count = p.count();
     if (!of_kind.empty() && of_kind.back().data() + of_kind.back().size() == p.grad) {
       of_kind.back() = {of_kind.back().data(), of_kind.back().size() + count};

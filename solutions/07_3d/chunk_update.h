@@ -11,6 +11,7 @@
 #include "04_pipeline/stage.h"
 #include "06_fsdp/zero.h"
 #include "07_3d/mesh.h"
+#include "09_expert_parallel/moe_parallel.h"
 #include "common/nccl/group.h"
 #include "common/record/record.h"
 #include "common/training/training.h"
@@ -58,6 +59,14 @@ class ChunkUpdate {
           std::array{part_.offset, part_.count, int{model.values() != nullptr}});
   }
 
+  // With --ep, experts are averaged over their own replicas: in ranges of the chunk, after the backward pass. Not for
+  // shards.
+  void spread_experts(const Mesh& mesh) {
+    mesh_ = &mesh;
+    reducer_.reset();
+    ranges_ = ranges_of(model_);
+  }
+
   // Call in the last backward pass of a step, after enqueueing the gradients of a layer.
   void layer_ready(int layer) {
     probe("07.D", "given to layer_ready: layer, parameters of the chunk", std::array{layer, model_.count()});
@@ -68,6 +77,9 @@ class ChunkUpdate {
   void average() {
     probe("07.D", "given to average: parameters of the chunk", std::array{model_.count()});
     const Range range("average", stream_);
+    if (mesh_ != nullptr) {
+      return average_gradients(ranges_, mesh_->data, {mesh_->experts, mesh_->expert_replicas}, stream_);
+    }
     // WRITE 07.D: Average the gradients of the chunk over the replicas, or make stream_ wait for their averages.
     //   shards_ and reducer_ are optional: each is there or not, as the constructor has decided. shards_->scatter(full,
     //   shard) averages the gradients and writes this rank's shard of them to `shard`, which is where grads() is.
@@ -124,6 +136,8 @@ class ChunkUpdate {
   std::optional<ShardedUpdate> shards_;
   std::optional<GradientReducer> reducer_;  // unless sharded, or there is nothing to average
   std::optional<Optimizer> optimizer_;      // unless sharded
+  const Mesh* mesh_ = nullptr;              // with --ep
+  GradientRanges ranges_;                   // with --ep
 };
 
 // Returns an update for each chunk of this rank's stage. `stage` and `mesh` must outlive them.

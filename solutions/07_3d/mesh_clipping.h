@@ -19,7 +19,7 @@ class MeshClipping {
                cudaStream_t stream)
       : mesh_(mesh),
         sharded_(sharded),
-        mine_(options.needs_norm() ? gradients_of(updates, mesh.tensor) : GradientParts{}),
+        mine_(options.needs_norm() ? gradients_of(updates, mesh) : GradientParts{}),
         clipping_(options, mine_.largest(), stream),
         stream_(stream) {}
 
@@ -36,7 +36,8 @@ class MeshClipping {
     //   *norm, as far as they count here (05.11); sum_over(group, norm) adds up *norm over the ranks of a group;
     //   take_root(norm) replaces *norm by its root; scale(mine_, norm) clips this rank's gradients. Every element of
     //   the whole gradient must count once. The groups are mesh_.tensor, mesh_.pipeline and mesh_.data; sharded_ says
-    //   whether each replica has only its shard of the averages.
+    //   whether each replica has only its shard of the averages. If mesh_.shape.expert > 1, mesh_.experts is a group,
+    //   too.
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
     // TODO 07.7: Sum the squares over the groups, so that every element of the whole gradient counts once.
@@ -47,6 +48,7 @@ class MeshClipping {
     sum_over(mesh_.pipeline);
     if (sharded_) sum_over(mesh_.data);
     // END TODO 07.7
+    if (mesh_.shape.expert > 1) sum_over(mesh_.experts);
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
@@ -57,12 +59,24 @@ class MeshClipping {
   }
 
  private:
-  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Group& tensor) {
+  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Mesh& mesh) {
     GradientParts mine;
     for (const ChunkUpdate& chunk : updates) {
       mine.held.emplace_back(chunk.grads(), chunk.part().count);
-      for (const Extent& range : counted_once(chunk.model().parameters(), tensor, chunk.part()))
-        mine.counted.emplace_back(chunk.model().grads() + range.offset, range.count);
+      const std::vector<Parameter>& parameters = chunk.model().parameters();
+      const auto count = [&](Extent within) {
+        for (const Extent& range : counted_once(parameters, mesh.tensor, within))
+          mine.counted.emplace_back(chunk.model().grads() + range.offset, range.count);
+      };
+      // With --ep, all but the experts counts on one of the ranks that have all experts together.
+      if (mesh.experts.rank() == 0) {
+        count(chunk.part());
+      } else {
+        for (int offset = 0; const Parameter& p : parameters) {
+          if (is_of_expert(p)) count({offset, p.count()});
+          offset += p.count();
+        }
+      }
     }
     return mine;
   }

@@ -2,7 +2,7 @@
 // 3D parallelism: every layer is cut over a tensor group (chapter 05), the layers are divided among the stages of a
 // pipeline (chapter 04), and replicas of that pipeline see different samples (chapter 02) and may share the optimizer
 // state (chapter 06). Only the mesh of ranks, in mesh.h, is new; this program combines code of the earlier chapters.
-// With --cp, the sequences are cut, too (chapter 08).
+// With --cp, the sequences are cut, too (chapter 08); with --ep, experts are spread over ranks (chapter 09).
 #include <array>
 #include <deque>
 
@@ -46,6 +46,9 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
                  cudaStream_t stream) {
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
+  if (mesh.shape.expert > 1) {
+    for (ChunkUpdate& chunk : updates) chunk.spread_experts(mesh);
+  }
   // WRITE 07.H: Train: for each epoch, its steps, its losses, and an evaluation; after the last one, evaluate again.
   //   training.next_epoch() and training.next_step() begin an epoch and a step, or return false if none is left. In a
   //   step, stage.begin_step(part(training.batch()), training.loss()) and then executor.step(update, ready), where
@@ -93,7 +96,10 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
 
   // After gathering over the tensor group, all ranks of a stage must have the same parameters.
   for (const ModelChunk& chunk : stage.chunks()) {
-    record_parameters(chunk.model.parameters(), mesh.at.data * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
+    for (const Parameter& p : chunk.model.parameters()) {
+      const int replica = mesh.at.data / (is_of_expert(p) ? mesh.shape.expert : 1);
+      record_parameters({p}, replica * mesh.shape.tensor + mesh.at.tensor, mesh.tensor, stream);
+    }
   }
 }
 
@@ -102,7 +108,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   probe("07.I", "given to train: whether sharded", std::array{int{settings.sharded()}});
   OwnPositions part(options, mesh, stream);
   // WRITE 07.I: Create what this rank needs for its part of the training, and call train_stage() with it and `part`.
-  //     Network: if settings.mesh.context is above 1, cut_network(options, settings, mesh); else
+  //     Network: if settings.cuts_more(), cut_network(options, settings, mesh); else
   //       make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}), with layers that
   //       are cut over several ranks, or make_network(options)
   //     Schedule: make_schedule(settings)
@@ -124,7 +130,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
 
   // The whole network, with its layers cut over the tensor group.
   const Network network =
-      mesh.shape.context > 1 ? cut_network(options, settings, mesh)
+      settings.cuts_more() ? cut_network(options, settings, mesh)
       : mesh.shape.tensor > 1
           ? make_parallel_network(options, mesh.tensor, {.sequence_parallel = settings.sequence_parallel})
           : make_network(options);
@@ -161,7 +167,6 @@ int main(int argc, char** argv) {
   MeshSettings settings;
   add_options(options, settings);
   options.with_models({"none", "blocks", "stages"});
-  options.without_experts();
   options.with_precision();
   options.with_validation();
   options.with_checkpoints("sharded");

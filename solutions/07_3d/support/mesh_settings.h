@@ -12,6 +12,7 @@
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "07_3d/mesh.h"
 #include "08_context_parallel/support/context_options.h"
+#include "09_expert_parallel/support/expert_options.h"
 #include "common/job/job.h"
 
 namespace workshop {
@@ -23,8 +24,10 @@ struct MeshSettings {
   int zero = 0;
   double bucket_mb = 25;
   bool sequence_parallel = false, tensor_across_nodes = false;
+  ExpertOptions experts;
 
   int parts() const { return mesh.pipeline * pipeline.chunks; }
+  bool cuts_more() const { return mesh.context > 1 || mesh.expert > 1; }  // sequences, or the experts of a layer
   bool sharded() const { return zero == 1 && mesh.data > 1; }
 };
 
@@ -33,6 +36,7 @@ inline void add_options(Options& options, MeshSettings& s) {
   options.add("--pp", s.mesh.pipeline, "pipeline stages of a replica", 1);
   options.add("--cp", s.mesh.context, "ranks over which the sequences of a language model are cut", 1);
   options.add("--tp", s.mesh.tensor, "ranks over which the layers of a stage are cut", 1);
+  options.add("--ep", s.mesh.expert, "ranks along the data dimension that have all experts together", 1);
   options.add("--zero", s.zero, "1: the replicas share the optimizer state, as in 06_fsdp/zero --stage 1", 0, 1);
   s.pipeline.add_to(options, "parts of a batch; default: 4, and 1 without a pipeline");
   options.add("--bucket-mb", s.bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
@@ -76,6 +80,17 @@ inline void complete(MeshSettings& s, const Options& options) {
   if (s.sequence_parallel && !gpt) usage_error("--sequence-parallel is for --model gpt only");
   if (s.mesh.context > 1 && !gpt) usage_error("--cp is for --model gpt only");
   if (s.mesh.context > 1) cut_of(options, s.mesh.context, "zigzag");
+  const int experts = options.gpt.experts;
+  if (s.mesh.expert > 1 && (!gpt || experts == 0)) usage_error("--ep is for --model gpt with --experts only");
+  if (experts > 0 && s.mesh.tensor > 1) usage_error("--tp is '%d'; expected 1 with --experts", s.mesh.tensor);
+  if (experts > 0 && s.mesh.context > 1) usage_error("--cp is '%d'; expected 1 with --experts", s.mesh.context);
+  if (s.mesh.data % s.mesh.expert != 0) {
+    usage_error("--ep is '%d'; expected a divisor of the %d replicas", s.mesh.expert, s.mesh.data);
+  }
+  if (experts % s.mesh.expert != 0) {
+    usage_error("--experts is '%d'; expected a multiple of the %d ranks of --ep", experts, s.mesh.expert);
+  }
+  if (s.mesh.expert > 1 && s.zero > 0) usage_error("--zero is '1'; expected 0 with --ep");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = depth_of_network(options);
   const int available = pairs ? layers / 2 : layers;
@@ -99,6 +114,7 @@ inline void print_mesh(const MeshShape& shape) {
   const int replicas = shape.data / shape.context, parts = shape.context * shape.tensor;
   if (shape.context == 1) {
     print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
+    if (shape.expert > 1) print0("each %d neighbors along the data dimension have all experts\n", shape.expert);
   } else {
     print0("mesh of %d x %d x %d x %d ranks: pipeline, data, context, tensor\n", shape.pipeline, replicas,
            shape.context, shape.tensor);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuts the sequences in train_3d (--cp, chapter 08). Without it, all of this does nothing.
+// What cuts the sequences in train_3d (--cp, chapter 08), and spreads experts (--ep, chapter 09). Without --cp, what
+// follows the network does nothing.
 #pragma once
 
 #include <optional>
@@ -8,6 +9,7 @@
 #include "07_3d/support/mesh_settings.h"
 #include "08_context_parallel/sequence.h"
 #include "08_context_parallel/support/context_models.h"
+#include "09_expert_parallel/support/expert_models.h"
 #include "common/training/training.h"
 
 namespace workshop {
@@ -21,9 +23,10 @@ inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
   return place;
 }
 
-// Makes the language model for this rank's positions, with ring attention over the context group, and its layers cut
-// over the tensor group.
+// Makes the language model with this rank's experts; or for this rank's positions, with ring attention over the context
+// group, and its layers cut over the tensor group.
 inline Network cut_network(const Options& options, const MeshSettings& settings, const Mesh& mesh) {
+  if (mesh.shape.expert > 1) return make_expert_network(options, settings.experts, mesh.experts);
   const SequenceCut cut = cut_of(options, mesh.shape.context, "zigzag");
   return make_ring_network(options, cut, mesh.context, mesh.tensor, settings.sequence_parallel);
 }
