@@ -2,6 +2,7 @@
 // Row-major matrix products on cuBLAS, which is column-major and therefore reads a row-major matrix as its transpose.
 // So we ask it for the transposed product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands trade places, as do m and n. It writes Cᵀ
 // column by column, which is C row by row.
+#include <algorithm>
 #include <map>
 
 #include "common/base/check.h"
@@ -38,8 +39,9 @@ cublasOperation_t blas_op(Op op) { return op == Op::transposed ? CUBLAS_OP_T : C
 void gemm(cublasHandle_t blas, Op op_a, Op op_b, int m, int n, int k, const Real* A, const Real* B, float beta,
           Real* C) {
   const float one = 1.0f;
-  const int columns_a = op_a == Op::transposed ? m : k;
-  const int columns_b = op_b == Op::transposed ? k : n;
+  // cuBLAS wants at least 1, even if a matrix is empty, as the rows of an expert may be.
+  const int columns_a = std::max(1, op_a == Op::transposed ? m : k);
+  const int columns_b = std::max(1, op_b == Op::transposed ? k : n);
   CUBLAS_CHECK(cublasGemmEx(blas, blas_op(op_b), blas_op(op_a), n, m, k, &one, B, kCudaReal, columns_b, A, kCudaReal,
                             columns_a, &beta, C, kCudaReal, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
