@@ -11,6 +11,7 @@
 // the sizes of the matrix products: in every block, it waits for the device.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -150,7 +151,7 @@ class Mixture : public FeedForward {
     const cudaStream_t stream = blas.stream();
     const int tokens = samples * count;
     const Kept kept(saved, router_, samples, positions_);
-    probe("09.E", {name_, ": given to the mixture: x"}, x, {tokens, width_}, stream);
+    probe("09.E", {"given to the mixture: x of ", name_}, x, {tokens, width_}, stream);
     router_.forward(blas, x, kept.routing, samples, first, count);
     sort_rows(x, kept, samples, first, count, stream);
     experts_->forward(blas, kept.x, kept.y, starts_.data(), samples, saved);
@@ -168,14 +169,11 @@ class Mixture : public FeedForward {
     const int rows = number_of_rows(saved);
     float* dweights = dweights_.data();                      // [tokens, K]
     Real *drows = scratch, *beside = drows + rows * width_;  // [rows, E]; experts_->scratch() values
-    probe("09.H", {name_, ": given to the mixture: dy"}, dy, {tokens, width_}, stream);
+    probe("09.H", {"given to the mixture: dy of ", name_}, dy, {tokens, width_}, stream);
     launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.y, kept.row_of,
            kept.routing.weights, tokens, K_, width_);
-    probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
-    probe("09.8", {name_, ": gradients of the experts' outputs"}, drows, {rows, width_}, stream);
     experts_->backward(kept.x, drows, beside, saved, g);
     launch(permute_backward, tokens * width_, stream, dx, drows, kept.row_of, tokens, K_, width_);
-    probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
     router_.backward(x, dweights, kept.routing, dx, saved.batch, g);
     probe("09.H", {name_, ": gradient of x"}, dx, {tokens, width_}, stream);
     launch(add_loads, router_.experts(), stream, loads_.data(), kept.routing.counts, g.samples, router_.experts());
@@ -212,6 +210,7 @@ class Mixture : public FeedForward {
   // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
   // earlier positions move to other rows, so all of them are copied.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
+    if (probing()) probe("09.E", {"given to sort_rows: samples of ", name_}, std::array{samples});
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
     launch(first_rows, numbers * kWarp, stream, starts_.data(), kept.routing.counts, samples, n, router_.places());
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
