@@ -11,7 +11,6 @@
 // the sizes of the matrix products: in every block, it waits for the device.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -250,8 +249,8 @@ class Mixture : public FeedForward {
   // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
   // earlier positions move to other rows, so all of them are copied.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
-    if (probing()) probe("09.E", {"given to sort_rows: samples of ", name_}, std::array{samples});
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
+    probe("09.E", {"given to sort_rows: tokens of each expert of ", name_}, kept.routing.counts, {samples, n}, stream);
     launch(first_rows, numbers * kWarp, stream, starts_.data(), kept.routing.counts, samples, n, router_.places());
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
     launch(permute, tokens * K_ * width_, stream, kept.x, kept.row_of, x - first * width_, kept.routing.places,
