@@ -138,7 +138,7 @@ class Mixture : public FeedForward {
     const cudaStream_t stream = blas.stream();
     const int tokens = samples * count;
     const Kept kept(saved, router_, samples, positions_);
-    probe("09.E", {name_, ": given to the mixture: x"}, x, {tokens, width_}, stream);
+    probe("09.E", {"given to the mixture: x of ", name_}, x, {tokens, width_}, stream);
     router_.forward(blas, x, kept.routing, samples, first, count);
     sort_rows(x, kept, samples, first, count, stream);
     experts_->forward(blas, kept.x, kept.y, starts_.data(), samples, saved);
@@ -156,15 +156,12 @@ class Mixture : public FeedForward {
     const int rows = saved.numbers.back();
     float* dweights = dweights_.data();                      // [tokens, K]
     Real *drows = scratch, *beside = drows + rows * width_;  // [rows, E]; experts_->scratch() values
-    probe("09.H", {name_, ": given to the mixture: dy"}, dy, {tokens, width_}, stream);
     experts_->clear(drows, stream);
+    probe("09.H", {"given to the mixture: dy of ", name_}, dy, {tokens, width_}, stream);
     launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.y, kept.row_of,
            kept.routing.weights, tokens, K_, width_);
-    probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
-    probe("09.8", {name_, ": gradients of the experts' outputs"}, drows, {rows, width_}, stream);
     experts_->backward(kept.x, drows, beside, saved, g);
     launch(permute_backward, tokens * width_, stream, dx, drows, kept.row_of, tokens, K_, width_);
-    probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
     router_.backward(x, dweights, kept.routing, dx, saved.batch, g);
     probe("09.H", {name_, ": gradient of x"}, dx, {tokens, width_}, stream);
     launch(add_loads, router_.experts(), stream, loads_.data(), kept.routing.counts, g.samples, router_.experts());
@@ -200,6 +197,7 @@ class Mixture : public FeedForward {
   // earlier positions move to other rows, so all of them are copied.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
+    probe("09.E", {"given to sort_rows: tokens of each expert of ", name_}, kept.routing.counts, {samples, n}, stream);
     experts_->lay_out(starts_.data(), kept.routing.counts, samples, router_.places(), stream);
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
     experts_->clear(kept.x, stream);

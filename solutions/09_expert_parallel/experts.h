@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -97,11 +98,14 @@ class Experts {
   // Computes y[rows, E] from x[rows, E]; starts is that of lay_out(). Keeps numbers for backward() in saved.numbers,
   // the last of which is the number of rows.
   virtual void forward(const Blas& blas, Real* x, Real* y, const int* starts, int samples, Saved& saved) {
+    if (probing()) probe("09.E", {"given to experts_->forward: samples of ", name()}, std::array{samples});
     get_first_rows(saved.numbers, starts, samples, blas.stream());
+    probe("09.5", {name(), ": rows of x"}, x, {saved.numbers[count()], width_}, blas.stream());
     compute(blas, rows_in(saved, x, y), saved.numbers.data());
   }
   // Computes the gradients of the parameters, and replaces dy[rows, E] by the gradient of x.
   virtual void backward(Real* x, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) {
+    probe("09.8", {name(), ": gradients of the rows of y"}, dy, {saved.numbers[count()], width_}, g.blas.stream());
     compute_backward(rows_in(saved, x, nullptr), saved.numbers.data(), dy, scratch, g);
   }
 
@@ -122,7 +126,7 @@ class Experts {
 
   // Computes rows.y from rows.x. The rows of expert i of these are first[i] … first[i + 1] - 1.
   void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
-    probe("09.D", {name(), ": given to compute: rows of x"}, rows.x, {first[count()], width_}, blas.stream());
+    probe("09.6", {"given to compute: rows of x of ", name()}, rows.x, {first[count()], width_}, blas.stream());
     // WRITE 09.D: Compute rows.z, rows.a and rows.y of each expert from its rows of rows.x.
     //   Expert i of count() has the layers linear_[2 * i] and linear_[2 * i + 1], with GELU between them, and the rows
     //   first[i] … first[i + 1] - 1. There may be none. rows.x and rows.y have width_ values in a row, rows.z and

@@ -58,7 +58,7 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
       last = first_of(experts, [=](int e) { return left(e) && scores[e] == next; });
       best = next;
       // END TODO 09.1
-      if (last >= experts) last = k;  // the scores are no numbers
+      if (last < 0 || last >= experts) last = k;  // the scores are no numbers
       for ([[maybe_unused]] int first_lane : lanes(1)) {
         expert_of[k] = last;
         weight_of[k] = best;
@@ -211,6 +211,7 @@ class Router {
   void forward(const Blas& blas, const Real* x, const Routing& kept, int sequences, int first, int count) const {
     const cudaStream_t stream = blas.stream();
     const int tokens = sequences * count;
+    probe("09.E", {"given to router_.forward: x of ", name_}, x, {tokens, width_}, stream);
     float *scores = kept.scores + first * experts_, *weights = kept.weights + first * K_;
     int *chosen = kept.chosen + first * K_, *places = kept.places + first * K_;
     // The scores are float32 in either precision: rounded ones would be equal too often.
@@ -232,10 +233,16 @@ class Router {
                 const Gradients& g) const {
     const cudaStream_t stream = g.blas.stream();
     const int tokens = g.samples * positions_;
+    probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
+    probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
     const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_) / batch.samples_of_step : 0.0f;
     launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
            kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
-    probe("09.10", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
+    if (factor == 0) {  // what TODO 09.10 does, by itself
+      probe("09.10", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
+    } else {
+      probe("09.11", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
+    }
     gemm(g.blas, Op::transposed, Op::as_is, experts_, width_, tokens, dlogits_.data(), x, g.accumulate, weight_grad_);
     gemm(g.blas, Op::as_is, Op::as_is, tokens, width_, experts_, dlogits_.data(), weight_, 1, dx);
     if (batch.auxiliary == nullptr) return;

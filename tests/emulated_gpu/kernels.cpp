@@ -22,6 +22,7 @@
 #include "05_tensor_parallel/vocabulary_parallel.h"
 #include "08_context_parallel/partial_attention.h"
 #include "08_context_parallel/ulysses.h"
+#include "09_expert_parallel/moe.h"
 #include "10_less_communication/compression.h"
 #include "model/activation.h"
 #include "model/clip_kernels.h"
@@ -282,6 +283,65 @@ void exchanged_heads(Values& v) {
   LAUNCH(ranks_to_rows, n, v.unset<Real>("rows of ranks", n), heads_by_rank, e, n);
 }
 
+// ---- chapter 09 ----------------------------------------------------------------------------------------------------
+
+void choose_experts_of(Values& v) {
+  const int tokens = v.rows, experts = v.columns, K = 1 + v.random(experts < 4 ? experts : 4);
+  v.scalar("K", static_cast<float>(K));
+  float *logits = v.numbers<float>("logits", tokens * experts), *weights = v.unset<float>("weights", tokens * K);
+  LAUNCH(choose_experts, tokens * experts, logits, v.unset<std::int32_t>("chosen", tokens * K), weights, tokens,
+         experts, K);
+}
+
+// From the choices to the rows of the experts, and back.
+void expert_rows_of(Values& v) {
+  const int sequences = 1 + v.random(3), positions = (v.rows - 1) / sequences + 1, tokens = sequences * positions;
+  const int experts = 1 + v.columns % 40, width = 1 + v.columns % 70, K = 1 + v.random(experts < 3 ? experts : 3);
+  const int choices = tokens * K, places_of_expert = 1 + v.random(positions), numbers = experts * sequences + 1;
+  v.scalar("K", static_cast<float>(K));
+  v.scalar("width", static_cast<float>(width));
+  const std::int32_t* chosen = v.integers("chosen", choices, experts);
+  std::int32_t *places = v.unset<std::int32_t>("places", choices),
+               *counts = v.unset<std::int32_t>("counts", sequences * experts);
+  std::int32_t *starts = v.unset<std::int32_t>("starts", numbers), *row_of = v.unset<std::int32_t>("row_of", choices);
+  const Real *x = v.numbers<Real>("x", tokens * width), *outputs = v.numbers<Real>("outputs", choices * width);
+  const float* weights = v.numbers<float>("weights", choices);
+  Real *rows = v.unset<Real>("rows", choices * width), *doutputs = v.unset<Real>("doutputs", choices * width);
+  float* dweights = v.unset<float>("dweights", choices);
+  LAUNCH(take_places, sequences * experts * kWarp, places, counts, chosen, sequences, positions, experts, K,
+         places_of_expert);
+  LAUNCH(first_rows, numbers * kWarp, starts, counts, sequences, experts, places_of_expert);
+  LAUNCH(permute, choices * width, rows, row_of, x, places, chosen, starts, tokens, positions, K, width);
+  LAUNCH(combine, tokens * width, v.unset<Real>("y", tokens * width), outputs, row_of, weights, tokens, K, width);
+  LAUNCH(combine_backward, choices * width, doutputs, dweights, x, outputs, row_of, weights, tokens, K, width);
+  LAUNCH(permute_backward, tokens * width, v.unset<Real>("dx", tokens * width), doutputs, row_of, tokens, K, width);
+}
+
+void choose_experts_backward_of(Values& v) {
+  const int sequences = 1 + v.random(3), positions = (v.rows - 1) / sequences + 1, tokens = sequences * positions;
+  const int experts = v.columns, K = 1 + v.random(experts < 4 ? experts : 4);
+  v.scalar("K", static_cast<float>(K));
+  v.scalar("positions", static_cast<float>(positions));
+  const float factor = v.scalar("balance_factor", static_cast<float>(v.random(2)) / 4);
+  const float *dweights = v.numbers<float>("dweights", tokens * K), *weights = v.numbers<float>("weights", tokens * K);
+  const float* scores = v.positive<float>("scores", tokens * experts);
+  const std::int32_t *chosen = v.integers("chosen", tokens * K, experts),
+                     *counts = v.integers("counts", sequences * experts, positions * K + 1);
+  LAUNCH(choose_experts_backward, tokens * experts, v.unset<Real>("dlogits", tokens * experts), dweights, scores,
+         weights, chosen, counts, tokens, positions, experts, K, factor);
+}
+
+void balance_of_experts_of(Values& v) {
+  const int sequences = 1 + v.random(3), positions = (v.rows - 1) / sequences + 1, experts = v.columns, K = 2;
+  v.scalar("positions", static_cast<float>(positions));
+  const float* scores = v.positive<float>("scores", sequences * positions * experts);
+  const std::int32_t* counts = v.integers("counts", sequences * experts, positions * K + 1);
+  std::int32_t* loads = v.integers("loads", experts, 1000);
+  LAUNCH(balance_of_experts, sequences * experts * kWarp, v.unset<float>("balance", sequences * experts), scores,
+         counts, sequences, positions, experts, K);
+  LAUNCH(add_loads, experts, loads, counts, sequences, experts);
+}
+
 // ---- chapter 01: others ---------------------------------------------------------------------------------------------
 
 void add_bias_of(Values& v) {
@@ -496,6 +556,10 @@ constexpr Case kCases[] = {
     {"dots_of_run", dots_of_run_of},
     {"rows_of_a_run", rows_of_a_run},
     {"exchanged_heads", exchanged_heads},
+    {"choose_experts", choose_experts_of},
+    {"expert_rows", expert_rows_of},
+    {"choose_experts_backward", choose_experts_backward_of},
+    {"balance_of_experts", balance_of_experts_of},
     {"gradient_of_block", gradient_of_block_of},
     {"copy_rows", copy_rows_of},
     {"cross_entropy_forward", cross_entropy_forward_of},

@@ -283,6 +283,82 @@ std::vector<Expected> dots_of_run(const Values& v) {
   return found.all();
 }
 
+std::vector<Expected> choose_experts(const Values& v) {
+  const auto &logits = v.array("logits"), &chosen = v.array("chosen");
+  const int experts = v.columns, K = static_cast<int>(v.scalar("K"));
+  std::vector<Approximate> scores(logits.count), weights(chosen.count);
+  for (int token = 0; token < v.rows; ++token) {
+    const std::size_t begin = static_cast<std::size_t>(token) * experts, choices = static_cast<std::size_t>(token) * K;
+    double largest = -INFINITY;
+    for (int e = 0; e < experts; ++e) largest = std::max(largest, logits.at_begin(begin + e));
+    const auto power = [&](int e) { return exponential(exact(logits.at_begin(begin + e)) - exact(largest)); };
+    const Approximate total = sum(experts, power);
+    for (int e = 0; e < experts; ++e) scores[begin + e] = power(e) / total;
+    const auto score = [&](int k) { return scores[begin + static_cast<std::size_t>(chosen[choices + k])]; };
+    for (int k = 0; k < K; ++k) weights[choices + k] = score(k) / sum(K, score);
+  }
+  Collector found(v);
+  found.of("logits") = scores;
+  found.of("weights") = weights;
+  return found.all();
+}
+
+std::vector<Expected> expert_rows(const Values& v) {
+  const auto &dy = v.array("x"), &outputs = v.array("outputs"), &row_of = v.array("row_of");
+  const int K = static_cast<int>(v.scalar("K")), width = static_cast<int>(v.scalar("width"));
+  Collector found(v);
+  std::vector<Approximate>& dweights = found.of("dweights");
+  for (std::size_t choice = 0; choice < dweights.size(); ++choice) {
+    if (row_of[choice] < 0) continue;
+    const std::size_t row = static_cast<std::size_t>(row_of[choice]) * width, token = choice / K * width;
+    dweights[choice] = sum(width, [&](int j) { return exact(dy[token + j]) * exact(outputs[row + j]); });
+  }
+  return found.all();
+}
+
+std::vector<Expected> choose_experts_backward(const Values& v) {
+  const auto &dweights = v.array("dweights"), &weights = v.array("weights"), &scores = v.array("scores"),
+             &chosen = v.array("chosen"), &counts = v.array("counts");
+  const int experts = v.columns, K = static_cast<int>(v.scalar("K"));
+  const auto positions = static_cast<std::size_t>(v.scalar("positions"));
+  const Approximate factor = exact(v.scalar("balance_factor"));
+  Collector found(v);
+  std::vector<Approximate>& dlogits = found.of("dlogits");
+  for (std::size_t token = 0; token < scores.count / experts; ++token) {
+    const auto score = [&](std::size_t e) { return exact(scores[token * experts + e]); };
+    const Approximate inner =
+        sum(K, [&](int k) { return exact(weights[token * K + k]) * exact(dweights[token * K + k]); });
+    const Approximate total = sum(K, [&](int k) { return score(static_cast<std::size_t>(chosen[token * K + k])); });
+    const auto dscore = [&](int e) {
+      Approximate gradient = exact(0);
+      for (int k = 0; k < K; ++k) {
+        if (chosen[token * K + k] == e) gradient = gradient + (exact(dweights[token * K + k]) - inner) / total;
+      }
+      const Approximate f = factor * exact(experts) * exact(counts[token / positions * experts + e]) /
+                            exact(static_cast<double>(K * positions));
+      return gradient + f / exact(static_cast<double>(positions));
+    };
+    const Approximate dot = sum(experts, [&](int e) { return score(e) * dscore(e); });
+    for (int e = 0; e < experts; ++e) dlogits[token * experts + e] = score(e) * (dscore(e) - dot);
+  }
+  return found.all();
+}
+
+std::vector<Expected> balance_of_experts(const Values& v) {
+  const auto &scores = v.array("scores"), &counts = v.array("counts");
+  const int experts = v.columns, positions = static_cast<int>(v.scalar("positions"));
+  Collector found(v);
+  std::vector<Approximate>& balance = found.of("balance");
+  for (std::size_t pair = 0; pair < balance.size(); ++pair) {
+    const std::size_t first = pair / experts * positions * experts + pair % experts;
+    const Approximate mean =
+        sum(positions, [&](int t) { return exact(scores[first + static_cast<std::size_t>(t) * experts]); }) /
+        exact(positions);
+    balance[pair] = exact(experts) * exact(counts[pair]) / exact(2 * positions) * mean;
+  }
+  return found.all();
+}
+
 std::vector<Expected> gradient_of_block(const Values& v) {
   const auto &scores = v.array("scores"), &dp = v.array("dp"), &log_sums = v.array("log_sums"), &dots = v.array("dots");
   const Approximate scale = exact(v.scalar("scale")), dropout = exact(v.scalar("dropout"));
@@ -377,6 +453,10 @@ std::vector<Expected> expected(std::string_view name, const Values& values) {
       {"dots_of_rows", dots_of_rows},
       {"dots_of_run", dots_of_run},
       {"gradient_of_block", gradient_of_block},
+      {"choose_experts", choose_experts},
+      {"expert_rows", expert_rows},
+      {"choose_experts_backward", choose_experts_backward},
+      {"balance_of_experts", balance_of_experts},
       {"cross_entropy_forward", cross_entropy_forward},
       {"row_exponentials", row_exponentials},
       {"chunk_squares", chunk_squares},
