@@ -2,7 +2,6 @@
 // Row-major matrix products on cuBLAS, which is column-major and therefore reads a row-major matrix as its transpose.
 // So we ask it for the transposed product Cᵀ = op(B)ᵀ · op(A)ᵀ: the operands trade places, as do m and n. It writes Cᵀ
 // column by column, which is C row by row.
-#include <algorithm>
 #include <map>
 
 #include "common/base/check.h"
