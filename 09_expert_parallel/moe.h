@@ -96,8 +96,11 @@ class Mixture : public FeedForward {
             options, positions,
             std::make_shared<Experts>(0, options.experts, options.experts, positions * options.top_k, options.width)) {}
   Mixture(const GptOptions& options, int positions, std::shared_ptr<Experts> experts)
+      : Mixture(options, positions, std::move(experts), std::make_shared<Router>(options, positions)) {}
+  Mixture(const GptOptions& options, int positions, std::shared_ptr<Experts> experts, std::shared_ptr<Router> router)
       : FeedForward(positions, options.width),
-        router_(options, positions),
+        owned_router_(std::move(router)),
+        router_(*owned_router_),
         experts_(std::move(experts)),
         K_(options.top_k) {}
 
@@ -117,7 +120,8 @@ class Mixture : public FeedForward {
   }
 
   std::vector<int> saved() const override {
-    const int numbers = positions_ * (router_.experts() + 4 * K_) + router_.experts(), rows = experts_->rows();
+    const int n = router_.experts(), rows = experts_->rows();
+    const int numbers = positions_ * (n + 4 * K_) + (router_.has_own_rows() ? 2 * n : n);
     std::vector<int> sizes = {reals_spanning(numbers), rows * width_, rows * width_};
     for (int size : experts_->saved()) sizes.push_back(size);
     return sizes;
@@ -174,7 +178,7 @@ class Mixture : public FeedForward {
     return loads;
   }
 
- private:
+ protected:
   // What the backward pass needs of `samples` sequences, in buffers of Saved.
   struct Kept {
     Kept(const Saved& saved, const Router& router, int samples, int positions) {
@@ -185,7 +189,9 @@ class Mixture : public FeedForward {
       auto* chosen = static_cast<int*>(static_cast<void*>(weights + choices));
       int* places = chosen + choices;
       row_of = places + choices;
-      routing = {scores, weights, chosen, places, /*counts=*/row_of + choices};
+      int* counts = row_of + choices;
+      routing = {scores, weights, chosen,
+                 places, counts,  router.has_own_rows() ? counts + samples * router.experts() : counts};
       x = at(1);
       y = at(2);
     }
@@ -198,7 +204,7 @@ class Mixture : public FeedForward {
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
     probe("09.E", {"given to sort_rows: tokens of each expert of ", name_}, kept.routing.counts, {samples, n}, stream);
-    experts_->lay_out(starts_.data(), kept.routing.counts, samples, router_.places(), stream);
+    experts_->lay_out(starts_.data(), kept.routing.rows, samples, router_.places(), stream);
     probe("09.4", {name_, ": first rows"}, starts_.data(), {numbers}, stream);
     experts_->clear(kept.x, stream);
     launch(permute, tokens * K_ * width_, stream, kept.x, kept.row_of, x - first * width_, kept.routing.places,
@@ -207,7 +213,8 @@ class Mixture : public FeedForward {
   }
 
   std::string name_;  // of the block
-  Router router_;
+  std::shared_ptr<Router> owned_router_;
+  Router& router_;
   std::shared_ptr<Experts> experts_;
   int K_;
   DeviceBuffer<int> starts_, loads_;

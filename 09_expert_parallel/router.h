@@ -139,8 +139,10 @@ struct Routing {
   int* chosen;     // [tokens, K]: experts, the best one first
   int* places;     // [tokens, K]: see take_places()
   int* counts;     // [sequences, experts]: tokens that have chosen the expert
+  int* rows;       // the same: how many of them may have a row; first_rows() limits it to the places
 };
 
+// Chapter 07's train_3d derives from it: there, sequences may be cut over ranks.
 class Router {
  public:
   Router(const GptOptions& options, int positions)
@@ -155,6 +157,9 @@ class Router {
       if (places < positions) places_ = static_cast<int>(places);
     }
   }
+  virtual ~Router() = default;
+  Router(const Router&) = delete;
+  Router& operator=(const Router&) = delete;
 
   int experts() const { return experts_; }
   int choices() const { return K_; }      // experts per token, K
@@ -166,7 +171,9 @@ class Router {
     weight_ = weight.value;
     weight_grad_ = weight.grad;
   }
-  void allocate(int max_sequences) {
+  // Returns whether Routing::rows are numbers of their own, and not Routing::counts.
+  virtual bool has_own_rows() const { return false; }
+  virtual void allocate(int max_sequences) {
     const int tokens = max_sequences * positions_;
     dlogits_ = DeviceBuffer<Real>(tokens * experts_, Memory::activations);
     balance_ = DeviceBuffer<float>(max_sequences * experts_, Memory::activations);
@@ -187,8 +194,7 @@ class Router {
     probe("09.A", {name_, ": scores"}, scores, {tokens, experts_}, stream);
     probe("09.1", {name_, ": chosen experts"}, chosen, {tokens, K_}, stream);
     probe("09.2", {name_, ": weights"}, weights, {tokens, K_}, stream);
-    launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
-           first + count, experts_, K_, places_);
+    number_choices(kept, sequences, first + count, stream);
     probe("09.3", {name_, ": places"}, places, {tokens, K_}, stream);
     probe("09.3", {name_, ": tokens of each expert"}, kept.counts, {sequences, experts_}, stream);
   }
@@ -201,7 +207,7 @@ class Router {
     const int tokens = g.samples * positions_;
     probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
     probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
-    const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_) / batch.samples_of_step : 0.0f;
+    const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_ * balance_scale()) / batch.samples_of_step : 0.0f;
     launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
            kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
     if (factor == 0) {  // what TODO 09.10 does, by itself
@@ -218,7 +224,15 @@ class Router {
     launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), 1.0f / batch.samples_of_step, pairs);
   }
 
- private:
+ protected:
+  // Computes kept.places and kept.counts from kept.chosen.
+  virtual void number_choices(const Routing& kept, int sequences, int positions, cudaStream_t stream) const {
+    launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
+           positions, experts_, K_, places_);
+  }
+  // Returns by what the auxiliary loss of `positions` positions is to be multiplied.
+  virtual double balance_scale() const { return 1; }
+
   int positions_, width_, experts_, K_;
   double aux_loss_;
   int places_;

@@ -36,12 +36,24 @@ struct ExpertRows {
   Real *x, *z, *a, *y;  // input [rows, E], before and after GELU [rows, 4E], output [rows, E]
 };
 
+// The features of every expert that a rank has, on a mesh that cuts them over a tensor group. One rank adds the bias of
+// their sum.
+struct FeatureCut {
+  int rank = 0, ranks = 1;
+};
+
 // All experts of a block. moe_parallel.h derives from it: there, each rank has a part of them.
 class Experts {
  public:
   // Experts [first, first + count) of `all`, for at most `rows` rows per sample.
-  Experts(int first, int count, int all, int rows, int width)
-      : rows_(rows), first_(first), all_(all), width_(width), linear_(2 * count) {}
+  Experts(int first, int count, int all, int rows, int width, FeatureCut cut = {})
+      : rows_(rows),
+        first_(first),
+        all_(all),
+        width_(width),
+        hidden_(4 * width / cut.ranks),
+        adds_bias_(cut.rank == 0),
+        linear_(2 * count) {}
   virtual ~Experts() = default;
   Experts(const Experts&) = delete;
   Experts& operator=(const Experts&) = delete;
@@ -82,9 +94,9 @@ class Experts {
   }
 
   // Returns the Reals per sample of each buffer that backward() needs. They follow the mixture's own in Saved.
-  virtual std::vector<int> saved() const { return {4 * rows_ * width_, 4 * rows_ * width_}; }
+  virtual std::vector<int> saved() const { return {rows_ * hidden_, rows_ * hidden_}; }
   // Returns the Reals per sample of backward()'s `scratch`.
-  virtual int scratch() const { return 4 * rows_ * width_; }
+  virtual int scratch() const { return rows_ * hidden_; }
   virtual void allocate(int max_samples, cudaStream_t) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
 
   // Writes starts[all·samples + 1] to the device: the first row of each sample at each expert, expert by expert, and
@@ -128,18 +140,18 @@ class Experts {
   void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
     probe("09.6", {"given to compute: rows of x of ", name()}, rows.x, {first[count()], width_}, blas.stream());
     // WRITE 09.D: Compute rows.z, rows.a and rows.y of each expert from its rows of rows.x.
-    //   Expert i of count() has the layers linear_[2 * i] and linear_[2 * i + 1], with GELU between them, and the rows
+    //   Expert i of count() has the layers linear_[2 * i] and second_layer(i), with GELU between them, and the rows
     //   first[i] … first[i + 1] - 1. There may be none. rows.x and rows.y have width_ values in a row, rows.z and
-    //   rows.a, before and after GELU, have 4 * width_. Call linear_forward(blas, layer, x, y, number of rows) and
+    //   rows.a, before and after GELU, have hidden_. Call linear_forward(blas, layer, x, y, number of rows) and
     //   activation_forward(Activation::gelu, a, z, number of values, stream).
     for (int i = 0; i < count(); ++i) {
-      const Linear &linear1 = linear_[2 * i], &linear2 = linear_[2 * i + 1];
+      const Linear linear1 = linear_[2 * i], linear2 = second_layer(i);
       // TODO 09.6: Compute the rows of expert i, as the MLP does: linear1, GELU, linear2.
-      //   They are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of 4 * width_ in rows.z
+      //   They are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of hidden_ in rows.z
       //   and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
       //   activation_forward(Activation::gelu, a, z, number of values, stream). No token may have chosen the expert:
       //   both do nothing for 0 rows.
-      const int n = first[i + 1] - first[i], features = 4 * width_;
+      const int n = first[i + 1] - first[i], features = hidden_;
       const Real* x = rows.x + first[i] * width_;
       Real *z = rows.z + first[i] * features, *a = rows.a + first[i] * features, *y = rows.y + first[i] * width_;
       linear_forward(blas, linear1, x, z, n);
@@ -148,7 +160,7 @@ class Experts {
       // END TODO 09.6
     }
     // END WRITE 09.D
-    probe("09.6", {name(), ": rows after GELU"}, rows.a, {first[count()], 4 * width_}, blas.stream());
+    probe("09.6", {name(), ": rows after GELU"}, rows.a, {first[count()], hidden_}, blas.stream());
     probe("09.6", {name(), ": rows of y"}, rows.y, {first[count()], width_}, blas.stream());
   }
 
@@ -156,24 +168,31 @@ class Experts {
   // scratch.
   void compute_backward(const ExpertRows& rows, const int* first, Real* dy, Real* dz, const Gradients& g) const {
     for (int i = 0; i < count(); ++i) {
-      const int n = first[i + 1] - first[i], features = 4 * width_, at = first[i] * width_;
-      Real* gradient = dz + first[i] * features;
-      linear_backward(g.blas, linear_[2 * i + 1], rows.a + 4 * at, dy + at, gradient, g.ones, n, g.accumulate);
-      activation_backward(Activation::gelu, gradient, rows.z + 4 * at, n * features, g.blas.stream());
+      const int n = first[i + 1] - first[i], at = first[i] * width_, in_hidden = first[i] * hidden_;
+      Real* gradient = dz + in_hidden;
+      linear_backward(g.blas, linear_[2 * i + 1], rows.a + in_hidden, dy + at, gradient, g.ones, n, g.accumulate);
+      activation_backward(Activation::gelu, gradient, rows.z + in_hidden, n * hidden_, g.blas.stream());
       linear_backward(g.blas, linear_[2 * i], rows.x + at, gradient, dy + at, g.ones, n, g.accumulate);
     }
   }
 
   std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".linear")); }
 
-  int rows_;  // per sample, at most
-  int first_, all_, width_;
+  int rows_;                          // per sample, at most
+  int first_, all_, width_, hidden_;  // hidden_: features of an expert on this rank, 4E
 
  private:
   static ExpertRows rows_in(const Saved& saved, Real* x, Real* y) {
     return {x, saved.buffers[kFirst].data(), saved.buffers[kFirst + 1].data(), y};
   }
 
+  Linear second_layer(int i) const {
+    Linear layer = linear_[2 * i + 1];
+    if (!adds_bias_) layer.bias = nullptr;
+    return layer;
+  }
+
+  bool adds_bias_;
   std::vector<Linear> linear_;  // two per expert
   HostBuffer<int> host_starts_;
 };

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
   const ExpertGroups groups = make_expert_groups(job.group(), how.ranks);
   std::vector<std::shared_ptr<Mixture>> mixtures;  // one per block
   const Network network = make_gpt(options, [&](const GptOptions& o, int positions) {
-    const auto experts = std::make_shared<ParallelExperts>(options, how, groups.experts);
+    const auto experts = std::make_shared<ParallelExperts>(o, positions, how, groups.experts);
     return mixtures.emplace_back(std::make_shared<Mixture>(o, positions, experts));
   });
   Model model(network, options.batch_size, stream);

@@ -61,23 +61,24 @@ static __global__ void fixed_rows(int* starts, int samples, int experts, int row
 class ParallelExperts : public Experts {
  public:
   // The group must outlive this. Its size must divide the number of experts.
-  ParallelExperts(const Options& options, const ExpertOptions& how, const Group& group)
-      : Experts(group.rank() * options.gpt.experts / group.size(), options.gpt.experts / group.size(),
-                options.gpt.experts, rows_per_sample(options.gpt, how), options.gpt.width),
+  ParallelExperts(const GptOptions& options, int positions, const ExpertOptions& how, const Group& group,
+                  FeatureCut cut = {})
+      : Experts(group.rank() * options.experts / group.size(), options.experts / group.size(), options.experts,
+                rows_per_sample(options, positions, how), options.width, cut),
         group_(group),
         parts_(how.overlap ? 2 : 1),
         fixed_(how.counts == "fixed"),
-        positions_(options.gpt.context) {
-    const int K = options.gpt.top_k;
+        positions_(positions) {
+    const int K = options.top_k;
     received_rows_ = fixed_ ? rows() : group.size() * positions_ * std::min(K, count());
   }
 
   // ---- memory ----
 
   std::vector<int> saved() const override {
-    return {received_rows_ * width_, 4 * received_rows_ * width_, 4 * received_rows_ * width_};
+    return {received_rows_ * width_, received_rows_ * hidden_, received_rows_ * hidden_};
   }
-  int scratch() const override { return 4 * received_rows_ * width_; }
+  int scratch() const override { return received_rows_ * hidden_; }
   void allocate(int max_samples, cudaStream_t stream) override {
     const int numbers = all_ * parts_;
     max_samples_ = max_samples;
@@ -180,8 +181,8 @@ class ParallelExperts : public Experts {
   enum class Direction { to_experts, back };
 
   // Rows per sample that a rank sends, at most.
-  static int rows_per_sample(const GptOptions& o, const ExpertOptions& how) {
-    return how.counts == "fixed" ? o.experts * Router(o, o.context).places() : o.context * o.top_k;
+  static int rows_per_sample(const GptOptions& o, int positions, const ExpertOptions& how) {
+    return how.counts == "fixed" ? o.experts * Router(o, positions).places() : positions * o.top_k;
   }
   int places_of_sample() const { return rows_ / all_; }  // with fixed counts
   int rows_of_expert() const { return max_samples_ * places_of_sample(); }

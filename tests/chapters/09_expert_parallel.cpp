@@ -152,25 +152,37 @@ TESTS(checkpoints) {
 TESTS(mesh) {
   const Path mesh = solution("07_3d/train_3d");
   const std::string all = "--clip-norm 0.3 --capacity-factor 0.9 --warmup-steps 3 --lr-schedule cosine --dropout 0.2";
-  const auto add = [&](int d, int p, int e, const std::string& more) {
-    same_gpt(text("solution.09.mesh.", d, "x", p, ".groups_of_", e, more.empty() ? "" : ".more"), kBound,
-             on(1, moe, options, all),
-             on(d * p, mesh, "--model gpt", model_options, per_rank(d), all, "--dp", d, "--pp", p, "--ep", e, more));
+  const auto add = [&](int d, int p, int c, int t, int e, const std::string& more) {
+    same_gpt(text("solution.09.mesh.", d, "x", p, "x", c, "x", t, ".groups_of_", e), kBound, on(1, moe, options, all),
+             on(d * p * c * t, mesh, "--model gpt", model_options, per_rank(d), all, "--dp", d, "--pp", p, "--cp", c,
+                "--tp", t, "--ep", e, more));
   };
-  add(2, 1, 1, "--zero 1");
-  add(2, 1, 2, "");
-  add(4, 1, 2, "--recompute blocks");
-  add(8, 1, 4, "");
-  add(2, 2, 2, "--micro-batches 4");
-  add(4, 2, 4, "--micro-batches 2 --schedule interleaved --recompute stages");
-  add(4, 2, 2, "--micro-batches 3 --schedule gpipe");
+  add(2, 1, 1, 1, 1, "--zero 1");
+  add(2, 1, 1, 1, 2, "");
+  add(4, 1, 1, 1, 2, "--recompute blocks");
+  add(8, 1, 1, 1, 4, "");
+  add(2, 2, 1, 1, 2, "--micro-batches 4");
+  add(4, 2, 1, 1, 4, "--micro-batches 2 --schedule interleaved --recompute stages");
+  add(4, 2, 1, 1, 2, "--micro-batches 3 --schedule gpipe");
+  add(1, 1, 1, 2, 1, "--zero 1");
+  add(2, 1, 1, 2, 2, "");
+  add(1, 1, 1, 4, 1, "--recompute blocks");
+  add(1, 1, 2, 1, 1, "");
+  add(2, 1, 2, 1, 1, "--zero 1 --attention-block 5");
+  add(2, 1, 2, 1, 2, "");
+  add(2, 1, 2, 1, 4, "--recompute blocks");
+  add(1, 1, 3, 1, 3, "");
+  add(1, 1, 2, 2, 2, "");
+  add(2, 1, 2, 2, 4, "");
+  // Five dimensions: pipeline, replicas (with their experts), context, tensor.
+  add(1, 2, 2, 2, 2, "--micro-batches 2 --recompute blocks");
   refusals("solution.09.mesh.bad.", on(4, mesh, "--model gpt"), R"(
     divisor    | --experts 6 --ep 3               | --ep is '3'; expected a divisor of the 4 replicas
     experts    | --experts 6 --ep 4               | --experts is '6'; expected a multiple of the 4 ranks of --ep
     none       | --ep 2                           | --ep is for --model gpt with --experts only
     zero       | --experts 4 --ep 2 --zero 1      | --zero is '1'; expected 0 with --ep
-    tensor     | --experts 4 --tp 2               | --tp is '2'; expected 1 with --experts
-    context    | --experts 4 --cp 2               | --cp is '2'; expected 1 with --experts
+    sequence   | --experts 4 --tp 2 --sequence-parallel | --sequence-parallel is for models without --experts
+    heads      | --experts 4 --heads 1 --tp 2     | --heads is '1'; expected a multiple of the 2 ranks
   )");
 }
 

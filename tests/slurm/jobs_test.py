@@ -31,6 +31,7 @@ CHAPTERS = [
     ("06_fsdp", "zero", 4, ["--stage", "3"]),
     ("07_3d", "train_3d", 4, ["--dp", "2", "--tp", "2"]),
     ("08_context_parallel", "ring_attention", 4, ["--words", "4000", "--max-steps", "3", "--optimizer", "sgd"]),
+    ("09_expert_parallel", "moe_parallel", 4, ["--words", "4000", "--max-steps", "3", "--optimizer", "sgd"]),
     ("10_less_communication", "decentralized", 4, ["--average-at-end"]),  # else each replica has values of its own
 ]
 # Parallel sums may differ in the order of their terms. This is the tightest bound of the chapters' own tests.

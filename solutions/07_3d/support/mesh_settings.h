@@ -12,7 +12,6 @@
 #include "05_tensor_parallel/support/tensor_parallel_options.h"
 #include "07_3d/mesh.h"
 #include "08_context_parallel/support/context_options.h"
-#include "09_expert_parallel/support/expert_options.h"
 #include "common/job/job.h"
 
 namespace workshop {
@@ -24,10 +23,11 @@ struct MeshSettings {
   int zero = 0;
   double bucket_mb = 25;
   bool sequence_parallel = false, tensor_across_nodes = false;
-  ExpertOptions experts;
+  bool has_experts = false;
 
   int parts() const { return mesh.pipeline * pipeline.chunks; }
-  bool cuts_more() const { return mesh.context > 1 || mesh.expert > 1; }  // sequences, or the experts of a layer
+  // Sequences, experts, or blocks with a mixture of experts.
+  bool cuts_more() const { return mesh.context > 1 || mesh.expert > 1 || (has_experts && mesh.tensor > 1); }
   bool sharded() const { return zero == 1 && mesh.data > 1; }
 };
 
@@ -82,8 +82,8 @@ inline void complete(MeshSettings& s, const Options& options) {
   if (s.mesh.context > 1) cut_of(options, s.mesh.context, "zigzag");
   const int experts = options.gpt.experts;
   if (s.mesh.expert > 1 && (!gpt || experts == 0)) usage_error("--ep is for --model gpt with --experts only");
-  if (experts > 0 && s.mesh.tensor > 1) usage_error("--tp is '%d'; expected 1 with --experts", s.mesh.tensor);
-  if (experts > 0 && s.mesh.context > 1) usage_error("--cp is '%d'; expected 1 with --experts", s.mesh.context);
+  s.has_experts = gpt && experts > 0;
+  if (s.has_experts && s.sequence_parallel) usage_error("--sequence-parallel is for models without --experts");
   if (s.mesh.data % s.mesh.expert != 0) {
     usage_error("--ep is '%d'; expected a divisor of the %d replicas", s.mesh.expert, s.mesh.data);
   }

@@ -26,7 +26,7 @@ inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
 // Makes the language model with this rank's experts; or for this rank's positions, with ring attention over the context
 // group, and its layers cut over the tensor group.
 inline Network cut_network(const Options& options, const MeshSettings& settings, const Mesh& mesh) {
-  if (mesh.shape.expert > 1) return make_expert_network(options, settings.experts, mesh.experts);
+  if (options.gpt.experts > 0) return make_expert_network(options, {mesh.experts, mesh.tensor, mesh.context});
   const SequenceCut cut = cut_of(options, mesh.shape.context, "zigzag");
   return make_ring_network(options, cut, mesh.context, mesh.tensor, settings.sequence_parallel);
 }

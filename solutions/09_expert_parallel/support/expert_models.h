@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The language model with mixtures whose experts are spread over ranks. expert_models.cu is compiled once for all
-// programs.
+// The language model with mixtures of experts on a mesh. expert_models.cu is compiled once for all programs.
 #pragma once
 
-#include "09_expert_parallel/support/expert_options.h"
 #include "common/nccl/group.h"
 #include "common/options/options.h"
 #include "model/model.h"
 
 namespace workshop {
 
-// Makes the language model with mixtures of experts, which the ranks of the group have together. The group must outlive
-// the network.
-Network make_expert_network(const Options& options, const ExpertOptions& how, const Group& group);
+// The ranks over which a mesh cuts a model with mixtures of experts.
+struct ExpertMesh {
+  const Group &experts, &tensor, &context;
+};
+
+// Makes the language model with mixtures of experts: the ranks of mesh.experts have all of them together, those of
+// mesh.tensor have parts of heads and of the experts' features, those of mesh.context parts of the sequences. The
+// groups must outlive the network. Ends the job with status 2 if the model cannot be cut in this way.
+Network make_expert_network(const Options& options, const ExpertMesh& mesh);
 
 }  // namespace workshop

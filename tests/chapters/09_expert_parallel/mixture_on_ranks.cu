@@ -107,8 +107,9 @@ int main(int argc, char** argv) {
   const Stream stream;
   const int T = options.gpt.context, E = options.gpt.width, B = options.batch_size, values = B * T * E;
   Machine whole(std::make_shared<Mixture>(options.gpt, T), options, stream);
-  Machine part(std::make_shared<Mixture>(options.gpt, T, std::make_shared<ParallelExperts>(options, how, job.group())),
-               options, stream);
+  Machine part(
+      std::make_shared<Mixture>(options.gpt, T, std::make_shared<ParallelExperts>(options.gpt, T, how, job.group())),
+      options, stream);
 
   Generator generator(7 + job.rank());
   std::vector<float> host(values);
