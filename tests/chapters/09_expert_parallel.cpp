@@ -182,7 +182,6 @@ TESTS(mesh) {
     none       | --ep 2                           | --ep is for --model gpt with --experts only
     zero       | --experts 4 --ep 2 --zero 1      | --zero is '1'; expected 0 with --ep
     sequence   | --experts 4 --tp 2 --sequence-parallel | --sequence-parallel is for models without --experts
-    heads      | --experts 4 --heads 1 --tp 2     | --heads is '1'; expected a multiple of the 2 ranks
   )");
 }
 
