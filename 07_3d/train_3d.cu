@@ -44,9 +44,6 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
                  cudaStream_t stream) {
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
-  if (mesh.shape.expert > 1) {
-    for (ChunkUpdate& chunk : updates) chunk.spread_experts(mesh);
-  }
   const auto ready = [&](int chunk, int layer) { updates[chunk].layer_ready(layer); };
   const auto update = [&] {
     for (ChunkUpdate& chunk : updates) chunk.average();

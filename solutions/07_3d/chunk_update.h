@@ -11,6 +11,7 @@
 #include "04_pipeline/stage.h"
 #include "06_fsdp/zero.h"
 #include "07_3d/mesh.h"
+#include "07_3d/support/spread_shards.h"
 #include "09_expert_parallel/moe_parallel.h"
 #include "common/nccl/group.h"
 #include "common/record/record.h"
@@ -59,11 +60,16 @@ class ChunkUpdate {
           std::array{part_.offset, part_.count, int{model.values() != nullptr}});
   }
 
-  // With --ep, experts are averaged over their own replicas: in ranges of the chunk, after the backward pass. Not for
-  // shards.
-  void spread_experts(const Mesh& mesh) {
+  // With --ep, experts are averaged over their own replicas: in ranges of the chunk, after the backward pass. Call
+  // before the model gets its parameters.
+  void spread_experts(const Options& options, const Mesh& mesh) {
     mesh_ = &mesh;
     reducer_.reset();
+    if (shards_) {
+      shards_.reset();
+      spread_shards_.emplace(options, model_, mesh, stream_);
+      part_ = {0, model_.count()};
+    }
     ranges_ = ranges_of(model_);
   }
 
@@ -77,6 +83,7 @@ class ChunkUpdate {
   void average() {
     probe("07.D", "given to average: parameters of the chunk", std::array{model_.count()});
     const Range range("average", stream_);
+    if (spread_shards_) return spread_shards_->average();
     if (mesh_ != nullptr) {
       return average_gradients(ranges_, mesh_->data, {mesh_->experts, mesh_->expert_replicas}, stream_);
     }
@@ -95,12 +102,15 @@ class ChunkUpdate {
   // This replica's part of the chunk: its averaged gradients, and its extent within the chunk's parameters.
   Real* grads() const { return model_.grads() + part_.offset; }
   Extent part() const { return part_; }
+  // The parts of the chunk that this replica updates: part() or, with shards of spread experts, several.
+  std::vector<Extent> parts() const { return spread_shards_ ? spread_shards_->own() : std::vector{part_}; }
 
   // Updates this replica's part at `lr_factor` times the learning rate. Afterwards every replica has the whole chunk.
   void update(double lr_factor) {
     probe("07.E", "given to update: gradients", grads(), {part_.count}, stream_);
     probe("07.E", "given to update: factor of the learning rate", std::array{lr_factor});
     const Range range("update", stream_);
+    if (spread_shards_) return spread_shards_->update(lr_factor);
     // WRITE 07.E: Update this replica's part of the chunk, and give every replica the whole chunk.
     //   values() and grads() are this replica's part. optimizer() is its Optimizer, whose step(values, grads,
     //   lr_factor) makes an update. If there are shards, shards_->gather(shard, full) gives all replicas the shards of
@@ -113,6 +123,7 @@ class ChunkUpdate {
 
   // Adds the chunk and this rank's optimizer state to the checkpoints.
   void add_to(Training& training) {
+    if (spread_shards_) return spread_shards_->add_to(training);
     float* weights = optimizer().weights(values());
     OptimizerState state = optimizer().state(values());
     if (shards_) {
@@ -134,15 +145,16 @@ class ChunkUpdate {
   Extent part_;
   DeviceBuffer<Real> values_, grads_;  // the model's and padding, if sharded
   std::optional<ShardedUpdate> shards_;
-  std::optional<GradientReducer> reducer_;  // unless sharded, or there is nothing to average
-  std::optional<Optimizer> optimizer_;      // unless sharded
-  const Mesh* mesh_ = nullptr;              // with --ep
-  GradientRanges ranges_;                   // with --ep
+  std::optional<GradientReducer> reducer_;     // unless sharded, or there is nothing to average
+  std::optional<Optimizer> optimizer_;         // unless sharded
+  const Mesh* mesh_ = nullptr;                 // with --ep
+  GradientRanges ranges_;                      // with --ep
+  std::optional<SpreadShards> spread_shards_;  // with --ep, if sharded
 };
 
 // Returns an update for each chunk of this rank's stage. `stage` and `mesh` must outlive them.
-inline std::deque<ChunkUpdate> make_updates(const Options& options, PipelineStage& stage, const Mesh& mesh,
-                                            bool sharded, double bucket_bytes, cudaStream_t stream) {
+inline std::deque<ChunkUpdate> updates_of(const Options& options, PipelineStage& stage, const Mesh& mesh, bool sharded,
+                                          double bucket_bytes, cudaStream_t stream) {
   probe("07.F", "given to make_updates: whether sharded, chunks",
         std::array{int{sharded}, static_cast<int>(stage.chunks().size())});
   for (const ModelChunk& chunk : stage.chunks())
@@ -161,6 +173,16 @@ inline std::deque<ChunkUpdate> make_updates(const Options& options, PipelineStag
   // END TODO 07.6
   return updates;
   // END WRITE 07.F
+}
+
+// The same, and tells them where the experts are.
+inline std::deque<ChunkUpdate> make_updates(const Options& options, PipelineStage& stage, const Mesh& mesh,
+                                            bool sharded, double bucket_bytes, cudaStream_t stream) {
+  std::deque<ChunkUpdate> updates = updates_of(options, stage, mesh, sharded, bucket_bytes, stream);
+  if (mesh.shape.expert > 1) {
+    for (ChunkUpdate& chunk : updates) chunk.spread_experts(options, mesh);
+  }
+  return updates;
 }
 
 }  // namespace workshop

@@ -19,7 +19,7 @@ class MeshClipping {
                cudaStream_t stream)
       : mesh_(mesh),
         sharded_(sharded),
-        mine_(options.needs_norm() ? gradients_of(updates, mesh) : GradientParts{}),
+        mine_(options.needs_norm() ? gradients_of(updates, mesh, sharded) : GradientParts{}),
         clipping_(options, mine_.largest(), stream),
         stream_(stream) {}
 
@@ -48,7 +48,7 @@ class MeshClipping {
     sum_over(mesh_.pipeline);
     if (sharded_) sum_over(mesh_.data);
     // END TODO 07.7
-    if (mesh_.shape.expert > 1) sum_over(mesh_.experts);
+    if (mesh_.shape.expert > 1 && !sharded_) sum_over(mesh_.experts);
     probe("07.7", "square of the gradient's norm", norm, {1}, stream_);
     clipping_.take_root(norm);
     clipping_.scale(mine_, norm);
@@ -59,23 +59,25 @@ class MeshClipping {
   }
 
  private:
-  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Mesh& mesh) {
+  static GradientParts gradients_of(const std::deque<ChunkUpdate>& updates, const Mesh& mesh, bool sharded) {
     GradientParts mine;
     for (const ChunkUpdate& chunk : updates) {
-      mine.held.emplace_back(chunk.grads(), chunk.part().count);
       const std::vector<Parameter>& parameters = chunk.model().parameters();
+      Real* grads = chunk.model().grads();
       const auto count = [&](Extent within) {
         for (const Extent& range : counted_once(parameters, mesh.tensor, within))
-          mine.counted.emplace_back(chunk.model().grads() + range.offset, range.count);
+          mine.counted.emplace_back(grads + range.offset, range.count);
       };
+      for (const Extent& part : chunk.parts()) {
+        mine.held.emplace_back(grads + part.offset, part.count);
+        if (sharded || mesh.experts.rank() == 0) count(part);
+      }
+      if (sharded || mesh.experts.rank() == 0) continue;
       // With --ep, all but the experts counts on one of the ranks that have all experts together.
-      if (mesh.experts.rank() == 0) {
-        count(chunk.part());
-      } else {
-        for (int offset = 0; const Parameter& p : parameters) {
-          if (is_of_expert(p)) count({offset, p.count()});
-          offset += p.count();
-        }
+      int offset = 0;
+      for (const Parameter& p : parameters) {
+        if (is_of_expert(p)) count({offset, p.count()});
+        offset += p.count();
       }
     }
     return mine;

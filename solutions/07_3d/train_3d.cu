@@ -46,9 +46,6 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
                  cudaStream_t stream) {
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.I", "parameters before the first step", chunk.model.values(), {chunk.model.count()}, stream);
-  if (mesh.shape.expert > 1) {
-    for (ChunkUpdate& chunk : updates) chunk.spread_experts(mesh);
-  }
   // WRITE 07.H: Train: for each epoch, its steps, its losses, and an evaluation; after the last one, evaluate again.
   //   training.next_epoch() and training.next_step() begin an epoch and a step, or return false if none is left. In a
   //   step, stage.begin_step(part(training.batch()), training.loss()) and then executor.step(update, ready), where

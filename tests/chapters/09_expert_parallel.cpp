@@ -160,17 +160,17 @@ TESTS(mesh) {
   add(2, 1, 1, 1, 1, "--zero 1");
   add(2, 1, 1, 1, 2, "");
   add(4, 1, 1, 1, 2, "--recompute blocks");
-  add(8, 1, 1, 1, 4, "");
+  add(8, 1, 1, 1, 4, "--zero 1");
   add(2, 2, 1, 1, 2, "--micro-batches 4");
-  add(4, 2, 1, 1, 4, "--micro-batches 2 --schedule interleaved --recompute stages");
+  add(4, 2, 1, 1, 4, "--micro-batches 2 --schedule interleaved --recompute stages --zero 1");
   add(4, 2, 1, 1, 2, "--micro-batches 3 --schedule gpipe");
   add(1, 1, 1, 2, 1, "--zero 1");
-  add(2, 1, 1, 2, 2, "");
+  add(2, 1, 1, 2, 2, "--zero 1");
   add(1, 1, 1, 4, 1, "--recompute blocks");
   add(1, 1, 2, 1, 1, "");
   add(2, 1, 2, 1, 1, "--zero 1 --attention-block 5");
   add(2, 1, 2, 1, 2, "");
-  add(2, 1, 2, 1, 4, "--recompute blocks");
+  add(2, 1, 2, 1, 4, "--recompute blocks --zero 1");
   add(1, 1, 3, 1, 3, "");
   add(1, 1, 2, 2, 2, "");
   add(2, 1, 2, 2, 4, "");
@@ -180,7 +180,6 @@ TESTS(mesh) {
     divisor    | --experts 6 --ep 3               | --ep is '3'; expected a divisor of the 4 replicas
     experts    | --experts 6 --ep 4               | --experts is '6'; expected a multiple of the 4 ranks of --ep
     none       | --ep 2                           | --ep is for --model gpt with --experts only
-    zero       | --experts 4 --ep 2 --zero 1      | --zero is '1'; expected 0 with --ep
     sequence   | --experts 4 --tp 2 --sequence-parallel | --sequence-parallel is for models without --experts
   )");
 }

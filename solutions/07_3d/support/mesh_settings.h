@@ -90,7 +90,6 @@ inline void complete(MeshSettings& s, const Options& options) {
   if (experts % s.mesh.expert != 0) {
     usage_error("--experts is '%d'; expected a multiple of the %d ranks of --ep", experts, s.mesh.expert);
   }
-  if (s.mesh.expert > 1 && s.zero > 0) usage_error("--zero is '1'; expected 0 with --ep");
   if (pairs) require_pairs(options.layers, s.mesh.tensor);
   const int layers = depth_of_network(options);
   const int available = pairs ? layers / 2 : layers;
