@@ -2,7 +2,7 @@
 // The router of a mixture of experts (Shazeer et al., 2017): it scores all experts for each token, and the K best ones
 // compute it. Forward and backward by hand, as in reference.md's PyTorch twin.
 //
-//   scores = softmax(x Wᵀ)                     [tokens, n], n experts
+//   scores = softmax(x Wᵀ)                     [tokens, J], J experts
 //   chosen = the K largest scores              [tokens, K]; of equal scores, that of the lower number
 //   weights = their scores / their sum         [tokens, K]
 //
@@ -103,8 +103,8 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
   // END WRITE 09.B
 }
 
-// Computes balance[sequences, experts], f·P of each expert: f = n/(K·T) times the number of tokens that chose it, of n
-// experts and T positions, and P its mean score. A warp has a sequence and an expert.
+// Computes balance[sequences, experts], f·g of each expert: f = J/(K·T) times the number of tokens that chose it, of J
+// experts and T positions, and g its mean score. A warp has a sequence and an expert.
 static __global__ void balance_of_experts(float* balance, const float* scores, const int* counts, int sequences,
                                           int positions, int experts, int K) {
   for (int pair : warp_stride(sequences * experts)) {
@@ -123,14 +123,14 @@ static __global__ void add_loads(int* loads, const int* counts, int sequences, i
 }
 
 // Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. The auxiliary loss adds
-// `balance_factor` times the gradient of Σ f·P over its sequence's experts. A warp shares a token.
+// `balance_factor` times the gradient of Σ f·g over its sequence's experts. A warp shares a token.
 static __global__ void choose_experts_backward(Reals dlogits, const float* dweights, const float* scores,
                                                const float* weights, const int* chosen, const int* counts, int tokens,
                                                int positions, int experts, int K, float balance_factor) {
   // WRITE 09.G: Compute dlogits from dweights, and add the gradient of the auxiliary loss.
   //   A weight is its expert's score divided by the sum of the token's K chosen scores, and the scores are the softmax
   //   of the logits over all experts: chosen scores get a gradient from all K weights, and all logits from all scores.
-  //   The auxiliary loss is balance_factor·Σ f·P over the experts of the token's sequence: P is an expert's mean score
+  //   The auxiliary loss is balance_factor·Σ f·g over the experts of the token's sequence: g is an expert's mean score
   //   over the `positions` tokens of the sequence, and f = experts / (K·positions) times its counts[sequence·experts +
   //   expert], which is constant. With K = 1, a weight is always 1: what is left of its gradient? chosen[token·K + k]
   //   is the k-th expert of a token. Use warp_stride(), lanes() and sum_of() as in choose_experts().
@@ -150,7 +150,7 @@ static __global__ void choose_experts_backward(Reals dlogits, const float* dweig
         if (expert_of[k] == e) gradient += (dweight[k] - inner) / sum;
       }
       // TODO 09.11: Add the gradient of the auxiliary loss with respect to the score of expert e.
-      //   The loss is balance_factor·Σₑ f·P, with P the mean score of e over the sequence's `positions` tokens, and
+      //   The loss is balance_factor·Σₑ f·g, with g the mean score of e over the sequence's `positions` tokens, and
       //   f = experts / (K·positions) times count[e]. The counts do not depend on the scores but where a choice
       //   changes: f is a constant.
       gradient += balance_factor * experts * count[e] / (K * positions) / positions;

@@ -73,7 +73,8 @@ std::string setting(const RunRecord& run, const std::string& name) {
 std::optional<ModelShape> gpt_of(const RunRecord& run, Layout& layout) {
   const auto head = std::ranges::find(run.parameters, "head.weight", &Tensor::name);
   const auto number = [&](const char* name) { return whole(run, name, 0); };
-  const bool is_whole = layout.pp == 1 && layout.tp == 1 && layout.zero == 0 && option(run, "dropout", 0) == 0;
+  const bool is_whole = layout.pp == 1 && layout.tp == 1 && layout.zero == 0 && option(run, "dropout", 0) == 0 &&
+                        option(run, "experts", 0) == 0;
   if (!is_whole || head == run.parameters.end() || number("blocks") < 1) return {};
   layout.recompute = setting(run, "recompute") == "blocks";
   ModelShape model;

@@ -209,6 +209,7 @@ double bytes_sent(const Collective& c) {
 
 std::string group(const Collective& c, const std::string& chapter) {
   if (c.op == "ncclBroadcast") return "";
+  if (c.communicator == "experts") return "experts";
   if (c.communicator == "context" || (chapter == "08_context_parallel" && c.op != "ncclAllReduce")) return "context";
   if (chapter != "10_less_communication" && (c.op == "ncclSend" || c.op == "ncclRecv")) return "pipeline";
   return c.communicator == "tensor" || chapter == "05_tensor_parallel" ? "tensor" : "data";

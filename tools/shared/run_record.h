@@ -54,7 +54,7 @@ struct Collective {
 double bytes_sent(const Collective& collective);
 
 // Returns the group of ranks that the traffic belongs to, as chapter 07's plan names it: data, context, tensor or
-// pipeline. "" for a broadcast, which is sent before the first step.
+// pipeline, or experts (chapter 09). "" for a broadcast, which is sent before the first step.
 std::string group(const Collective& collective, const std::string& chapter);
 
 // What held up a stream, or the host, on a simulated machine (docs/record.md).
