@@ -149,6 +149,7 @@ class Mixture : public FeedForward {
     launch(combine, tokens * width_, stream, y, kept.y, kept.row_of + first * K_, kept.routing.weights + first * K_,
            tokens, K_, width_);
     probe("09.7", {name_, ": weighted sum"}, y, {tokens, width_}, stream);
+    probe("09.E", {name_, ": output"}, y, {tokens, width_}, stream);
   }
 
   // Computes the gradients of the parameters, and dx from dy.

@@ -116,6 +116,7 @@ static __global__ void choose_experts_backward(Reals dlogits, const float* dweig
       for (int k = 0; k < K; ++k) {
         if (expert_of[k] == e) gradient += (dweight[k] - inner) / sum;
       }
+      if (balance_factor == 0) return gradient;
       // TODO 09.11: Add the gradient of the auxiliary loss with respect to the score of expert e.
       //   The loss is balance_factor·Σₑ f·P, with P the mean score of e over the sequence's `positions` tokens, and
       //   f = experts / (K·positions) times count[e]. The counts do not depend on the scores but where a choice

@@ -178,6 +178,7 @@ class Mixture : public FeedForward {
            tokens, K_, width_);
     // END WRITE 09.E
     probe("09.7", {name_, ": weighted sum"}, y, {tokens, width_}, stream);
+    probe("09.E", {name_, ": output"}, y, {tokens, width_}, stream);
   }
 
   // Computes the gradients of the parameters, and dx from dy.
