@@ -87,6 +87,7 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
 inline void add_options(Options& options) {
   options.with_gpt();
   options.without({"--generate", "--tokens", "--temperature"});
+  options.without_experts();
   options.with_checkpoints("full");
   options.with_async_checkpoints();
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mixture of experts in place of a block's MLP (Shazeer et al., 2017; Fedus et al., 2021), on one rank, forward and
-// backward by hand. Each token is computed by K of n experts, so the model has many more parameters than a token needs.
+// backward by hand. Each token is computed by K of J experts, so the model has many more parameters than a token needs.
 //
 //   x ─ router ─ permute ─┬─ expert 0 ───┬─ combine ─ y
 //     [tokens, E]         ├─ expert 1 ───┤
-//                         └─ expert n-1 ─┘
+//                         └─ expert J-1 ─┘
 //                         rows of x, sorted by expert
 //
 // How many tokens an expert gets is known only when the router has run, on the device. The host needs these numbers for

@@ -2,7 +2,7 @@
 // The router of a mixture of experts (Shazeer et al., 2017): it scores all experts for each token, and the K best ones
 // compute it. Forward and backward by hand, as in reference.md's PyTorch twin.
 //
-//   scores = softmax(x Wᵀ)                     [tokens, n], n experts
+//   scores = softmax(x Wᵀ)                     [tokens, J], J experts
 //   chosen = the K largest scores              [tokens, K]; of equal scores, that of the lower number
 //   weights = their scores / their sum         [tokens, K]
 //
@@ -78,8 +78,8 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
   }
 }
 
-// Computes balance[sequences, experts], f·P of each expert: f = n/(K·T) times the number of tokens that chose it, of n
-// experts and T positions, and P its mean score. A warp has a sequence and an expert.
+// Computes balance[sequences, experts], f·g of each expert: f = J/(K·T) times the number of tokens that chose it, of J
+// experts and T positions, and g its mean score. A warp has a sequence and an expert.
 static __global__ void balance_of_experts(float* balance, const float* scores, const int* counts, int sequences,
                                           int positions, int experts, int K) {
   for (int pair : warp_stride(sequences * experts)) {
@@ -98,7 +98,7 @@ static __global__ void add_loads(int* loads, const int* counts, int sequences, i
 }
 
 // Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. The auxiliary loss adds
-// `balance_factor` times the gradient of Σ f·P over its sequence's experts. A warp shares a token.
+// `balance_factor` times the gradient of Σ f·g over its sequence's experts. A warp shares a token.
 static __global__ void choose_experts_backward(Reals dlogits, const float* dweights, const float* scores,
                                                const float* weights, const int* chosen, const int* counts, int tokens,
                                                int positions, int experts, int K, float balance_factor) {
@@ -118,7 +118,7 @@ static __global__ void choose_experts_backward(Reals dlogits, const float* dweig
       }
       if (balance_factor == 0) return gradient;
       // TODO 09.11: Add the gradient of the auxiliary loss with respect to the score of expert e.
-      //   The loss is balance_factor·Σₑ f·P, with P the mean score of e over the sequence's `positions` tokens, and
+      //   The loss is balance_factor·Σₑ f·g, with g the mean score of e over the sequence's `positions` tokens, and
       //   f = experts / (K·positions) times count[e]. The counts do not depend on the scores but where a choice
       //   changes: f is a constant.
       todo("09.11");
@@ -143,7 +143,7 @@ struct Routing {
   int* rows;       // the same: how many of them may have a row; first_rows() limits it to the places
 };
 
-// Chapter 07's train_3d derives from it: there, sequences may be cut over ranks.
+// support/context_router.h derives from it, for sequences that are cut over ranks (chapter 08).
 class Router {
  public:
   Router(const GptOptions& options, int positions)
@@ -208,7 +208,9 @@ class Router {
     const int tokens = g.samples * positions_;
     probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
     probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
-    const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_ * balance_scale()) / batch.samples_of_step : 0.0f;
+    const float factor =
+        aux_loss_ > 0 ? static_cast<float>(aux_loss_ * share() * share() * ranks_of_sequence()) / batch.samples_of_step
+                      : 0.0f;
     launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
            kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
     if (factor == 0) {  // what TODO 09.10 does, by itself
@@ -222,7 +224,8 @@ class Router {
     const int pairs = g.samples * experts_;
     launch(balance_of_experts, pairs * kWarp, stream, balance_.data(), kept.scores, kept.counts, g.samples, positions_,
            experts_, K_);
-    launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), 1.0f / batch.samples_of_step, pairs);
+    const double of_step = share() * share() / batch.samples_of_step;
+    launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), static_cast<float>(of_step), pairs);
   }
 
  protected:
@@ -231,8 +234,10 @@ class Router {
     launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
            positions, experts_, K_, places_);
   }
-  // Returns by what the auxiliary loss of `positions` positions is to be multiplied.
-  virtual double balance_scale() const { return 1; }
+  // Returns the share of a sequence's positions that `positions` are, and the ranks whose gradients will be averaged
+  // though they have parts of the same sequences.
+  virtual double share() const { return 1; }
+  virtual int ranks_of_sequence() const { return 1; }
 
   int positions_, width_, experts_, K_;
   double aux_loss_;

@@ -23,6 +23,8 @@ namespace workshop {
 // Not sharded: averages the gradients in buckets behind the last backward pass, and each replica updates all parameters
 // (chapter 02). Sharded (ZeRO stage 1, chapter 06): each replica receives the averages of its shard of the gradients,
 // updates its shard of the parameters with its shard of the optimizer state, and the parameters are gathered.
+// With --ep (chapter 09), both happen in parts, after the backward pass: shared parameters have other replicas than
+// experts.
 // If tensor parallelism cuts the chunk, "all" means this rank's part: its replicas have the same part.
 class ChunkUpdate {
  public:

@@ -177,7 +177,7 @@ struct Routing {
   int* rows;       // the same: how many of them may have a row; first_rows() limits it to the places
 };
 
-// Chapter 07's train_3d derives from it: there, sequences may be cut over ranks.
+// support/context_router.h derives from it, for sequences that are cut over ranks (chapter 08).
 class Router {
  public:
   Router(const GptOptions& options, int positions)
@@ -242,7 +242,9 @@ class Router {
     const int tokens = g.samples * positions_;
     probe("09.8", {name_, ": gradients of the weights"}, dweights, {tokens, K_}, stream);
     probe("09.9", {name_, ": gradient of x through the experts"}, dx, {tokens, width_}, stream);
-    const float factor = aux_loss_ > 0 ? static_cast<float>(aux_loss_ * balance_scale()) / batch.samples_of_step : 0.0f;
+    const float factor =
+        aux_loss_ > 0 ? static_cast<float>(aux_loss_ * share() * share() * ranks_of_sequence()) / batch.samples_of_step
+                      : 0.0f;
     launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
            kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
     if (factor == 0) {  // what TODO 09.10 does, by itself
@@ -256,7 +258,8 @@ class Router {
     const int pairs = g.samples * experts_;
     launch(balance_of_experts, pairs * kWarp, stream, balance_.data(), kept.scores, kept.counts, g.samples, positions_,
            experts_, K_);
-    launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), 1.0f / batch.samples_of_step, pairs);
+    const double of_step = share() * share() / batch.samples_of_step;
+    launch(add_sum, 1, stream, batch.auxiliary, balance_.data(), static_cast<float>(of_step), pairs);
   }
 
  protected:
@@ -265,8 +268,10 @@ class Router {
     launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
            positions, experts_, K_, places_);
   }
-  // Returns by what the auxiliary loss of `positions` positions is to be multiplied.
-  virtual double balance_scale() const { return 1; }
+  // Returns the share of a sequence's positions that `positions` are, and the ranks whose gradients will be averaged
+  // though they have parts of the same sequences.
+  virtual double share() const { return 1; }
+  virtual int ranks_of_sequence() const { return 1; }
 
   int positions_, width_, experts_, K_;
   double aux_loss_;

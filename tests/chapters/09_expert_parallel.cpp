@@ -177,7 +177,7 @@ TESTS(mesh) {
   // Five dimensions: pipeline, replicas (with their experts), context, tensor.
   add(1, 2, 2, 2, 2, "--micro-batches 2 --recompute blocks");
   refusals("solution.09.mesh.bad.", on(4, mesh, "--model gpt"), R"(
-    divisor    | --experts 6 --ep 3               | --ep is '3'; expected a divisor of the 4 replicas
+    divisor    | --experts 6 --ep 3               | --ep is '3'; expected a divisor of the 4 ranks of the data dimension
     experts    | --experts 6 --ep 4               | --experts is '6'; expected a multiple of the 4 ranks of --ep
     none       | --ep 2                           | --ep is for --model gpt with --experts only
     sequence   | --experts 4 --tp 2 --sequence-parallel | --sequence-parallel is for models without --experts

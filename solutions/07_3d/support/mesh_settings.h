@@ -85,7 +85,7 @@ inline void complete(MeshSettings& s, const Options& options) {
   s.has_experts = gpt && experts > 0;
   if (s.has_experts && s.sequence_parallel) usage_error("--sequence-parallel is for models without --experts");
   if (s.mesh.data % s.mesh.expert != 0) {
-    usage_error("--ep is '%d'; expected a divisor of the %d replicas", s.mesh.expert, s.mesh.data);
+    usage_error("--ep is '%d'; expected a divisor of the %d ranks of the data dimension", s.mesh.expert, s.mesh.data);
   }
   if (experts % s.mesh.expert != 0) {
     usage_error("--experts is '%d'; expected a multiple of the %d ranks of --ep", experts, s.mesh.expert);

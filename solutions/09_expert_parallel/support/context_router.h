@@ -82,10 +82,8 @@ class ContextRouter : public Router {
            context_.size(), runs_, pieces, experts_, limit_);
     launch(limit_places, choices, stream, kept.places, kept.chosen, kept.rows, choices, positions * K_, experts_);
   }
-  // The loss is that of whole sequences, and the gradients of c ranks will be averaged.
-  double balance_scale() const override {
-    return static_cast<double>(positions_) * positions_ / (static_cast<double>(cut_.whole) * positions_ * runs_);
-  }
+  double share() const override { return static_cast<double>(positions_) / cut_.whole; }
+  int ranks_of_sequence() const override { return context_.size(); }
 
  private:
   SequenceCut cut_;
