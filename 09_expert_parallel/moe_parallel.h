@@ -251,8 +251,6 @@ class ParallelExperts : public Experts {
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
-    probe("09.16", {"given to exchange: part, and whether it goes back, at ", name()},
-          std::array{part, direction == Direction::back ? 1 : 0});
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       for (int i = 0; i < count(); ++i) {

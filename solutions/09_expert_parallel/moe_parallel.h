@@ -282,8 +282,6 @@ class ParallelExperts : public Experts {
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
-    probe("09.16", {"given to exchange: part, and whether it goes back, at ", name()},
-          std::array{part, direction == Direction::back ? 1 : 0});
     // WRITE 09.J: Exchange the rows of a part with all ranks of the group, on communication_.
     //   Expert i of rank r is number r * count() + i of all. This rank's rows for expert e in this part begin at row
     //   first[e * parts_ + part] of `sorted`, and end where the next number of `first` says. What rank r sends for
