@@ -58,7 +58,11 @@ int main(int argc, char** argv) {
         model.backward(activations, /*accumulate=*/!batch.first);
       }
       average_gradients(ranges, job.group(), groups, stream);
-      if (clipping.enabled()) clipping.clip(parts, groups.experts, training.losses().gradient_norm());
+      if (clipping.enabled()) {
+        float* norm = training.losses().gradient_norm();
+        clipping.clip(parts, groups.experts, norm);
+        probe("09.18", "norm of the gradient", norm, {1}, stream);
+      }
       optimizer.step(model.values(), model.grads(), training.lr_factor());
     }
     average_losses(training.losses(), job.group(), stream);

@@ -193,6 +193,14 @@ class ParallelExperts : public Experts {
     return {at(0), at(1), at(2), room_.data()};
   }
 
+  // Experts::compute(), for the rows of a part.
+  void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
+    probe("09.16", {"given to compute: first rows of a part at ", name()}, std::span(first, count() + 1));
+    probe("09.16", {"given to compute: rows of a part at ", name()}, rows.x + first[0] * width_,
+          {first[count()] - first[0], width_}, blas.stream());
+    Experts::compute(blas, rows, first);
+  }
+
   // Tells all ranks how many rows they will get from each other, and the host, which waits for the device.
   // `numbers` gets received[group_.size(), count(), parts_], the rows from each rank for each expert of this rank in
   // each part, and sent[all_, parts_], this rank's first row for each expert and part, and the number of its rows.
@@ -355,12 +363,6 @@ struct GradientRanges {
   std::vector<std::span<Real>> of_experts, shared;
 };
 
-inline int count_of(const std::vector<std::span<Real>>& ranges) {
-  int count = 0;
-  for (const std::span<Real>& range : ranges) count += static_cast<int>(range.size());
-  return count;
-}
-
 inline void probe_ranges(const std::string& what, const GradientRanges& ranges, cudaStream_t stream) {
   if (!probing()) return;
   for (const std::span<Real>& range : ranges.shared) {
@@ -425,7 +427,6 @@ inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts
   //   ranges.of_experts. parts.held has both.
   parts.counted = experts.rank() == 0 ? parts.held : ranges.of_experts;
   // END TODO 09.18
-  probe("09.18", "gradients that count on this rank", std::array{count_of(parts.counted)});
   return parts;
 }
 

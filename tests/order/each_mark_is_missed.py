@@ -33,6 +33,8 @@ RUNS = {
     "08_context_parallel": [
         f"{ranks} 08_context_parallel/ring_attention --log-every 0 --max-steps 3 --words 2000 --context 12"
         for ranks in (2, 3)],
+    "09_expert_parallel": [
+        "2 09_expert_parallel/moe_parallel --log-every 0 --max-steps 3 --words 2000 --experts 4 --overlap"],
     "06_fsdp": [
         f"2 06_fsdp/fsdp {MLP} --layers 6,5,4,4,2",
         f"2 06_fsdp/fsdp {MLP} --layers 6,5,4,4,2 --no-prefetch"],
