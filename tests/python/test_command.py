@@ -35,7 +35,7 @@ def workshop(*words, **environment):
     [
         ("fly", "unknown verb 'fly'"),
         ("run 99", "no chapter '99'"),
-        ("check 9", "no chapter '09'"),
+        ("check 77", "no chapter '77'"),
         ("check 02.77", "no TODO 02.77 in 02_ddp"),
         ("check 2 --ranks two", "--ranks expects a number of ranks, not 'two'"),
         ("check 02 --epochs 3", "check knows --ranks and --verbose, not '--epochs'"),
