@@ -53,8 +53,8 @@ TESTS(handles) {
   const std::set<std::string> own_model = {"02_ddp/long_run", "05_tensor_parallel/tensor_parallel_gather"};
   for (const std::string& name : programs()) {
     if (name.starts_with("00_") || name == "07_3d/plan") continue;
-    const bool alone = name.starts_with("01_") || name.ends_with("/one_process");
-    const bool only_gpt = name == "01_single_gpu/gpt" || name.starts_with("08_");
+    const bool alone = name.starts_with("01_") || name.ends_with("/one_process") || name.ends_with("/moe");
+    const bool only_gpt = name == "01_single_gpu/gpt" || name.starts_with("08_") || name.starts_with("09_");
     const Command command =
         on(alone ? 1 : 2, solution(name), "--max-steps 2 --log-every 0", options.contains(name) ? options.at(name) : "")
             .in("WORKSHOP_BLOCKING=1");
