@@ -14,8 +14,8 @@
 // have the same parameters and samples, and different positions. Their keys and values travel in every layer, so they
 // are neighbors: data = replica · c + context. To the gradients, they are further replicas.
 //
-// If chapter 09 spreads experts over ranks (--ep), each e neighbors along the data dimension have all experts together.
-// To all other parameters, they are replicas.
+// If chapter 09 spreads experts over ranks (--ep), every e neighbors along the data dimension have all experts
+// together. To all other parameters, they are replicas.
 #pragma once
 
 #include <cstdint>

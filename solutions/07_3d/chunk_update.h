@@ -70,6 +70,8 @@ class ChunkUpdate {
     if (shards_) {
       shards_.reset();
       spread_shards_.emplace(options, model_, mesh, stream_);
+      values_ = {};  // the model has left this memory
+      grads_ = {};
       part_ = {0, model_.count()};
     }
     ranges_ = ranges_of(model_);

@@ -406,7 +406,7 @@ inline void average_gradients(const GradientRanges& ranges, const Group& world, 
     const int count = static_cast<int>(range.size());
     // TODO 09.17: Make these gradients those of the mean loss over the samples of all ranks of the world.
     //   Only the ranks of groups.replicas have the same experts. Their gradients already are sums over the ranks of
-    //   groups.experts, which all have sent rows: by how many ranks have they to be divided in all? Reduce them in
+    //   groups.experts, which all have sent rows: by how many ranks must they be divided in all? Reduce them in
     //   place, as above, and multiply them with launch(scale_by, count, stream, range.data(), factor, count).
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), count, kReal, ncclAvg, groups.replicas.comm(), stream));
     launch(scale_by, count, stream, range.data(), 1.0f / static_cast<float>(groups.experts.size()), count);

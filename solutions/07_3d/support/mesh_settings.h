@@ -113,7 +113,7 @@ inline void print_mesh(const MeshShape& shape) {
   const int replicas = shape.data / shape.context, parts = shape.context * shape.tensor;
   if (shape.context == 1) {
     print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
-    if (shape.expert > 1) print0("each %d neighbors along the data dimension have all experts\n", shape.expert);
+    if (shape.expert > 1) print0("every %d neighbors along the data dimension have all experts together\n", shape.expert);
   } else {
     print0("mesh of %d x %d x %d x %d ranks: pipeline, data, context, tensor\n", shape.pipeline, replicas,
            shape.context, shape.tensor);
