@@ -214,24 +214,11 @@ TESTS(memory) {
 
 // ---- time ----------------------------------------------------------------------------------------------------------
 
-// A simulated machine: `operations` per second, and links of `bytes` per second. The time from the first block's
-// forward pass to the end of its backward pass, in milliseconds, is that of the rank that takes longest.
 double time_of_step(const Way& way, long c, long n, double operations, double bytes) {
   const Command command = on(static_cast<int>(c), way.program,
                              "--words 20000 --vocabulary 57 --width 64 --heads 1 --blocks 3 --batch-size 1",
-                             "--max-steps 2 --log-every 0 --timeline timeline.json", way.options, "--context", c * n);
-  succeed(command.in(text("WORKSHOP_SIMULATE=compute=", operations, ",link=0s+", bytes, "/s")));
-  double longest = 0;
-  for (const auto& [rank, spans] : read_timeline("timeline.json")) {
-    double begin = 0, end = 0;  // of the last step
-    for (const Span& span : spans) {
-      if (span.name == "forward blocks.0" && end <= begin) begin = span.begin;
-      if (span.name == "backward blocks.0") end = span.end();
-      if (span.name == "forward blocks.0" && span.begin > end && end > 0) break;  // evaluation
-    }
-    longest = std::max(longest, end - begin);
-  }
-  return longest;
+                             way.options, "--context", c * n);
+  return simulated_step(command, operations, bytes);
 }
 
 // The formulas of math.md: operations of a rank in blocks and head, forward and backward, and what cannot be hidden.

@@ -273,6 +273,47 @@ TESTS(memory) {
   }
 }
 
+// ---- time ----------------------------------------------------------------------------------------------------------
+
+// The formulas of math.md, with fixed counts and as many places as choices: K·T rows for each sample.
+constexpr double kWidth = 64, kSamples = 4, kTokens = 32, kRows = 2 * kTokens * kSamples, kBlocks = 2;
+
+double time_of_step(int ranks, double operations, double bytes, const std::string& more = "") {
+  return simulated_step(
+      on(ranks, parallel, "--words 20000 --vocabulary 57 --width 64 --heads 1 --context 32 --experts 8 --top-k 2",
+         "--blocks 2 --batch-size 4 --counts fixed --capacity-factor 1", more),
+      operations, bytes);
+}
+
+// Returns the milliseconds of the four exchanges of a block, forward and backward.
+double exchanged(int ranks, double bytes) {
+  return kBlocks * 4 * 4 * kRows * kWidth * (ranks - 1) / ranks / bytes * 1e3;
+}
+
+TESTS(simulated) {
+  for (const int ranks : {1, 2, 4, 8}) {
+    test(text("solution.09.simulated.computed.", ranks, "ranks"), {.ranks = ranks, .cpu_only = "simulates a machine"},
+         [=] {
+           const double attention = 8 * kWidth * kWidth + 4 * kTokens * kWidth, experts = 16 * kWidth * kWidth;
+           const double token = kBlocks * (attention + 2 * kWidth * 8) + 2 * kWidth * 57;
+           const double operations = 3 * (kTokens * kSamples * token + kBlocks * kRows * experts);
+           EXPECT_NEAR(time_of_step(ranks, 1e9, 1e13), operations / 1e6,
+                       0.02 * operations / 1e6);  // other kernels take 0.9 %
+         });
+    if (ranks == 1) continue;
+    for (const std::string more : {"", "--overlap"}) {
+      test(text("solution.09.simulated.exchanged", more.empty() ? "." : ".overlap.", ranks, "ranks"),
+           {.ranks = ranks, .cpu_only = "simulates a machine"}, [=] {
+             // The experts take longer than the exchanges, so --overlap hides half of these.
+             const double operations = 1e9, bytes = 1e7;
+             const double shown = exchanged(ranks, bytes) * (more.empty() ? 1 : 0.5);
+             const double time = time_of_step(ranks, operations, bytes, more);
+             EXPECT_NEAR(time - time_of_step(ranks, operations, 1e13, more), shown, 0.001 * shown);
+           });
+    }
+  }
+}
+
 TESTS(overlap) {
   overlaps("solution.09.overlap.hides",
            on(2, parallel, "--words 2000 --vocabulary 60 --context 32 --width 64 --batch-size 8 --max-steps 3",

@@ -378,6 +378,22 @@ std::map<int, std::vector<Span>> read_timeline(const std::string& path) {
   return ranks;
 }
 
+double simulated_step(const Command& command, double operations, double bytes) {
+  const Command recorded = with(command, "--max-steps 2 --log-every 0 --timeline timeline.json");
+  succeed(recorded.in(text("WORKSHOP_SIMULATE=compute=", operations, ",link=0s+", bytes, "/s")));
+  double longest = 0;
+  for (const auto& [rank, spans] : read_timeline("timeline.json")) {
+    double begin = 0, end = 0;
+    for (const Span& span : spans) {
+      if (span.name == "forward blocks.0" && end <= begin) begin = span.begin;
+      if (span.name == "backward blocks.0") end = span.end();
+      if (span.name == "forward blocks.0" && span.begin > end && end > 0) break;  // evaluation
+    }
+    longest = std::max(longest, end - begin);
+  }
+  return longest;
+}
+
 void overlaps(const std::string& name, const Command& command, const std::string& communication, const Where& where) {
   // Returns the milliseconds during which communication and computation overlap on a rank.
   const auto overlap = [communication](const std::vector<Span>& spans) {
