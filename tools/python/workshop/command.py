@@ -46,7 +46,9 @@ USAGE = """\
   reset CHAPTER [--level guided|blank] [-y]
                                    makes the exercises anew; keeps what you wrote as FILE.mine; at the blank level, you
                                    write whole functions, whose regions are called 02.A and so on
-  test [--soak] [CTEST_OPTION]...  runs all tests, e.g. test -L unit or test -R 02_ddp; --soak: those that take long
+  test [--fillings | --soak] [CTEST_OPTION]...
+                                runs the tests, e.g. test -L unit or test -R 02_ddp; --fillings: those of the checker,
+                                with wrong exercises; --soak: those that take long
   bench [--torch PYTHON] [--json FILE]
                                    measures the building blocks, on request together with PyTorch's
   scaling CHAPTER [PROGRAM] [--ranks 1,2,4,8] [--weak] [--solution] [--json FILE] [-- OPTION...]

@@ -129,14 +129,16 @@ def slots_file(folder: str) -> str:
 
 
 def test(context: Context, words: list[str]) -> int:
-    which = ["-LE", "^soak$"]
+    which, target = ["-LE", "^(soak|filling)$"], "all"
     if words[:1] == ["--soak"]:
         which, words = ["-L", "^soak$"], words[1:]
+    elif words[:1] == ["--fillings"]:
+        which, target, words = ["-L", "^filling$"], "fillings", words[1:]
     require(
         not os.environ.get("WORKSHOP_PREBUILT"),
         "the tests are those of the clone that has built what WORKSHOP_PREBUILT names",
     )
-    context.build("all")
+    context.build(target)
     # More tests at a time than there are cores, because many of them wait for a deadline. On GPUs, as many as have
     # room.
     command = ["ctest", "--test-dir", context.folder, "-j", str(2 * context.builder.jobs + 1)]
