@@ -50,8 +50,9 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
     const Batch part = part_of(batch);
     int samples = training.evaluated();
     // TODO 08.13: Set `samples` so that the sum over all ranks is the mean over all tokens.
-    //   model.loss() adds the sum of the losses of this rank's tokens, divided by `samples` times the number of tokens
-    //   that this rank has of a sample. The results of all job.world() ranks are summed.
+    //   `samples` is the number of samples that are evaluated, the same on all ranks. model.loss() adds the sum of the
+    //   losses of this rank's tokens, divided by `samples` times the number of tokens that this rank has of a sample.
+    //   The results of all job.world() ranks are summed.
     todo("08.13");
     // END TODO 08.13
     probe("08.13", "number to divide by in the evaluation", std::array{samples});
@@ -67,9 +68,9 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
         model.backward(activations, /*accumulate=*/!batch.first);
       }
       // TODO 08.14: Average the gradients over the ranks of job.group(), with chapter 02's average_gradients().
-      //   average_gradients(model, group, stream) averages all of them. The loss is the mean over all tokens; each rank
-      //   has computed the gradients of the mean over its own tokens. All ranks have equally many. Why are the averages
-      //   right for the embedding of a position, too, which only one rank has?
+      //   average_gradients(model, group, stream) averages all of them; call it on a single rank, too. The loss is the
+      //   mean over all tokens; each rank has computed the gradients of the mean over its own tokens. All ranks have
+      //   equally many.
       todo("08.14");
       // END TODO 08.14
       probe("08.14", "gradients, averaged", model.grads(), {model.count()}, stream);

@@ -115,8 +115,8 @@ class PartialAttention {
         // TODO 08.2: Set `ahead` and `skip`.
         //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long, and they are the
         //   same positions or have none in common. A position sees itself and those before it: the query in row i of
-        //   its run sees the keys 0 to i + ahead of theirs, however few they have. `skip`: no query of the run sees any
-        //   of these keys, so there is nothing to compute.
+        //   its run sees the keys 0 to i + ahead of theirs. `ahead` may be larger than the run: then the query sees all
+        //   of its keys. `skip`: no query of the run sees any of these keys, so there is nothing to compute.
         todo("08.2");
         // END TODO 08.2
         if (!skip) pairs.push_back({a, b, ahead});
@@ -247,9 +247,9 @@ class PartialAttention {
     const std::int64_t T = cut_.whole, of_head = T * T;
     const int query = cut_.runs(rank_)[a], key = cut_.runs(source)[b];  // their first positions
     std::int64_t first = dropout.first() + h * of_head;  // the place in a sample of the head's first probability
-    // TODO 08.3: Set `first` to the place of the probability of the first query and the first key of these two runs.
+    // TODO 08.3: Add to `first`, so that it is the place of the probability of these runs' first query and first key.
     //   A head has a probability for each pair of positions of the whole sequence, [T, T], with a row for each query;
-    //   `first` is the place of those of this head. The runs begin at the positions `query` and `key`.
+    //   `first` is the place of its first one. The runs begin at the positions `query` and `key`.
     todo("08.3");
     // END TODO 08.3
     probe("08.3", "place of the first probability of two runs", std::array{static_cast<int>(first)});

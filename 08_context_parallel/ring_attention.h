@@ -67,9 +67,9 @@ class RingAttention : public Attention {
       parts_.add_gradients(blas, values, gradients, kv_[step % 2].data(), source(step), own, samples, dropout);
       if (group_.size() > 1) end_exchange(compute);
       // TODO 08.9: Complete `sums`, the gradients of the keys and values of this step.
-      //   `own` is what this rank's queries contribute. In step 0, `own` is `sums`; later, begin_exchange() has
-      //   received what the earlier ranks have contributed in `sums`. launch(add_floats, count, compute, y, x, factor,
-      //   count) adds factor·x to y.
+      //   `own` is what this rank's queries contribute. In step 0, `own` is `sums`. Later, `sums` has what the earlier
+      //   ranks have contributed; it has arrived by now. launch(add_floats, count, compute, y, x, factor, count) adds
+      //   factor·x to y.
       todo("08.9");
       // END TODO 08.9
       probe("08.9", "gradients of keys and values so far", sums, {count}, compute);
@@ -110,6 +110,7 @@ class RingAttention : public Attention {
     const int count = count_of(samples), c = group_.size();
     const bool keys = step + 1 < c, gradients = backward && step > 0;
     arriving_ = std::span<const Real>(kv_[(step + 1) % 2].data(), keys ? count : 0);
+    arriving_gradients_ = std::span<const float>(dkv_[step % 2].data(), gradients ? count : 0);
     if (keys || gradients)
       probe("08.G", "given to begin_exchange: step, whether backward", std::array{step, int{backward}});
     if (keys) probe("08.G", "given to begin_exchange: keys and values", kv_[step % 2].data(), {count}, compute);
@@ -148,16 +149,18 @@ class RingAttention : public Attention {
     //   Use the event arrived_. The host must not wait.
     todo("08.8");
     // END TODO 08.8
-    const int count = static_cast<int>(arriving_.size());
-    if (count > 0) probe("08.8", "keys and values that have arrived", arriving_.data(), {count}, compute);
+    const int keys = static_cast<int>(arriving_.size()), gradients = static_cast<int>(arriving_gradients_.size());
+    if (keys > 0) probe("08.8", "keys and values that have arrived", arriving_.data(), {keys}, compute);
+    if (gradients > 0) probe("08.8", "gradients that have arrived", arriving_gradients_.data(), {gradients}, compute);
   }
 
   PartialAttention parts_;
   const Group& group_;
-  DeviceBuffer<Real> kv_[2];        // keys and values: those that are computed with, and those that arrive
-  DeviceBuffer<float> dkv_[2];      // their gradients: those that are sent, and those that arrive
-  DeviceBuffer<float> mine_;        // what this rank contributes to them
-  std::span<const Real> arriving_;  // what end_exchange() records: the keys and values under way
+  DeviceBuffer<Real> kv_[2];                   // keys and values: those that are computed with, and those that arrive
+  DeviceBuffer<float> dkv_[2];                 // their gradients: those that are sent, and those that arrive
+  DeviceBuffer<float> mine_;                   // what this rank contributes to them
+  std::span<const Real> arriving_;             // what end_exchange() records: the keys and values under way,
+  std::span<const float> arriving_gradients_;  // and the gradients
   Event computed_, arrived_;
   Stream communication_{"communication"};
 };
