@@ -533,7 +533,8 @@ bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const
     print_other_way(key, difference);
     return true;
   }
-  if (drift_ && drift_->id != id && error_ <= kGrowth * largest_before) {
+  const bool rounds = !expected_probes_.at(key)->tensor.integers;  // integers are equal or wrong
+  if (rounds && drift_ && drift_->id != id && error_ <= kGrowth * largest_before) {
     print_drift(key, difference);
     return true;
   }
