@@ -101,6 +101,16 @@ def write_replicas(folder, steps):
     return files
 
 
+# Loads of two experts: those of block 0 are 75 and 25 % on rank 0, 50 and 75 % on rank 1, to have two means that differ.
+def write_mixture(folder):
+    run = {"type": "run", "chapter": "09_expert_parallel", "program": "moe_parallel", "world": 2, "options": {}}
+    lines = [{"type": "value", "rank": rank, "name": f"load of expert {expert} of block {block}",
+              "value": 0.5 if block == 1 else 0.75 if rank == expert else 0.25 + 0.25 * rank}
+             for rank in range(2) for expert in range(2) for block in range(2)]
+    events = [step_mark(0, 0, 0), message(0, "ncclSend", 10, 500, 0, 1, 1024, 1), end_mark(0, STEP)]
+    return write_files(f"{folder}/mixture", run, lines, 1, events)
+
+
 def make_page(report, python, folder, files):
     with open(f"{folder}/data", "w") as data:
         subprocess.run([report, "--json", *files], stdout=data, check=True, timeout=240)
@@ -213,7 +223,8 @@ def check_in_browser(make, folder):
     browser = shutil.which("chromium") or shutil.which("google-chrome") or \
         skip("no Chromium here (package chromium), to draw the page with")
     steps = 20
-    page = make(write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) + write_replicas(folder, steps))
+    page = make(write_run(folder, "gpipe", steps) + write_run(folder, "1f1b", steps) + write_replicas(folder, steps)
+                + write_mixture(folder))
     text, data, charts = read_back(page)
     with open(page, "w", encoding="utf-8") as file:
         file.write(text.replace("</body>", READ_BACK + "</body>"))
@@ -236,6 +247,8 @@ def check_in_browser(make, folder):
     check_pipeline(traces, 0, "gpipe", steps)
     check_pipeline(traces, 1, "1f1b", steps)
     check_replicas(traces, 3, steps)
+    loads = [trace(traces, "loads-4", f"block {block}") for block in range(2)]
+    assert close(loads[0]["y"], [62.5, 50]) and close(loads[1]["y"], [50, 50]), loads
 
 
 def main():

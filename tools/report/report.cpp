@@ -155,6 +155,25 @@ Json memory_over_time(const Timeline& timeline) {
   return all;
 }
 
+// The share of the choices that each expert of each block got in the last epoch, [block][expert]: a mean over the ranks
+// that have recorded it.
+Json expert_loads(const RunRecord& record) {
+  std::map<int, std::map<int, std::vector<double>>> loads;
+  for (const auto& [rank_and_name, load] : record.values) {
+    int expert = 0, block = 0;
+    if (std::sscanf(rank_and_name.second.c_str(), "load of expert %d of block %d", &expert, &block) == 2)
+      loads[block][expert].push_back(load);
+  }
+  Json blocks = Json::array();
+  for (const auto& [block, experts] : loads) {
+    Json of_block = Json::array();
+    for (const auto& [expert, of_ranks] : experts)
+      of_block.push_back(std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) / of_ranks.size());
+    blocks.push_back(of_block);
+  }
+  return blocks;
+}
+
 // The bytes by step of the rank that sends most.
 Json traffic(const RunReport& run) {
   Json most{{"bytes", Json::array()}};
@@ -190,6 +209,7 @@ Json json_of(const RunReport& run) {
             {"formulas", formulas_json(run)},
             {"staleness", numbered(record, "staleness of update")},
             {"workers", numbered(record, "worker of update")},
+            {"expert_loads", expert_loads(record)},
             {"distance", values_by_step(record, "distance after step")}};
   for (const auto& [rank, kinds] : record.peaks) json["memory"].push_back({{"rank", rank}, {"peak", kinds}});
   for (const auto& [rank, s] : run.shares) {

@@ -256,6 +256,18 @@ def staleness_chart(run):
     return figure
 
 
+def expert_loads_chart(run):
+    """Draws a group of bars for each expert, with a bar for each block."""
+    figure = go.Figure()
+    for block, loads in enumerate(run["expert_loads"]):
+        figure.add_bar(x=list(range(len(loads))), y=[100 * load for load in loads], name=f"block {block}",
+                       marker_color=RUN_COLORS[block % len(RUN_COLORS)])
+    figure.add_hline(y=100 / len(run["expert_loads"][0]), line_dash="dash", line_color="#5b6776")
+    figure.update_xaxes(title="expert", dtick=1)
+    figure.update_yaxes(title="% of the choices", rangemode="tozero")
+    return figure
+
+
 def scaling_chart(rows):
     figure = make_subplots(rows=1, cols=2)
     ranks = [row["ranks"] for row in rows]
@@ -382,6 +394,9 @@ def add_run(page, number, run):
                    "Memory by kind over time", "The steps run between the dashed lines, and allocate nothing.")
     if run["staleness"]:
         page.chart(f"staleness-{number}", staleness_chart(run), 280, "Staleness of the gradients")
+    if run["expert_loads"]:
+        page.chart(f"loads-{number}", expert_loads_chart(run), 280, "Load of the experts in the last epoch",
+                   "Dashed: all experts are chosen equally often.")
     if run["formulas"] and run.get("memory"):
         page.add("<h3>Held and sent, compared with the formulas</h3>" + formula_table(run) + "<p class=note>Formulas leave "
                  "out what is sent once per run or epoch, such as the first parameters and the losses, and the padding of "
