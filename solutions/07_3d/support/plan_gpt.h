@@ -116,8 +116,8 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   if (layout.cp > 1) {
     // In float32: the sums of the context or of the queries' gradients, and a rank's own part of those of keys and
     // values.
-    part.room += 3 * T * E / tp * 4 / model.bytes();
-    part.ring = 2 * (2 * T * E / tp) * (model.bytes() + 4);  // two buffers each; gradients travel in float32
+    part.room += (1 + 2 * g.kv_share()) * T * E / tp * 4 / model.bytes();
+    part.ring = 2 * (2 * T * g.kv_share() * E / tp) * (model.bytes() + 4);  // two each; gradients travel in float32
   }
   const double scores = in_blocks(model, layout) ? 0 : g.heads * T / tp;
   const double features = static_cast<double>(g.mlp_width) / tp;
@@ -191,7 +191,8 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
 // Returns the bytes that a rank sends around the ring in a step, for `rows` sequences through `blocks` blocks.
 inline double context_bytes(const ModelShape& model, const Layout& layout, double rows, int blocks) {
   if (layout.cp == 1) return 0;
-  const double values = 2.0 * model.gpt->context / layout.cp * model.gpt->width / layout.tp;  // keys and values
+  const GptShape& g = *model.gpt;
+  const double values = 2.0 * g.context / layout.cp * g.kv_share() * g.width / layout.tp;  // keys and values
   const int passes = layout.recompute ? 3 : 2;
   return rows * blocks * values * (passes * (layout.cp - 1) * model.bytes() + 4 * layout.cp);
 }
@@ -201,8 +202,8 @@ inline double context_bytes(const ModelShape& model, const Layout& layout, doubl
 inline double context_seconds(const ModelShape& model, const Cluster& cluster, const Link& link, const Layout& layout,
                               double rows, int blocks) {
   if (layout.cp == 1) return 0;
-  const double T = model.gpt->context, E = model.gpt->width / layout.tp, n = T / layout.cp, c = layout.cp;
-  const double values = rows * 2 * n * E;
+  const double T = model.gpt->context, E = static_cast<double>(model.gpt->width) / layout.tp, c = layout.cp;
+  const double n = T / c, values = rows * 2 * n * model.gpt->kv_share() * E;
   const auto message = [&](double bytes) { return link.latency + values * bytes / link.bandwidth; };
   const double step = rows * 2 * n * n * E / cluster.flops;  // of attention: two of the four pairs of half sequences
   const double forward = (c - 1) * std::max(0.0, message(model.bytes()) - step);
@@ -212,7 +213,8 @@ inline double context_seconds(const ModelShape& model, const Cluster& cluster, c
 
 // Returns from how many positions per rank on attention hides all of the ring but its last step.
 inline double hidden_from(const ModelShape& model, const Cluster& cluster, const Link& link) {
-  return std::max(model.bytes(), 0.4 * (model.bytes() + 4)) * cluster.flops / link.bandwidth;
+  const double bytes = model.gpt->kv_share() * std::max(model.bytes(), 0.4 * (model.bytes() + 4));
+  return bytes * cluster.flops / link.bandwidth;
 }
 
 // ---- impossible layouts --------------------------------------------------------------------------------------------
