@@ -59,9 +59,9 @@ class ChunkUpdate {
     reducer_.reset();
     if (shards_) {
       shards_.reset();
-      spread_shards_.emplace(options, model_, mesh, stream_);
-      values_ = {};  // the model has left this memory
+      values_ = {};  // before there are others, or both would be held at once
       grads_ = {};
+      spread_shards_.emplace(options, model_, mesh, stream_);
       part_ = {0, model_.count()};
     }
     ranges_ = ranges_of(model_);

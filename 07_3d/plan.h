@@ -28,12 +28,17 @@ struct MemoryPlan {
 // Bytes that a GPU sends per step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0, context = 0;
-  double copies = 0;  // hybrid sharding: to the ranks with the same shard of the model's other copies
+  double copies = 0;    // hybrid sharding: to the ranks with the same shard of the model's other copies
+  double experts = 0;   // rows, to the experts and back
+  double replicas = 0;  // gradients and parameters of experts, to the ranks with the same ones
+
+  double all_data() const { return data + copies + replicas; }
 };
 
 // How a stage spends a step, in seconds.
 struct StageTimes {
-  double busy = 0;      // computing, and what every layer waits for: the tensor group, and the ring as far as it shows
+  double busy = 0;      // computing, and what every layer waits for: the tensor group, the ring as far as it shows, the
+                        // exchange of rows
   double backward = 0;  // the part of `busy` that hides `reduce`
   double transfer = 0;  // one micro-batch, from one stage or chunk to the next
   double reduce = 0;    // the gradients
@@ -121,6 +126,14 @@ inline Layout sharing_group(Layout layout) {
   return layout;
 }
 
+// The same for experts: only the ranks of sharing_group() that have the same ones.
+inline Layout expert_group(Layout layout) {
+  const int ep = layout.ep;
+  layout = sharing_group(layout);
+  layout.dp /= ep;
+  return layout;
+}
+
 // In an interleaved schedule a micro-batch passes a stage once per chunk, each time for a part of the stage's time. The
 // pipeline behaves as with `chunks` times as many micro-batches (Narayanan et al., 2021, section 2.2).
 inline Layout chunk_by_chunk(Layout layout) {
@@ -170,11 +183,16 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
 // gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Adds
-// those of a context group's ring, too.
+// those of a context group's ring and of the exchange of rows, too, and the experts, which fewer ranks share.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
-  memory.buckets += replica_rows(model, layout) / layout.micro_batches * part.ring;
+  memory.buckets += replica_rows(model, layout) / layout.micro_batches * (part.ring + part.exchange);
+  if (part.of_experts == 0) return;
+  const MemoryPlan experts = model_states(model, expert_group(layout), part.of_experts);
+  memory.parameters += experts.parameters;
+  memory.gradients += experts.gradients;
+  memory.optimizer += experts.optimizer;
 }
 
 // ---- traffic -------------------------------------------------------------------------------------------------------
@@ -234,9 +252,12 @@ inline Traffic stage_traffic(const ModelShape& model, const Layout& layout, cons
         std::array{1.0 * layout.dp, part.parameters, 1.0 * s});
   Traffic sent;
   sent.data = data_bytes(model, sharing_group(layout), part.parameters);
-  sent.copies = copies_bytes(model, layout, part.parameters);
+  // The ranks of a model that have the same experts are fewer by the factor ep, so their shards are larger.
+  sent.copies = copies_bytes(model, layout, part.parameters + layout.ep * part.of_experts);
+  if (part.of_experts > 0) sent.replicas = data_bytes(model, expert_group(layout), part.of_experts);
   sent.tensor = tensor_bytes(model, layout, part.summed);
   sent.context = context_bytes(model, layout, replica_rows(model, layout), part.blocks);
+  sent.experts = exchange_bytes(model, layout, replica_rows(model, layout), part.blocks);
   // Between its chunks, every stage sends both ways, including the first and the last one.
   sent.pipeline = pipeline_bytes(model, layout, part, s) +
                   (layout.chunks - 1) * model.bytes() * replica_rows(model, layout) * (part.in + part.out);
@@ -315,13 +336,20 @@ inline double transfer_seconds(const ModelShape& model, const Cluster& cluster, 
 inline void add_data_seconds(StageTimes& times, const ModelShape& model, const Cluster& cluster, const Layout& layout,
                              const StageShape& part, const Traffic& sent) {
   const int ranks = layout.sharing(), copies = layout.data() / ranks;
-  const Link link = group_link(model, cluster, layout.tp, ranks);
-  const double whole = model.bytes() * part.parameters;
-  const double all = ring_seconds(link, ranks, part.units, whole, sent.data);
-  const double averaging = ring_seconds(group_link(model, cluster, layout.tp * ranks, copies), copies, part.units,
-                                        whole / ranks, sent.copies);
   const int gathers = layout.zero == 0 ? 0 : layout.zero == 3 ? 2 * layout.micro_batches : 1;
-  times.gather = gathers * ring_seconds(link, ranks, part.units, whole, whole * (ranks - 1) / ranks);
+  double all = 0;
+  // Adds the time of a kind of parameters, which `size` ranks that are `stride` apart have: `bytes` are sent.
+  const auto add = [&](double parameters, int units, int stride, int size, double bytes) {
+    const Link link = group_link(model, cluster, stride, size);
+    const double whole = model.bytes() * parameters;
+    all += ring_seconds(link, size, units, whole, bytes);
+    times.gather += gathers * ring_seconds(link, size, units, whole, whole * (size - 1) / size);
+  };
+  add(part.parameters, part.units, layout.tp, ranks, sent.data);
+  add(part.of_experts, part.blocks, layout.tp * layout.ep, ranks / layout.ep, sent.replicas);
+  const double shard = model.bytes() * (part.parameters + layout.ep * part.of_experts) / ranks;
+  const double averaging =
+      ring_seconds(group_link(model, cluster, layout.tp * ranks, copies), copies, part.units, shard, sent.copies);
   times.reduce = all - times.gather + averaging;
   if (layout.zero <= 1) times.backward /= layout.micro_batches;
   if (layout.zero == 3 && layout.prefetch) {  // all communication hides behind all computation
@@ -339,9 +367,11 @@ inline StageTimes stage_times(const ModelShape& model, const Cluster& cluster, c
   StageTimes times;
   const double ring = context_seconds(model, cluster, group_link(model, cluster, layout.tp, layout.cp), layout,
                                       replica_rows(model, layout) / layout.micro_batches, part.blocks);
-  times.busy = passes.forward + passes.backward + summing + ring;
+  const Passes rows =
+      exchange_passes(model, cluster, layout, replica_rows(model, layout) / layout.micro_batches, part.blocks);
+  times.busy = passes.forward + passes.backward + summing + ring + rows.forward + rows.backward;
   // The backward pass has half of the all-reduces, with recomputation two thirds.
-  times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5);
+  times.backward = passes.backward + summing * (layout.recompute ? 2.0 / 3 : 0.5) + rows.backward;
   times.transfer = transfer_seconds(model, cluster, layout, part);
   add_data_seconds(times, model, cluster, layout, part, sent);
   return times;

@@ -39,7 +39,8 @@ std::vector<int> possible_micro_batches(int rows) {
 std::vector<int> possible_hybrids(const PlanSettings& s, const Layout& layout) {
   if (s.hybrid > 0) return {s.hybrid};
   const int on_node = s.gpus_per_node / layout.tp, ranks = layout.data();
-  const bool smaller = layout.zero > 0 && 1 < on_node && on_node < ranks && ranks % on_node == 0;
+  const bool smaller =
+      layout.zero > 0 && 1 < on_node && on_node < ranks && ranks % on_node == 0 && on_node % layout.ep == 0;
   return smaller ? std::vector<int>{0, on_node} : std::vector<int>{0};
 }
 
@@ -51,6 +52,17 @@ std::vector<int> possible_chunks(const PlanSettings& s, const GptShape& g, const
   if (layout.pp == 1 || g.blocks % layout.pp != 0 || layout.micro_batches % layout.pp != 0) return numbers;
   for (int chunks = 2; chunks <= g.blocks / layout.pp; ++chunks) {
     if (g.blocks / layout.pp % chunks == 0) numbers.push_back(chunks);
+  }
+  return numbers;
+}
+
+// Returns over how many ranks the experts may be spread: those that divide the experts and the ranks with the same
+// parameters.
+std::vector<int> possible_spreads(const PlanSettings& s, const GptShape& g, const Layout& layout) {
+  if (s.ep > 0) return {s.ep};
+  std::vector<int> numbers = {1};
+  for (int ep = 2; ep <= g.experts; ++ep) {
+    if (g.experts % ep == 0 && layout.data() % ep == 0) numbers.push_back(ep);
   }
   return numbers;
 }
@@ -97,7 +109,11 @@ std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model)
       // A single replica has nothing to share; infeasible_because() says why pipelines exclude stages 2 and 3.
       if (s.zero == "any" && (dp * cp == 1 ? zero > 0 : pp > 1 && zero > 1)) continue;
       if (model.gpt) {
-        add_gpt_layouts(layouts, s, model, {.dp = dp, .pp = pp, .tp = tp, .zero = zero, .cp = cp});
+        Layout layout = {.dp = dp, .pp = pp, .tp = tp, .zero = zero, .cp = cp};
+        for (const int ep : possible_spreads(s, *model.gpt, layout)) {
+          layout.ep = ep;
+          add_gpt_layouts(layouts, s, model, layout);
+        }
         continue;
       }
       const int m = s.micro_batches > 0 ? s.micro_batches : choose_micro_batches(model.rows / dp, pp);
@@ -142,10 +158,10 @@ struct Search {
 
 // For gpt, keeps only the best plan of each mesh and stage of ZeRO.
 void keep_best(std::vector<Plan>& plans) {
-  std::map<std::tuple<int, int, int, int, int, int>, bool> seen;
+  std::map<std::tuple<int, int, int, int, int, int, int>, bool> seen;
   std::erase_if(plans, [&seen](const Plan& plan) {
     const Layout& l = plan.layout;
-    return !seen.emplace(std::tuple(l.dp, l.cp, l.pp, l.tp, l.zero, l.hybrid), true).second;
+    return !seen.emplace(std::tuple(l.dp, l.cp, l.ep, l.pp, l.tp, l.zero, l.hybrid), true).second;
   });
 }
 
@@ -212,9 +228,10 @@ std::optional<Plan> find_fitting(const PlanSettings& s, const ModelShape& model)
 void print_change(const std::string& text, const Plan& plan) {
   const Layout& m = plan.layout;
   const std::string context = m.cp > 1 ? "--cp " + std::to_string(m.cp) + " " : "";
-  print0("  %s: %s, a step of %s (--dp %d %s--pp %d --tp %d --zero %d)\n", text.c_str(),
+  const std::string experts = m.ep > 1 ? "--ep " + std::to_string(m.ep) + " " : "";
+  print0("  %s: %s, a step of %s (--dp %d %s%s--pp %d --tp %d --zero %d)\n", text.c_str(),
          bytes_text(plan.fullest().memory.total()).c_str(), time_text(plan.seconds).c_str(), m.dp, context.c_str(),
-         m.pp, m.tp, m.zero);
+         experts.c_str(), m.pp, m.tp, m.zero);
 }
 
 // Prints by how much the nearest plan misses, and which changes would make one fit.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "tests/harness/expect.h"
@@ -29,6 +30,7 @@ TESTS(paper) {
 
 using Kinds = std::vector<std::string>;  // of memory
 const Kinds states = {"parameters", "gradients", "optimizer"};
+const Kinds states_and_activations = {"parameters", "gradients", "optimizer", "activations"};
 const Kinds states_and_buckets = {"parameters", "gradients", "optimizer", "buckets"};
 const Kinds all_kinds = {"parameters", "gradients", "optimizer", "activations", "buckets"};
 
@@ -47,6 +49,10 @@ std::string differences(const std::string& plan_file, const Run& run, const Kind
   for (const auto& line : run.record.collectives) {
     sent[line.rank][tools::group(line, run.record.chapter)] += tools::bytes_sent(line) / run.record.steps;
   }
+  // Of the rows, a rank sends those for its own experts to itself. They are an e-th where all experts have equally
+  // many.
+  const double ep = mesh.value("ep", 1);
+  for (auto& [rank, by_group] : sent) by_group["experts"] *= (ep - 1) / ep;
   std::string lines;
   const auto compare = [&](int rank, const std::string& what, double found, double planned) {
     if (!(std::abs(found - planned) <= 0.02 * planned))
@@ -60,6 +66,24 @@ std::string differences(const std::string& plan_file, const Run& run, const Kind
       compare(rank, "sent a step, " + name, sent[rank][name], planned);
   }
   return lines;
+}
+
+// Returns a run of six steps with only what four of them send: a run of two steps evaluates alike.
+Run four_steps(const std::function<Run(int)>& run_of) {
+  Run measured = run_of(6);
+  const Run shorter = run_of(2);
+  if (measured.record.collectives.size() != shorter.record.collectives.size())
+    fail(report(measured, "as many kinds of calls as in a shorter run", ""));
+  for (std::size_t i = 0; i < measured.record.collectives.size(); ++i) {
+    tools::Collective& line = measured.record.collectives[i];
+    const tools::Collective& less = shorter.record.collectives[i];
+    if (line.op + line.communicator != less.op + less.communicator)
+      fail(report(measured, less.op + " as in a shorter run", line.op));
+    line.calls -= less.calls;
+    line.bytes -= less.bytes;
+  }
+  measured.record.steps -= shorter.record.steps;
+  return measured;
 }
 
 // Four pairs of layers whose inner widths are divisible by 2 and 4. In 100 steps, data that is sent once per run, such
@@ -235,30 +259,18 @@ TESTS(gpt_numbers) {
       if (!found.empty()) ADD_FAILURE() << report(measured, "what is planned", found);
     });
   }
-  // Sequences that are cut over 2 and 4 ranks: memory, and bytes by group. Two runs that evaluate alike differ by what
-  // four steps send.
+  // Sequences that are cut over 2 and 4 ranks: memory, and bytes by group.
   for (const int cp : {2, 4}) {
     for (const int tp : {1, 2}) {
       test(text("solution.07.plan.measured.gpt.cp_", cp, ".tp_", tp), {.ranks = cp * tp}, [=] {
         const std::string shape = "--blocks 3 --width 32 --heads 4 --context 64 ",
                           mesh = text(" --cp ", cp, " --tp ", tp);
-        const auto run_of = [=](int steps) {
+        const Run measured = four_steps([=](int steps) {
           return record(
               on(cp * tp, solution("07_3d/train_3d"), gpt, shape, mesh,
                  "--words 8000 --vocabulary 60 --batch-size 6 --log-every 0 --micro-batches 1 --max-steps", steps),
               text(steps, ".jsonl"));
-        };
-        Run measured = run_of(6);
-        const Run shorter = run_of(2);
-        ASSERT_EQ(measured.record.collectives.size(), shorter.record.collectives.size());
-        for (std::size_t i = 0; i < measured.record.collectives.size(); ++i) {
-          tools::Collective& line = measured.record.collectives[i];
-          const tools::Collective& less = shorter.record.collectives[i];
-          ASSERT_EQ(line.op + line.communicator, less.op + less.communicator);
-          line.calls -= less.calls;
-          line.bytes -= less.bytes;
-        }
-        measured.record.steps -= shorter.record.steps;
+        });
         succeed(on(1, plan, gpt, shape, mesh, "--dp 1 --pp 1 --precision fp32 --gpus", cp * tp,
                    "--zero 0 --recompute none",
                    "--micro-batches 1 --global-batch 6 --vocabulary 60 --no-sequence-parallel --json plan.json"));
@@ -306,6 +318,140 @@ TESTS(gpt_numbers) {
   });
 }
 
+// ---- mixtures of experts -------------------------------------------------------------------------------------------
+
+const std::string mixture_shape = "--blocks 2 --width 32 --heads 4 --context 32 --vocabulary 60 ";
+
+// Four steps, with 4 sequences per replica and step.
+Run train_mixture(int ranks, const std::string& program, const std::string& options) {
+  return four_steps([=](int steps) {
+    return record(on(ranks, solution(program), mixture_shape,
+                     "--words 8000 --batch-size 4 --optimizer adamw --log-every 0", options, "--max-steps", steps),
+                  text(steps, ".jsonl"));
+  });
+}
+
+// Returns the differences between such a run and its plan.
+std::string mixture_differences(const Run& measured, int replicas, const std::string& mesh, const Kinds& kinds) {
+  succeed(on(1, plan, gpt, mixture_shape, "--precision fp32 --no-sequence-parallel --gpus", measured.record.world,
+             "--global-batch", 4 * replicas, mesh, "--json plan.json"));
+  const std::string found = differences("plan.json", measured, kinds);
+  return found.empty() ? "" : report(measured, "what is planned", found);
+}
+
+TESTS(mixtures) {
+  // If every token chooses all experts, the counts are known: all ranks have the same number of rows.
+  struct Mesh {
+    int dp, cp, ep, pp, tp, zero;
+    std::string recompute;
+  };
+  for (const Mesh& m : {Mesh{2, 1, 1, 1, 1, 0, "none"},
+                        {2, 1, 2, 1, 1, 0, "none"},
+                        {4, 1, 2, 1, 1, 0, "blocks"},
+                        {4, 1, 2, 1, 1, 1, "none"},
+                        {2, 1, 2, 2, 1, 0, "none"},
+                        {2, 1, 2, 1, 2, 0, "none"},
+                        {2, 2, 4, 1, 1, 0, "none"},
+                        {2, 2, 2, 1, 1, 1, "none"},
+                        {2, 1, 2, 2, 2, 1, "none"}}) {
+    const int ranks = m.dp * m.cp * m.pp * m.tp;
+    const std::string name =
+        text(m.dp, "x", m.cp, "x", m.pp, "x", m.tp, ".ep_", m.ep, ".zero_", m.zero, ".", m.recompute);
+    test("solution.07.plan.measured.mixture." + name, {.ranks = ranks}, [=] {
+      const std::string mesh =
+          text("--experts 4 --top-k 4 --micro-batches 2 --dp ", m.dp, " --cp ", m.cp, " --ep ", m.ep, " --pp ", m.pp,
+               " --tp ", m.tp, " --zero ", m.zero, " --recompute ", m.recompute);
+      // A plan leaves out the buffer in which train_3d reduces and gathers spread shards.
+      const Kinds& kinds = m.zero == 0 ? all_kinds : states_and_activations;
+      const Run measured = train_mixture(ranks, "07_3d/train_3d", gpt + mesh);
+      EXPECT_EQ(mixture_differences(measured, m.dp, mesh, kinds), "");
+    });
+  }
+  // With fixed counts, all places travel, whoever takes them.
+  const std::string alone = "--pp 1 --tp 1 --zero 0 --recompute none --micro-batches 1 --dp 4 --ep ";
+  test("solution.07.plan.measured.mixture.fixed", {.ranks = 4}, [=] {
+    const std::string mixture = "--experts 8 --top-k 2 --capacity-factor 1.2 ";
+    const Run measured =
+        train_mixture(4, "09_expert_parallel/moe_parallel", mixture + "--counts fixed --expert-ranks 2");
+    EXPECT_EQ(mixture_differences(measured, 4, mixture + alone + "2", all_kinds), "");
+  });
+  // With exact counts, moe_parallel has room for the largest imbalance that is possible: the tokens of all 4 ranks
+  // choose the two experts of the same rank. How many rows a rank sends depends on the router, but not their sum.
+  test("solution.07.plan.measured.mixture.exact", {.ranks = 4}, [=] {
+    const std::string mixture = "--experts 8 --top-k 2 ";
+    const Run measured = train_mixture(4, "09_expert_parallel/moe_parallel", mixture + "--expert-ranks 4");
+    double sent = 0;
+    for (const auto& line : measured.record.collectives) {
+      if (line.op == "ncclSend") sent += tools::bytes_sent(line);  // all sends are rows, or the numbers of rows
+    }
+    const auto stage_with = [&](const std::string& imbalance) {
+      const std::string shape = gpt + mixture_shape + mixture;
+      return plans_of(text(shape, "--precision fp32 --gpus 4 --global-batch 16 ", alone, 4, imbalance))
+          .at(0)
+          .at("stages")
+          .at(0);
+    };
+    const auto fullest = stage_with(" --imbalance 4").at("memory");
+    for (const std::string& kind : all_kinds) {
+      const double planned = fullest.at(kind);
+      EXPECT_NEAR(measured.record.peaks.at(0).at(kind), planned, 0.02 * planned) << kind;
+    }
+    // A plan does not count what a rank sends to itself: a quarter, if all experts are chosen equally often.
+    const double planned = stage_with("").at("sent").at("experts").get<double>() * 4 / 0.75;
+    EXPECT_NEAR(sent / measured.record.steps, planned, 1e-9 * planned);
+  });
+  test("solution.07.plan.imbalance", {}, [=] {
+    const auto sent = [&](const std::string& imbalance) {
+      const std::string shape = gpt + mixture_shape + "--experts 8 --capacity-factor 1 --gpus 4 --global-batch 16 ";
+      return plans_of(shape + alone + "4" + imbalance).at(0).at("stages").at(0).at("sent").at("experts").get<double>();
+    };
+    // 3/4 of two rows per token leave a rank, and as many come back, forward and backward, in 2 blocks.
+    EXPECT_DOUBLE_EQ(sent(""), 0.75 * 2 * 4 * 4 * 32 * 2 * 32 * 2);
+  });
+}
+
+// Two descriptions of runs on H100 GPUs; plan_math.md says what they leave open. As far as they do, the planner
+// chooses. The numbers are TFLOP/s per GPU without recomputation, of 989.5.
+TESTS(published_mixtures) {
+  struct Run {
+    std::string name, model, mesh;
+    double teraflops;
+  };
+  const std::string mixtral_22b = "--blocks 56 --width 6144 --heads 48 --kv-heads 8 --mlp-width 16384 --experts 8 ",
+                    fine = "--blocks 56 --width 6144 --heads 48 --kv-heads 8 --mlp-width 2048 --experts 64 --top-k 8 ",
+                    liu = "--pp 8 --tp 2 --capacity-factor 1 ";
+  const auto scaled = [&](int gpus) {
+    return text(liu, "--ep 4 --global-batch 1024 --gpus ", gpus, " --dp ", gpus / 16, " --hybrid ", gpus / 16);
+  };
+  const Run runs[] = {
+      {"mixtral_8x7b", "--blocks 32 --width 4096 --heads 32 --kv-heads 8 --mlp-width 14336 --experts 8 ",
+       "--gpus 64 --dp 16 --hybrid 16 --pp 4 --tp 1 --ep 8 --global-batch 256 --micro-batches 16 --chunks 8", 438},
+      {"mixtral_8x22b", mixtral_22b, liu + "--gpus 128 --dp 8 --hybrid 8 --ep 4 --global-batch 256", 458.3},
+      {"mixtral_8x22b_g8t8", fine, liu + "--gpus 128 --dp 8 --hybrid 8 --ep 8 --global-batch 256", 989.5 * 0.171},
+      {"mixtral_8x22b.128", mixtral_22b, scaled(128), 989.5 * 0.494},
+      {"mixtral_8x22b.256", mixtral_22b, scaled(256), 989.5 * 0.480},
+      {"mixtral_8x22b.512", mixtral_22b, scaled(512), 989.5 * 0.455},
+      {"mixtral_8x22b.1024", mixtral_22b, scaled(1024), 989.5 * 0.423}};
+  for (const Run& run : runs) {
+    test("solution.07.plan.published." + run.name, {}, [=] {
+      const auto best =
+          plans_of(gpt + "--machine h100 --attention blockwise --gated --context 4096 --vocabulary 32000 --zero 1 " +
+                   run.model + run.mesh)
+              .at(0);
+      const double planned = best.at("mfu").get<double>() * 989;
+      EXPECT_NEAR(planned / run.teraflops, 1, 0.15) << planned << " teraFLOP/s planned, published " << run.teraflops;
+      EXPECT_EQ(best.at("fits"), true);
+    });
+  }
+  // Jiang et al., 2024: Mixtral 8x7B has 47 billion parameters, and uses 13 billion per token.
+  test("solution.07.plan.published.parameters", {}, [=] {
+    succeed(on(1, plan, gpt, runs[0].model, "--gated --context 4096 --gpus 8 --json plan.json"));
+    const auto json = tools::read_json("plan.json");
+    EXPECT_NEAR(json.at("parameters").get<double>(), 46.7e9, 0.1e9);
+    EXPECT_NEAR(json.at("active_parameters").get<double>(), 12.9e9, 0.1e9);
+  });
+}
+
 TESTS(bad) {
   // A planner needs no ranks. If it is started on several, it prints its error once, too.
   refusals("solution.07.plan.bad.", on(4, plan),
@@ -345,6 +491,21 @@ TESTS(bad) {
     interleaved     | --model gpt --pp 4 --tp 1 --chunks 2 --micro-batches 2 | --micro-batches is '2'; expected a multiple of the 4 stages
     cp_for_mlp      | --cp 2                                     | --cp is given; expected --model gpt
     cp              | --model gpt --cp 3 --gpus 6                | --cp is '3'; expected a number whose double divides --context, 4096
+    ep_for_mlp      | --ep 2                                     | --ep is given; expected --experts then
+    experts_for_mlp | --experts 8                                | --experts is given; expected --model gpt
+    gated_for_mlp   | --gated                                    | --gated is given; expected --model gpt
+    ep_alone        | --model gpt --ep 2                         | --ep is given; expected --experts then
+    top_k_alone     | --model gpt --top-k 2                      | --top-k is given; expected --experts then
+    capacity_alone  | --model gpt --capacity-factor 1            | --capacity-factor is given; expected --experts then
+    top_k           | --model gpt --experts 4 --top-k 5          | --top-k is '5'; expected at most the 4 of --experts
+    imbalance       | --model gpt --experts 4 --imbalance 0.5    | --imbalance is below 1; expected a multiple of the mean
+    imbalance_fixed | --model gpt --experts 4 --imbalance 2 --capacity-factor 1 | --imbalance is given; expected no --capacity-factor
+    ep_experts      | --model gpt --experts 6 --ep 4 --dp 8 --pp 1 --tp 1 | --ep is '4'; expected a divisor of the 6 of --experts
+    ep_ranks        | --model gpt --experts 8 --ep 4 --dp 2 --pp 4 --tp 1 | --ep is '4'; expected a divisor of the 2 ranks that share
+    ep_hybrid       | --model gpt --experts 8 --ep 8 --dp 8 --zero 3 --hybrid 4 | --ep is '8'; expected a divisor of the 4 ranks that share
+    kv_heads        | --model gpt --heads 8 --kv-heads 3         | --kv-heads is '3'; expected a divisor of the 8 of --heads
+    kv_heads_cut    | --model gpt --kv-heads 4 --tp 8 --dp 1 --pp 1 | --tp is '8'; expected a divisor of the 4 of --kv-heads
+    mlp_width_cut   | --model gpt --mlp-width 100 --tp 8 --dp 1 --pp 1 | --tp is '8'; expected a divisor of the 100 of --mlp-width
     hybrid          | --model gpt --dp 8 --zero 3 --hybrid 3     | --hybrid is '3'; expected a divisor of the 8 replicas
     margin          | --model gpt --memory-margin 100            | --memory-margin is '100'; expected a whole number from 0 to 99
   )");

@@ -3,20 +3,29 @@
 // The formulas are those of
 //   Narayanan et al.: Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, and
 //   Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models, MLSys 2023.
-// E, H, T and V: width, heads, context and vocabulary.
+// E, H, T and V: width, heads, context and vocabulary. E_h: features of an MLP, 4E unless given.
 #pragma once
 
+#include "07_3d/support/plan_experts.h"
 #include "07_3d/support/plan_shapes.h"
 
 namespace workshop {
 
 // ---- parameters ----------------------------------------------------------------------------------------------------
 
-// Parameters of a block on each of `tp` tensor ranks; 12E² + 13E on a single rank. The biases of the row-parallel
-// layers (2E) and the norms (4E) are on all ranks.
+// Parameters of an MLP, or of an expert, on each of `tp` tensor ranks; 8E² + 5E on a single rank if E_h = 4E. The bias
+// of the row-parallel layer is on all ranks.
+inline double mlp_parameters(const GptShape& g, int tp) {
+  const double E = g.width, features = g.mlp_width;
+  return (g.matrices() * E * features + (g.matrices() - 1) * features) / tp + E;
+}
+
+// Parameters of a block without its experts, on each of `tp` tensor ranks: 12E² + 13E on a single rank with the MLP,
+// 4E² + 8E + JE with a mixture. The bias of attention's output, the norms (4E) and the router are on all ranks.
 inline double block_parameters(const GptShape& g, int tp) {
-  const double E = g.width;
-  return (12 * E * E + 7 * E) / tp + 6 * E;
+  const double E = g.width, of_heads = 1 + 2 * g.kv_share();
+  const double attention = ((of_heads + 1) * E * E + of_heads * E) / tp + 5 * E;
+  return attention + (g.experts > 0 ? g.experts * E : mlp_parameters(g, tp));
 }
 
 // A tensor group cuts the rows of the vocabulary, but not the positions.
@@ -28,19 +37,24 @@ inline double head_parameters(const GptShape& g, int tp) {
   return static_cast<double>(g.vocabulary) / tp * g.width + 2.0 * g.width;
 }
 
-inline double gpt_parameters(const GptShape& g) {
-  return g.blocks * block_parameters(g, 1) + embedding_parameters(g, 1) + head_parameters(g, 1);
+// Parameters of the model with this many experts per block: all that there are, or those that a token uses.
+inline double gpt_parameters(const GptShape& g, int experts) {
+  return g.blocks * (block_parameters(g, 1) + experts * mlp_parameters(g, 1)) + embedding_parameters(g, 1) +
+         head_parameters(g, 1);
 }
 
 // ---- operations ----------------------------------------------------------------------------------------------------
 
 // Operations of a step's matrix products, for `tokens` tokens. A forward pass has 24E² + 4TE per token and block, and
 // 2VE per token in the head; a backward pass has twice as many. Recomputation is a second forward pass of the blocks.
+// Of 24E², 8E² are attention's, and 16E², or 4E·E_h, the MLP's. A mixture has those of the router and of K experts.
 // With L blocks and G sequences these are Narayanan's 96·G·T·L·E²·(1 + T/6E + V/16LE), and without recomputation
 // 72·G·T·L·E²·(1 + T/6E + V/12LE).
 inline double gpt_operations(const GptShape& g, double tokens, bool recompute) {
   const double E = g.width, T = g.context, V = g.vocabulary;
-  return tokens * ((recompute ? 4 : 3) * g.blocks * (24 * E * E + 4 * T * E) + 3 * 2 * V * E);
+  const double mlp = 2.0 * g.matrices() * E * g.mlp_width;
+  const double linear = 4 * (1 + g.kv_share()) * E * E + (g.experts > 0 ? g.top_k * mlp + 2 * g.experts * E : mlp);
+  return tokens * ((recompute ? 4 : 3) * g.blocks * (linear + 4 * T * E) + 3 * 2 * V * E);
 }
 
 // ---- activations ---------------------------------------------------------------------------------------------------
@@ -52,14 +66,18 @@ inline bool in_blocks(const ModelShape& model, const Layout& layout) { return mo
 // Korthikanti's 34E + 5HT, with dropout's masks and the attention's probabilities. A tensor group cuts 24E + 5HT of
 // them; sequence parallelism also cuts the rest. In fp32, they are what the workshop's own block keeps without dropout.
 // In place of the probabilities, attention in blocks, and thus over a context group, keeps a float for each row of
-// scores.
+// scores. A mixture keeps rows in place of the MLP's features.
 inline double block_bytes(const ModelShape& model, const Layout& layout) {
   const double E = model.gpt->width, H = model.gpt->heads, T = model.gpt->context;
   const bool mixed = model.precision == Precision::mixed;
   const double whole = mixed ? 10 * E : 4 * (4 * E + 4);
   const double of_scores = in_blocks(model, layout) ? 4 * H : (mixed ? 5 : 4) * H * T;
-  const double cut = (mixed ? 24 : 48) * E + of_scores;
-  return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp;
+  const double attention = model.bytes() * 2 * (1 + model.gpt->kv_share()) * E + of_scores;
+  const double features = model.bytes() * model.gpt->matrices() * model.gpt->mlp_width;  // of a row
+  const bool mixture = model.gpt->experts > 0;
+  const double cut = attention + (mixture ? received_rows(*model.gpt, layout) : 1) * features;
+  return whole / (layout.sequence_parallel ? layout.tp : 1) + cut / layout.tp +
+         (mixture ? mixture_bytes(model, layout) : 0);
 }
 
 // The same for the head: its norm and the logits, which are always fp32.
@@ -84,6 +102,9 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
     part.units += count;
   };
   add_unit(blocks, block_parameters(g, tp));
+  const double experts = static_cast<double>(g.experts) / layout.ep * mlp_parameters(g, tp);  // of a block
+  part.of_experts = blocks * experts;
+  part.largest += experts;
   if (embedding) add_unit(1, embedding_parameters(g, tp));
   if (head) add_unit(1, head_parameters(g, tp));
 
@@ -95,11 +116,12 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
   if (layout.cp > 1) {
     // In float32: the sums of the context or of the queries' gradients, and a rank's own part of those of keys and
     // values.
-    part.room += 3 * T * E / tp * 4 / model.bytes();
-    part.ring = 2 * (2 * T * E / tp) * (model.bytes() + 4);  // two buffers each; gradients travel in float32
+    part.room += (1 + 2 * g.kv_share()) * T * E / tp * 4 / model.bytes();
+    part.ring = 2 * (2 * T * g.kv_share() * E / tp) * (model.bytes() + 4);  // two each; gradients travel in float32
   }
   const double scores = in_blocks(model, layout) ? 0 : g.heads * T / tp;
-  part.widest = T * std::max({4 * E / tp, E + scores, head ? V / tp : 0});
+  const double features = static_cast<double>(g.mlp_width) / tp;
+  part.widest = T * std::max({features, E + scores, head ? V / tp : 0});
   part.in = part.out = layout.scatter ? T * E / tp : stream;
   if (tp > 1) {
     // Two all-reduces per block forward, two backward (Shoeybi et al., 2019), and the forward ones again to recompute.
@@ -109,15 +131,11 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
     part.summed = wide * T * E + (head ? 3 * T * 4 / model.bytes() : 0);
     part.sums = wide + (head ? 3 : 0);
   }
+  if (g.experts > 0) add_mixtures(part, model, layout, T);
   return part;
 }
 
 // ---- time ----------------------------------------------------------------------------------------------------------
-
-// Seconds of computing.
-struct Passes {
-  double forward = 0, backward = 0;
-};
 
 // Returns the time of `count` products of m × k by k × n matrices: that of the operations or that of moving their
 // values from and to memory, whichever is longer (the roofline of Williams et al., 2009). Attention is below the ridge:
@@ -139,8 +157,16 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
   const auto product = [&](double m, double k, double n, double count = 1) {
     return product_seconds(model, cluster, m, k, n, count);
   };
-  const double linear = product(tokens, E, 3 * part) + product(tokens, part, E) + product(tokens, E, 4 * part) +
-                        product(tokens, 4 * part, E);
+  // `count` MLPs, or experts, with `m` rows each.
+  const auto mlp = [&](double m, double count) {
+    const double features = static_cast<double>(g.mlp_width) / layout.tp;
+    return product(m, E, features, (g.matrices() - 1) * count) + product(m, features, E, count);
+  };
+  const double own = static_cast<double>(g.experts) / layout.ep;
+  const double feed_forward = g.experts == 0 ? mlp(tokens, 1)
+                                             : product(tokens * sent_share(layout), E, g.experts) +
+                                                   mlp(received_rows(g, layout) * tokens / own, own);
+  const double linear = product(tokens, E, (1 + 2 * g.kv_share()) * part) + product(tokens, part, E) + feed_forward;
   // In blocks, only pairs on and below the diagonal are computed, and their scores never leave the multiprocessors. The
   // backward pass has five products instead of four, because it computes the scores again.
   const bool blocks = in_blocks(model, layout);
@@ -165,7 +191,8 @@ inline Passes gpt_passes(const ModelShape& model, const Cluster& cluster, const 
 // Returns the bytes that a rank sends around the ring in a step, for `rows` sequences through `blocks` blocks.
 inline double context_bytes(const ModelShape& model, const Layout& layout, double rows, int blocks) {
   if (layout.cp == 1) return 0;
-  const double values = 2.0 * model.gpt->context / layout.cp * model.gpt->width / layout.tp;  // keys and values
+  const GptShape& g = *model.gpt;
+  const double values = 2.0 * g.context / layout.cp * g.kv_share() * g.width / layout.tp;  // keys and values
   const int passes = layout.recompute ? 3 : 2;
   return rows * blocks * values * (passes * (layout.cp - 1) * model.bytes() + 4 * layout.cp);
 }
@@ -175,8 +202,8 @@ inline double context_bytes(const ModelShape& model, const Layout& layout, doubl
 inline double context_seconds(const ModelShape& model, const Cluster& cluster, const Link& link, const Layout& layout,
                               double rows, int blocks) {
   if (layout.cp == 1) return 0;
-  const double T = model.gpt->context, E = model.gpt->width / layout.tp, n = T / layout.cp, c = layout.cp;
-  const double values = rows * 2 * n * E;
+  const double T = model.gpt->context, E = static_cast<double>(model.gpt->width) / layout.tp, c = layout.cp;
+  const double n = T / c, values = rows * 2 * n * model.gpt->kv_share() * E;
   const auto message = [&](double bytes) { return link.latency + values * bytes / link.bandwidth; };
   const double step = rows * 2 * n * n * E / cluster.flops;  // of attention: two of the four pairs of half sequences
   const double forward = (c - 1) * std::max(0.0, message(model.bytes()) - step);
@@ -186,7 +213,8 @@ inline double context_seconds(const ModelShape& model, const Cluster& cluster, c
 
 // Returns from how many positions per rank on attention hides all of the ring but its last step.
 inline double hidden_from(const ModelShape& model, const Cluster& cluster, const Link& link) {
-  return std::max(model.bytes(), 0.4 * (model.bytes() + 4)) * cluster.flops / link.bandwidth;
+  const double bytes = model.gpt->kv_share() * std::max(model.bytes(), 0.4 * (model.bytes() + 4));
+  return bytes * cluster.flops / link.bandwidth;
 }
 
 // ---- impossible layouts --------------------------------------------------------------------------------------------
@@ -195,6 +223,19 @@ inline double hidden_from(const ModelShape& model, const Cluster& cluster, const
 inline std::string gpt_uncuttable_because(const GptShape& g, const Layout& layout) {
   if (layout.tp > 1 && g.heads % layout.tp != 0) {
     return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.heads) + " heads";
+  }
+  if (g.kv_heads % layout.tp != 0) {
+    return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.kv_heads) + " of --kv-heads";
+  }
+  if (g.mlp_width % layout.tp != 0) {
+    return expected_prefix("tp", layout.tp) + "a divisor of the " + std::to_string(g.mlp_width) + " of --mlp-width";
+  }
+  if (layout.ep > 1 && g.experts % layout.ep != 0) {
+    return expected_prefix("ep", layout.ep) + "a divisor of the " + std::to_string(g.experts) + " of --experts";
+  }
+  if (layout.ep > 1 && layout.sharing() % layout.ep != 0) {
+    return expected_prefix("ep", layout.ep) + "a divisor of the " + std::to_string(layout.sharing()) +
+           " ranks that share a model's parameters";
   }
   if (layout.cp > 1 && g.context % (2 * layout.cp) != 0) {
     return expected_prefix("cp", layout.cp) + "a number whose double divides --context, " + std::to_string(g.context);

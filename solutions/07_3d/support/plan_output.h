@@ -27,9 +27,10 @@ inline std::string with_unit(double value, const std::vector<const char*>& units
 inline std::string bytes_text(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
 inline std::string time_text(double seconds) { return with_unit(seconds * 1e6, {"us", "ms", "s"}); }
 
-inline void print_layout(const Layout& m, const ModelShape& model, bool cuts_sequences) {
+inline void print_layout(const Layout& m, const ModelShape& model, const PlanSettings& s) {
   print0("%4d ", m.dp);
-  if (cuts_sequences) print0("%3d ", m.cp);
+  if (s.cuts_sequences()) print0("%3d ", m.cp);
+  if (s.spreads_experts()) print0("%3d ", m.ep);
   print0("%3d %3d %4d", m.pp, m.tp, m.zero);
   if (model.gpt) print0(" %4d", m.zero > 0 ? m.sharing() : 0);
   print0(" %4d", m.micro_batches);
@@ -38,16 +39,17 @@ inline void print_layout(const Layout& m, const ModelShape& model, bool cuts_seq
   }
 }
 
-inline void print_row(const Plan& plan, const ModelShape& model, bool cuts_sequences) {
+inline void print_row(const Plan& plan, const ModelShape& model, const PlanSettings& s) {
   const MemoryPlan& memory = plan.fullest().memory;
   Traffic most;
   for (const StagePlan& stage : plan.stages) {
     most.tensor = std::max(most.tensor, stage.sent.tensor);
-    most.data = std::max(most.data, stage.sent.data + stage.sent.copies);
+    most.data = std::max(most.data, stage.sent.all_data());
     most.pipeline = std::max(most.pipeline, stage.sent.pipeline);
     most.context = std::max(most.context, stage.sent.context);
+    most.experts = std::max(most.experts, stage.sent.experts);
   }
-  print_layout(plan.layout, model, cuts_sequences);
+  print_layout(plan.layout, model, s);
   print0(" |");
   for (const double bytes :
        {memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.total()}) {
@@ -55,10 +57,19 @@ inline void print_row(const Plan& plan, const ModelShape& model, bool cuts_seque
   }
   print0(" |");
   for (const double bytes : {most.tensor, most.data, most.pipeline}) print0(" %8s", bytes_text(bytes).c_str());
-  if (cuts_sequences) print0(" %8s", bytes_text(most.context).c_str());
+  if (s.cuts_sequences()) print0(" %8s", bytes_text(most.context).c_str());
+  if (s.spreads_experts()) print0(" %8s", bytes_text(most.experts).c_str());
   print0(" | %5.1f %% %8s", 100 * plan.bubble, time_text(plan.seconds).c_str());
   if (model.gpt) print0(" %8.0f %7.1f %4.1f %%", plan.tokens_per_second, plan.flops / kTera, 100 * plan.mfu);
   print0("  %s\n", plan.fits ? "fits" : "too large");
+}
+
+// Of a mixture: how many parameters a token uses.
+inline std::string active_text(const GptShape& g) {
+  if (g.experts == 0) return "";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.4g active per token, ", gpt_parameters(g, g.top_k));
+  return text;
 }
 
 inline void print_heading(const ModelShape& model, const PlanSettings& s, const Cluster& cluster) {
@@ -69,17 +80,20 @@ inline void print_heading(const ModelShape& model, const PlanSettings& s, const 
     print0("%22s | %-53s | %-26s |\n", "mesh", "held by a GPU of the fullest stage", "sent by a GPU per step");
     print0("%4s %3s %3s %4s %4s |", "dp", "pp", "tp", "zero", "m-b");
   } else {
+    const int more = int{s.cuts_sequences()} + int{s.spreads_experts()};  // columns
     print0(
-        "%.4g parameters, %d sequences of %d tokens per step; %d GPUs with %s to use (%d %% kept free), %d per node\n",
-        model.parameters, model.rows, model.gpt->context, cluster.gpus, memory.c_str(), s.margin,
-        cluster.gpus_per_node);
-    print0("%*s | %-53s | %-*s |\n", s.cuts_sequences() ? 48 : 44, "mesh", "held by a GPU of the fullest stage",
-           s.cuts_sequences() ? 35 : 26, "sent by a GPU per step");
-    print0("%4s %s%3s %3s %4s %4s %4s %4s %4s %6s |", "dp", s.cuts_sequences() ? " cp " : "", "pp", "tp", "zero",
-           "over", "m-b", "rows", "chks", "recomp");
+        "%.4g parameters, %s%d sequences of %d tokens per step; %d GPUs with %s to use (%d %% kept free), %d per "
+        "node\n",
+        model.parameters, active_text(*model.gpt).c_str(), model.rows, model.gpt->context, cluster.gpus, memory.c_str(),
+        s.margin, cluster.gpus_per_node);
+    print0("%*s | %-53s | %-*s |\n", 44 + 4 * more, "mesh", "held by a GPU of the fullest stage", 26 + 9 * more,
+           "sent by a GPU per step");
+    print0("%4s %s%s%3s %3s %4s %4s %4s %4s %4s %6s |", "dp", s.cuts_sequences() ? " cp " : "",
+           s.spreads_experts() ? " ep " : "", "pp", "tp", "zero", "over", "m-b", "rows", "chks", "recomp");
   }
-  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s%s | %7s %8s", "params", "grads", "optim", "activ", "buckets", "total",
-         "tensor", "data", "pipeline", s.cuts_sequences() ? "  context" : "", "bubble", "step");
+  print0(" %8s %8s %8s %8s %8s %8s | %8s %8s %8s%s%s | %7s %8s", "params", "grads", "optim", "activ", "buckets",
+         "total", "tensor", "data", "pipeline", s.cuts_sequences() ? "  context" : "",
+         s.spreads_experts() ? "  experts" : "", "bubble", "step");
   if (model.gpt) print0(" %8s %7s %6s", "tokens/s", "TFLOP/s", "MFU");
   print0("\n");
 }
@@ -87,7 +101,7 @@ inline void print_heading(const ModelShape& model, const PlanSettings& s, const 
 inline void print_table(const std::vector<Plan>& plans, const ModelShape& model, const PlanSettings& s) {
   print_heading(model, s, make_cluster(s));
   const std::size_t rows = s.rows;
-  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model, s.cuts_sequences());
+  for (std::size_t i = 0; i < plans.size() && i < rows; ++i) print_row(plans[i], model, s);
   if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
 }
 
@@ -113,9 +127,10 @@ inline nlohmann::ordered_json json_of(const StagePlan& stage) {
             {"buckets", memory.buckets}}},
           {"sent",
            {{"tensor", stage.sent.tensor},
-            {"data", stage.sent.data + stage.sent.copies},
+            {"data", stage.sent.all_data()},
             {"pipeline", stage.sent.pipeline},
-            {"context", stage.sent.context}}}};
+            {"context", stage.sent.context},
+            {"experts", stage.sent.experts}}}};
 }
 
 inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model) {
@@ -127,6 +142,7 @@ inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model)
                                  {"micro_batches", layout.micro_batches}};
   if (model.gpt) {
     json.update({{"cp", layout.cp},
+                 {"ep", layout.ep},
                  {"hybrid", layout.hybrid},
                  {"chunks", layout.chunks},
                  {"recompute", layout.recompute},
@@ -142,7 +158,9 @@ inline nlohmann::ordered_json json_of(const Plan& plan, const ModelShape& model)
 
 // All plans, with every stage's numbers.
 inline std::string json_text(const std::vector<Plan>& plans, const ModelShape& model) {
-  nlohmann::ordered_json json = {{"parameters", model.parameters}, {"plans", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json json = {{"parameters", model.parameters}};
+  if (model.gpt && model.gpt->experts > 0) json["active_parameters"] = gpt_parameters(*model.gpt, model.gpt->top_k);
+  json["plans"] = nlohmann::ordered_json::array();
   for (const Plan& plan : plans) json["plans"].push_back(json_of(plan, model));
   return json.dump(1) + "\n";
 }

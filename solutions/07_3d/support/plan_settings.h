@@ -45,7 +45,10 @@ struct PlanSettings {
   LinkSettings node{0, 0, ""}, network{0, 0, ""};
   int margin = 10;
   int dp = 0, pp = 0, tp = 0, micro_batches = 0, chunks = 0, hybrid = 0;
-  int cp = 1;
+  int cp = 1, ep = 1;
+  int experts = 0, top_k = 0, mlp_width = 0, kv_heads = 0;
+  double capacity = 0, imbalance = 1;
+  bool gated = false;
   std::string attention = "whole", zero = "any", recompute = "any";
   bool prefetch = false, sequence_parallel = true, scatter = false;
   int rows = 20;
@@ -53,6 +56,7 @@ struct PlanSettings {
 
   bool gpt() const { return model == "gpt"; }
   bool cuts_sequences() const { return cp != 1; }
+  bool spreads_experts() const { return ep != 1; }
 };
 
 inline void add_model_options(Options& options, PlanSettings& s) {
@@ -67,6 +71,15 @@ inline void add_model_options(Options& options, PlanSettings& s) {
   options.add("--heads", s.heads, "gpt: attention heads, default 32", 1, 1 << 20);
   options.add("--context", s.context, "gpt: tokens per sequence, default 4096", 1, 1 << 24);
   options.add("--vocabulary", s.vocabulary, "gpt: words in the vocabulary, default 32000", 1, 1 << 24);
+  options.add("--mlp-width", s.mlp_width, "gpt: features of an MLP or an expert, default 4 times --width", 1, 1 << 24);
+  options.add_flag("--gated", s.gated, "gpt: MLPs and experts have a third matrix, whose features gate the others");
+  options.add("--kv-heads", s.kv_heads, "gpt: heads of keys and values, default --heads", 1, 1 << 20);
+  options.add("--experts", s.experts, "gpt: experts in place of each block's MLP; 0: none", 0, 1 << 16);
+  options.add("--top-k", s.top_k, "gpt: experts that compute a token, default 2", 1, 1 << 16);
+  options.add("--capacity-factor", s.capacity,
+              "gpt: places at an expert, by its fair share of a sequence's tokens; default: exact counts", 0.0);
+  options.add("--imbalance", s.imbalance,
+              "gpt: tokens of the rank with the most, as a multiple of the mean over the ranks of --ep", 0.0);
   options.add("--attention", s.attention, "gpt: whole rows of scores, or blocks of keys", {"whole", "blockwise"});
   options.add("--optimizer", s.optimizer, "default: sgd, with gpt adamw", {"sgd", "adamw"});
   options.add("--precision", s.precision,
@@ -100,6 +113,8 @@ inline void add_layout_options(Options& options, PlanSettings& s) {
   options.add("--pp", s.pp, "pipeline stages; default: all that are possible", 1, 1 << 20);
   options.add("--tp", s.tp, "ranks of a tensor group; default: all that are possible", 1, 1 << 20);
   options.add("--cp", s.cp, "gpt: ranks that share a sequence (ring attention); 0: all that are possible", 0, 1 << 20);
+  options.add("--ep", s.ep,
+              "gpt: ranks of the same parameters that have all experts together; 0: all that are possible", 0, 1 << 20);
   options.add("--zero", s.zero, "stage of ZeRO: what the replicas share", {"0", "1", "2", "3", "any"});
   options.add("--hybrid", s.hybrid, "gpt: replicas that share one model; default: all, or those of a node", 1, 1 << 20);
   options.add_flag("--prefetch", s.prefetch,
@@ -132,28 +147,61 @@ inline void require_options_of_model(const PlanSettings& s) {
   refuse("--vocabulary", s.vocabulary, "gpt");
   refuse("--chunks", s.chunks, "gpt");
   refuse("--hybrid", s.hybrid, "gpt");
+  refuse("--mlp-width", s.mlp_width, "gpt");
+  refuse("--kv-heads", s.kv_heads, "gpt");
+  refuse("--gated", s.gated ? 1 : 0, "gpt");
+  refuse("--experts", s.experts, "gpt");
   if (s.cuts_sequences() && !s.gpt()) usage_error("--cp is given; expected --model gpt then");
   if (s.attention != "whole" && !s.gpt()) usage_error("--attention is given; expected --model gpt then");
   if (s.recompute != "any" && !s.gpt()) usage_error("--recompute is given; expected --model gpt then");
 }
 
+// Ends the program if an option of mixtures is given without experts, or does not fit them.
+inline void require_options_of_mixture(const PlanSettings& s) {
+  const std::pair<bool, const char*> given[] = {{s.top_k > 0, "--top-k"},
+                                                {s.capacity > 0, "--capacity-factor"},
+                                                {s.imbalance != 1, "--imbalance"},
+                                                {s.spreads_experts(), "--ep"}};
+  for (const auto& [is_given, name] : given) {
+    if (is_given && s.experts == 0) usage_error("%s is given; expected --experts then", name);
+  }
+  if (s.top_k > s.experts) usage_error("--top-k is '%d'; expected at most the %d of --experts", s.top_k, s.experts);
+  if (s.imbalance < 1) usage_error("--imbalance is below 1; expected a multiple of the mean, such as 1.2");
+  if (s.imbalance > 1 && s.capacity > 0) {
+    usage_error("--imbalance is given; expected no --capacity-factor then, with which all ranks have as many rows");
+  }
+}
+
 // Returns the model's shape; without options, a model of 6.7 billion parameters.
 inline GptShape make_gpt_shape(const PlanSettings& s) {
   const auto given = [](int value, int otherwise) { return value > 0 ? value : otherwise; };
-  const GptShape g = {given(s.blocks, 32),    given(s.width, 4096),       given(s.heads, 32),
-                      given(s.context, 4096), given(s.vocabulary, 32000), s.attention == "blockwise"};
+  GptShape g = {given(s.blocks, 32),    given(s.width, 4096),       given(s.heads, 32),
+                given(s.context, 4096), given(s.vocabulary, 32000), s.attention == "blockwise"};
+  g.kv_heads = given(s.kv_heads, g.heads);
+  g.mlp_width = given(s.mlp_width, 4 * g.width);
+  g.gated = s.gated;
+  if (s.experts > 0) {
+    g.experts = s.experts;
+    g.top_k = given(s.top_k, std::min(2, s.experts));
+    g.capacity = s.capacity;
+    g.imbalance = s.imbalance;
+  }
   if (g.width % g.heads != 0) {
     usage_error("--width is '%d'; expected a multiple of the %d of --heads", g.width, g.heads);
+  }
+  if (g.heads % g.kv_heads != 0) {
+    usage_error("--kv-heads is '%d'; expected a divisor of the %d of --heads", g.kv_heads, g.heads);
   }
   return g;
 }
 
 inline ModelShape make_model(const Options& options, const PlanSettings& s) {
   require_options_of_model(s);
+  require_options_of_mixture(s);
   ModelShape model;
   if (s.gpt()) {
     model.gpt = make_gpt_shape(s);
-    model.parameters = gpt_parameters(*model.gpt);
+    model.parameters = gpt_parameters(*model.gpt, model.gpt->experts);
   } else {
     if ((s.width > 0) != (s.depth > 0)) {
       usage_error("%s is given alone; expected --width and --depth", s.width > 0 ? "--width" : "--depth");

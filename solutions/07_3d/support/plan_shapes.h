@@ -28,6 +28,17 @@ struct GptShape {
   int context = 0;         // T
   int vocabulary = 0;      // V
   bool blockwise = false;  // attention in blocks of keys (01_single_gpu/blockwise.md)
+  int kv_heads = 0;        // heads of keys and values: fewer than H if several heads of queries share them
+  int mlp_width = 0;       // features of an MLP, or of an expert: 4E in the workshop
+  bool gated = false;      // an MLP with three matrices: the features of one gate those of another (Shazeer, 2020)
+  int experts = 0;         // J, in place of each block's MLP (chapter 09); 0: none
+  int top_k = 0;           // K
+  double capacity = 0;     // χ; 0: exact counts
+  double imbalance = 1;    // rows of the fullest of the ranks with all experts, as a multiple of their mean
+
+  // The values of a key, or of a value, as a share of E.
+  double kv_share() const { return static_cast<double>(kv_heads) / heads; }
+  int matrices() const { return gated ? 3 : 2; }
 };
 
 struct ModelShape {
@@ -78,6 +89,7 @@ struct Layout {
   bool sequence_parallel = false;  // between the cut layers, a tensor rank has only its share of the positions
   bool scatter = false;            // between stages, a tensor rank sends only its share of a message
   int cp = 1;                      // ranks that share a sequence, with ring attention and zigzag (chapter 08)
+  int ep = 1;                      // neighbors among the ranks of data() that have all experts together (chapter 09)
 
   std::int64_t gpus() const { return std::int64_t{dp} * cp * pp * tp; }
   int data() const { return dp * cp; }  // ranks with the same parameters: those of all replicas, and positions
@@ -93,7 +105,8 @@ inline double replica_rows(const ModelShape& model, const Layout& layout) {
 
 // A stage's layers, cut over the tensor group. Values are per sample: for gpt, those of all tokens of a sequence.
 struct StageShape {
-  double parameters = 0, weights = 0;  // with and without the biases
+  double parameters = 0, weights = 0;  // with and without the biases; without those of experts
+  double of_experts = 0;               // parameters of the experts
   double largest = 0;                  // parameters of the largest unit
   double kept = 0;         // values per sample that the backward pass needs; an activated output counts twice
   double room = 0;         // values per sample that a block needs while it is recomputed
@@ -104,6 +117,12 @@ struct StageShape {
   int units = 0;           // layers, or blocks, that are gathered and reduced separately
   int blocks = 0;          // of gpt
   double ring = 0;         // bytes per sample of the buffers in which keys, values and their gradients travel
+  double exchange = 0;     // bytes per sample of the buffers in which the rows of experts travel
+};
+
+// Seconds of computing, or of what it waits for.
+struct Passes {
+  double forward = 0, backward = 0;
 };
 
 // Returns the beginning of a message about an option: "--tp is '3'; expected ".
