@@ -13,6 +13,7 @@ namespace {
 const Path hello = solution("00_collectives/hello");
 const Path collectives = solution("00_collectives/collectives");
 const Path ring = solution("00_collectives/ring_allreduce");
+const Path all_reduces = solution("00_collectives/all_reduces");
 const Path bandwidth = solution("00_collectives/bandwidth");
 
 // hello lists the ranks and their devices. It ends with status 1 if the job does not use all it was given; all other
@@ -77,6 +78,58 @@ TESTS(ring) {
   for (int ranks : {1, 2, 3, 4, 8}) add(ranks, 1000);
   add(3, 100001);
   add(8, 5);
+}
+
+// Recursive doubling and the tree send whole vectors; in two levels, each rank sends a shard.
+TESTS(all_reduces) {
+  for (const auto& [ranks, on_node] :
+       {std::pair{1, 1}, {2, 1}, {2, 2}, {3, 3}, {3, 1}, {4, 2}, {6, 3}, {8, 4}, {8, 2}}) {
+    const int count = 1200, bytes = 4 * count, shard = count / on_node;
+    const bool doubles = (ranks & (ranks - 1)) == 0;
+    std::vector<Traffic> expected = {{kAll, "ncclReduceScatter", 1, 4 * shard}, {kAll, "ncclAllGather", 1, 4 * shard}};
+    expected.push_back({kAll, "ncclAllReduce", 3, 2 * bytes + 4 * shard});
+    for (int rank = 0; rank < ranks; ++rank) {
+      int steps = 0, children = 0;
+      for (int distance = 1; distance < ranks; distance *= 2) {
+        steps += doubles ? 1 : 0;
+        children += rank % (2 * distance) == 0 && rank + distance < ranks ? 1 : 0;
+      }
+      const int messages = steps + children + (rank > 0 ? 1 : 0);  // to the parent, to the children
+      expected.push_back({rank, "ncclSend", messages, messages * bytes});
+      expected.push_back({rank, "ncclRecv", messages, messages * bytes});
+    }
+    ledger(text("solution.00.all_reduces.", ranks, "ranks.", on_node, "_per_node"),
+           on(ranks, all_reduces, "--count", count, "--ranks-per-node", on_node), expected);
+  }
+  refused("solution.00.all_reduces.bad", "--ranks-per-node is '2'; expected a divisor of the 3 ranks",
+          on(3, all_reduces, "--ranks-per-node 2"));
+}
+
+// The formulas of math.md, for two nodes of four ranks.
+TESTS(times) {
+  test("solution.00.times", {.ranks = 8, .cpu_only = "simulates a machine"}, [] {
+    const double a = 1e-6, b = 1e-9, A = 1e-5, B = 1e-8;  // α and β within a node and between nodes
+    for (const int count : {8, 8000, 800000}) {
+      const auto seconds = [&](const Path& program, const std::string& more) {
+        const Run run = record(
+            on(8, program, "--count", count, more).in("WORKSHOP_SIMULATE=link=1us+1G/s,node=4,between=10us+100M/s"),
+            "run.jsonl");
+        std::map<std::string, double> values;
+        for (const auto& [rank_and_name, value] : run.record.values) values[rank_and_name.second] = value;
+        return values;
+      };
+      const double n = 4.0 * count;
+      auto found = seconds(all_reduces, "--ranks-per-node 4");
+      const auto expect = [&](const std::string& name, double expected) {
+        EXPECT_NEAR(found.at("seconds of " + name), expected, 0.001 * expected) << name << ", " << count;
+      };
+      expect("recursive doubling", 2 * (a + b * n) + A + B * n);
+      expect("tree", 2 * (2 * (a + b * n) + A + B * n));
+      expect("two levels", 2 * (3 * a + 3.0 / 4 * b * n) + 2 * A + B * n / 4);
+      found = seconds(ring, "");
+      expect("the ring", 14 * (A + B * n / 8));
+    }
+  });
 }
 
 // ---- bandwidth -----------------------------------------------------------------------------------------------------
