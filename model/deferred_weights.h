@@ -2,6 +2,7 @@
 // The gradients of weights that a backward pass leaves for later, as a zero-bubble pipeline needs (chapter 04).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <utility>
@@ -27,7 +28,11 @@ class DeferredWeights {
   void begin_layer(int layer) { layer_ = layer; }
   // Copies `count` Reals of a gradient, and returns where the copy lies until clear().
   const Real* keep(const Real* gradient, std::size_t count, cudaStream_t stream) {
-    if (used_ + count > room_.size()) fail(kFailed, "a layer keeps more gradients than its deferred() says");
+    if (used_ + count > room_.size()) {
+      fail(kFailed,
+           "no room for a gradient: the layer keeps more than its deferred() says, or nobody has computed what "
+           "an earlier micro-batch left");
+    }
     Real* copy = room_.data() + used_;
     used_ += count;
     CUDA_CHECK(cudaMemcpyAsync(copy, gradient, count * sizeof(Real), cudaMemcpyDeviceToDevice, stream));
@@ -38,6 +43,9 @@ class DeferredWeights {
   // Does what the layer has left, in the same order.
   void compute(int layer, float accumulate) const {
     for (const Computation& computation : left_[layer]) computation(accumulate);
+  }
+  bool empty() const {
+    return std::ranges::all_of(left_, [](const auto& computations) { return computations.empty(); });
   }
   // Forgets everything, for the next micro-batch.
   void clear() {
