@@ -14,8 +14,9 @@
 
 namespace workshop {
 
-// What is left of the backward pass of one micro-batch: computations, layer by layer, and copies of the gradients that
-// they need, because the backward pass overwrites these. What else they read must stay where it is until then.
+// What is left of the backward pass of one micro-batch: computations, layer by layer, and room for copies of the
+// gradients that they need, because the backward pass overwrites these. What else they read must stay where it is until
+// then.
 class DeferredWeights {
  public:
   // `accumulate`: 1 to add to the gradients of the weights, 0 to overwrite them.
@@ -26,17 +27,15 @@ class DeferredWeights {
 
   // Says which layer's backward pass comes next.
   void begin_layer(int layer) { layer_ = layer; }
-  // Copies `count` Reals of a gradient, and returns where the copy lies until clear().
-  const Real* keep(const Real* gradient, std::size_t count, cudaStream_t stream) {
+  // Returns where `count` Reals of a gradient can be kept until clear().
+  Real* room_for(std::size_t count) {
     if (used_ + count > room_.size()) {
       fail(kFailed,
            "no room for a gradient: the layer keeps more than its deferred() says, or nobody has computed what "
            "an earlier micro-batch left");
     }
-    Real* copy = room_.data() + used_;
     used_ += count;
-    CUDA_CHECK(cudaMemcpyAsync(copy, gradient, count * sizeof(Real), cudaMemcpyDeviceToDevice, stream));
-    return copy;
+    return room_.data() + used_ - count;
   }
   void leave(Computation computation) { left_[layer_].push_back(std::move(computation)); }
 

@@ -91,7 +91,7 @@ class Layer {
   virtual int widest() const { return out; }
   // Returns the rows per sample of the layer's matrices.
   virtual int rows() const { return 1; }
-  // Returns the floats per sample that backward() keeps if it leaves gradients for later.
+  // Returns the floats per sample that backward() keeps in Gradients::later.
   virtual int deferred() const { return 0; }
   // Allocates the memory that the layer needs in addition to its parameters and Saved, for at most `max_samples`
   // samples. Called once.

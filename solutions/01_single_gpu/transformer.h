@@ -107,8 +107,8 @@ class FeedForward {
   virtual std::vector<int> saved() const { return {4 * positions_ * width_, 4 * positions_ * width_}; }
   // Returns the Reals per sample of backward()'s `scratch`.
   virtual int scratch() const { return 4 * positions_ * width_; }
-  // Returns those of the gradients that it keeps if it leaves gradients for later: of the outputs of its linear layers.
-  virtual int deferred() const { return (4 + 1) * positions_ * width_; }
+  // Returns those of the gradients that it keeps in g.later if it leaves others for later.
+  virtual int deferred() const { return positions_ * width_; }
   virtual void allocate(int /*max_samples*/, cudaStream_t) {}
 
   // Computes y from x, both [samples·count, E]: `count` positions from `first` on. `dropout` is for the features behind
@@ -128,11 +128,11 @@ class FeedForward {
                         const Dropout& dropout) {
     const Blas& blas = g.blas;
     const int rows = g.samples * positions_, features = 4 * width_;
-    const Real *z = saved.buffers[kFirst].data(), *a = saved.buffers[kFirst + 1].data();
+    Real *z = saved.buffers[kFirst].data(), *a = saved.buffers[kFirst + 1].data();
     linear_backward(g, linear2_, a, dy, scratch, rows);
     dropout.apply(scratch, scratch, g.samples, positions_ * features, blas.stream());
     activation_backward(Activation::gelu, scratch, z, rows * features, blas.stream());
-    linear_backward(g, linear1_, x, scratch, dx, rows);
+    linear_backward(g, linear1_, x, scratch, dx, rows, /*place=*/z);
   }
 
  protected:
@@ -249,7 +249,7 @@ class Block : public Layer {
     return std::max({feed_forward_->scratch(), 4 * out, out + std::max(out, attention_->scratch())});
   }
   int rows() const override { return positions_.count; }
-  int deferred() const override { return (3 + 1) * out + feed_forward_->deferred(); }
+  int deferred() const override { return feed_forward_->deferred(); }
   void allocate(int max_samples, cudaStream_t stream) override {
     attention_->allocate(max_samples);
     feed_forward_->allocate(max_samples, stream);
@@ -290,10 +290,10 @@ class Block : public Layer {
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
 
     const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
-    linear_backward(g, out_proj_, v.attention.context, dattention, spare, rows);
+    linear_backward(g, out_proj_, v.attention.context, dattention, spare, rows, /*place=*/v.residual);
     const AttentionValues gradients = {spare + n, beside, spare};
     attention_->backward(blas, v.attention, gradients, g.samples, dropout(probability_place, saved.batch));
-    linear_backward(g, in_proj_, v.normed1, gradients.qkv, beside, rows);
+    linear_backward(g, in_proj_, v.normed1, gradients.qkv, beside, rows, /*place=*/v.qkv);
     Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate, stream);
     return dx;
@@ -357,7 +357,6 @@ class LanguageHead : public Layer {
   }  // normed, mean and rstd, logits
   int widest() const override { return std::max(in, out); }
   int rows() const override { return context_; }
-  int deferred() const override { return out; }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -373,7 +372,7 @@ class LanguageHead : public Layer {
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Range range({"backward ", name}, g.blas.stream());
     const int rows = g.samples * context_;
-    linear_backward(g, linear_, saved.buffers[0].data(), g.dy, g.spare, rows);
+    linear_backward(g, linear_, saved.buffers[0].data(), g.dy, g.spare, rows, /*place=*/saved.buffers[2].data());
     if (g.later == nullptr)
       probe("01.B", "head.weight.grad", linear_.weight_grad, {linear_.out, linear_.in}, g.blas.stream());
     Real* dx = g.dx != nullptr ? g.dx : g.dy;
