@@ -281,6 +281,7 @@ TESTS(bad) {
     #.simulate      | --simulate-compute=-1   | --simulate-compute is '-1'; expected a number greater than 0
     #.layers        | --schedule interleaved --chunks 8 | --layers is '4,4,4,4,4', 4 layers for # stages of 8; expected at least
     #.weights       | --simulate-weights 5    | --simulate-weights is '5'; expected 0 without --simulate-compute
+    #.long_weights  | --schedule zb-h1 --simulate-compute 1 --simulate-weights 2 | '2'; expected at most 1, --simulate-compute
     #.recompute     | --schedule zb-h1 --recompute stages | --recompute is 'stages'; expected none with --schedule zb-h1
     #.interval      | --schedule zb-h1 --checkpoint-interval 2 | '2'; expected 0 with --schedule zb-h1
     interleaved     | --layers 4,4,4,4,4,4,4,4,4 --schedule interleaved --micro-batches 2 | '2'; expected a multiple of the 4 stages

@@ -23,9 +23,8 @@ struct PipelineSettings {
   int stages = 0;
   int checkpoint_interval = 0;  // layers per group that keeps only its output; 0: keep all activations
   bool print = false;
-  // If the first is above 0, each forward and each backward waits this long instead of computing, and for the gradients
-  // of the weights another while.
-  double milliseconds = 0, weight_milliseconds = 0;
+  double milliseconds = 0;         // if above 0, each forward and each backward waits this long instead of computing
+  double weight_milliseconds = 0;  // in addition, for the gradients of the weights
 };
 
 inline void add_options(Options& options, PipelineSettings& s) {
@@ -38,7 +37,7 @@ inline void add_options(Options& options, PipelineSettings& s) {
   options.add("--simulate-compute", s.milliseconds,
               "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
   options.add("--simulate-weights", s.weight_milliseconds,
-              "milliseconds that it waits for to simulate the gradients of the weights, too", 0.0, 1e6);
+              "with --simulate-compute, milliseconds per micro-batch for the gradients of the weights", 0.0, 1e6);
 }
 
 // Fills in the defaults, and ends the program if the options contradict each other.
@@ -52,6 +51,10 @@ inline void complete(PipelineSettings& s, const Options& options) {
   if (s.pipeline.schedule == "zb-h1" && s.checkpoint_interval > 0) {
     usage_error("--checkpoint-interval is '%d'; expected 0 with --schedule zb-h1, which needs all activations twice",
                 s.checkpoint_interval);
+  }
+  if (s.pipeline.schedule == "zb-h1" && s.milliseconds > 0 && s.weight_milliseconds > s.milliseconds) {
+    usage_error("--simulate-weights is '%g'; expected at most %g, --simulate-compute, as the formula of zb-h1 does",
+                s.weight_milliseconds, s.milliseconds);
   }
   if (s.weight_milliseconds > 0 && s.milliseconds <= 0) {
     usage_error("--simulate-weights is '%g'; expected 0 without --simulate-compute", s.weight_milliseconds);
