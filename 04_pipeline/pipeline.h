@@ -51,7 +51,8 @@ class PipelineExecutor {
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
   // Enqueues one step on the batch of stage.begin_step(). Calls ready(chunk, layer) as soon as the final gradients of a
-  // layer are enqueued, so that the caller can overlap averaging them over other ranks with the rest of the backward.
+  // layer are enqueued, so that the caller can overlap averaging them over other ranks with what is left of the step:
+  // layer by layer in a chunk's last backward or, if the schedule splits backwards, in its last `weights`.
   // Calls update() once those of all layers are enqueued; the idle clock does not count update() as computing.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
@@ -66,6 +67,7 @@ class PipelineExecutor {
       for (int group : task.waits_for) CUDA_CHECK(cudaStreamWaitEvent(compute_, done_[group]));
       if (i.kind == Instruction::forward) clock_.compute([&] { stage_.forward(i); });
       if (i.kind == Instruction::backward) clock_.compute([&] { stage_.backward(i, ready); });
+      if (i.kind == Instruction::weights) clock_.compute([&] { stage_.weights(i, ready); });
       if (i.kind == Instruction::update) update();
     }
     if (probing()) probe_computed();
@@ -127,8 +129,10 @@ class PipelineExecutor {
 
   void probe_computed() const {
     std::vector<int> computed;
-    for (const ModelChunk& chunk : stage_.chunks()) computed.insert(computed.end(), {chunk.forwards, chunk.backwards});
-    probe("04.I", "forwards and backwards of each chunk", computed);
+    for (const ModelChunk& chunk : stage_.chunks()) {
+      computed.insert(computed.end(), {chunk.forwards, chunk.backwards, chunk.weights});
+    }
+    probe("04.I", "forwards, backwards and weights of each chunk", computed);
     const int all = std::accumulate(computed.begin(), computed.end(), 0);
     probe("04.I", "1 if the clock counts all forwards and backwards", std::array{int{clock_.computations() >= all}});
   }

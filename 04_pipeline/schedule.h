@@ -4,7 +4,7 @@
 // The model is cut into `stages` · `chunks` parts, each of consecutive layers. Stage s holds the parts s, s + stages,
 // s + 2·stages …, which are its chunks 0, 1, 2 …; with one chunk, each stage holds one part. GPipe: Huang et al.,
 // NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM),
-// SC 2021.
+// SC 2021. ZB-H1: Qi et al., ICLR 2024.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ namespace workshop {
 struct Instruction {
   enum Kind {
     forward,
-    backward,
+    backward,            // if the schedule splits it, without the gradients of the weights
+    weights,             // the gradients of the weights, which the backward of a split schedule leaves
     send_activation,     // the output of the chunk, to the part above
     receive_activation,  // the input of the chunk, from the part below
     send_gradient,       // the gradient of the input, to the part below
@@ -37,15 +38,18 @@ struct Instruction {
 struct Schedule {
   std::string name;
   int stages = 1, micro_batches = 1, chunks = 1;
-  // Indexed by stage: how many forwards, of all chunks together, may wait for their backward at the same time.
+  // Indexed by stage: how many forwards, of all chunks together, may wait at the same time for their backward or, if it
+  // is split, for their `weights`.
   std::vector<int> in_flight;
   std::vector<std::vector<Instruction>> lists;  // indexed by stage
-
+  bool splits_backward = false;                 // each backward leaves the gradients of the weights to a `weights`
   int part(int stage, int chunk) const { return chunk * stages + stage; }
   int parts() const { return stages * chunks; }
 };
 
-inline bool is_compute(Instruction::Kind kind) { return kind == Instruction::forward || kind == Instruction::backward; }
+// Whether it needs an input from another stage, or has a result for one.
+inline bool is_pass(Instruction::Kind kind) { return kind == Instruction::forward || kind == Instruction::backward; }
+inline bool is_compute(Instruction::Kind kind) { return is_pass(kind) || kind == Instruction::weights; }
 inline bool is_send(Instruction::Kind kind) {
   return kind == Instruction::send_activation || kind == Instruction::send_gradient;
 }
@@ -70,8 +74,10 @@ inline bool joins_group(const Instruction& before, const Instruction& i) {
 // ---- sends and receives --------------------------------------------------------------------------------------------
 
 // Returns the message that brings the input of a forward or a backward (`input`) or the one that carries its result
-// away. Returns nothing at the ends of the model, where no other stage is involved.
+// away. Returns nothing at the ends of the model, where no other stage is involved, and for the gradients of weights,
+// which stay here.
 inline std::optional<Instruction> message(const Schedule& schedule, int stage, const Instruction& i, bool input) {
+  if (!is_pass(i.kind)) return std::nullopt;
   const bool forward = i.kind == Instruction::forward;
   const bool from_below = forward == input;  // the message crosses the lower boundary of the part
   const int part = schedule.part(stage, i.chunk);
@@ -100,7 +106,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
                                                 const std::vector<Instruction>& order, std::size_t ahead) {
   std::vector<Instruction> inputs[2], list;  // inputs: the forwards, the backwards
   for (const Instruction& i : order) {
-    if (is_compute(i.kind)) inputs[i.kind == Instruction::backward].push_back(i);
+    if (is_pass(i.kind)) inputs[i.kind == Instruction::backward].push_back(i);
   }
   std::size_t received[2] = {0, 0}, computed[2] = {0, 0};
   const auto receive_up_to = [&](int kind, std::size_t count) {
@@ -110,7 +116,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
   };
   int kind = 0;
   for (std::size_t at = 0; at < order.size(); ++at) {
-    if (is_compute(order[at].kind)) {
+    if (is_pass(order[at].kind)) {
       kind = order[at].kind == Instruction::backward;
       receive_up_to(kind, computed[kind]++ + ahead);
     }
@@ -121,7 +127,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
   return list;
 }
 
-// Returns the list of a stage: its forwards and backwards in this order, the messages, and the update at the end.
+// Returns the list of a stage: what it computes, in this order, the messages, and the update at the end.
 inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
                                         int ahead) {
   std::vector<Instruction> list =
@@ -138,11 +144,23 @@ inline void probe_orders(const char* todo, const Schedule& s) {
   for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
     std::vector<int> numbers;
     for (const Instruction& i : s.lists[stage]) {
-      if (!is_compute(i.kind)) continue;
+      if (!is_pass(i.kind)) continue;
       const int number = 1 + i.micro_batch + s.micro_batches * i.chunk;
       numbers.push_back(i.kind == Instruction::forward ? number : -number);
     }
     probe(todo, "order of stage " + std::to_string(stage) + ", micro-batches from 1, backwards negative", numbers);
+  }
+}
+
+// Records the order of each stage with its gradients of weights.
+inline void probe_split_orders(const char* todo, const Schedule& s) {
+  for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
+    std::vector<int> numbers;
+    for (const Instruction& i : s.lists[stage]) {
+      if (is_compute(i.kind)) numbers.insert(numbers.end(), {i.kind, i.micro_batch});
+    }
+    probe(todo, "kind (0, 1, 2: F, B, W) and micro-batch of each computation of stage " + std::to_string(stage),
+          numbers);
   }
 }
 
@@ -246,6 +264,28 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   return s;
 }
 
+// ZB-H1, the zero-bubble schedule that holds no more micro-batches than 1F1B: a stage sends the gradient of its input
+// before it computes those of its weights, and it puts the weights off.
+inline Schedule zb_h1(int stages, int micro_batches) {
+  Schedule s{"zb-h1", stages, micro_batches, 1, {}, {}, /*splits_backward=*/true};
+  for (int stage = 0; stage < stages; ++stage) {
+    s.in_flight.push_back(std::min(micro_batches, stages));
+    std::vector<Instruction> order;
+    // TODO 04.8: Append the order of `stage`: the forwards and backwards of 1F1B, and the weights of each micro-batch.
+    //   No other stage waits for the weights, but a stage holds a micro-batch until they are computed. In 1F1B, stage s
+    //   holds s micro-batches less than the first stage. So it can put the weights off by s backwards, until right
+    //   after the backward of micro-batch m + s, and reaches its last backward sooner, for which all stages before it
+    //   wait. Behind the last backward come the weights that are left, in the order of the micro-batches. There may be
+    //   fewer micro-batches than stages. order.push_back({Instruction::weights, m}) appends those of micro-batch m.
+    todo("04.8");
+    // END TODO 04.8
+    s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
+  }
+  probe_split_orders("04.8", s);
+  probe_rest("04.K", s);
+  return s;
+}
+
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
 // Assigns buffers of a pool to the micro-batches of a chunk. A micro-batch holds its buffer from the instruction of
@@ -270,7 +310,7 @@ inline std::vector<int> assign_buffers(const std::vector<Instruction>& list, int
 
 // ---- tasks ---------------------------------------------------------------------------------------------------------
 
-// What a stage enqueues in one go: a forward, a backward, the update, or a group of messages.
+// What a stage enqueues in one go: a forward, a backward, weights, the update, or a group of messages.
 struct Task {
   std::vector<Instruction> instructions;  // all messages of the group, or one instruction
   std::vector<int> waits_for;             // indices of the tasks (groups of messages) that must be done before this one

@@ -67,7 +67,7 @@ class ChunkUpdate {
     ranges_ = ranges_of(model_);
   }
 
-  // Call in the last backward pass of a step, after enqueueing the gradients of a layer.
+  // Call in the last backward pass of a step, or in its last `weights`, after enqueueing the gradients of a layer.
   void layer_ready(int layer) {
     probe("07.D", "given to layer_ready: layer, parameters of the chunk", std::array{layer, model_.count()});
     if (reducer_) reducer_->on_layer_done(layer);

@@ -127,6 +127,7 @@ class Mixture : public FeedForward {
     return sizes;
   }
   int scratch() const override { return experts_->rows() * width_ + experts_->scratch(); }
+  int deferred() const override { return 0; }  // leaves nothing for later
   void allocate(int max_samples, cudaStream_t stream) override {
     router_.allocate(max_samples);
     experts_->allocate(max_samples, stream);

@@ -7,6 +7,7 @@
 #include "common/device/launch.h"
 #include "common/options/options.h"
 #include "common/record/record.h"
+#include "model/deferred_weights.h"
 #include "model/elementwise.h"
 #include "model/model.h"
 
@@ -177,12 +178,36 @@ void Model::loss(const Activations& activations, const void* y, int samples_of_s
 }
 
 void Model::backward(const Activations& activations, bool accumulate, const std::function<void(int)>& ready, Real* dx) {
+  go_back(activations, accumulate, /*later=*/nullptr, ready, dx);
+}
+
+void Model::backward(const Activations& activations, bool accumulate, DeferredWeights& later, Real* dx) {
+  go_back(activations, accumulate, &later, {}, dx);
+}
+
+void Model::backward(DeferredWeights& later, bool accumulate, const std::function<void(int)>& ready) {
+  for (int i = depth() - 1; i >= 0; --i) {
+    later.compute(i, accumulate ? 1.0f : 0.0f);
+    if (ready) ready(i);
+  }
+  later.clear();
+}
+
+DeferredWeights Model::make_deferred() const {
+  std::size_t room = 0;
+  for (const auto& layer : layers_) room += static_cast<std::size_t>(max_samples_) * layer->deferred();
+  return {depth(), room};
+}
+
+void Model::go_back(const Activations& activations, bool accumulate, DeferredWeights* later,
+                    const std::function<void(int)>& ready, Real* dx) {
   Real *dy = gradients_[0].data(), *spare = gradients_[1].data();
   for (int i = depth() - 1; i >= 0; --i) {
     const bool bottom = i == 0;
-    const Real* below =
-        layers_[i]->backward(activations.layers[i], {blas_, ones_.data(), activations.samples, accumulate ? 1.0f : 0.0f,
-                                                     dy, spare, bottom ? dx : nullptr, !bottom || dx != nullptr});
+    if (later != nullptr) later->begin_layer(i);
+    const Real* below = layers_[i]->backward(
+        activations.layers[i], {blas_, ones_.data(), activations.samples, accumulate ? 1.0f : 0.0f, dy, spare,
+                                bottom ? dx : nullptr, !bottom || dx != nullptr, later});
     if (below == spare) std::swap(dy, spare);
     if (ready) ready(i);
   }

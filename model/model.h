@@ -21,6 +21,7 @@
 
 namespace workshop {
 
+class DeferredWeights;
 class Generator;
 class Options;
 
@@ -58,11 +59,12 @@ struct Gradients {
   const Blas& blas;
   const Real* ones;  // ones, one per row of a full batch (Layer::rows())
   int samples;
-  float accumulate;  // 1: add to the gradients of the parameters; 0: overwrite them
-  Real* dy;          // the gradient of the layer's output; may be overwritten
-  Real* spare;       // scratch of the same size
-  Real* dx;          // where to write the gradient of the input; null: to dy or spare
-  bool needs_dx;     // false: the input is the data, whose gradient nobody needs
+  float accumulate;                  // 1: add to the gradients of the parameters; 0: overwrite them
+  Real* dy;                          // the gradient of the layer's output; may be overwritten
+  Real* spare;                       // scratch of the same size
+  Real* dx;                          // where to write the gradient of the input; null: to dy or spare
+  bool needs_dx;                     // false: the input is the data, whose gradient nobody needs
+  DeferredWeights* later = nullptr;  // where linear layers leave the gradients of their weights; null: compute them now
 };
 
 // The smallest unit that a model is cut into: a linear layer with its activation, a pair of them, an attention block.
@@ -89,6 +91,8 @@ class Layer {
   virtual int widest() const { return out; }
   // Returns the rows per sample of the layer's matrices.
   virtual int rows() const { return 1; }
+  // Returns the floats per sample that backward() keeps in Gradients::later.
+  virtual int deferred() const { return 0; }
   // Allocates the memory that the layer needs in addition to its parameters and Saved, for at most `max_samples`
   // samples. Called once.
   virtual void allocate(int max_samples, cudaStream_t stream);
@@ -216,10 +220,21 @@ class Model {
   void backward(const Activations& activations, bool accumulate = false, const std::function<void(int)>& ready = {},
                 Real* dx = nullptr);
 
+  // The same in two parts, for a zero-bubble pipeline. The first computes the gradient of x and what is cheap, and
+  // leaves the gradients of the linear layers' parameters in `later`, which make_deferred() has made. Until the second
+  // part, the activations and x must stay as they are.
+  void backward(const Activations& activations, bool accumulate, DeferredWeights& later, Real* dx);
+  // The second part: computes what is left, last layer first, and empties `later`.
+  void backward(DeferredWeights& later, bool accumulate, const std::function<void(int)>& ready = {});
+  DeferredWeights make_deferred() const;
+
   // The gradient of the output, [samples, output_size()]. backward() starts from it and overwrites it.
   Real* output_gradient() { return gradients_[0].data(); }
 
  private:
+  void go_back(const Activations& activations, bool accumulate, DeferredWeights* later,
+               const std::function<void(int)>& ready, Real* dx);
+
   Network network_;
   std::vector<std::shared_ptr<Layer>> layers_;  // the layers held
   int first_;                                   // index of the first of them in the network

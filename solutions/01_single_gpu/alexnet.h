@@ -161,6 +161,7 @@ class DropoutLinear : public Layer {
   }
   // The output, and the input after dropout.
   std::vector<int> saved() const override { return probability_ > 0 ? std::vector{out, in} : std::vector{out}; }
+  int deferred() const override { return out; }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -185,7 +186,7 @@ class DropoutLinear : public Layer {
     const Range range({"backward ", name}, stream);
     if (relu_) activation_backward(Activation::relu, g.dy, saved.buffers[0].data(), g.samples * out, stream);
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
-    linear_backward(g.blas, linear_, input(saved), g.dy, dx, g.ones, g.samples, g.accumulate);
+    linear_backward(g, linear_, input(saved), g.dy, dx, g.samples);
     if (dx != nullptr) dropout_of(saved).apply(dx, dx, g.samples, in, stream);  // the same mask
     return dx;
   }

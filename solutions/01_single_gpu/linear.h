@@ -11,6 +11,7 @@
 #include "common/device/device.h"
 #include "common/record/record.h"
 #include "model/blas.h"
+#include "model/deferred_weights.h"
 #include "model/elementwise.h"
 #include "model/model.h"
 
@@ -104,6 +105,21 @@ inline void linear_backward(const Blas& blas, const Linear& l, const Real* x, co
                             const Real* ones, int rows, float accumulate) {
   if (dx != nullptr) linear_backward_input(blas, l, dy, dx, rows);
   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate);
+}
+
+// The same within the backward pass of a layer, which may leave the gradients of the parameters for later (chapter 04).
+// x must then stay where it is until they are computed. dy is kept: at `place`, if the forward pass has left values
+// there that nothing needs anymore, or else in g.later, where the layer's deferred() makes room.
+inline void linear_backward(const Gradients& g, const Linear& l, const Real* x, const Real* dy, Real* dx, int rows,
+                            Real* place = nullptr) {
+  if (g.later == nullptr) return linear_backward(g.blas, l, x, dy, dx, g.ones, rows, g.accumulate);
+  if (dx != nullptr) linear_backward_input(g.blas, l, dy, dx, rows);
+  const std::size_t count = static_cast<std::size_t>(rows) * l.out;
+  Real* kept = place != nullptr ? place : g.later->room_for(count);
+  CUDA_CHECK(cudaMemcpyAsync(kept, dy, count * sizeof(Real), cudaMemcpyDeviceToDevice, g.blas.stream()));
+  g.later->leave([&blas = g.blas, ones = g.ones, l, x, kept, rows](float accumulate) {
+    linear_backward_parameters(blas, l, x, kept, ones, rows, accumulate);
+  });
 }
 
 }  // namespace workshop

@@ -29,6 +29,7 @@ class MlpLayer : public Layer {
   }
   // The values before and after the activation.
   std::vector<int> saved() const override { return activated() ? std::vector{out, out} : std::vector{out}; }
+  int deferred() const override { return activated() ? 0 : out; }
 
   void bind(Real* values, Real* grads) override {
     Layer::bind(values, grads);
@@ -49,7 +50,8 @@ class MlpLayer : public Layer {
     const Range range({"backward ", name}, g.blas.stream());
     if (activated()) activation_backward(activation_, g.dy, saved.buffers[0].data(), g.samples * out, g.blas.stream());
     Real* dx = !g.needs_dx ? nullptr : g.dx != nullptr ? g.dx : g.spare;
-    linear_backward(g.blas, linear_, static_cast<const Real*>(saved.x), g.dy, dx, g.ones, g.samples, g.accumulate);
+    Real* place = activated() ? saved.buffers[0].data() : nullptr;
+    linear_backward(g, linear_, static_cast<const Real*>(saved.x), g.dy, dx, g.samples, place);
     return dx;
   }
 

@@ -107,6 +107,8 @@ class FeedForward {
   virtual std::vector<int> saved() const { return {4 * positions_ * width_, 4 * positions_ * width_}; }
   // Returns the Reals per sample of backward()'s `scratch`.
   virtual int scratch() const { return 4 * positions_ * width_; }
+  // Returns those of the gradients that it keeps in g.later if it leaves others for later.
+  virtual int deferred() const { return positions_ * width_; }
   virtual void allocate(int /*max_samples*/, cudaStream_t) {}
 
   // Computes y from x, both [samples·count, E]: `count` positions from `first` on. `dropout` is for the features behind
@@ -126,11 +128,11 @@ class FeedForward {
                         const Dropout& dropout) {
     const Blas& blas = g.blas;
     const int rows = g.samples * positions_, features = 4 * width_;
-    const Real *z = saved.buffers[kFirst].data(), *a = saved.buffers[kFirst + 1].data();
-    linear_backward(blas, linear2_, a, dy, scratch, g.ones, rows, g.accumulate);
+    Real *z = saved.buffers[kFirst].data(), *a = saved.buffers[kFirst + 1].data();
+    linear_backward(g, linear2_, a, dy, scratch, rows);
     dropout.apply(scratch, scratch, g.samples, positions_ * features, blas.stream());
     activation_backward(Activation::gelu, scratch, z, rows * features, blas.stream());
-    linear_backward(blas, linear1_, x, scratch, dx, g.ones, rows, g.accumulate);
+    linear_backward(g, linear1_, x, scratch, dx, rows, /*place=*/z);
   }
 
  protected:
@@ -247,6 +249,7 @@ class Block : public Layer {
     return std::max({feed_forward_->scratch(), 4 * out, out + std::max(out, attention_->scratch())});
   }
   int rows() const override { return positions_.count; }
+  int deferred() const override { return feed_forward_->deferred(); }
   void allocate(int max_samples, cudaStream_t stream) override {
     attention_->allocate(max_samples);
     feed_forward_->allocate(max_samples, stream);
@@ -281,19 +284,16 @@ class Block : public Layer {
     const int rows = g.samples * this->rows(), n = rows * E_;
     // Gradients on their way through the branches go to `spare`, and to the same buffer as dy, behind it.
     Real *dy = g.dy, *beside = g.dy + n, *spare = g.spare;
-    const auto linear = [&](const Linear& l, const Real* x, const Real* dy, Real* dx) {
-      linear_backward(blas, l, x, dy, dx, g.ones, rows, g.accumulate);
-    };
 
     const Real* dmlp = branch_gradient(dropout(mlp_place, saved.batch), dy, beside, g.samples, out, stream);
     feed_forward_->backward(v.normed2, dmlp, beside, spare, saved, g, dropout(activation_place, saved.batch));
     norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, g.accumulate, stream);
 
     const Real* dattention = branch_gradient(dropout(attention_place, saved.batch), dy, beside, g.samples, out, stream);
-    linear(out_proj_, v.attention.context, dattention, spare);
+    linear_backward(g, out_proj_, v.attention.context, dattention, spare, rows, /*place=*/v.residual);
     const AttentionValues gradients = {spare + n, beside, spare};
     attention_->backward(blas, v.attention, gradients, g.samples, dropout(probability_place, saved.batch));
-    linear(in_proj_, v.normed1, gradients.qkv, beside);
+    linear_backward(g, in_proj_, v.normed1, gradients.qkv, beside, rows, /*place=*/v.qkv);
     Real* dx = g.dx != nullptr ? g.dx : dy;
     norm_backward(norm1_, static_cast<const Real*>(saved.x), v.statistics1, beside, dy, dx, rows, g.accumulate, stream);
     return dx;
@@ -372,8 +372,9 @@ class LanguageHead : public Layer {
   Real* backward(const Saved& saved, const Gradients& g) override {
     const Range range({"backward ", name}, g.blas.stream());
     const int rows = g.samples * context_;
-    linear_backward(g.blas, linear_, saved.buffers[0].data(), g.dy, g.spare, g.ones, rows, g.accumulate);
-    probe("01.B", "head.weight.grad", linear_.weight_grad, {linear_.out, linear_.in}, g.blas.stream());
+    linear_backward(g, linear_, saved.buffers[0].data(), g.dy, g.spare, rows, /*place=*/saved.buffers[2].data());
+    if (g.later == nullptr)
+      probe("01.B", "head.weight.grad", linear_.weight_grad, {linear_.out, linear_.in}, g.blas.stream());
     Real* dx = g.dx != nullptr ? g.dx : g.dy;
     norm_backward(norm_, static_cast<const Real*>(saved.x), statistics(saved), g.spare, nullptr, dx, rows, g.accumulate,
                   g.blas.stream());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <optional>
 
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
@@ -81,7 +82,8 @@ void train(const Options& options, const Network& network, const Schedule& sched
     if (!probing()) return;
     const Model& model = stage.chunks()[chunk].model;
     const auto [offset, count] = model.layers()[layer];
-    probe("04.H", "given to ready: gradients of layer " + std::to_string(layer) + " of chunk " + std::to_string(chunk),
+    probe(schedule.splits_backward ? "04.10" : "04.H",
+          "given to ready: gradients of layer " + std::to_string(layer) + " of chunk " + std::to_string(chunk),
           model.grads() + offset, {count}, stream);
   };
   const auto add_loss = [&](const Batch& batch, float* loss) {
@@ -151,5 +153,7 @@ int main(int argc, char** argv) {
   } else {
     train(options, network, schedule, stage, executor, clock, job, stream);
   }
-  print_idle_shares(schedule, stage, clock, simulated, job, stream);
+  std::optional<double> expected_bubble;
+  if (simulated) expected_bubble = bubble(schedule, settings.weight_milliseconds / settings.milliseconds);
+  print_idle_shares(stage, clock, expected_bubble, job, stream);
 }

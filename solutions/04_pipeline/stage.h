@@ -13,6 +13,7 @@
 #include "04_pipeline/schedule.h"
 #include "common/base/check.h"
 #include "common/data/batch.h"
+#include "model/deferred_weights.h"
 #include "model/model.h"
 
 namespace workshop {
@@ -50,11 +51,12 @@ struct ModelChunk {
   bool is_first, is_last;           // holds the first or last layer of the model
   Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward
   Pool<Activations> activations;
-  Pool<DeviceBuffer<Real>> gradients;         // gradients of the output, received
-  SendBuffers outputs;                        // only with recomputation, when `activations` do not keep them
-  SendBuffers input_gradients;                // on their way down
-  std::vector<Real*> output, input_gradient;  // indexed by micro-batch: the data to send
-  int forwards = 0, backwards = 0;            // enqueued so far in this step
+  Pool<DeviceBuffer<Real>> gradients;            // gradients of the output, received
+  SendBuffers outputs;                           // only with recomputation, when `activations` do not keep them
+  SendBuffers input_gradients;                   // on their way down
+  std::vector<Real*> output, input_gradient;     // indexed by micro-batch: the data to send
+  Pool<DeferredWeights> later;                   // if backwards are split: what they leave for `weights`
+  int forwards = 0, backwards = 0, weights = 0;  // enqueued so far in this step
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
@@ -67,6 +69,7 @@ class PipelineStage {
                 const std::vector<int>& bounds, bool recompute, cudaStream_t stream, Storage storage = Storage::own)
       : micro_batches_(schedule.micro_batches),
         recompute_(recompute),
+        splits_backward_(schedule.splits_backward),
         stream_(stream),
         slices_(schedule.micro_batches) {
     const int stages = static_cast<int>(schedule.lists.size());
@@ -84,14 +87,14 @@ class PipelineStage {
   // *loss.
   void begin_step(const Batch& batch, float* loss) {
     // WRITE 04.F: Keep what the step needs, and cut the batch into micro_batches_ micro-batches, slices_[m].
-    //   Keep the batch in batch_ and `loss` in loss_. No chunk has done a forward or a backward of this step yet:
-    //   chunk.forwards and chunk.backwards count them. A Slice is {first, samples, mean_over}: its first sample, the
-    //   number of its samples, and over how many samples its loss is a mean. If the numbers of samples cannot be equal,
-    //   they differ by one, and the earlier micro-batches have more. The losses and the gradients of all micro-batches
-    //   are added up: the sums must be those of the mean over all batch.samples samples.
+    //   Keep the batch in batch_ and `loss` in loss_. No chunk has done a forward, a backward or `weights` of this step
+    //   yet: chunk.forwards, chunk.backwards and chunk.weights count them. A Slice is {first, samples, mean_over}: its
+    //   first sample, the number of its samples, and over how many samples its loss is a mean. If the numbers of
+    //   samples cannot be equal, they differ by one, and the earlier micro-batches have more. The losses and the
+    //   gradients of all micro-batches are added up: the sums must be those of the mean over all batch.samples samples.
     batch_ = batch;
     loss_ = loss;
-    for (ModelChunk& chunk : chunks_) chunk.forwards = chunk.backwards = 0;
+    for (ModelChunk& chunk : chunks_) chunk.forwards = chunk.backwards = chunk.weights = 0;
     for (int m = 0; m < micro_batches_; ++m) {
       int first = 0, samples = 0, mean_over = 0;
       // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
@@ -143,7 +146,7 @@ class PipelineStage {
   }
 
   // Enqueues a backward. In the last one of a step, calls ready(chunk, layer) for each layer as soon as the work for
-  // its gradients is enqueued.
+  // its gradients is enqueued, unless the schedule splits backwards: then weights() does.
   void backward(const Instruction& i, const std::function<void(int, int)>& ready) {
     const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
@@ -158,7 +161,8 @@ class PipelineStage {
     //   buffers chunk.input_gradients, in turns, and chunk.input_gradient[m] must say which; else into nullptr. Call
     //   ready(i.chunk, layer), unless `ready` is empty, for each layer from the last to the first, but only when its
     //   gradients are final. A micro-batch without samples has no backward, but all else must happen with it, too, also
-    //   the call of model.loss().
+    //   the call of model.loss(). With splits_backward_, model.backward(activations, accumulate, chunk.later[m],
+    //   input_gradient) leaves the gradients of the weights for weights(), and ready() must not be called here.
     const Range range("backward " + std::to_string(m), stream_);
     Model& model = chunk.model;
     const Batch batch = micro_batch(m);
@@ -173,9 +177,11 @@ class PipelineStage {
     // micro-batch comes first depends on the schedule.
     const bool accumulate = chunk.backwards > 0;
     const auto layer_done = [&](int layer) {
-      if (ready && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
+      if (ready && !splits_backward_ && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
     };
-    if (batch.samples > 0) {
+    if (batch.samples > 0 && splits_backward_) {
+      model.backward(chunk.activations[m], accumulate, chunk.later[m], chunk.input_gradient[m]);
+    } else if (batch.samples > 0) {
       model.backward(chunk.activations[m], accumulate, layer_done, chunk.input_gradient[m]);
     } else {  // in a short batch: nothing to add
       if (!accumulate) CUDA_CHECK(cudaMemsetAsync(model.grads(), 0, model.count() * sizeof(Real), stream_));
@@ -188,6 +194,36 @@ class PipelineStage {
                    chunk.model.input_size());
     }
     probe_gradients(chunk, m);
+  }
+
+  // Enqueues what the backward of the micro-batch has left: the gradients of the weights. In the last one of a step,
+  // calls ready(chunk, layer) for each layer as soon as the work for its gradients is enqueued.
+  void weights(const Instruction& i, const std::function<void(int, int)>& ready) {
+    const int m = i.micro_batch;
+    ModelChunk& chunk = chunks_[i.chunk];
+    probe("04.L", "given to stage_.weights: micro-batch, chunk and whether there is a ready()",
+          std::array{i.micro_batch, i.chunk, int{ready != nullptr}});
+    // WRITE 04.L: Enqueue the gradients of the weights that the backward of micro-batch m has left in chunk.later[m].
+    //   chunk.model.backward(later, accumulate, layer_done) computes them and calls layer_done(layer) behind each
+    //   layer, from the last to the first; a micro-batch without samples has left nothing, but must not be treated
+    //   differently. The gradients of a step's micro-batches are added up, but those of the step before are
+    //   overwritten. chunk.weights counts the calls before this one. Call ready(i.chunk, layer), unless `ready` is
+    //   empty, as soon as the gradients of a layer are final. The timeline shows a Range("weights 3", stream_) as long
+    //   as the object lives.
+    const Range range("weights " + std::to_string(m), stream_);
+    Model& model = chunk.model;
+    // TODO 04.10: Compute what the backward of micro-batch m has left, and call ready() for each layer that is final.
+    //   model.backward(chunk.later[m], accumulate, layer_done) computes it and calls layer_done(layer) behind each
+    //   layer. chunk.weights counts how often this function was called in this step before. As in backward(), the first
+    //   one overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
+    //   average the gradients of a layer over other ranks: in which call may it do that? `ready` may be empty.
+    model.backward(chunk.later[m], /*accumulate=*/chunk.weights > 0, [&](int layer) {
+      if (ready && chunk.weights == micro_batches_ - 1) ready(i.chunk, layer);
+    });
+    // END TODO 04.10
+    // END WRITE 04.L
+    ++chunk.weights;
+    probe_weights(chunk, m);
   }
 
   // Returns the buffer that a message is sent from or received into.
@@ -224,8 +260,18 @@ class PipelineStage {
   };
 
   void make_buffers(ModelChunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
+    Instruction::Kind last_use = Instruction::backward;
+    if (splits_backward_) {
+      // TODO 04.9: Set last_use: after which instruction does nothing read the activations of a micro-batch anymore?
+      //   It is the kind of an instruction. When it is done, the next forward may overwrite the micro-batch's input and
+      //   activations. What do the gradients of the weights, dW = dYᵀ X, need?
+      last_use = Instruction::weights;
+      // END TODO 04.9
+      probe("04.9", "kind of the instruction after which activations may be overwritten",
+            std::array{static_cast<int>(last_use)});
+    }
     const auto assign = [&](Instruction::Kind takes) {
-      return assign_buffers(list, micro_batches_, number, takes, Instruction::backward);
+      return assign_buffers(list, micro_batches_, number, takes, last_use);
     };
     const auto buffer = [samples](int size, Memory kind) {
       return [=] { return DeviceBuffer<Real>(samples * size, kind); };
@@ -234,10 +280,15 @@ class PipelineStage {
     const std::vector<int> inputs = assign(Instruction::receive_activation);
     const std::vector<int> forwards = assign(Instruction::forward);
     const std::vector<int> one_at_a_time(micro_batches_, 0);
-    const std::vector<int> gradients = assign(Instruction::receive_gradient);
+    const std::vector<int> gradients =
+        assign_buffers(list, micro_batches_, number, Instruction::receive_gradient, Instruction::backward);
     chunk.activations.fill(recompute_ ? one_at_a_time : forwards, [&] { return chunk.model.make_activations(); });
     chunk.inputs.fill(inputs, buffer(in, Memory::activations));
     chunk.gradients.fill(gradients, buffer(out, Memory::buckets));
+    if (splits_backward_) {
+      chunk.later.fill(assign_buffers(list, micro_batches_, number, Instruction::backward, Instruction::weights),
+                       [&] { return chunk.model.make_deferred(); });
+    }
     for (int slot = 0; slot < 2; ++slot) {
       if (recompute_ && !chunk.is_last) chunk.outputs.push_back(buffer(out, Memory::buckets)());
       if (!chunk.is_first) chunk.input_gradients.push_back(buffer(in, Memory::buckets)());
@@ -266,8 +317,10 @@ class PipelineStage {
     probe("04.F", "samples of the batch, whether x is kept, whether y is kept and whether the loss is kept",
           std::array{batch_.samples, int{batch_.x == batch.x}, int{batch_.y == batch.y}, int{loss_ == loss}});
     numbers.clear();
-    for (const ModelChunk& chunk : chunks_) numbers.insert(numbers.end(), {chunk.forwards, chunk.backwards});
-    probe("04.F", "forwards so far and backwards so far of each chunk", numbers);
+    for (const ModelChunk& chunk : chunks_) {
+      numbers.insert(numbers.end(), {chunk.forwards, chunk.backwards, chunk.weights});
+    }
+    probe("04.F", "forwards so far, backwards so far and weights so far of each chunk", numbers);
   }
 
   // What step() of the executor passes on to forward() or backward(). The input must have arrived by then.
@@ -297,15 +350,24 @@ class PipelineStage {
   }
 
   void probe_gradients(const ModelChunk& chunk, int m) const {
-    if (!probing() || chunk.backwards == micro_batches_) return;  // ready() may have started to average them
+    // In the last one, ready() may have started to average them.
+    if (!probing() || splits_backward_ || chunk.backwards == micro_batches_) return;
     probe("04.H", "gradients of the parameters after micro-batch " + std::to_string(m), chunk.model.grads(),
           {chunk.model.count()}, stream_);
+  }
+
+  void probe_weights(const ModelChunk& chunk, int m) const {
+    if (!probing()) return;
+    const std::string after = " after micro-batch " + std::to_string(m);
+    probe("04.10", "1 if something is left" + after, std::array{int{!chunk.later[m].empty()}});
+    if (chunk.weights == micro_batches_) return;  // ready() may have started to average them
+    probe("04.10", "gradients of the parameters" + after, chunk.model.grads(), {chunk.model.count()}, stream_);
   }
 
   Batch micro_batch(int m) const { return batch_.slice(slices_[m].first, slices_[m].samples); }
 
   int micro_batches_;
-  bool recompute_;
+  bool recompute_, splits_backward_;
   cudaStream_t stream_;
   std::vector<Slice> slices_;  // indexed by micro-batch
   std::deque<ModelChunk> chunks_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chapter 04: a pipeline trains what one rank trains, holds what the README says, and idles as long as its schedule
 // predicts.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/harness/expect.h"
@@ -26,7 +27,7 @@ TESTS(equal) {
   for (int ranks : {1, 2, 3, 4, 8}) {
     same_training(text("solution.04.one_micro_batch.", ranks), kSameBits, serial,
                   on(ranks, pipeline, network, "--micro-batches 1"));
-    for (const char* schedule : {"gpipe", "1f1b"}) {
+    for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) {
       same_training(text("solution.04.", schedule, ".", ranks), kBound, serial,
                     on(ranks, pipeline, network, "--micro-batches 6 --schedule", schedule));
     }
@@ -59,27 +60,52 @@ TESTS(equal) {
   }
 }
 
+// ZB-H1 computes the gradients of 1F1B's backwards in two parts, with the same sums in the same order.
+TESTS(zero_bubble) {
+  const auto like_1f1b = [](const std::string& name, int ranks, const std::string& options) {
+    same_training("solution.04.zb-h1." + name, kSameBits, on(ranks, pipeline, options),
+                  on(ranks, pipeline, options, "--schedule zb-h1"));
+  };
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    for (int micro_batches : {1, 2, 4, 6, 12})
+      like_1f1b(text("is_1f1b.", ranks, "x", micro_batches), ranks, text(network, " --micro-batches ", micro_batches));
+  }
+  // The last batch has 3 rows for 8 micro-batches, so five of them are empty; then 2 for 4.
+  like_1f1b("empty_micro_batches", 3, "--layers 6,5,4,2 --samples 99 --epochs 3 --batch-size 32 --micro-batches 8");
+  like_1f1b("last_batch_of_two", 2, "--layers 6,5,4,2 --samples 18 --epochs 3 --batch-size 16 --optimizer adamw");
+  like_1f1b("bf16", 4, network + " --micro-batches 6 --precision bf16");
+  const std::string gpt = "--model gpt --text " + source("tests/golden/text").path + " --max-steps 4 --blocks 7";
+  for (int ranks : {2, 3, 4})
+    like_1f1b(text("gpt.", ranks), ranks, gpt + " --micro-batches 4 --dropout 0.1 --clip-norm 0.5");
+  like_1f1b("gpt.attention_in_blocks", 3, gpt + " --micro-batches 2 --attention-block 4");
+  // Convolutions and experts leave nothing for later.
+  like_1f1b("alexnet", 3, "--model alexnet --image-size 63 --shrink 8 --samples 32 --max-steps 3 --batch-size 8");
+  like_1f1b("experts", 2, gpt + " --experts 4");
+}
+
 // The README's memory: 8 layers of width 8, 32 rows.
 TESTS(memory) {
   const std::string layers = "--layers 8,8,8,8,8,8,8,8,8";
   // Four stages of two layers, 8 micro-batches of 4 rows; 128 bytes are one micro-batch of one layer's width. For each
-  // stage: sets of activations, inputs, and messages in flight.
+  // stage: sets of activations, inputs, messages in flight, and sets of gradients kept for the weights.
   struct Held {
     std::string name, options;
-    int activations[4], inputs[4], messages[4];
+    int activations[4], inputs[4], messages[4], kept[4];
   };
   const Held kinds[] = {{"gpipe", "--schedule gpipe", {8, 8, 8, 8}, {0, 8, 8, 8}, {2, 4, 4, 2}},
                         {"1f1b", "", {4, 3, 2, 1}, {0, 4, 3, 2}, {1, 3, 3, 2}},
-                        {"recompute", "--recompute stages", {1, 1, 1, 1}, {0, 4, 3, 2}, {3, 5, 5, 2}}};
+                        {"recompute", "--recompute stages", {1, 1, 1, 1}, {0, 4, 3, 2}, {3, 5, 5, 2}},
+                        {"zb-h1", "--schedule zb-h1", {4, 4, 4, 4}, {0, 5, 5, 5}, {1, 3, 3, 2}, {1, 2, 3, 4}}};
   for (const Held& held : kinds) {
     test("solution.04.memory." + held.name, on(4, pipeline, layers, "--micro-batches 8", held.options),
          [=](const Run& run) {
            expect_clean_steps(run);
            for (int stage = 0; stage < 4; ++stage) {
-             expect_memory(run, stage,
-                           {{"activations", 128 * (2 * held.activations[stage] + 2 + held.inputs[stage])},
-                            {"buckets", 128 * held.messages[stage]},
-                            {"parameters", 4 * 2 * 9 * 8}});
+             expect_memory(
+                 run, stage,
+                 {{"activations", 128 * (2 * held.activations[stage] + 2 + held.inputs[stage] + 2 * held.kept[stage])},
+                  {"buckets", 128 * held.messages[stage]},
+                  {"parameters", 4 * 2 * 9 * 8}});
            }
          });
   }
@@ -117,6 +143,7 @@ TESTS(ledger) {
   };
   add("gpipe", 4, 8, 1, "--schedule gpipe");
   add("1f1b", 4, 8, 1, "--schedule 1f1b");
+  add("zb-h1", 4, 8, 1, "--schedule zb-h1");
   add("recompute", 2, 4, 1, "--recompute stages");
   add("checkpoint_interval", 2, 4, 1, "--checkpoint-interval 1");
   // All three boundaries between four parts lie between the two ranks.
@@ -159,8 +186,40 @@ TESTS(bubble) {
   add("interleaved", 2, 4, 3, "--chunks 3");
   add("1f1b", 2, 8, 1, "--precision bf16");
 
+  // ZB-H1: with forwards, backwards and weights of one slot each, and with weights of half a slot.
+  for (const double weights : {1.0, 0.5}) {
+    test(text("solution.04.bubble.zb-h1.4x8.weights_", weights), {.ranks = 4, .measures = true}, [=] {
+      const double slot = 15 * std::pow(3, attempt() - 1), idle = 3 * (2 - weights);
+      expect_bubble(record(on(4, pipeline, "--simulate-compute", slot, "--simulate-weights", weights * slot,
+                              "--max-steps 4 --micro-batches 8 --schedule zb-h1")),
+                    idle / (8 * (2 + weights) + idle), 0.03);
+    });
+  }
+  // On a simulated machine, where messages take no time, the bubble is that of the formula, to 2 % of it. All stages
+  // have a layer of 512 × 512, so forward, backward and weights take equally long. The first layer has only one input,
+  // and is there for the gradient that the first of the other layers would not compute without it. It takes 1/512 of
+  // their time, and so does what is not a matrix product. The stage that has most of that is the one that idles least.
+  for (const auto& [stages, micro_batches] : {std::pair(2, 8), std::pair(4, 8), std::pair(4, 16), std::pair(8, 8)}) {
+    for (const std::string schedule : {"1f1b", "zb-h1"}) {
+      test(text("solution.04.simulated_bubble.", schedule, ".", stages, "x", micro_batches),
+           {.ranks = stages, .cpu_only = "only the cpu backend simulates"}, [=, M = micro_batches, p = stages] {
+             std::string layers = "--layers 1";
+             for (int layer = 0; layer <= p; ++layer) layers += ",512";
+             const Run run = record(on(p, pipeline, layers, "--max-steps 6 --log-every 0 --samples", 64 * M,
+                                       "--batch-size", 8 * M, "--micro-batches", M, "--schedule", schedule)
+                                        .in("WORKSHOP_SIMULATE=compute=10G,link=0s+10T/s"));
+             const double idle = (p - 1) * (schedule == "zb-h1" ? 1.0 : 3.0), expected = idle / (3 * M + idle);
+             double found = 1;  // of the stage that computes longest
+             for (int stage = 0; stage < p; ++stage)
+               found = std::min(found, run.record.values.at({stage, "idle share"}));
+             EXPECT_TRUE(std::fabs(found - expected) <= 0.02 * expected)
+                 << report(run, text("a stage that idles for ", expected, " of the time, to 2 % of it"), text(found));
+           });
+    }
+  }
+
   // Messages travel during computation.
-  for (const std::string& schedule : schedules) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
     overlaps("solution.04.overlap_is_real." + schedule,
              on(2, pipeline, "--schedule", schedule, "--simulate-compute 5 --max-steps 2"), "ncclSend");
   }
@@ -180,7 +239,7 @@ TESTS(launch_blocking) {
     return on(4, pipeline, network, options).in("CUDA_LAUNCH_BLOCKING=1");
   };
   test("solution.04.launch_blocking.gpipe", {.ranks = 4}, [=] { succeed(blocking("--schedule gpipe --max-steps 4")); });
-  for (const char* schedule : {"1f1b", "interleaved"}) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-h1"}) {
     refused(text("solution.04.launch_blocking.", schedule),
             text("^error: CUDA_LAUNCH_BLOCKING is '1'; unset it or set it to 0, because --schedule ", schedule, " "),
             blocking(text("--micro-batches 8 --schedule ", schedule)));
@@ -191,7 +250,7 @@ TESTS(launch_blocking) {
 TESTS(blocking) {
   const std::string gpt = "--model gpt --blocks 7 --text " + source("tests/golden/text").path;
   for (const auto& [name, model] : {std::pair("mlp", network), std::pair("gpt", gpt)}) {
-    for (const std::string& schedule : schedules) {
+    for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
       for (int stages : {2, 4}) {
         const Command command = on(stages, pipeline, model, "--max-steps 3 --micro-batches 4 --schedule", schedule);
         same_training(text("solution.04.blocking.", name, ".", schedule, ".", stages), 0, command,
@@ -203,6 +262,11 @@ TESTS(blocking) {
 
 TESTS(bad) {
   // --print needs no ranks.
+  test("solution.04.print.zb-h1", {}, [] {
+    expect_output(run(on(1, pipeline, "--print --stages 3 --schedule zb-h1")), 0,
+                  {R"(stage 1 .  \. F0 F1  \. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3)",
+                   "14 slots; each stage computes in 12 .*a bubble of 14.3 % of the time", "stage 2 has at most 3 in"});
+  });
   test("solution.04.print", {}, [] {
     expect_output(run(on(1, pipeline, "--print --stages 3")), 0,
                   {R"(stage 1 .  \. F0 F1  \. B0 F2 B1 F3 B2  \. B3  \.)",
@@ -211,11 +275,15 @@ TESTS(bad) {
   refusals("solution.04.bad.", on(4, pipeline, "--layers 4,4,4,4,4"), R"(
     #.divisor       | --micro-batches 5       | --micro-batches is '5'; expected a divisor of --batch-size, 32
     #.micro_batches | --micro-batches 0       | --micro-batches is '0'; expected a whole number
-    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved
+    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1
     #.chunks        | --chunks 2              | --chunks is '2'; expected 1 unless --schedule is interleaved
     #.stages        | --stages 3              | --stages is '3'; expected the number of ranks, #
     #.simulate      | --simulate-compute=-1   | --simulate-compute is '-1'; expected a number greater than 0
     #.layers        | --schedule interleaved --chunks 8 | --layers is '4,4,4,4,4', 4 layers for # stages of 8; expected at least
+    #.weights       | --simulate-weights 5    | --simulate-weights is '5'; expected 0 without --simulate-compute
+    #.long_weights  | --schedule zb-h1 --simulate-compute 1 --simulate-weights 2 | '2'; expected at most 1, --simulate-compute
+    #.recompute     | --schedule zb-h1 --recompute stages | --recompute is 'stages'; expected none with --schedule zb-h1
+    #.interval      | --schedule zb-h1 --checkpoint-interval 2 | '2'; expected 0 with --schedule zb-h1
     interleaved     | --layers 4,4,4,4,4,4,4,4,4 --schedule interleaved --micro-batches 2 | '2'; expected a multiple of the 4 stages
   )");
   refusals("solution.04.bad.", on(4, pipeline),

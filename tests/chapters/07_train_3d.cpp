@@ -183,6 +183,18 @@ TESTS(meshes) {
                   2);
     });
   }
+  // ZB-H1 has the sums of 1F1B, in the same order.
+  const Command cube = on(8, train_3d, network, "--dp 2 --pp 2 --tp 2 --batch-size 24 --epochs 2");
+  same_training("solution.07.zb-h1", kBound, on(1, ddp, network, "--batch-size 48 --epochs 2"),
+                with(cube, "--schedule zb-h1"));
+  for (const auto& [name, options] : {std::pair("buckets", "--bucket-mb 0.0001"), std::pair("zero", "--zero 1"),
+                                      std::pair("clip", "--clip-norm 0.1")}) {
+    same_training(text("solution.07.zb-h1.is_1f1b.", name), kSameBits, with(cube, options),
+                  with(cube, text(options, " --schedule zb-h1")));
+  }
+  same_training("solution.07.zb-h1.without_tensor", kSameBits,
+                on(4, train_3d, network, "--dp 2 --pp 2 --bucket-mb 0.0001 --batch-size 24"),
+                on(4, train_3d, network, "--dp 2 --pp 2 --bucket-mb 0.0001 --batch-size 24 --schedule zb-h1"));
   // 190 samples: 95 per replica. The last batch has 3 rows for 4 micro-batches, so one of them is empty.
   const std::string rest =
       "--layers 6,24,5,24,3 --activation relu --samples 190 --epochs 2 --lr 0.1 --log-every 0 --batch-size 92";
@@ -223,13 +235,15 @@ TESTS(golden) {
 TESTS(overlap) {
   const Command run = on(4, train_3d, "--layers 6,5,4,3,2 --pp 2 --micro-batches 2 --bucket-mb 0.00003 --max-steps 3");
   overlaps("solution.07.overlap_is_real", run.in("WORKSHOP_SIMULATE=compute=1M,link=10us+1G/s"));
+  overlaps("solution.07.overlap_is_real.zb-h1",
+           with(run, "--schedule zb-h1").in("WORKSHOP_SIMULATE=compute=1M,link=10us+1G/s"));
 }
 
 // A host that waits for each call, and a host that waits wherever CUDA and NCCL may make it wait. The latter must not
 // hang.
 TESTS(blocking) {
   const std::string cube = network + "--dp 2 --pp 2 --tp 2 --micro-batches 8 --batch-size 24 --max-steps 3 --schedule ";
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
     const Command command = on(8, train_3d, cube + schedule), launching = command.in("CUDA_LAUNCH_BLOCKING=1");
     same_training("solution.07.blocking." + schedule, 0, command, command.in("WORKSHOP_BLOCKING=1"));
     same_training("solution.07.blocking.zero." + schedule, 0, with(command, "--zero 1 --clip-norm 0.5"),

@@ -400,7 +400,8 @@ void overlaps(const std::string& name, const Command& command, const std::string
     double shared = 0;
     for (const Span& a : spans) {
       for (const Span& b : spans) {
-        const bool both = a.name.find(communication) != std::string::npos && b.name.find("ward") != std::string::npos;
+        const bool computes = b.name.find("ward") != std::string::npos || b.name.starts_with("weights");
+        const bool both = a.name.find(communication) != std::string::npos && computes;
         if (both && a.stream != b.stream)
           shared += std::max(0.0, std::min(a.end(), b.end()) - std::max(a.begin, b.begin));
       }

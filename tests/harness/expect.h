@@ -93,8 +93,8 @@ std::map<int, std::vector<Span>> read_timeline(const std::string& path);  // by 
 // second. Returns the milliseconds from the first block's forward pass to the end of its backward pass in the last
 // step, on the rank that takes longest.
 double simulated_step(const Command& command, double operations, double bytes);
-// Registers a test: on every rank, some span whose name contains `communication` must run at the same time as a forward
-// or backward span on another stream.
+// Registers a test: on every rank, some span whose name contains `communication` must run at the same time as a
+// forward, backward or weights span on another stream.
 void overlaps(const std::string& name, const Command& command, const std::string& communication = "ncclAllReduce",
               const Where& where = Where::current());
 

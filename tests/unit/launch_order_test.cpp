@@ -160,6 +160,7 @@ TEST(LaunchOrder, Pipelines) {
       EXPECT_EQ(circle(launches_of(gpipe(stages, micro_batches), false)), "") << stages << " " << micro_batches;
       const Schedule alternating = one_f_one_b(stages, micro_batches);
       EXPECT_EQ(circle(launches_of(alternating, true)), "") << stages << " " << micro_batches;
+      EXPECT_EQ(circle(launches_of(zb_h1(stages, micro_batches), true)), "") << stages << " " << micro_batches;
       // As soon as there is a steady state, neighbors launch activations and gradients in different orders.
       EXPECT_EQ(circle(launches_of(alternating, false)).empty(), micro_batches <= 2) << stages << " " << micro_batches;
       for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {

@@ -10,7 +10,8 @@ namespace workshop {
 namespace {
 
 std::vector<Schedule> all_schedules(int stages, int micro_batches) {
-  std::vector<Schedule> schedules = {gpipe(stages, micro_batches), one_f_one_b(stages, micro_batches)};
+  std::vector<Schedule> schedules = {gpipe(stages, micro_batches), one_f_one_b(stages, micro_batches),
+                                     zb_h1(stages, micro_batches)};
   for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {
     schedules.push_back(interleaved(stages, micro_batches, chunks));
   }
@@ -23,18 +24,18 @@ std::string order(const Schedule& schedule, int stage) {
   for (const Instruction& i : schedule.lists[stage]) {
     if (!is_compute(i.kind)) continue;
     text += text.empty() ? "" : " ";
-    text += i.kind == Instruction::forward ? 'F' : 'B';
+    text += "FBW"[i.kind];
     text += std::to_string(i.micro_batch);
     if (schedule.chunks > 1) text += static_cast<char>('a' + i.chunk);
   }
   return text;
 }
 
-int largest_in_flight(const std::vector<Instruction>& list) {
+int largest_in_flight(const Schedule& schedule, int stage) {
   int in_flight = 0, largest = 0;
-  for (const Instruction& i : list) {
+  for (const Instruction& i : schedule.lists[stage]) {
     if (i.kind == Instruction::forward) largest = std::max(largest, ++in_flight);
-    if (i.kind == Instruction::backward) --in_flight;
+    if (i.kind == (schedule.splits_backward ? Instruction::weights : Instruction::backward)) --in_flight;
   }
   return largest;
 }
@@ -44,6 +45,15 @@ bool mentions(const std::vector<ScheduleError>& errors, const std::string& text)
                      [&](const ScheduleError& e) { return e.what.find(text) != std::string::npos; });
 }
 
+// Returns the slots of the whole schedule, as math.md derives them. Those of a split one are right if the weights take
+// neither longer than a forward nor than the rest of a backward.
+int shortest(const Schedule& s, const ScheduleSlots& slots) {
+  const int passes = slots.forward + slots.backward, filling = (s.stages - 1) * passes;
+  if (!s.splits_backward) return s.chunks * s.micro_batches * passes + filling;
+  const int put_off = (std::min(s.stages, s.micro_batches) - 1) * slots.weights;
+  return s.micro_batches * (passes + slots.weights) + filling - put_off;
+}
+
 TEST(Schedule, AllAreValidAndAsShortAsPossible) {
   for (int stages = 1; stages <= 8; ++stages) {
     for (int micro_batches : {1, 2, 3, 4, 7, 8, 16, 24}) {
@@ -51,9 +61,9 @@ TEST(Schedule, AllAreValidAndAsShortAsPossible) {
         SCOPED_TRACE(s.name + " " + std::to_string(stages) + " " + std::to_string(micro_batches));
         const std::vector<ScheduleError> errors = check_schedule(s);
         EXPECT_TRUE(errors.empty()) << chart_and_errors(s, errors);
-        EXPECT_EQ(makespan(s), 2 * (s.chunks * micro_batches + stages - 1));
+        EXPECT_EQ(makespan(s), shortest(s, {}));
         for (int stage = 0; stage < stages; ++stage) {
-          EXPECT_EQ(largest_in_flight(s.lists[stage]), s.in_flight[stage]);
+          EXPECT_EQ(largest_in_flight(s, stage), s.in_flight[stage]);
         }
       }
     }
@@ -69,6 +79,52 @@ TEST(Schedule, Orders) {
   const Schedule i = interleaved(2, 4, 2);
   EXPECT_EQ(order(i, 0), "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a");
   EXPECT_EQ(order(i, 1), "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a");
+}
+
+// The order of 1F1B, in which stage s puts the weights off by s backwards.
+TEST(Schedule, OrdersOfZbH1) {
+  const Schedule s = zb_h1(4, 8);
+  EXPECT_EQ(order(s, 0), "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7");
+  EXPECT_EQ(order(s, 1), "F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7");
+  EXPECT_EQ(order(s, 2), "F0 F1 B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7");
+  EXPECT_EQ(order(s, 3), "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7");
+  EXPECT_EQ(makespan(s), 27);
+  EXPECT_EQ(order(zb_h1(3, 2), 2), "F0 B0 F1 B1 W0 W1");
+}
+
+// Micro-batches are in flight from their forward to their weights: no stage has more than the first one of 1F1B.
+TEST(Schedule, ZbH1IsAsShortAsItsFormulaInTheMemoryOf1F1B) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+      const Schedule s = zb_h1(stages, micro_batches);
+      SCOPED_TRACE(std::to_string(stages) + " " + std::to_string(micro_batches));
+      for (const ScheduleSlots slots :
+           {ScheduleSlots{1, 1, 1}, {2, 2, 1}, {2, 3, 2}, {3, 2, 2}, {4, 5, 3}, {7, 5, 4}}) {
+        EXPECT_EQ(makespan(s, slots), shortest(s, slots));
+        const int passes = slots.forward + slots.backward;
+        if (micro_batches < stages) continue;
+        EXPECT_EQ(shortest(s, slots),
+                  micro_batches * (passes + slots.weights) + (stages - 1) * (passes - slots.weights));
+      }
+      for (int stage = 0; stage < stages; ++stage) {
+        EXPECT_EQ(largest_in_flight(s, stage), one_f_one_b(stages, micro_batches).in_flight[0]);
+        // The buffers of zero_bubble.md: inputs until the weights, and gradients from the backward to the weights.
+        const auto buffers = [&](Instruction::Kind takes) {
+          const std::vector<int> places = assign_buffers(s.lists[stage], micro_batches, 0, takes, Instruction::weights);
+          return 1 + *std::max_element(places.begin(), places.end());
+        };
+        EXPECT_EQ(buffers(Instruction::receive_activation), stage == 0 ? 0 : std::min(micro_batches, stages + 1));
+        EXPECT_EQ(buffers(Instruction::backward), std::min(micro_batches, stage + 1));
+      }
+    }
+  }
+}
+
+// Weights that take longer than a forward, or than the rest of a backward, fill more than the idle time.
+TEST(Schedule, ZbH1IsLongerThanItsFormulaIfTheWeightsTakeLonger) {
+  const Schedule s = zb_h1(4, 8);
+  EXPECT_GT(makespan(s, {1, 2, 2}), shortest(s, {1, 2, 2}));
+  EXPECT_GT(makespan(s, {2, 1, 2}), shortest(s, {2, 1, 2}));
 }
 
 TEST(Schedule, SendsGoWithTheNextReceive) {
@@ -95,7 +151,7 @@ TEST(Schedule, BuffersAreSharedByThoseNotInFlight) {
 
 // ---- tasks ---------------------------------------------------------------------------------------------------------
 
-// Returns the tasks of a stage: "F0", "B1a"; "s0" and "r0" for activations sent and received, "S0" and "R0" for
+// Returns the tasks of a stage: "F0", "B1a", "W1"; "s0" and "r0" for activations sent and received, "S0" and "R0" for
 // gradients; "U" for the update. Messages of a group have no space between them. A colon precedes what the task waits
 // for.
 std::string tasks_of(const Schedule& schedule, int stage) {
@@ -103,7 +159,7 @@ std::string tasks_of(const Schedule& schedule, int stage) {
   for (const Task& task : make_tasks(schedule, stage)) {
     text += text.empty() ? "" : " ";
     for (const Instruction& i : task.instructions) {
-      text += "FBsrSRU"[i.kind];
+      text += "FBWsrSRU"[i.kind];
       if (i.kind != Instruction::update) text += std::to_string(i.micro_batch);
       if (schedule.chunks > 1) text += static_cast<char>('a' + i.chunk);
     }
@@ -119,6 +175,11 @@ TEST(Tasks, AreGroupedAndWaitForInputsAndForBuffersOfResults) {
   // one's output.
   EXPECT_EQ(tasks_of(one_f_one_b(2, 4), 0), "F0 s0 F1 s1 R0 B0:4 R1 F2:1 s2 B1:6 R2 F3:3 s3 B2:10 R3 B3:14 U:14,12");
   EXPECT_EQ(tasks_of(one_f_one_b(2, 3), 1), "r0 F0:0 r1 B0 S0 F1:2 r2 B1 S1 F2:6 B2:4 S2 U:11,6");
+}
+
+TEST(Tasks, WeightsWaitForNothing) {
+  EXPECT_EQ(tasks_of(zb_h1(2, 3), 0), "F0 s0 F1 s1 R0 B0:4 R1 W0 F2:1 s2 B1:6 R2 W1 B2:11 W2 U:11,9");
+  EXPECT_EQ(tasks_of(zb_h1(2, 2), 1), "r0 F0:0 r1 B0 S0 F1:2 B1 S1 W0 W1 U:7,2");
 }
 
 TEST(Tasks, OfASingleStageWaitForNothing) { EXPECT_EQ(tasks_of(gpipe(1, 2), 0), "F0 F1 B1 B0 U"); }
@@ -144,6 +205,7 @@ TEST(Tasks, WaitForAllThatTheyNeed) {
           EXPECT_TRUE(is_message(tasks[group].instructions[0].kind)) << t << " waits for " << group;
         }
         if (!is_compute(i.kind)) continue;
+        EXPECT_TRUE(is_pass(i.kind) || tasks[t].waits_for.empty()) << t;
         if (const auto input = message(s, stage, i, /*input=*/true)) {
           const bool waits = std::any_of(tasks[t].waits_for.begin(), tasks[t].waits_for.end(), [&](int group) {
             const auto& messages = tasks[group].instructions;
@@ -215,6 +277,24 @@ TEST(ScheduleCheck, FindsBackwardsBeforeTheirForwards) {
                 {Instruction::backward, 0},
                 {Instruction::update}};
   EXPECT_TRUE(mentions(check_schedule(s), "backward 1 comes before the forward 1 that it needs"));
+}
+
+TEST(ScheduleCheck, FindsWeightsAtTheWrongPlace) {
+  const auto errors = [](const std::vector<Instruction>& order) {
+    Schedule s = zb_h1(1, 2);
+    s.lists[0] = connect(s, 0, order, 1);
+    return check_schedule(s);
+  };
+  const Instruction f0{Instruction::forward, 0}, b0{Instruction::backward, 0}, w0{Instruction::weights, 0};
+  const Instruction f1{Instruction::forward, 1}, b1{Instruction::backward, 1}, w1{Instruction::weights, 1};
+  EXPECT_TRUE(errors({f0, b0, w0, f1, b1, w1}).empty());
+  EXPECT_TRUE(mentions(errors({f0, w0, b0, f1, b1, w1}), "weights 0 comes before the backward 0 that it needs"));
+  EXPECT_TRUE(mentions(errors({f0, b0, w0, f1, b1}), "weights 1 is missing"));
+  EXPECT_TRUE(mentions(errors({f0, b0, w0, f1, b1, w0}), "a second weights 0"));
+  EXPECT_TRUE(mentions(errors({f0, b0, f1, b1, w0, w1}), "with forward 1 2 micro-batches are in flight"));
+  Schedule s = one_f_one_b(1, 1);
+  s.lists[0] = connect(s, 0, {f0, b0, w0}, 1);
+  EXPECT_TRUE(mentions(check_schedule(s), "weights 0 is part of its backward"));
 }
 
 TEST(ScheduleCheck, FindsNumbersThatDoNotExist) {

@@ -213,6 +213,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
       change_pipeline(formula, run, *model, *layout, stage);
     // In chapter 06, each unit has its own buffers for gradients; a plan counts one pair (chapter 07).
     if (run.chapter == "06_fsdp") formula.memory.erase("activations");
+    if (setting(run, "schedule") == "zb-h1") formula.memory.erase("activations");  // plans split no backwards
   }
   return result;
 }

@@ -14,11 +14,17 @@ namespace workshop {
 
 // Returns "forward 3", or "forward 3 of chunk 1" if there are several chunks.
 inline std::string describe(const Schedule& s, const Instruction& i) {
-  static const char* const kNames[] = {"forward",       "backward",         "send_activation", "receive_activation",
-                                       "send_gradient", "receive_gradient", "update"};
+  static const char* const kNames[] = {
+      "forward",       "backward",         "weights", "send_activation", "receive_activation",
+      "send_gradient", "receive_gradient", "update"};
   if (i.kind == Instruction::update) return "update";
   return std::string(kNames[i.kind]) + " " + std::to_string(i.micro_batch) +
          (s.chunks > 1 ? " of chunk " + std::to_string(i.chunk) : "");
+}
+
+// Returns the kind of the instructions after which a micro-batch is no longer in flight.
+inline Instruction::Kind last_use(const Schedule& s) {
+  return s.splits_backward ? Instruction::weights : Instruction::backward;
 }
 
 // ---- checks --------------------------------------------------------------------------------------------------------
@@ -73,6 +79,7 @@ class ScheduleCheck {
   // Returns whether a stage needs this instruction: the ends of the model have no other stage to exchange messages
   // with.
   bool belongs(int stage, const Instruction& i) const {
+    if (i.kind == Instruction::weights) return schedule_.splits_backward;
     const int part = schedule_.part(stage, i.chunk), last = schedule_.parts() - 1;
     if (i.kind == Instruction::receive_activation || i.kind == Instruction::send_gradient) return part > 0;
     if (i.kind == Instruction::send_activation || i.kind == Instruction::receive_gradient) return part < last;
@@ -83,7 +90,10 @@ class ScheduleCheck {
   void check_counts(int stage) {
     for (int at = 0; at < length(stage); ++at) {
       const Instruction& i = list(stage)[at];
-      if (!belongs(stage, i)) add(stage, at, describe(i) + " has no stage at its other end");
+      if (!belongs(stage, i)) {
+        add(stage, at,
+            describe(i) + (is_message(i.kind) ? " has no stage at its other end" : " is part of its backward"));
+      }
       if (find(stage, i) < at) add(stage, at, "a second " + describe(i));
     }
     for (int m = 0; m < schedule_.micro_batches; ++m) {
@@ -106,7 +116,7 @@ class ScheduleCheck {
     static constexpr std::pair<Instruction::Kind, Instruction::Kind> kBefore[] = {
         {Instruction::receive_activation, Instruction::forward}, {Instruction::forward, Instruction::send_activation},
         {Instruction::forward, Instruction::backward},           {Instruction::receive_gradient, Instruction::backward},
-        {Instruction::backward, Instruction::send_gradient},
+        {Instruction::backward, Instruction::send_gradient},     {Instruction::backward, Instruction::weights},
     };
     for (int at = 0; at < length(stage); ++at) {
       const Instruction& i = list(stage)[at];
@@ -116,7 +126,7 @@ class ScheduleCheck {
         add(stage, at, describe(i) + " comes before the " + describe(list(stage)[needed]) + " that it needs");
       }
       // A send must follow its computation directly, because there are only two buffers for results.
-      const bool computed = at > 0 && is_compute(list(stage)[at - 1].kind);
+      const bool computed = at > 0 && is_pass(list(stage)[at - 1].kind);
       if (is_send(i.kind) &&
           !(computed && list(stage)[at - 1].micro_batch == i.micro_batch && list(stage)[at - 1].chunk == i.chunk)) {
         add(stage, at, describe(i) + " does not come right after what computes it");
@@ -154,8 +164,8 @@ class ScheduleCheck {
     int in_flight = 0;
     for (int at = 0; at < length(stage); ++at) {
       const Instruction& i = list(stage)[at];
-      if (!is_compute(i.kind)) continue;
-      in_flight += i.kind == Instruction::forward ? 1 : -1;
+      if (i.kind == Instruction::forward) ++in_flight;
+      if (i.kind == last_use(schedule_)) --in_flight;
       if (in_flight <= schedule_.in_flight[stage]) continue;
       add(stage, at,
           "with " + describe(i) + " " + std::to_string(in_flight) + " micro-batches are in flight; " + schedule_.name +
@@ -183,8 +193,8 @@ inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { ret
 // ---- chart ---------------------------------------------------------------------------------------------------------
 
 // Returns a chart with one line per stage and one column per slot. F2 is the forward of micro-batch 2, B2 its backward,
-// followed by a letter for the chunk if there are several. A cell with an error ends with '!', one that waits forever
-// with '?'.
+// W2 the gradients of its weights, followed by a letter for the chunk if there are several. A cell with an error ends
+// with '!', one that waits forever with '?'.
 inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {}) {
   const ScheduleTimes times = ScheduleSimulation(s).times;
   std::vector<std::map<int, std::string>> rows(s.lists.size());  // slot -> cell
@@ -198,7 +208,7 @@ inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& er
         const int done = times[stage][at];
         slot = done > 0 ? done - 1 : slot + 1;
         cell = &rows[stage][slot];
-        *cell = i.kind == Instruction::forward ? 'F' : 'B';
+        *cell = "FBW"[i.kind];
         *cell += std::to_string(i.micro_batch);
         if (s.chunks > 1) *cell += static_cast<char>('a' + i.chunk);
         if (done < 0) *cell += '?';

@@ -23,7 +23,8 @@ struct PipelineSettings {
   int stages = 0;
   int checkpoint_interval = 0;  // layers per group that keeps only its output; 0: keep all activations
   bool print = false;
-  double milliseconds = 0;  // if above 0, each forward and each backward waits this long instead of computing
+  double milliseconds = 0;         // if above 0, each forward and each backward waits this long instead of computing
+  double weight_milliseconds = 0;  // in addition, for the gradients of the weights
 };
 
 inline void add_options(Options& options, PipelineSettings& s) {
@@ -35,6 +36,8 @@ inline void add_options(Options& options, PipelineSettings& s) {
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,
               "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
+  options.add("--simulate-weights", s.weight_milliseconds,
+              "with --simulate-compute, milliseconds per micro-batch for the gradients of the weights", 0.0, 1e6);
 }
 
 // Fills in the defaults, and ends the program if the options contradict each other.
@@ -44,7 +47,18 @@ inline void complete(PipelineSettings& s, const Options& options) {
   if (!s.print && s.stages != ranks) {
     usage_error("--stages is '%d'; expected the number of ranks, %d, unless with --print", s.stages, ranks);
   }
-  s.pipeline.complete(s.stages, "--stages");
+  s.pipeline.complete(s.stages, "--stages", options.gpt.recompute);
+  if (s.pipeline.schedule == "zb-h1" && s.checkpoint_interval > 0) {
+    usage_error("--checkpoint-interval is '%d'; expected 0 with --schedule zb-h1, which needs all activations twice",
+                s.checkpoint_interval);
+  }
+  if (s.pipeline.schedule == "zb-h1" && s.milliseconds > 0 && s.weight_milliseconds > s.milliseconds) {
+    usage_error("--simulate-weights is '%g'; expected at most %g, --simulate-compute, as the formula of zb-h1 does",
+                s.weight_milliseconds, s.milliseconds);
+  }
+  if (s.weight_milliseconds > 0 && s.milliseconds <= 0) {
+    usage_error("--simulate-weights is '%g'; expected 0 without --simulate-compute", s.weight_milliseconds);
+  }
   if (s.checkpoint_interval > 0 && options.gpt.recompute != "none") {
     usage_error("--checkpoint-interval is '%d'; expected 0 with --recompute %s, which is another way",
                 s.checkpoint_interval, options.gpt.recompute.c_str());
@@ -54,7 +68,9 @@ inline void complete(PipelineSettings& s, const Options& options) {
 
 inline Network make_pipeline_network(const PipelineSettings& s, const Options& options) {
   const int parts = s.stages * s.pipeline.chunks;
-  if (s.milliseconds > 0) return make_waiting_model(parts, options.layers.front(), s.milliseconds);
+  if (s.milliseconds > 0) {
+    return make_waiting_model(parts, options.layers.front(), {s.milliseconds, s.weight_milliseconds});
+  }
   const Network network = make_network(options);
   if (network.depth() < parts) {
     usage_error("%s for %d stages of %d; expected at least %d layers", layers_of(options, network).c_str(), s.stages,
@@ -68,9 +84,10 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
   if (errors.empty()) return schedule;
-  const char* todo = schedule.name == "gpipe"  ? "04.1, part of WRITE 04.A"
-                     : schedule.name == "1f1b" ? "04.2, part of WRITE 04.B"
-                                               : "04.3, part of WRITE 04.C";
+  const char* todo = schedule.name == "gpipe"   ? "04.1, part of WRITE 04.A"
+                     : schedule.name == "1f1b"  ? "04.2, part of WRITE 04.B"
+                     : schedule.name == "zb-h1" ? "04.8, part of WRITE 04.K"
+                                                : "04.3, part of WRITE 04.C";
   print0(
       "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
       todo, chart_and_errors(schedule, errors).c_str());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,15 +18,21 @@
 
 namespace workshop {
 
-// Returns the share of the time in which a stage idles, if all forwards take the same time and all backwards do.
-inline double bubble(const Schedule& s) { return (s.stages - 1.0) / (s.chunks * s.micro_batches + s.stages - 1); }
+// Returns the share of the time in which a stage idles, if all forwards take the same time and all backwards do. The
+// gradients of the weights take `weights` times as long as a forward and as the rest of a backward each take; for a
+// split schedule, at most as long.
+inline double bubble(const Schedule& s, double weights) {
+  const double busy = s.chunks * s.micro_batches * (2 + weights), filling = (s.stages - 1) * (2 + weights);
+  const double saved = s.splits_backward ? (s.stages - 1 + std::min(s.stages, s.micro_batches) - 1) * weights : 0;
+  return (filling - saved) / (busy + filling - saved);
+}
 
-// Returns the largest number of micro-batches that wait for their backward at the same time.
-inline int largest_in_flight(const std::vector<Instruction>& list) {
+// Returns the largest number of micro-batches that are in flight on a stage at the same time.
+inline int largest_in_flight(const Schedule& s, int stage) {
   int in_flight = 0, largest = 0;
-  for (const Instruction& i : list) {
+  for (const Instruction& i : s.lists[stage]) {
     if (i.kind == Instruction::forward) largest = std::max(largest, ++in_flight);
-    if (i.kind == Instruction::backward) --in_flight;
+    if (i.kind == last_use(s)) --in_flight;
   }
   return largest;
 }
@@ -33,14 +40,14 @@ inline int largest_in_flight(const std::vector<Instruction>& list) {
 // Prints the chart and the bubble. The numbers come from the lists of the stages, so they are also those of a wrong
 // order.
 inline void print_schedule(const Schedule& s) {
-  const double slots = makespan(s), busy = 2.0 * s.micro_batches * s.chunks;
+  const double slots = makespan(s), busy = (s.splits_backward ? 3.0 : 2.0) * s.micro_batches * s.chunks;
   print0("%s: %d stages, %d micro-batches, %d chunk%s per stage\n%s", s.name.c_str(), s.stages, s.micro_batches,
          s.chunks, s.chunks > 1 ? "s" : "", chart(s).c_str());
   print0(
       "%.0f slots; each stage computes in %.0f of them: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
       slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);
   for (int stage = 0; stage < s.stages; ++stage) {
-    print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s.lists[stage]));
+    print0("stage %d has at most %d in flight\n", stage, largest_in_flight(s, stage));
   }
 }
 
@@ -83,10 +90,10 @@ inline void print_layer_times(const Schedule& schedule, const std::vector<std::i
   }
 }
 
-// Prints and records the activations that each stage holds and the share of its time that it idles. Collective; stays
-// out of the ledger.
-inline void print_idle_shares(const Schedule& schedule, PipelineStage& stage, const IdleClock& clock, bool simulated,
-                              const Job& job, cudaStream_t stream) {
+// Prints and records the activations that each stage holds and the share of its time that it idles; in a simulation,
+// also the bubble and what it is expected to be. Collective; stays out of the ledger.
+inline void print_idle_shares(PipelineStage& stage, const IdleClock& clock,
+                              const std::optional<double>& expected_bubble, const Job& job, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
   struct Row {
     float idle;
@@ -104,10 +111,10 @@ inline void print_idle_shares(const Schedule& schedule, PipelineStage& stage, co
     mean += all[rank].idle / job.world();
   }
   record_value("idle share", mine.idle);
-  if (!simulated) return;
+  if (!expected_bubble) return;
   record_value("bubble", mine.idle);
   if (job.rank() == 0) record_value("mean bubble", mean);
-  print0("bubble: measured %.1f %%, expected %.1f %%\n", 100 * mean, 100 * bubble(schedule));
+  print0("bubble: measured %.1f %%, expected %.1f %%\n", 100 * mean, 100 * *expected_bubble);
 }
 
 }  // namespace workshop

@@ -23,9 +23,18 @@ inline Instruction::Kind other_half(Instruction::Kind message) {
   }
 }
 
-// The slot after which each instruction is done, indexed by stage and place in its list. A forward or a backward takes
-// one slot, everything else takes no time. -1 for an instruction that waits forever.
+// The slot after which each instruction is done, indexed by stage and place in its list. -1 for an instruction that
+// waits forever.
 using ScheduleTimes = std::vector<std::vector<int>>;
+
+// How many slots a computation takes. Everything else takes no time.
+struct ScheduleSlots {
+  int forward = 1, backward = 1, weights = 1;
+
+  int of(Instruction::Kind kind) const {
+    return kind == Instruction::forward ? forward : kind == Instruction::backward ? backward : weights;
+  }
+};
 
 // Each stage has three queues, as in the executor, and each queue runs its groups of instructions one after the other.
 // The compute queue has groups of one instruction. The two message queues start a group when everything computed before
@@ -33,7 +42,8 @@ using ScheduleTimes = std::vector<std::vector<int>>;
 // its receive.
 class ScheduleSimulation {
  public:
-  explicit ScheduleSimulation(const Schedule& schedule) : schedule_(schedule) {
+  explicit ScheduleSimulation(const Schedule& schedule, const ScheduleSlots& slots = {})
+      : schedule_(schedule), slots_(slots) {
     for (int stage = 0; stage < schedule.stages; ++stage) {
       const std::vector<Instruction>& list = schedule.lists[stage];
       Stage& s = stages_.emplace_back();
@@ -82,15 +92,15 @@ class ScheduleSimulation {
     Instruction input = list[at];
     input.kind = input.kind == Instruction::forward ? Instruction::receive_activation : Instruction::receive_gradient;
     int begin = queue.time;
-    if (is_compute(list[at].kind)) {
+    if (is_pass(list[at].kind)) {
       const auto received = std::find(list.begin(), list.end(), input);
       if (received != list.end()) {
         const int arrived = times[stage][received - list.begin()];
         if (arrived < 0) return false;
         begin = std::max(begin, arrived);
       }
-      ++begin;
     }
+    if (is_compute(list[at].kind)) begin += slots_.of(list[at].kind);
     times[stage][at] = queue.time = begin;
     ++queue.next;
     return true;
@@ -137,13 +147,14 @@ class ScheduleSimulation {
   }
 
   const Schedule& schedule_;
+  ScheduleSlots slots_;
   std::vector<Stage> stages_;
 };
 
 // Returns the number of slots that the whole schedule takes.
-inline int makespan(const Schedule& schedule) {
+inline int makespan(const Schedule& schedule, const ScheduleSlots& slots = {}) {
   int last = 0;
-  for (const auto& times : ScheduleSimulation(schedule).times) {
+  for (const auto& times : ScheduleSimulation(schedule, slots).times) {
     for (int time : times) last = std::max(last, time);
   }
   return last;

@@ -70,7 +70,7 @@ inline void complete_mesh(MeshShape& mesh, int replicas) {
 inline void complete(MeshSettings& s, const Options& options) {
   complete_mesh(s.mesh, s.replicas);
   const int stages = s.mesh.pipeline;
-  s.pipeline.complete(stages, "--pp");
+  s.pipeline.complete(stages, "--pp", options.gpt.recompute);
   s.pipeline.require_divisor(options.batch_size);
   const bool gpt = options.model == ModelKind::gpt, mlp = options.model == ModelKind::mlp;
   const bool pairs = s.mesh.tensor > 1 && mlp;

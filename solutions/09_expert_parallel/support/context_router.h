@@ -108,6 +108,7 @@ class MixtureOfRuns : public FeedForward {
     return sizes;
   }
   int scratch() const override { return runs_ * mixture_->scratch(); }
+  int deferred() const override { return mixture_->deferred(); }
   void allocate(int max_samples, cudaStream_t stream) override { mixture_->allocate(runs_ * max_samples, stream); }
   void forward(const Blas& blas, const Real* x, Real* y, Saved& saved, int samples, int, int,
                const Dropout& dropout) override {
