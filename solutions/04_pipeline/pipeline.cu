@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   complete(settings, options);
   if (settings.print) {
-    print_schedule(checked_schedule(settings));
+    print_schedule(checked_schedule(settings), slots_of(settings));
     return 0;
   }
   Network network = make_pipeline_network(settings, options);
