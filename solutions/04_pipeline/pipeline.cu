@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
   options.parse(argc, argv);
   complete(settings, options);
   if (settings.print) {
-    print_schedule(checked_schedule(settings));
+    print_schedule(checked_schedule(settings), slots_of(settings));
     return 0;
   }
   Network network = make_pipeline_network(settings, options);
@@ -154,6 +154,10 @@ int main(int argc, char** argv) {
     train(options, network, schedule, stage, executor, clock, job, stream);
   }
   std::optional<double> expected_bubble;
-  if (simulated) expected_bubble = bubble(schedule, settings.weight_milliseconds / settings.milliseconds);
+  if (simulated) {
+    expected_bubble = settings.pipeline.from_file
+                          ? simulated_bubble(schedule, settings.milliseconds, settings.weight_milliseconds)
+                          : bubble(schedule, settings.weight_milliseconds / settings.milliseconds);
+  }
   print_idle_shares(stage, clock, expected_bubble, job, stream);
 }

@@ -275,7 +275,10 @@ TESTS(bad) {
   refusals("solution.04.bad.", on(4, pipeline, "--layers 4,4,4,4,4"), R"(
     #.divisor       | --micro-batches 5       | --micro-batches is '5'; expected a divisor of --batch-size, 32
     #.micro_batches | --micro-batches 0       | --micro-batches is '0'; expected a whole number
-    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1
+    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1 or a file: zb: cannot be read
+    #.in_flight     | --in-flight 2           | --in-flight is '2'; expected a file as --schedule then
+    #.ahead         | --ahead 2               | --ahead is '2'; expected a file as --schedule then
+    #.slots         | --print --slots 1,0,1   | --slots is '1,0,1'; expected three whole numbers from 1 to 100
     #.chunks        | --chunks 2              | --chunks is '2'; expected 1 unless --schedule is interleaved
     #.stages        | --stages 3              | --stages is '3'; expected the number of ranks, #
     #.simulate      | --simulate-compute=-1   | --simulate-compute is '-1'; expected a number greater than 0

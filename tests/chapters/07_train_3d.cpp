@@ -291,7 +291,7 @@ TESTS(bad) {
     #.micro_batches | --micro-batches 5   | --micro-batches is '5'; expected a divisor of --batch-size, 32
     #.chunks        | --chunks 2          | --chunks is '2'; expected 1 unless --schedule is interleaved
     #.parts         | --schedule interleaved --chunks 8 | --pp is '1', for stages of 8 out of 4 layers in --layers; expected at least 8 layers
-    #.schedule      | --schedule zb       | --schedule is 'zb'; expected gpipe, 1f1b, interleaved
+    #.schedule      | --schedule zb       | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1 or a file: zb: cannot be read
   )");
   refusals("solution.07.bad.", on(4, train_3d), R"(
     layers          | --pp 4                                 | --pp is '4', for stages of 1 out of 2 layers in --layers; expected at least 4 layers

@@ -30,6 +30,8 @@ OF_OPTION = {
     "--iterations": "1 2 0 99999999999 x".split(),
     "--simulate-compute": "0.5 1 -1 0 1e7 nan".split(),
     "--slow-disk": "0 1 -1 10001 x".split(),
+    "--schedule": "gpipe 1f1b interleaved zb-h1 pipe /dev/null x".split(),
+    "--slots": "1,1,1 2,2,1 0,1,1 1,1 x".split(),
 }
 # By type: values that make a program run, and those that are near a limit or make no sense.
 OF_TYPE = {

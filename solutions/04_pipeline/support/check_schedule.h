@@ -193,10 +193,11 @@ inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { ret
 // ---- chart ---------------------------------------------------------------------------------------------------------
 
 // Returns a chart with one line per stage and one column per slot. F2 is the forward of micro-batch 2, B2 its backward,
-// W2 the gradients of its weights, followed by a letter for the chunk if there are several. A cell with an error ends
-// with '!', one that waits forever with '?'.
-inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {}) {
-  const ScheduleTimes times = ScheduleSimulation(s).times;
+// W2 the gradients of its weights, followed by a letter for the chunk if there are several. What takes several slots
+// goes on with '='. A cell with an error ends with '!', one that waits forever with '?'.
+inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {},
+                         const ScheduleSlots& lengths = {}) {
+  const ScheduleTimes times = ScheduleSimulation(s, lengths).times;
   std::vector<std::map<int, std::string>> rows(s.lists.size());  // slot -> cell
   std::size_t slots = 0, width = 0;
   for (std::size_t stage = 0; stage < rows.size(); ++stage) {
@@ -205,9 +206,11 @@ inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& er
     for (std::size_t at = 0; at < s.lists[stage].size(); ++at) {
       const Instruction& i = s.lists[stage][at];
       if (is_compute(i.kind)) {
-        const int done = times[stage][at];
-        slot = done > 0 ? done - 1 : slot + 1;
-        cell = &rows[stage][slot];
+        const int done = times[stage][at], length = lengths.of(i.kind);
+        const int first = done > 0 ? done - length : slot + 1;
+        slot = first + length - 1;
+        for (int goes_on = first + 1; goes_on <= slot; ++goes_on) rows[stage][goes_on] = "=";
+        cell = &rows[stage][first];
         *cell = "FBW"[i.kind];
         *cell += std::to_string(i.micro_batch);
         if (s.chunks > 1) *cell += static_cast<char>('a' + i.chunk);

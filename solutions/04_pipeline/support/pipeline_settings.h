@@ -18,11 +18,12 @@
 namespace workshop {
 
 struct PipelineSettings {
-  PipelineOptions pipeline{.micro_batches = 4};
+  PipelineOptions pipeline{.default_micro_batches = 4};
   std::string partition;
   int stages = 0;
   int checkpoint_interval = 0;  // layers per group that keeps only its output; 0: keep all activations
   bool print = false;
+  std::string slots = "1,1,1";
   double milliseconds = 0;         // if above 0, each forward and each backward waits this long instead of computing
   double weight_milliseconds = 0;  // in addition, for the gradients of the weights
 };
@@ -33,6 +34,9 @@ inline void add_options(Options& options, PipelineSettings& s) {
   options.add("--checkpoint-interval", s.checkpoint_interval,
               "layers per group that keeps only its last layer's output; 0: keep all", 0, 1 << 10);
   options.add_flag("--print", s.print, "show the schedule and train nothing");
+  options.add(
+      "--slots", s.slots,
+      "with --print: slots of a forward, a backward and, if split, the gradients of the weights; default: 1,1,1", {});
   options.add("--stages", s.stages, "stages to show with --print; default: as many as ranks", 1, 1 << 10);
   options.add("--simulate-compute", s.milliseconds,
               "milliseconds that each forward and each backward waits for instead of computing", 0.0, 1e6);
@@ -40,17 +44,32 @@ inline void add_options(Options& options, PipelineSettings& s) {
               "with --simulate-compute, milliseconds per micro-batch for the gradients of the weights", 0.0, 1e6);
 }
 
+// Returns the slots that --slots gives, such as "2,2,1".
+inline ScheduleSlots slots_of(const PipelineSettings& s) {
+  ScheduleSlots slots;
+  char rest = 0;
+  const bool read =
+      std::sscanf(s.slots.c_str(), "%d,%d,%d%c", &slots.forward, &slots.backward, &slots.weights, &rest) == 3;
+  const auto [least, most] = std::minmax({slots.forward, slots.backward, slots.weights});
+  if (!read || least < 1 || most > 100) {
+    usage_error("--slots is '%s'; expected three whole numbers from 1 to 100, such as 1,1,1", s.slots.c_str());
+  }
+  return slots;
+}
+
 // Fills in the defaults, and ends the program if the options contradict each other.
 inline void complete(PipelineSettings& s, const Options& options) {
   const int ranks = process_ranks().world;
+  s.pipeline.read();
+  if (s.stages == 0 && s.print && s.pipeline.from_file) s.stages = s.pipeline.from_file->stages;
   if (s.stages == 0) s.stages = ranks;
   if (!s.print && s.stages != ranks) {
     usage_error("--stages is '%d'; expected the number of ranks, %d, unless with --print", s.stages, ranks);
   }
   s.pipeline.complete(s.stages, "--stages", options.gpt.recompute);
-  if (s.pipeline.schedule == "zb-h1" && s.checkpoint_interval > 0) {
-    usage_error("--checkpoint-interval is '%d'; expected 0 with --schedule zb-h1, which needs all activations twice",
-                s.checkpoint_interval);
+  if (s.pipeline.splits_backward() && s.checkpoint_interval > 0) {
+    usage_error("--checkpoint-interval is '%d'; expected 0 with --schedule %s, which needs all activations twice",
+                s.checkpoint_interval, s.pipeline.schedule.c_str());
   }
   if (s.pipeline.schedule == "zb-h1" && s.milliseconds > 0 && s.weight_milliseconds > s.milliseconds) {
     usage_error("--simulate-weights is '%g'; expected at most %g, --simulate-compute, as the formula of zb-h1 does",
@@ -84,13 +103,13 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
   const std::vector<ScheduleError> errors = check_schedule(schedule);
   if (errors.empty()) return schedule;
-  const char* todo = schedule.name == "gpipe"   ? "04.1, part of WRITE 04.A"
-                     : schedule.name == "1f1b"  ? "04.2, part of WRITE 04.B"
-                     : schedule.name == "zb-h1" ? "04.8, part of WRITE 04.K"
-                                                : "04.3, part of WRITE 04.C";
-  print0(
-      "This schedule is wrong, so no rank runs it: see TODO %s ('!' marks the place, '?' what never gets its turn)\n%s",
-      todo, chart_and_errors(schedule, errors).c_str());
+  const std::string see = s.pipeline.from_file       ? s.pipeline.schedule
+                          : schedule.name == "gpipe" ? "TODO 04.1, part of WRITE 04.A"
+                          : schedule.name == "1f1b"  ? "TODO 04.2, part of WRITE 04.B"
+                          : schedule.name == "zb-h1" ? "TODO 04.8, part of WRITE 04.K"
+                                                     : "TODO 04.3, part of WRITE 04.C";
+  print0("This schedule is wrong, so no rank runs it: see %s ('!' marks the place, '?' what never gets its turn)\n%s",
+         see.c_str(), chart_and_errors(schedule, errors).c_str());
   // The first rank to end ends all others: give rank 0 time to print.
   if (process_ranks().rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
   end_job(kFailed);

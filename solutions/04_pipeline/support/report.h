@@ -27,6 +27,15 @@ inline double bubble(const Schedule& s, double weights) {
   return (filling - saved) / (busy + filling - saved);
 }
 
+// Returns the same share for any schedule: that of its simulation, if a forward and a backward take `compute`
+// milliseconds each, and the gradients of the weights `weights`.
+inline double simulated_bubble(const Schedule& s, double compute, double weights) {
+  const int each = static_cast<int>(1000 * compute), more = static_cast<int>(1000 * weights);  // slots of 1 us
+  const ScheduleSlots lengths = {each, s.splits_backward ? each : each + more, more};
+  const double busy = s.chunks * s.micro_batches * (2.0 * each + more), whole = makespan(s, lengths);
+  return (whole - busy) / whole;
+}
+
 // Returns the largest number of micro-batches that are in flight on a stage at the same time.
 inline int largest_in_flight(const Schedule& s, int stage) {
   int in_flight = 0, largest = 0;
@@ -39,10 +48,12 @@ inline int largest_in_flight(const Schedule& s, int stage) {
 
 // Prints the chart and the bubble. The numbers come from the lists of the stages, so they are also those of a wrong
 // order.
-inline void print_schedule(const Schedule& s) {
-  const double slots = makespan(s), busy = (s.splits_backward ? 3.0 : 2.0) * s.micro_batches * s.chunks;
+inline void print_schedule(const Schedule& s, const ScheduleSlots& lengths) {
+  const double slots = makespan(s, lengths);
+  const double busy =
+      (lengths.forward + lengths.backward + (s.splits_backward ? lengths.weights : 0)) * s.micro_batches * s.chunks;
   print0("%s: %d stages, %d micro-batches, %d chunk%s per stage\n%s", s.name.c_str(), s.stages, s.micro_batches,
-         s.chunks, s.chunks > 1 ? "s" : "", chart(s).c_str());
+         s.chunks, s.chunks > 1 ? "s" : "", chart(s, {}, lengths).c_str());
   print0(
       "%.0f slots; each stage computes in %.0f of them: a bubble of %.1f %% of the time, %.1f %% of the ideal time\n",
       slots, busy, 100 * (slots - busy) / slots, 100 * (slots - busy) / busy);

@@ -82,7 +82,32 @@ class ScheduleSimulation {
     std::map<Instruction::Kind, std::vector<int>> of_kind;  // places in the list
   };
 
-  // Runs the next instruction of the compute queue if its input is there. Returns whether it did.
+  // Returns when the place for the result of a pass is free, -1 if not yet. Results of a kind and a chunk alternate
+  // between two places, so the last but one must have been sent. An output lies in its micro-batch's activations: if
+  // these have been given back, the next forward may take them, so the last output must have been sent, too.
+  int place_is_free(int stage, int at) const {
+    const std::vector<Instruction>& list = schedule_.lists[stage];
+    int earlier = 0, free = 0;
+    std::vector<int> given_back;  // micro-batches of this chunk
+    for (int before = at - 1; before >= 0 && earlier < 2; --before) {
+      const Instruction& i = list[before];
+      if (i.chunk != list[at].chunk) continue;
+      if (i.kind == (schedule_.splits_backward ? Instruction::weights : Instruction::backward))
+        given_back.push_back(i.micro_batch);
+      if (i.kind != list[at].kind) continue;
+      ++earlier;
+      const bool taken_over =
+          i.kind == Instruction::forward && std::ranges::find(given_back, i.micro_batch) != given_back.end();
+      const bool sends = before + 1 < static_cast<int>(list.size()) && is_send(list[before + 1].kind);
+      if (!(earlier == 2 || taken_over) || !sends) continue;
+      if (times[stage][before + 1] < 0) return -1;
+      free = std::max(free, times[stage][before + 1]);
+    }
+    return free;
+  }
+
+  // Runs the next instruction of the compute queue if its input is there, and a place for its result. Returns whether
+  // it did.
   bool compute(int stage) {
     Stage& s = stages_[stage];
     Queue& queue = s.queues[0];
@@ -99,6 +124,9 @@ class ScheduleSimulation {
         if (arrived < 0) return false;
         begin = std::max(begin, arrived);
       }
+      const int free = place_is_free(stage, at);
+      if (free < 0) return false;
+      begin = std::max(begin, free);
     }
     if (is_compute(list[at].kind)) begin += slots_.of(list[at].kind);
     times[stage][at] = queue.time = begin;
