@@ -348,6 +348,27 @@ inline void probe_tasks(const std::vector<Task>& tasks) {
   probe("04.E", "groups that the update waits for", last_waits);
 }
 
+// Adds a wait for each forward that comes when its chunk holds no micro-batch any more, as a schedule of one's own may
+// have it: its output takes the place of the one before, which must have been sent.
+inline void wait_for_only_output(std::vector<Task>& tasks, const Schedule& schedule, int stage) {
+  const Instruction::Kind last = schedule.splits_backward ? Instruction::weights : Instruction::backward;
+  std::map<int, std::pair<Instruction, bool>> before;  // by chunk: its last forward, and whether it is still held
+  for (Task& task : tasks) {
+    const Instruction& i = task.instructions[0];
+    const auto forward = before.find(i.chunk);
+    if (i.kind == last && forward != before.end() && forward->second.first.micro_batch == i.micro_batch) {
+      forward->second.second = false;
+    }
+    if (i.kind != Instruction::forward) continue;
+    if (forward != before.end() && !forward->second.second) {
+      for (int group : groups_of(tasks, {message(schedule, stage, forward->second.first, /*input=*/false)})) {
+        if (std::ranges::find(task.waits_for, group) == task.waits_for.end()) task.waits_for.push_back(group);
+      }
+    }
+    before[i.chunk] = {i, true};
+  }
+}
+
 // Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
 // groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
 // it, and its stream runs the groups of a direction one after the other.
@@ -381,6 +402,7 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     earlier.push_back(i);
     tasks[t].waits_for = groups_of(tasks, messages);
   }
+  wait_for_only_output(tasks, schedule, stage);
   probe_tasks(tasks);
   return tasks;
 }
