@@ -11,6 +11,7 @@
 
 #include "01_single_gpu/transformer.h"
 #include "08_context_parallel/sequence.h"
+#include "08_context_parallel/support/recorded_attention.h"
 #include "common/nccl/group.h"
 
 namespace workshop {
@@ -63,7 +64,7 @@ class UlyssesAttention : public Attention {
   // `heads` has the positions of one rank and all heads; `inside` is the attention of this rank's heads over whole
   // sequences. The group must outlive this.
   UlyssesAttention(const Heads& heads, std::shared_ptr<Attention> inside, const Group& group)
-      : Attention(heads, false), inside_(std::move(inside)), group_(group) {}
+      : Attention(heads, false), inside_(std::make_shared<RecordedAttention>(std::move(inside))), group_(group) {}
 
   // What `inside` keeps, and the context of this rank's heads.
   int kept() const override { return inside_->kept() + heads().positions * heads().features(); }

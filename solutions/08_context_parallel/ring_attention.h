@@ -48,7 +48,8 @@ class RingAttention : public Attention {
     //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. source(step)
     //   says whose are here in a step. In step 0, these are the rank's own, in kv_[0]; those that arrive during step i
     //   go to kv_[(i + 1) % 2]. begin_exchange(i, samples, compute) sends and receives beside the computation; after
-    //   end_exchange(compute), what has arrived can be read. In the last step, nothing has to arrive.
+    //   end_exchange(compute), what has arrived can be read. In the last step, nothing has to arrive: you may call both
+    //   functions, or neither.
     for (int step = 0; step < group_.size(); ++step) {
       if (step + 1 < group_.size()) begin_exchange(step, samples, compute);
       parts_.attend(blas, values, kv_[step % 2].data(), source(step), samples, dropout);
@@ -73,9 +74,10 @@ class RingAttention : public Attention {
     //   compute, true) also sends what step i - 1 has completed, dkv_[(i - 1) % 2], and receives those that belong to
     //   the keys of step i in dkv_[i % 2]. Meanwhile compute this rank's own contribution in mine_, and add it after
     //   end_exchange(compute), with the kernel add_floats(y, x, factor, n). In step 0, no gradients arrive: compute in
-    //   dkv_[0]. After the last step, one more exchange, that of step c = group_.size(), sends the gradients to the
-    //   rank whose keys they are, and brings this rank's to dkv_[c % 2]. On a single rank, they stay in dkv_[0], and
-    //   nothing is exchanged. clear(sums) sets `count` floats to zero.
+    //   dkv_[0]. clear(sums) sets `count` floats to zero. If c = group_.size() is greater than 1, every step has an
+    //   exchange, the last one, too. After it comes one more, that of step c: it sends the gradients to the rank whose
+    //   keys they are, and brings this rank's to dkv_[c % 2]. On a single rank, they stay in dkv_[0], and nothing is
+    //   exchanged.
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();

@@ -11,6 +11,7 @@
 
 #include "01_single_gpu/transformer.h"
 #include "08_context_parallel/sequence.h"
+#include "08_context_parallel/support/recorded_attention.h"
 #include "common/nccl/group.h"
 
 namespace workshop {
@@ -63,7 +64,7 @@ class UlyssesAttention : public Attention {
   // `heads` has the positions of one rank and all heads; `inside` is the attention of this rank's heads over whole
   // sequences. The group must outlive this.
   UlyssesAttention(const Heads& heads, std::shared_ptr<Attention> inside, const Group& group)
-      : Attention(heads, false), inside_(std::move(inside)), group_(group) {}
+      : Attention(heads, false), inside_(std::make_shared<RecordedAttention>(std::move(inside))), group_(group) {}
 
   // What `inside` keeps, and the context of this rank's heads.
   int kept() const override { return inside_->kept() + heads().positions * heads().features(); }
@@ -104,7 +105,8 @@ class UlyssesAttention : public Attention {
     //   rank's heads. inside_->backward(blas, values, gradients, samples, dropout) goes back through its attention,
     //   with the values and the dropout of inside_->forward(), which are all_positions(values, samples) and
     //   of_heads(dropout): from gradients.context to gradients.qkv of all positions, with gradients.p as scratch
-    //   memory. AttentionValues are {qkv, p, context}. gradients.qkv is large enough for either form.
+    //   memory. AttentionValues are {qkv, p, context}: here those of `gradients`, but with dcontext_ as their context.
+    //   gradients.qkv is large enough for either form.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(gradients.context, dcontext_.data(), 1, samples, stream);
     inside_->backward(blas, whole, {gradients.qkv, gradients.p, dcontext_.data()}, samples, of_heads(dropout));

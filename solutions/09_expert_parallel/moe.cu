@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   Options options("09_expert_parallel/moe", "Trains a language model with mixtures of experts on one GPU.");
   options.for_one_rank();
   add_mixture_options(options, "full");
+  options.with_precision();
   options.parse(argc, argv);
   require_experts(options);
   Job job(options);

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   ExpertOptions how;
   how.add_to(options);
   add_mixture_options(options, "sharded");
+  options.with_precision();
   options.with_global_batch();
   options.parse(argc, argv);
   require_experts(options);

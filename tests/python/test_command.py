@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import shutil
 import subprocess
 import time
@@ -196,6 +197,18 @@ def test_a_program_is_built_for_the_precision_of_its_options(monkeypatch):
     assert context.targets_of(chapters.choose("00"), "hello", False, ["--precision", "bf16"]) == [
         "00_collectives_hello"
     ]
+
+
+def test_all_programs_with_two_precisions_are_built_in_both(monkeypatch):
+    """CMake's lists of such programs, and what the sources of the programs say."""
+    monkeypatch.chdir(ROOT)
+    with open("CMakeLists.txt", encoding="utf-8") as file:
+        listed = re.findall(r"^workshop_bf16\((\w+) ([^)]*)\)", file.read(), re.M)
+    assert len(listed) >= 10
+    for folder, programs in listed:
+        for program in programs.split():
+            targets = context.targets_of(chapters.choose(folder), program, False, ["--precision", "bf16"])
+            assert len(targets) == 2, f"{folder}/{program}.cu does not call with_precision()"
 
 
 def test_slots_of_gpus():

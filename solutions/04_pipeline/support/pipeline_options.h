@@ -15,9 +15,9 @@
 namespace workshop {
 
 struct PipelineOptions {
-  int default_micro_batches = 0;  // 0: 4, and 1 if there is only one stage
   std::string schedule = "1f1b";
-  int micro_batches = 0, chunks = 0, in_flight = 0, ahead = 0;
+  int micro_batches = 0;  // 0: 4, and 1 if there is only one stage
+  int chunks = 0, in_flight = 0, ahead = 0;
   std::optional<Schedule> from_file = std::nullopt;
 
   void add_to(Options& options, const std::string& micro_batches_help) {
@@ -30,21 +30,21 @@ struct PipelineOptions {
     options.add("--ahead", ahead, "with a file: inputs that a stage receives before it needs them; default: 1", 1, 8);
   }
 
-  // Reads the schedule, if it is that of a file.
-  void read() {
+  // Reads the schedule, if it is that of a file. `usual_micro_batches`: the program's default.
+  void read(int usual_micro_batches = 0) {
     if (std::ranges::find(kNames, schedule) != std::end(kNames)) {
       if (in_flight > 0) usage_error("--in-flight is '%d'; expected a file as --schedule then", in_flight);
       if (ahead > 0) usage_error("--ahead is '%d'; expected a file as --schedule then", ahead);
       return;
     }
     from_file = ScheduleFile(schedule).read(ahead > 0 ? ahead : 1);
-    const auto adopt = [this](const char* option, int& given, int of_file) {
-      if (given > 0 && given != of_file)
+    const auto adopt = [this](const char* option, int& given, int usual, int of_file) {
+      if (given != usual && given != of_file)
         usage_error("%s is '%d'; expected %d, as in %s", option, given, of_file, schedule.c_str());
       given = of_file;
     };
-    adopt("--micro-batches", micro_batches, from_file->micro_batches);
-    adopt("--chunks", chunks, from_file->chunks);
+    adopt("--micro-batches", micro_batches, usual_micro_batches, from_file->micro_batches);
+    adopt("--chunks", chunks, 0, from_file->chunks);
   }
   bool splits_backward() const { return from_file ? from_file->splits_backward : schedule == "zb-h1"; }
 
@@ -57,7 +57,7 @@ struct PipelineOptions {
       usage_error("--schedule is '%s', for %d stages; expected %s, %d", schedule.c_str(), from_file->stages,
                   stages_option.c_str(), stages);
     }
-    if (micro_batches == 0) micro_batches = default_micro_batches > 0 ? default_micro_batches : stages > 1 ? 4 : 1;
+    if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
     if (chunks == 0) chunks = interleaved ? 2 : 1;
     if (!interleaved && !from_file && chunks > 1) {
       usage_error("--chunks is '%d'; expected 1 unless --schedule is interleaved", chunks);

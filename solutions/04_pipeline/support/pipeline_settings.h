@@ -17,8 +17,10 @@
 
 namespace workshop {
 
+constexpr int kUsualMicroBatches = 4;
+
 struct PipelineSettings {
-  PipelineOptions pipeline{.default_micro_batches = 4};
+  PipelineOptions pipeline{.micro_batches = kUsualMicroBatches};
   std::string partition;
   int stages = 0;
   int checkpoint_interval = 0;  // layers per group that keeps only its output; 0: keep all activations
@@ -60,7 +62,7 @@ inline ScheduleSlots slots_of(const PipelineSettings& s) {
 // Fills in the defaults, and ends the program if the options contradict each other.
 inline void complete(PipelineSettings& s, const Options& options) {
   const int ranks = process_ranks().world;
-  s.pipeline.read();
+  s.pipeline.read(kUsualMicroBatches);
   if (s.stages == 0 && s.print && s.pipeline.from_file) s.stages = s.pipeline.from_file->stages;
   if (s.stages == 0) s.stages = ranks;
   if (!s.print && s.stages != ranks) {

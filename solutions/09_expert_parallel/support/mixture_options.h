@@ -20,7 +20,6 @@ inline void add_mixture_options(Options& options, const std::string& checkpoint_
   options.gpt.aux_loss = 0.01;
   options.with_gpt();
   options.without({"--generate", "--tokens", "--temperature"});
-  options.with_precision();
   options.with_checkpoints(checkpoint_format);
   options.with_async_checkpoints();
 }
