@@ -79,6 +79,8 @@ std::optional<ModelShape> gpt_of(const RunRecord& run, Layout& layout) {
   layout.recompute = setting(run, "recompute") == "blocks";
   ModelShape model;
   model.gpt = {number("blocks"), number("width"), number("heads"), number("context"), static_cast<int>(head->shape[0])};
+  model.gpt->kv_heads = model.gpt->heads;
+  model.gpt->mlp_width = 4 * model.gpt->width;
   return model;
 }
 
