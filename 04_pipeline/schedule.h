@@ -402,8 +402,8 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     earlier.push_back(i);
     tasks[t].waits_for = groups_of(tasks, messages);
   }
-  wait_for_only_output(tasks, schedule, stage);
   probe_tasks(tasks);
+  wait_for_only_output(tasks, schedule, stage);
   return tasks;
 }
 

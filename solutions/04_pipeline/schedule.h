@@ -469,8 +469,8 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     tasks[t].waits_for = groups_of(tasks, messages);
   }
   // END WRITE 04.E
-  wait_for_only_output(tasks, schedule, stage);
   probe_tasks(tasks);
+  wait_for_only_output(tasks, schedule, stage);
   return tasks;
 }
 
