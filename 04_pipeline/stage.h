@@ -132,6 +132,10 @@ class PipelineStage {
     const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
     probe_given("04.H", "backward", i, chunk.is_last ? nullptr : chunk.gradients[m].data(), ready != nullptr);
+    // In a short batch, the first `weights` may be those of a micro-batch without samples, which overwrite nothing.
+    if (splits_backward_ && chunk.backwards == 0 && slices_.back().samples == 0) {
+      CUDA_CHECK(cudaMemsetAsync(chunk.model.grads(), 0, chunk.model.count() * sizeof(Real), stream_));
+    }
     const Range range("backward " + std::to_string(m), stream_);
     Model& model = chunk.model;
     const Batch batch = micro_batch(m);
