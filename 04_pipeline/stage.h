@@ -57,6 +57,7 @@ struct ModelChunk {
   std::vector<Real*> output, input_gradient;     // indexed by micro-batch: the data to send
   Pool<DeferredWeights> later;                   // if backwards are split: what they leave for `weights`
   int forwards = 0, backwards = 0, weights = 0;  // enqueued so far in this step
+  bool weights_reordered = false;                // the first ones are not those of the first backward
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class PipelineStage {
     ModelChunk& chunk = chunks_[i.chunk];
     probe_given("04.H", "backward", i, chunk.is_last ? nullptr : chunk.gradients[m].data(), ready != nullptr);
     // In a short batch, the first `weights` may be those of a micro-batch without samples, which overwrite nothing.
-    if (splits_backward_ && chunk.backwards == 0 && slices_.back().samples == 0) {
+    if (chunk.weights_reordered && chunk.backwards == 0 && slices_.back().samples == 0) {
       CUDA_CHECK(cudaMemsetAsync(chunk.model.grads(), 0, chunk.model.count() * sizeof(Real), stream_));
     }
     const Range range("backward " + std::to_string(m), stream_);
@@ -248,6 +249,10 @@ class PipelineStage {
     chunk.inputs.fill(inputs, buffer(in, Memory::activations));
     chunk.gradients.fill(gradients, buffer(out, Memory::buckets));
     if (splits_backward_) {
+      const auto first = [&](Instruction::Kind kind) {
+        return std::ranges::find_if(list, [&](const auto& i) { return i.kind == kind && i.chunk == number; });
+      };
+      chunk.weights_reordered = first(Instruction::weights)->micro_batch != first(Instruction::backward)->micro_batch;
       chunk.later.fill(assign_buffers(list, micro_batches_, number, Instruction::backward, Instruction::weights),
                        [&] { return chunk.model.make_deferred(); });
     }
