@@ -33,8 +33,8 @@ static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const 
     const int token = choice / K, place = places[choice];
     // TODO 09.5: Compute the number of the row, and copy the token there.
     //   The rows of sequence s at expert e begin at starts[e * sequences + s]; places[choice] counts from there, and is
-    //   -1 if there is no row. Write row_of[choice] in any case; all lanes write the same number. Copy in a loop `for
-    //   (int j : lanes(width))`.
+    //   -1 if there is no row. Write row_of[choice] in any case, once: all lanes write the same number. Copy in a loop
+    //   `for (int j : lanes(width))`.
     todo("09.5");
     // END TODO 09.5
   }
@@ -64,8 +64,8 @@ static __global__ void combine_backward(Reals doutputs, float* dweights, ConstRe
     const ConstReals gradient = dy + choice / K * width;
     // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
     //   y has weight · output of this row. So the gradient of the weight is the sum over the columns of dy · output,
-    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. sum_of(width, f) adds up
-    //   f(j), and all lanes call it together: `row` is the same for them.
+    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it once, because all
+    //   lanes do. sum_of(width, f) adds up f(j), and all lanes call it together: `row` is the same for them.
     todo("09.8");
     // END TODO 09.8
   }

@@ -131,6 +131,8 @@ class ParallelExperts : public Experts {
     end_communication(compute);
     probe("09.15", {name(), ": what all experts return for this rank's rows"}, y, {saved.numbers.back(), width_},
           compute);
+    probe("09.16", {name(), ": rows of y that this rank's experts compute"}, received.y, {begin_of(parts_), width_},
+          compute);
   }
 
   void backward(Real*, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) override {
@@ -261,12 +263,13 @@ class ParallelExperts : public Experts {
         if (direction == Direction::to_experts) {
           // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
           //   from_here has n values to send, from_there has room for m values: ncclSend(buffer, count, kReal, rank,
-          //   comm, communication_) and ncclRecv() in the same way. Either may be 0: the other rank knows that, too.
+          //   comm, communication_) and ncclRecv() in the same way. Either may be 0. Leave such messages out on both
+          //   sides: the other rank knows the number, too.
           todo("09.14");
           // END TODO 09.14
         } else {
           // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
-          //   Everything travels the other way than in TODO 09.14.
+          //   Everything travels the other way than in TODO 09.14, and empty messages are left out again.
           todo("09.15");
           // END TODO 09.15
         }

@@ -210,6 +210,7 @@ std::vector<std::byte> apart(Operation& o) {
 // An abandoned worker never passes the end of the section, so it does not touch the result either.
 void run_collective(Operation o) {
   const std::vector<std::byte> copy = apart(o);
+  SimulatedTimes times({o});
   int status = MPI_SUCCESS;
   {
     o.comm->collective.store(this_worker(), std::memory_order_release);
@@ -220,7 +221,7 @@ void run_collective(Operation o) {
   check_status(o, status, "collective");
   if (status != MPI_SUCCESS || o.comm->aborted) return;
   complete(o);
-  if (simulates()) pass_time({o});
+  times.pass();
 }
 
 // Cancels receives, which must not write into buffers that their owner may free now. MPI can cancel nothing else.
@@ -234,6 +235,7 @@ void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& 
 
 // Starts all operations, then waits for all of them, so they cannot wait for each other in any order.
 void run_together(const std::vector<Operation>& operations) {
+  SimulatedTimes times(operations);
   std::vector<MPI_Request> requests(operations.size(), MPI_REQUEST_NULL);
   std::vector<MPI_Status> statuses(operations.size());
   for (std::size_t i = 0; i < operations.size(); ++i) {
@@ -254,7 +256,7 @@ void run_together(const std::vector<Operation>& operations) {
     if (o.kind == Kind::receive) check_received(o, statuses[i]);
     complete(o);
   }
-  if (simulates() && status == MPI_SUCCESS) pass_time(operations);
+  if (status == MPI_SUCCESS) times.pass();
 }
 
 struct Ticket {

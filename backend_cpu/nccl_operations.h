@@ -96,8 +96,24 @@ void check_order(const std::vector<GroupedOperation>& grouped);
 // Checks the two buffers of an operation: ends the program if they overlap and are not in place.
 void check_in_place(const Operation& operation, const char* function);
 
-// Adds the time of operations that run together, on a simulated machine.
-void pass_time(const std::vector<Operation>& operations);
+// The times of operations that run together, if a machine is simulated. Make it before they start: it tells the other
+// ranks when they begin here. A rank may need to know that to end one of them, for which the others here wait: two
+// receives in a group wait for two sends that come one after the other.
+class SimulatedTimes {
+ public:
+  explicit SimulatedTimes(const std::vector<Operation>& operations);
+  ~SimulatedTimes();
+  SimulatedTimes(const SimulatedTimes&) = delete;
+  SimulatedTimes& operator=(const SimulatedTimes&) = delete;
+
+  // Moves the clock of this thread on to their end. Call it when they are done.
+  void pass();
+
+ private:
+  class Times;
+  std::vector<Operation> operations_;
+  Times* times_ = nullptr;
+};
 
 // Pauses between two polls of something that a different stream or rank does.
 void pause_polling(int& polls);

@@ -60,9 +60,11 @@ Duration time_of(const Operation& o, const LinkSpeed& link) {
   return {};
 }
 
+}  // namespace
+
 // When operations that run together begin and end. Their messages share the link, so in each direction all of them
 // arrive when all their bytes have arrived.
-class Times {
+class SimulatedTimes::Times {
  public:
   explicit Times(const std::vector<Operation>& operations) {
     for (const Operation& o : operations) {
@@ -142,16 +144,22 @@ class Times {
   double busy_[2][2] = {};  // seconds, by link and direction
 };
 
-}  // namespace
+SimulatedTimes::SimulatedTimes(const std::vector<Operation>& operations) {
+  if (!simulates()) return;
+  operations_ = operations;
+  times_ = new Times(operations);
+}
 
-void pass_time(const std::vector<Operation>& operations) {
-  auto times = std::make_unique<Times>(operations);
-  for (int polls = 0; !times->known(); pause_polling(polls)) {
-    if (!any_aborted(operations)) continue;
-    static_cast<void>(times.release());  // not freed: MPI may still write there
-    return;
+SimulatedTimes::~SimulatedTimes() {
+  if (times_ != nullptr && times_->known()) delete times_;  // else not freed: MPI may still write there
+}
+
+void SimulatedTimes::pass() {
+  if (times_ == nullptr) return;
+  for (int polls = 0; !times_->known(); pause_polling(polls)) {
+    if (any_aborted(operations_)) return;
   }
-  wait_until(times->end());
+  wait_until(times_->end());
 }
 
 }  // namespace workshop::cpu

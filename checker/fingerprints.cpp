@@ -19,6 +19,7 @@ namespace {
 
 // Runs of the same program on different processors differ by rounding. Two mistakes differ by far more.
 constexpr double kTolerance = 1e-3;
+constexpr double kRounding = 1e-5;    // what is left where a mistake makes a gradient 0, of what it should be
 constexpr double kOfIntegers = 3e-4;  // integers are exact, but the file holds only five digits of their sums
 
 constexpr const char* kAlone = " alone";  // ends the place of a sighting_alone()
@@ -97,10 +98,11 @@ Summary summary(const std::vector<double>& values) {
   return s;
 }
 
-bool alike(const Summary& a, const Summary& b, bool integers) {
+bool alike(const Summary& a, const Summary& b, bool integers, double expected) {
   const double tolerance = integers ? kOfIntegers : kTolerance;
-  const auto close = [tolerance](double a, double b, double scale) {
-    return std::abs(a - b) <= tolerance * std::max(scale, std::abs(b));
+  const double rounding = integers ? 0 : kRounding * expected;
+  const auto close = [&](double a, double b, double scale) {
+    return std::abs(a - b) <= std::max(rounding, tolerance * std::max(scale, std::abs(b)));
   };
   return a.not_finite == b.not_finite && close(a.l2, b.l2, 0) && close(a.sum, b.sum, b.l2) && close(a.mix, b.mix, b.l2);
 }
@@ -174,9 +176,10 @@ Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine) {
 }
 
 std::optional<Sighting> failure(int status, const std::string& output) {
-  static const std::regex kReason(R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds|memory): [^\n]*|)"
-                                  R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|[^\n]*see (?:TODO|WRITE) [^\n]*|)"
-                                  R"((?:cuda[A-Z][^\n]*|the launch of a kernel) failed at [^\n]*))");
+  static const std::regex kReason(
+      R"((^|\n)(?:rank \d+: )?((verdict|error|order|bounds|memory): [^\n]*|)"
+      R"(This schedule is wrong[^\n]*(\nstage [^\n]*)*|this is stage [^\n]*|[^\n]*see (?:TODO|WRITE) [^\n]*|)"
+      R"((?:cuda[A-Z][^\n]*|the launch of a kernel) failed at [^\n]*))");
   static const std::regex kLineEnd(R"([ :]*\n *)");
   static const std::regex kPlace(R"((,| at)? ?\(?[^ ()]*\.(h|cu|cuh|cpp):\d+\)?| \(rank \d+\)$)");
   static const std::regex kAround(R"(,? part of WRITE \d\d\.[A-Z])");  // names the region at the blank level
@@ -209,7 +212,7 @@ std::optional<Sighting> failure(int status, const std::string& output) {
   const auto first = std::ranges::min_element(reasons);
   if (first == reasons.end()) return std::nullopt;
   // After one rank has found the mistake, another may still crash, and then the status of the run is that of the crash.
-  for (const char* checker : {"order: ", "bounds: ", "memory: "}) {
+  for (const char* checker : {"order: ", "bounds: ", "memory: ", "this is stage "}) {
     if (first->starts_with(checker)) status = 1;
   }
   return Sighting{"status " + std::to_string(status) + ", " + *first, {}};
@@ -253,13 +256,14 @@ std::optional<Mistake> Fingerprints::common(const std::vector<const Fingerprint*
 std::vector<const Fingerprints::Fingerprint*> Fingerprints::all_alike(const RunRecord& run,
                                                                       const Sighting& sighting) const {
   const bool alone = sighting.where.ends_with(kAlone);
+  const double expected = sighting.numbers.size() > 1 ? sighting.numbers[1].l2 : 0;
   const auto look_alike = [&](const Sighting& seen) {
     if (seen.where != sighting.where || seen.numbers.size() != sighting.numbers.size()) return false;
     for (std::size_t i = 0; i < seen.numbers.size(); ++i) {
       const Summary &a = seen.numbers[i], &b = sighting.numbers[i];
       // Behind this rank's and the solution's numbers are those of other ranks, which may have ended before.
       const bool may_lack = alone && i >= 2 && ((a.l2 == 0 && a.not_finite == 0) || (b.l2 == 0 && b.not_finite == 0));
-      if (!may_lack && !alike(b, a, sighting.integers)) return false;
+      if (!may_lack && !alike(b, a, sighting.integers, expected)) return false;
     }
     return true;
   };

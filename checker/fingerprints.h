@@ -20,7 +20,8 @@ struct Summary {
   long not_finite = 0;
 };
 Summary summary(const std::vector<double>& values);
-bool alike(const Summary& a, const Summary& b, bool integers = false);
+// `expected`: the l2 norm of the right values. What is at most rounding beside it counts as zero, unless `integers`.
+bool alike(const Summary& a, const Summary& b, bool integers = false, double expected = 0);
 
 // The first difference of a run from the solution's.
 struct Sighting {

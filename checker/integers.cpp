@@ -96,7 +96,9 @@ std::string all_off_by(const Symptom& s) {
     if (m[i] - e[i] != off) return "";
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
-  if (m.size() == 1 && s.expected.name.find("1 if ") != std::string::npos) return "";  // a flag
+  const auto names = [&](const char* what) { return s.expected.name.find(what) != std::string::npos; };
+  if (m.size() == 1 && (names("1 if ") || names("whether") || names("rank")))
+    return "";  // flags and ranks count nothing
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
   if (std::abs(off) != 1) return entries + size + ".";

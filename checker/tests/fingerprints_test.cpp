@@ -42,6 +42,10 @@ TEST(Summary, OfIntegersLeavesOffOnlyWhatIsNotWritten) {
   EXPECT_TRUE(alike({12345.6, 12345.6, 1, 0}, written, true));
   EXPECT_FALSE(alike({12341, 12345.6, 1, 0}, written, true));
   EXPECT_TRUE(alike({12341, 12345.6, 1, 0}, written));
+  // Where a gradient should be 0.03, 1e-8 is the rounding of a 0, and of another size on another processor.
+  EXPECT_TRUE(alike(summary({1.5e-8, -1e-8}), summary({0, 2e-9}), false, 0.03));
+  EXPECT_FALSE(alike(summary({1.5e-8, -1e-8}), summary({0, 2e-9})));
+  EXPECT_FALSE(alike(summary({1.5e-8, 2}), summary({0, 2.001e-4}), false, 0.03));
 }
 
 TEST(Failure, MayNameARegion) {

@@ -32,14 +32,14 @@ static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const 
   // WRITE 09.C: For each choice, compute the number of its row, and copy its token there.
   //   Choice c belongs to token c / K, and the tokens of a sequence follow each other. The rows of sequence s at expert
   //   e begin at starts[e·sequences + s]; places[c] counts from there, and is -1 if the choice has no row. Write
-  //   row_of[c] in any case. `for (int choice : warp_stride(tokens * K))` goes over the choices of this warp; all its
-  //   lanes may write the same number to the same place, and copy a row together, `for (int j : lanes(width))`.
+  //   row_of[c] in any case, once. `for (int choice : warp_stride(tokens * K))` goes over the choices of this warp; all
+  //   its lanes may write the same number to the same place, and copy a row together, `for (int j : lanes(width))`.
   for (int choice : warp_stride(tokens * K)) {
     const int token = choice / K, place = places[choice];
     // TODO 09.5: Compute the number of the row, and copy the token there.
     //   The rows of sequence s at expert e begin at starts[e * sequences + s]; places[choice] counts from there, and is
-    //   -1 if there is no row. Write row_of[choice] in any case; all lanes write the same number. Copy in a loop `for
-    //   (int j : lanes(width))`.
+    //   -1 if there is no row. Write row_of[choice] in any case, once: all lanes write the same number. Copy in a loop
+    //   `for (int j : lanes(width))`.
     const int row = place < 0 ? -1 : starts[chosen[choice] * sequences + token / positions] + place;
     row_of[choice] = row;
     if (row < 0) continue;
@@ -80,8 +80,8 @@ static __global__ void combine_backward(Reals doutputs, float* dweights, ConstRe
     const ConstReals gradient = dy + choice / K * width;
     // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
     //   y has weight · output of this row. So the gradient of the weight is the sum over the columns of dy · output,
-    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. sum_of(width, f) adds up
-    //   f(j), and all lanes call it together: `row` is the same for them.
+    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it once, because all
+    //   lanes do. sum_of(width, f) adds up f(j), and all lanes call it together: `row` is the same for them.
     dweights[choice] = row < 0 ? 0.0f : sum_of(width, [=](int j) { return gradient[j] * outputs[row * width + j]; });
     if (row < 0) continue;
     for (int j : lanes(width)) doutputs[row * width + j] = weights[choice] * gradient[j];

@@ -145,6 +145,8 @@ class ParallelExperts : public Experts {
     // END WRITE 09.K
     probe("09.15", {name(), ": what all experts return for this rank's rows"}, y, {saved.numbers.back(), width_},
           compute);
+    probe("09.16", {name(), ": rows of y that this rank's experts compute"}, received.y, {begin_of(parts_), width_},
+          compute);
   }
 
   void backward(Real*, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) override {
@@ -289,7 +291,7 @@ class ParallelExperts : public Experts {
     //   numbers[(r * count() + i) * parts_ + part] rows. A row has width_ values of type kReal. With
     //   Direction::to_experts, rows of `sorted` are sent and those of `received` arrive; with Direction::back, it is
     //   the other way around. One message per expert, so that they arrive sorted; all of them in one group of NCCL
-    //   calls. Both sides know which are empty.
+    //   calls. Both sides know which are empty, and leave these out.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       for (int i = 0; i < count(); ++i) {
@@ -300,13 +302,14 @@ class ParallelExperts : public Experts {
         if (direction == Direction::to_experts) {
           // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
           //   from_here has n values to send, from_there has room for m values: ncclSend(buffer, count, kReal, rank,
-          //   comm, communication_) and ncclRecv() in the same way. Either may be 0: the other rank knows that, too.
+          //   comm, communication_) and ncclRecv() in the same way. Either may be 0. Leave such messages out on both
+          //   sides: the other rank knows the number, too.
           if (n > 0) NCCL_CHECK(ncclSend(from_here, n, kReal, rank, comm, communication_));
           if (m > 0) NCCL_CHECK(ncclRecv(from_there, m, kReal, rank, comm, communication_));
           // END TODO 09.14
         } else {
           // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
-          //   Everything travels the other way than in TODO 09.14.
+          //   Everything travels the other way than in TODO 09.14, and empty messages are left out again.
           if (m > 0) NCCL_CHECK(ncclSend(from_there, m, kReal, rank, comm, communication_));
           if (n > 0) NCCL_CHECK(ncclRecv(from_here, n, kReal, rank, comm, communication_));
           // END TODO 09.15
