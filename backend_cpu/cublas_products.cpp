@@ -59,7 +59,7 @@ struct Gemm {
     if (batch > 1) {
       const Part products = share_of(batch, 1);
       for (int i = products.begin; i < products.end; ++i) run(i, {0, m}, {0, n});
-    } else if (n >= m) {
+    } else if (n >= 2 * m) {
       run(0, {0, m}, share_of(n, kBlock));
     } else {
       run(0, share_of(m, kBlock), {0, n});

@@ -2,10 +2,13 @@
 // Data parallelism that hides its communication: gradients are averaged in buckets, on a second stream, while the
 // backward pass runs. Compare it with ddp.cu: a GradientReducer replaces average_gradients(). It is in ddp_overlap.h,
 // with the TODOs.
+#include <string>
+
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_ddp/ddp.h"
 #include "02_ddp/ddp_overlap.h"
+#include "02_ddp/support/bucket_layers.h"
 #include "common/job/job.h"
 #include "common/training/training.h"
 #include "model/clip.h"
@@ -17,7 +20,10 @@ int main(int argc, char** argv) {
                   "Trains a model with data parallelism that hides communication behind the backward pass.",
                   Sampling::distributed);
   double bucket_mb = 25;
+  std::string bucket_layers;
   options.add("--bucket-mb", bucket_mb, "size at which a bucket of gradients is full (MiB)", 0.0);
+  options.add("--bucket-layers", bucket_layers,
+              "instead: the number of layers of each bucket, from the last layer to the first, as in 1,2,4", {});
   options.with_models();
   options.with_precision();
   options.with_accumulation();
@@ -37,7 +43,9 @@ int main(int argc, char** argv) {
   Activations activations = model.make_activations();
   Optimizer optimizer(options, model.count(), stream);
   const Clipping clipping(options, model.count(), stream);
-  GradientReducer reducer(model, bucket_mb * (1 << 20), job.group(), stream);
+  GradientReducer reducer(
+      model, bucket_layers.empty() ? make_buckets(model, bucket_mb * (1 << 20)) : buckets_of(model, bucket_layers),
+      job.group(), stream);
 
   Training training(options, job, {.replicas = job.world(), .replica = job.rank()}, network.data(), stream);
   add_all(training, model, optimizer);  // what a checkpoint holds; all ranks have the same, so rank 0 saves it

@@ -59,9 +59,11 @@ class GradientReducer {
  public:
   // `compute` must be the stream of the backward pass and of the update.
   GradientReducer(const Model& model, double bucket_bytes, const Group& replicas, cudaStream_t compute)
+      : GradientReducer(model, make_buckets(model, bucket_bytes), replicas, compute) {}
+  GradientReducer(const Model& model, const std::vector<Bucket>& buckets, const Group& replicas, cudaStream_t compute)
       : grads_(model.grads()),
         total_(model.count()),
-        buckets_(make_buckets(model, bucket_bytes)),
+        buckets_(buckets),
         ready_(buckets_.size()),
         comm_(replicas.comm()),
         compute_(compute) {}

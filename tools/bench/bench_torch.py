@@ -10,7 +10,8 @@ Prints one JSON object with PyTorch's version and
 - milliseconds per step of a network that keeps a processor busy, alternating between the workshop and PyTorch, best of
   several rounds: 4 x 1024, GELU, batch 128 per rank, fused AdamW; one rank with all cores, DDP on two ranks with half
   of them each; PyTorch eager and, if there is a C++ compiler, compiled;
-- the same for a language model of 4 blocks, width 256, 8 heads, context 128, vocabulary 1,024, batch 8 per rank.
+- the same for a language model of 4 blocks, width 256, 8 heads, context 128, vocabulary 1,024, batch 8 per rank;
+- the same for this model with 8 experts in each block, on one rank, beside two ways to write them in PyTorch.
 """
 
 import json
@@ -97,14 +98,21 @@ class Gpt:
             words = (f"w{i % (self.vocabulary - 2)}" for i in range(samples * self.context + 1))
             pathlib.Path(self.folder.name, name + ".txt").write_text(" ".join(words))
 
+    more = []  # options
+
     def arguments(self, ranks):
-        sizes = ["--blocks", self.blocks, "--width", self.width, "--heads", self.heads, "--context", self.context]
+        sizes = [*self.more, "--blocks", self.blocks, "--width", self.width, "--heads", self.heads, "--context", self.context]
         model = ["--model", "gpt"] if ranks > 1 else []
         return [*model, "--text", self.folder.name, *map(str, sizes), "--batch-size", str(self.batch), "--max-steps",
                 str(WARM_UP + STEPS)]
 
     @staticmethod
-    def make():
+    def mlp():
+        """Return what a block has behind its attention."""
+        return nn.Sequential(nn.Linear(Gpt.width, 4 * Gpt.width), nn.GELU(), nn.Linear(4 * Gpt.width, Gpt.width))
+
+    @classmethod
+    def make(cls):
         """Return the same as Wide.make(). The layers use scaled_dot_product_attention."""
 
         class Model(nn.Module):
@@ -128,7 +136,7 @@ class Gpt:
                 width = Gpt.width
                 self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
                 self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-                self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+                self.mlp = cls.mlp()
 
             def forward(self, x):
                 heads = (*x.shape[:2], Gpt.heads, -1)
@@ -138,7 +146,65 @@ class Gpt:
                 return x + self.mlp(self.norm2(x))
 
         text = torch.randint(0, Gpt.vocabulary, (2, Gpt.batch, Gpt.context))
-        return Model(), text[0], text[1], lambda z, y: nn.functional.cross_entropy(z.flatten(0, 1), y.flatten())
+        model = Model()
+        balanced = [module for module in model.modules() if isinstance(module, Mixture)]
+
+        def loss(z, y):
+            balance = sum(mixture.balance.mean() for mixture in balanced)
+            return nn.functional.cross_entropy(z.flatten(0, 1), y.flatten()) + Mixture.aux_loss * balance
+
+        return model, text[0], text[1], loss
+
+
+class Mixture(nn.Module):
+    """Experts in place of an MLP, the twin of chapter 09's: each computes the rows of its tokens."""
+
+    experts, top_k, aux_loss = 8, 2, 0.01
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(Gpt.width, self.experts, bias=False)
+        self.each = nn.ModuleList(Gpt.mlp() for _ in range(self.experts))
+
+    def forward(self, x):
+        scores = self.router(x).softmax(-1)
+        top, chosen = scores.topk(self.top_k, -1)
+        weights = top / top.sum(-1, keepdim=True)
+        picked = torch.zeros_like(scores).scatter(-1, chosen, 1.0)
+        self.balance = (picked.sum(1) * (self.experts / (self.top_k * x.shape[1])) * scores.mean(1)).sum(-1)
+        return self.mixed(x.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1)).view_as(x)
+
+    def mixed(self, x, weights, chosen):
+        """The rows are sorted by expert once, and added up once."""
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self.top_k
+        counts = torch.bincount(chosen.flatten(), minlength=self.experts).tolist()
+        parts = [expert(rows) for expert, rows in zip(self.each, x[tokens].split(counts))]
+        y = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, tokens, y)
+
+
+class LoopedMixture(Mixture):
+    """One expert after the other looks for its tokens, as most models in PyTorch do it."""
+
+    def mixed(self, x, weights, chosen):
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.each):
+            tokens, place = (chosen == e).nonzero(as_tuple=True)
+            y = y.index_add(0, tokens, expert(x[tokens]) * weights[tokens, place].unsqueeze(-1))
+        return y
+
+
+class Moe(Gpt):
+    mlp = Mixture
+    title = f"moe: gpt with {Mixture.experts} experts, top-{Mixture.top_k}; PyTorch sorts the rows"
+    programs = {1: ["09_expert_parallel/moe"]}
+    more = ["--experts", Mixture.experts, "--top-k", Mixture.top_k, "--aux-loss", Mixture.aux_loss]
+
+
+class LoopedMoe(Moe):
+    mlp = LoopedMixture
+    title = f"moe: gpt with {Mixture.experts} experts, top-{Mixture.top_k}; PyTorch looks for the rows of each expert"
 
 
 class Workshop:
@@ -233,7 +299,7 @@ def main():
         "mlp_us_per_step": round(single[0]["us_per_step"], 1),
         "ddp2_us_per_step": round(max(rank["us_per_step"] for rank in ddp), 1),
         "losses": {"mlp": [rank["losses"] for rank in single], "ddp2": [rank["losses"] for rank in ddp]},
-        "large": [{"title": kind.title, "lines": time_large(launch, folder, kind)} for kind in (Wide(), Gpt())],
+        "large": [{"title": kind.title, "lines": time_large(launch, folder, kind)} for kind in (Wide(), Gpt(), Moe(), LoopedMoe())],
     }
     print(json.dumps(report))
 

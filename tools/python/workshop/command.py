@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
+from . import golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -43,6 +43,9 @@ USAGE = """\
   predict CHAPTER|QUESTION [NUMBER]
                                    questions such as 02.1 whose answer is a number; measures it with a run of the
                                    solution, says how far off yours is, and shows the formula
+  golf [TASK [--solution par|best]]
+                                   tasks with a score, a time on a simulated machine; judges golf/TASK/ and says how far
+                                   it is from par and from the best known answer
   reset CHAPTER [--level guided|blank] [-y]
                                    makes the exercises anew; keeps what you wrote as FILE.mine; at the blank level, you
                                    write whole functions, whose regions are called 02.A and so on
@@ -87,6 +90,7 @@ VERBS = {
     "watch": verbs_learn.watch,
     "hint": verbs_learn.hint,
     "predict": predict.predict,
+    "golf": golf.golf,
     "reset": verbs_learn.reset,
     "demo": verbs_measure.demo,
     "bench": verbs_measure.bench,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the participants of a course are: what is known of each TODO of each of them. Nothing of theirs runs. A TODO
-is open while its todo() is there; otherwise it is what their last `./workshop check` of the chapter found, unless a
+"""How far the participants of a course are: what is known of each TODO of each of them, and a board with the best scores
+of the golf tasks. Nothing of theirs runs. A TODO is open while its todo() is there; otherwise it is what their last `./workshop check` of the chapter found, unless a
 file has changed since.
 
   progress [--html FILE] FOLDER...     a FOLDER is a participant's clone
@@ -16,7 +16,7 @@ import html
 import os
 import sys
 
-from . import chapters
+from . import chapters, golf
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 SIGNS = {"right": "+", "wrong": "x", "open": ".", "unreached": "-", "unchecked": "?"}
@@ -94,7 +94,52 @@ class Table:
         return "\n".join([*lines, f"<tr><th>right</th>{totals}<td></td></tr>", "</table>\n"])
 
 
-def page(tables: list[Table]) -> str:
+class Board:
+    """The best scores of golf, the best one of each task first in its column."""
+
+    def __init__(self, clones: list[str]):
+        self.rows = [(clone.rstrip("/") or clone, golf.scores_of(clone)) for clone in clones]
+        self.rows = [row for row in self.rows if row[1]]
+        self.tasks = [task for task in golf.TASKS if any(task.name in scores for _, scores in self.rows)]
+        self.first = {
+            task.name: min(scores[task.name] for _, scores in self.rows if task.name in scores) for task in self.tasks
+        }
+
+    def begun(self) -> bool:
+        return bool(self.rows)
+
+    def cell(self, task: golf.Task, scores: dict[str, float]) -> str:
+        """A score, with a star for the best of all participants."""
+        if task.name not in scores:
+            return "-"
+        return golf.written(scores[task.name], task.unit) + ("*" if scores[task.name] == self.first[task.name] else " ")
+
+    def text(self, width: int) -> str:
+        lines = ["golf: the best scores, * the best of all"]
+        for task in self.tasks:
+            lines.append(f"  {task.name}: par {golf.written(task.par, task.unit)}, best known "
+                         f"{golf.written(task.best, task.unit)}")  # fmt: skip
+            of_task = [(scores[task.name], name, self.cell(task, scores)) for name, scores in self.rows
+                       if task.name in scores]  # fmt: skip
+            lines += [f"    {name:<{width}}  {cell:>14}" for _, name, cell in sorted(of_task)]
+        return "\n".join(lines) + "\n"
+
+    def html(self) -> str:
+        titles = "".join(f"<th>{task.name}</th>" for task in self.tasks)
+        lines = [f"<h2>golf</h2>\n<table>\n<tr><th></th>{titles}</tr>"]
+        for title, value in (("par", lambda task: task.par), ("best known", lambda task: task.best)):
+            cells = "".join(f"<td>{golf.written(value(task), task.unit)}</td>" for task in self.tasks)
+            lines.append(f"<tr><th>{title}</th>{cells}</tr>")
+        for name, scores in self.rows:
+            cells = "".join(
+                f'<td{" class=right" if self.cell(task, scores).endswith("*") else ""}>{self.cell(task, scores)}</td>'
+                for task in self.tasks
+            )
+            lines.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+        return "\n".join([*lines, "</table>\n"])
+
+
+def page(tables: list) -> str:
     legend = "".join(
         f'<span class="{word}">&nbsp;{sign}&nbsp;</span> {TITLES.get(word, word)} &nbsp; '
         for word, sign in SIGNS.items()
@@ -147,11 +192,14 @@ def main(words: list[str]) -> int:
         levels = [(chapter, level) for chapter in there for level in (chapters.GUIDED, chapters.BLANK)]
         tables = [table for table in (Table(*level, clones) for level in levels) if table.begun()]
         width = max(len(clone.rstrip("/")) for clone in clones)
+        board = Board(clones)
         print("\n".join(table.text(width) for table in tables) if tables else "No one has filled in a TODO yet.")
         if tables:
             print("+ right   x wrong   . open   - not reached   ? not checked as it is")
+        if board.begun():
+            print("\n" + board.text(width), end="")
         if file:
-            file.write(page(tables))
+            file.write(page([*tables, *([board] if board.begun() else [])]))
     if file:
         file.close()
     return status
