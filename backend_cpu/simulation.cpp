@@ -257,7 +257,8 @@ Moment moment() { return now_simulated; }
 void wait_until(Moment end) { now_simulated = std::max(now_simulated, end); }
 
 void simulate_kernel(double operations, int number) {
-  now_simulated = device(number).use(now_simulated, now_simulated, operations * simulated_machine()->seconds_per_operation);
+  now_simulated =
+      device(number).use(now_simulated, now_simulated, operations * simulated_machine()->seconds_per_operation);
 }
 
 void simulate_copy(std::size_t bytes) {

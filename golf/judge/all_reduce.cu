@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges golf/all_reduce.
-#include "golf/judge/all_reduce.h"
-
 #include <cfloat>
 #include <cmath>
 
 #include "common/base/random.h"
+#include "golf/judge/all_reduce.h"
 #include "golf/judge/judge.h"
 #include "golf/judge/machines.h"
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges golf/all_to_all.
-#include "golf/judge/all_to_all.h"
-
 #include "common/base/random.h"
 #include "common/nccl/off_the_record.h"
+#include "golf/judge/all_to_all.h"
 #include "golf/judge/judge.h"
 #include "golf/judge/machines.h"
 
@@ -42,8 +41,8 @@ int main(int argc, char** argv) {
   golf::Judge judge(job, AllToAll::kRanks, sent, AllToAll::kScratch);
   const DeviceBuffer<float> receive(AllToAll::receive_offset(rank, AllToAll::kRanks), Memory::data);
   const AllToAll given = {
-      judge.inputs(), receive.data(),      judge.scratch(),       rank,
-      {judge.world(0), judge.world(1)},     judge.node().comm(), judge.across().comm(), judge.streams()};
+      judge.inputs(),      receive.data(),        judge.scratch(), rank, {judge.world(0), judge.world(1)},
+      judge.node().comm(), judge.across().comm(), judge.streams()};
   const auto fill = [&](std::uint64_t seed, float* values) {
     for (int i = 0; i < sent; ++i) values[i] = element(seed, i);
   };

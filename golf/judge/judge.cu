@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "golf/judge/judge.h"
-
 #include <workshop_cpu.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 
 #include "common/nccl/off_the_record.h"
 #include "common/record/record.h"
+#include "golf/judge/judge.h"
 
 namespace golf {
 namespace {
@@ -29,12 +28,12 @@ struct Gate {
 };
 
 void wait_at(void* data) {
-  constexpr std::chrono::seconds kPatience(60);
+  constexpr std::chrono::seconds kPatience(10);
   auto& gate = *static_cast<Gate*>(data);
   std::unique_lock lock(gate.mutex);
   if (gate.opened.wait_for(lock, kPatience, [&] { return gate.open; })) return;
   fail(kFailed,
-       "REFUSED, the function has not returned after 60 s. Its inputs come when it has returned, so it must not wait "
+       "REFUSED, the function has not returned after 10 s. Its inputs come when it has returned, so it must not wait "
        "for any work, and it can enqueue at most %d operations on a stream",
        kOperations);
 }
@@ -110,9 +109,8 @@ std::vector<double> Judge::speeds() {
   std::vector<double> seconds;
   for (const ncclComm_t comm : {world(0), world(1), node_.comm(), across_.comm()}) {
     meet();
-    seconds.push_back(seconds_of([&] {
-      NCCL_CHECK(ncclAllReduce(sum.data(), sum.data(), kFloats, ncclFloat, ncclSum, comm, stream_));
-    }));
+    seconds.push_back(seconds_of(
+        [&] { NCCL_CHECK(ncclAllReduce(sum.data(), sum.data(), kFloats, ncclFloat, ncclSum, comm, stream_)); }));
   }
   seconds.push_back(
       seconds_of([&] { multiply(sum.data(), sum.data(), product.data(), kSide, kSide, kSide, stream_); }));
@@ -137,8 +135,7 @@ void Judge::check_scratch() {
   scratch_used_ = std::max(scratch_used_, used);
 }
 
-Call Judge::run(const std::function<void()>& play, const std::function<void(std::uint64_t, float*)>& fill,
-                int shared) {
+Call Judge::run(const std::function<void()>& play, const std::function<void(std::uint64_t, float*)>& fill, int shared) {
   for (auto* buffer : {&inputs_, &scratch_}) {
     CUDA_CHECK(cudaMemsetAsync(buffer->data(), kUntouched, buffer->bytes(), stream_));
   }
@@ -157,6 +154,7 @@ Call Judge::run(const std::function<void()>& play, const std::function<void(std:
 
   const std::uint64_t allocations = cpu::counters().allocations;
   play();
+  if (pncclGroupEnd() == ncclSuccess) refuse("the function has left a group open: ncclGroupEnd() is missing");
   if (cpu::counters().allocations != allocations) refuse("the function allocates memory; use the scratch memory");
   check_communicators();
   Call call = {random_seed(), 0};

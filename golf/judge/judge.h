@@ -38,8 +38,8 @@ class Judge {
   Judge(const workshop::Job& job, int ranks, int floats, int scratch_floats);
 
   // Calls play(), which calls the function, and measures from the arrival of the inputs until the device is idle.
-  // fill(seed, inputs) writes this rank's inputs; the first `shared` of them are then those of rank 0 on all ranks. Ends
-  // the job if the function does what it must not. Collective.
+  // fill(seed, inputs) writes this rank's inputs; the first `shared` of them are then those of rank 0 on all ranks.
+  // Ends the job if the function does what it must not. Collective.
   Call run(const std::function<void()>& play, const std::function<void(std::uint64_t, float*)>& fill, int shared = 0);
 
   // Returns the status of the program. Prints the result, and records it if all ranks had the right numbers.
@@ -54,9 +54,9 @@ class Judge {
   float* scratch() const { return scratch_.data(); }
   const cudaStream_t* streams() const { return handles_; }
   ncclComm_t world(int index) const { return world_[index].comm(); }  // all ranks
-  const workshop::Group& node() const { return node_; }      // the ranks of this rank's node
-  const workshop::Group& across() const { return across_; }  // those with the same place on their nodes
-  cudaStream_t own_stream() const { return stream_; }        // the judge's
+  const workshop::Group& node() const { return node_; }               // the ranks of this rank's node
+  const workshop::Group& across() const { return across_; }           // those with the same place on their nodes
+  cudaStream_t own_stream() const { return stream_; }                 // the judge's
 
  private:
   void refuse(const std::string& why) const;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of their own could read memory that the order checker does not know about, and would take no time for what
 // they do in loops. These tell the checker everything that they use.
-#include "golf/judge/operations.h"
-
 #include <workshop_cpu.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 
 #include "common/base/check.h"
 #include "common/device/device.h"
+#include "golf/judge/operations.h"
 #include "model/blas.h"
 
 namespace golf {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges golf/tensor_overlap.
-#include "golf/judge/tensor_overlap.h"
-
 #include <cfloat>
 #include <cmath>
 
@@ -9,6 +7,7 @@
 #include "common/nccl/off_the_record.h"
 #include "golf/judge/judge.h"
 #include "golf/judge/machines.h"
+#include "golf/judge/tensor_overlap.h"
 
 namespace {
 
@@ -101,8 +100,14 @@ int main(int argc, char** argv) {
   golf::Judge judge(job, Task::kRanks, kX + kW1 + kW2, Task::kScratch);
   const DeviceBuffer<float> y(kY, Memory::data);
   const float* const x = judge.inputs();
-  const Task given = {x,          x + kX,     x + kX + kW1, y.data(), judge.scratch(), job.rank(),
-                      {judge.world(0), judge.world(1)}, judge.streams()};
+  const Task given = {x,
+                      x + kX,
+                      x + kX + kW1,
+                      y.data(),
+                      judge.scratch(),
+                      job.rank(),
+                      {judge.world(0), judge.world(1)},
+                      judge.streams()};
   bool right = true;
   for (int i = 0; i < golf::kCalls; ++i) {
     CUDA_CHECK(cudaMemsetAsync(y.data(), 0xff, y.bytes(), judge.own_stream()));

@@ -46,7 +46,7 @@ def all_reduce(sizes: list[int]) -> tuple[float, float]:
     return max(inside, arrived) + LATENCY + 3 * sizes[-1] * PER_BYTE, crossing.overlap
 
 
-FORWARDED = 3 * 202 / 258  # bytes that the rank with most forwards, or the one that gets most receives, per byte of a link
+FORWARDED = 3 * 200 / 256  # bytes that the rank with most forwards, or the one that gets most receives, per byte of a link
 
 
 def all_to_all(sizes: list[int]) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def search(simulate: Callable[[list[int]], tuple[float, float]], total: int, cou
     best, found = math.inf, sizes
     for step in range(steps):
         late = step / steps
-        heat, price = 300 * (1 - late) ** 2 + 1e-9, 1 + 50 * late**2  # price: of overlap
+        heat, price = 300 * (1 - late) ** 2 + 1e-9, 10 + 90 * late  # price: of overlap
         amount = unit * max(1, int(2 ** (chance.random() * 8)))
         give, take = chance.sample(range(count), 2)
         if sizes[give] <= amount:
@@ -106,7 +106,7 @@ def search(simulate: Callable[[list[int]], tuple[float, float]], total: int, cou
 # The model, what the sizes add up to, how many pieces to try, and what sizes are multiples of.
 TASKS = {
     "all_reduce": (all_reduce, 262144, range(9, 12), 4),
-    "all_to_all": (all_to_all, 264192, range(17, 25), 516),
+    "all_to_all": (all_to_all, 262144, range(17, 22), 128),
     "tensor_overlap": (tensor_overlap, 256, range(28, 37), 1),
 }
 

@@ -9,7 +9,7 @@ using Task = golf::AllToAll;
 
 constexpr int kKiB = 1024 / sizeof(float);
 constexpr int kFrom = 1, kTo = 6;
-constexpr int kForwarded = 202 * kKiB, kDirect = 162 * kKiB;  // by each other rank of kFrom's node; by kFrom itself
+constexpr int kForwarded = 200 * kKiB, kDirect = 160 * kKiB;  // by each other rank of kFrom's node; by kFrom itself
 
 // Returns the rank of the other node that gets what this rank forwards, or the reverse.
 int partner(int rank) {
@@ -34,8 +34,8 @@ void all_to_all(const golf::AllToAll& given) {
   const bool first_node = rank < Task::kOnNode;
   const ncclComm_t world = given.world[0];
   const cudaStream_t stream = given.streams[0];
-  const float* const heavy = given.send + Task::send_offset(rank, kTo);            // on kFrom
-  float* const arriving = given.receive + Task::receive_offset(rank, kFrom);       // on kTo
+  const float* const heavy = given.send + Task::send_offset(rank, kTo);       // on kFrom
+  float* const arriving = given.receive + Task::receive_offset(rank, kFrom);  // on kTo
   golf::copy(given.receive + Task::receive_offset(rank, rank), given.send + Task::send_offset(rank, rank),
              Task::count(rank, rank), stream);
 

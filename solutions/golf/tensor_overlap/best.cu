@@ -12,8 +12,7 @@ using Task = golf::TensorOverlap;
 
 // Rows of each piece, found by search.py. With these, the messages of a group have left the link just when the products
 // of the next piece are done.
-constexpr int kRows[] = {8, 8, 8, 9, 8, 8, 9, 8, 8, 9, 9, 8, 8, 9, 9, 8,
-                         8, 8, 9, 8, 8, 8, 8, 8, 8, 8, 8, 9, 8, 8, 8};
+constexpr int kRows[] = {8, 8, 8, 9, 8, 8, 9, 8, 8, 9, 9, 8, 8, 9, 9, 8, 8, 8, 9, 8, 8, 8, 8, 8, 8, 8, 8, 9, 8, 8, 8};
 constexpr int kPieces = std::size(kRows);
 
 // y and what arrives are a part for each rank, one after the other.
@@ -65,8 +64,8 @@ void tensor_overlap(const golf::TensorOverlap& given) {
   int first = 0;
   for (int i = 0; i < kPieces; ++i) {
     pieces[i] = {given.x + first * Task::kWidth, given.scratch + first * Task::kFeatures,
-                 given.y + first * Task::kWidth,
-                 given.scratch + Task::kRows * Task::kFeatures + first * Task::kWidth, kRows[i]};
+                 given.y + first * Task::kWidth, given.scratch + Task::kRows * Task::kFeatures + first * Task::kWidth,
+                 kRows[i]};
     first += kRows[i];
     compute(given, pieces[i], products);
     golf::wait(messages[i % 2], products);

@@ -27,7 +27,7 @@ HEADERS = {"algorithm", "array", "cmath", "cstddef", "cstdint", "iterator", "num
 OF_HEADERS = re.compile(r"(.* )?(std::|__gnu_cxx::|workshop::InCall::)|DW\.ref\.__gxx_personality_v0$")
 WORDS = {
     "asm": r"\b(__)?asm(__|\b)",
-    "attributes": r"\b__attribute(__)?\b|\[\s*\[",
+    "attributes": r"\b__attribute(__)?\b|\[\s*\[\s*(?!maybe_unused\b)",
     "extern": r"\bextern\b",
     "own kernels": r"\b__(global|device|host)__\b",
     "volatile": r"\bvolatile\b",
