@@ -184,12 +184,14 @@ void complete(const Operation& o) {
 bool begin_turn(ncclComm& comm, std::uint64_t ticket) {
   for (int polls = 0; comm.called.load() != ticket && !comm.aborted;) pause_polling(polls);
   comm.running = true;
+  if (simulates()) wait_until(comm.ended);
   if (!comm.aborted) return true;
   comm.running = false;
   return false;
 }
 
 void end_turn(ncclComm& comm, std::uint64_t ticket) {
+  if (simulates()) comm.ended = moment();
   comm.called.store(ticket + 1, std::memory_order_release);
   comm.running.store(false, std::memory_order_release);
 }
@@ -329,8 +331,8 @@ void issue(const GroupedOperation& issued) {
   const Position end = enqueue(stream, [queued = operation, ticket, call] {
     const Operation o = queued;  // a copy: the queue's is overwritten if this worker is abandoned
     const int number = call;
-    if (!begin_turn(*o.comm, ticket)) return;
     const Moment begin = moment();
+    if (!begin_turn(*o.comm, ticket)) return;
     run_collective(o);
     if (simulates()) note_stall(number, begin, this_worker()->stream, nullptr);
     end_turn(*o.comm, ticket);

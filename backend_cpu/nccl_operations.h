@@ -44,7 +44,8 @@ struct ncclComm {
   // it is issued, and runs when the ticket is called.
   std::atomic<std::uint64_t> issued = 0;
   std::atomic<std::uint64_t> called = 0;
-  std::atomic<bool> running = false;                               // an operation is running
+  workshop::cpu::Moment ended;        // on the simulated machine, the last operation; for the one whose turn it is
+  std::atomic<bool> running = false;  // an operation is running
   std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // the worker in a blocking MPI collective
 };
 

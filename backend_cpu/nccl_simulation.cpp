@@ -117,13 +117,16 @@ class SimulatedTimes::Times {
   // Returns by how many seconds the link ends later because other streams use it too.
   double wait_for_link(bool between, Direction direction) const {
     const double busy = busy_[between][direction == Direction::out ? 0 : 1];
-    Moment begin;
+    Moment first = Moment::max(), begin;
     for (const Part& part : parts_) {
       const bool uses = direction == Direction::out ? part.sends : part.receives;
-      if (part.between == between && uses) begin = std::max(begin, beginning(part));
+      if (part.between != between || !uses) continue;
+      first = std::min(first, beginning(part));
+      begin = std::max(begin, beginning(part));
     }
     if (busy == 0) return 0;
-    return std::chrono::duration<double>(use_link(direction, between, begin, busy) - later(begin, busy)).count();
+    const Moment end = use_link(direction, between, first, begin, busy);
+    return std::chrono::duration<double>(end - later(begin, busy)).count();
   }
 
   void tell(const Operation& o, Part& part) {

@@ -2,6 +2,7 @@
 #include "backend_cpu/simulation.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -70,12 +71,16 @@ bool set_part(const std::string& name, const std::string& value, SimulatedMachin
 
 // ---- resources with one user at a time -----------------------------------------------------------------------------
 
+std::atomic<bool> watches_overlaps = false;
+
 // The device, or one direction of a link. The first to ask here need not be the first on the simulated machine, so each
 // gets the first gap that is long enough.
 class Resource {
  public:
-  Moment use(Moment earliest, double seconds) {
+  // `first`: from when on a second user would overlap with this one.
+  Moment use(Moment first, Moment earliest, double seconds) {
     const std::lock_guard lock(mutex_);
+    if (watches_overlaps) note_use(first, later(earliest, seconds));
     Moment begin = earliest;
     for (const auto& [end, from] : busy_) {  // by their ends
       if (end <= begin) continue;
@@ -88,10 +93,29 @@ class Resource {
     return end;
   }
 
+  void forget_overlaps() {
+    const std::lock_guard lock(mutex_);
+    uses_.clear();
+    overlaps_ = 0;
+  }
+  int overlaps() {
+    const std::lock_guard lock(mutex_);
+    return overlaps_;
+  }
+
  private:
+  void note_use(Moment from, Moment to) {
+    if (to <= from) return;
+    const auto next = uses_.upper_bound(from);  // the first that ends later
+    if (next != uses_.end() && next->second < to) ++overlaps_;
+    uses_.emplace(to, from);
+  }
+
   static constexpr std::size_t kRemembered = 256;
   std::mutex mutex_;
   std::map<Moment, Moment> busy_;  // begins, by their ends
+  std::map<Moment, Moment> uses_;  // the same for all uses since watch_overlaps(), as if none had to wait
+  int overlaps_ = 0;
 };
 
 // Never destroyed: the streams' threads run until the process ends.
@@ -233,16 +257,39 @@ Moment moment() { return now_simulated; }
 void wait_until(Moment end) { now_simulated = std::max(now_simulated, end); }
 
 void simulate_kernel(double operations, int number) {
-  now_simulated = device(number).use(now_simulated, operations * simulated_machine()->seconds_per_operation);
+  now_simulated =
+      device(number).use(now_simulated, now_simulated, operations * simulated_machine()->seconds_per_operation);
 }
 
 void simulate_copy(std::size_t bytes) {
   const Duration time = message_time(bytes, simulated_machine()->link);
-  now_simulated = later(use_link(Direction::out, /*between=*/false, now_simulated, time.transfer), time.latency);
+  const Moment end = use_link(Direction::out, /*between=*/false, now_simulated, now_simulated, time.transfer);
+  now_simulated = later(end, time.latency);
 }
 
-Moment use_link(Direction direction, bool between, Moment earliest, double seconds) {
-  return link(direction, between).use(earliest, seconds);
+Moment use_link(Direction direction, bool between, Moment first, Moment earliest, double seconds) {
+  return link(direction, between).use(first, earliest, seconds);
+}
+
+void watch_overlaps() {
+  for (int number = 0; number < kMaxDevices; ++number) device(number).forget_overlaps();
+  for (const bool between : {false, true}) {
+    for (const Direction direction : {Direction::out, Direction::in}) link(direction, between).forget_overlaps();
+  }
+  watches_overlaps = true;
+}
+
+std::vector<Overlap> overlaps() {
+  std::vector<Overlap> found;
+  const auto add = [&](const char* resource, Resource& used) {
+    if (const int times = used.overlaps(); times > 0) found.push_back({resource, times});
+  };
+  for (int number = 0; number < kMaxDevices; ++number) add("the device", device(number));
+  add("the outgoing link within the node", link(Direction::out, false));
+  add("the incoming link within the node", link(Direction::in, false));
+  add("the outgoing link between nodes", link(Direction::out, true));
+  add("the incoming link between nodes", link(Direction::in, true));
+  return found;
 }
 
 }  // namespace workshop::cpu

@@ -7,8 +7,9 @@
 // one on its stream has ended, when the host has enqueued it, and when the work that it waits for has ended. A kernel
 // takes its operations divided by the speed of the device, which runs one kernel at a time. A message takes the latency
 // of its link, and its bytes divided by the bandwidth, which messages of a rank in the same direction share. A
-// collective takes the steps of its ring or tree, from when the last of its ranks begins. The host takes no time. So
-// the times do not depend on how fast this machine is, and nothing has to wait for them.
+// collective takes the steps of its ring or tree, from when the last of its ranks begins. The operations of a
+// communicator run one after the other. The host takes no time. So the times do not depend on how fast this machine is,
+// and nothing has to wait for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -71,9 +72,10 @@ void wait_until(Moment end);
 void simulate_kernel(double operations, int device);
 void simulate_copy(std::size_t bytes);
 
-// Occupies the link in a direction for `seconds`, from `earliest` on. Returns the end.
+// Occupies the link in a direction for `seconds`, from `earliest` on. Returns the end. `first`: when the first of the
+// messages begins, for overlaps() in workshop_cpu.h.
 enum class Direction { out, in };
-Moment use_link(Direction direction, bool between, Moment earliest, double seconds);
+Moment use_link(Direction direction, bool between, Moment first, Moment earliest, double seconds);
 
 // ---- what holds streams up (stalls() in workshop_cpu.h) ------------------------------------------------------------
 
@@ -89,7 +91,7 @@ void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st
 void note_wait_of_host();
 
 inline Moment later(Moment moment, double seconds) {
-  return moment + std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(seconds));
+  return moment + std::chrono::round<Moment::duration>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace workshop::cpu

@@ -71,6 +71,16 @@ struct Stall {
 };
 std::vector<Stall> stalls();
 
+// Uses of a device or link of the simulated machine by two operations at the same time. One of them waits for the other
+// then, and which one it is depends on the real machine. So the times are exact only where nothing overlaps.
+struct Overlap {
+  const char* resource;  // "the outgoing link between nodes"
+  int times;
+};
+// overlaps() tells of the operations since watch_overlaps(). Call both while all streams are idle.
+void watch_overlaps();
+std::vector<Overlap> overlaps();
+
 // ---- launching kernels ----------------------------------------------------------------------------------------------
 
 // Whether the order of the uses of memory is checked: WORKSHOP_ORDER=1.
