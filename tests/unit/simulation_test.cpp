@@ -55,14 +55,15 @@ TEST(SimulatedMachine, CollectivesTakeTheStepsOfTheirRing) {
 TEST(SimulatedMachine, ALinkHasOneMessageAtATime) {
   const Moment start;
   const auto use = [&](double from, double seconds) {
-    const std::chrono::duration<double> end = use_link(Direction::out, true, later(start, from), seconds) - start;
+    const std::chrono::duration<double> end =
+        use_link(Direction::out, true, later(start, from), later(start, from), seconds) - start;
     return end.count();
   };
   EXPECT_DOUBLE_EQ(use(1, 2), 3);
   EXPECT_DOUBLE_EQ(use(2, 1), 4);      // after the first
   EXPECT_DOUBLE_EQ(use(0, 1), 1);      // there is a gap before it
   EXPECT_DOUBLE_EQ(use(0, 0.5), 4.5);  // but this no longer fits
-  const std::chrono::duration<double> in = use_link(Direction::in, true, later(start, 1), 2) - start;
+  const std::chrono::duration<double> in = use_link(Direction::in, true, later(start, 1), later(start, 1), 2) - start;
   EXPECT_DOUBLE_EQ(in.count(), 3);  // the other direction is free
 }
 

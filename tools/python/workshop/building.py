@@ -195,7 +195,7 @@ class Builder:
 
     def build(self, *targets: str) -> None:
         """Installs, configures and builds what these targets need. With WORKSHOP_PREBUILT, only a participant's own
-        programs are built here; their targets begin with their chapter."""
+        programs are built here; their targets begin with their chapter or golf_."""
         prebuilt = self.prebuilt()
         for path in (os.getcwd(), os.path.abspath(self.folder), prebuilt):
             self.require_plain_path(path)
@@ -216,7 +216,7 @@ class Builder:
                     configure.append("--fresh")  # an attempt that failed may have left its settings behind
                 if self._unconfigured(prebuilt) and machine.quietly(configure):
                     raise Failed(1)
-            wanted = [target for target in targets if not prebuilt or re.match("[0-9]|programs$", target)]
+            wanted = [target for target in targets if not prebuilt or re.match("[0-9]|golf_|programs$", target)]
             if wanted:
                 self._settle_clocks()
                 self._renew_dates()
