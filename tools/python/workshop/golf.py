@@ -310,12 +310,14 @@ class Code(Task):
 
     def judge(self, context: Context, which: str) -> Result:
         target = f"golf_{self.name}" + ("" if which == "mine" else f"_{which}")
-        context.build(target)
+        built = context.folder if which == "mine" else context.builder.prebuilt() or context.folder
+        if built == context.folder:
+            context.build(target)
         if which == "mine":
             compiled = context.path(FOLDER, "CMakeFiles", f"{target}_code.dir", self.name, self.file + ".o")
             broken = golf_rules.broken_rules(chapters.read(self.path(which)), compiled, self.name)
             demand(not broken, "\n".join(broken))
-        record, _ = run(context.path(FOLDER, target), self.ranks, "", [])
+        record, _ = run(os.path.join(built, FOLDER, target), self.ranks, "", [])
         values = {line["name"]: line["value"] for line in record if line["type"] == "value"}
         return Result(values["seconds"] * 1e6, sent(record, int(values["calls"])), int(values["scratch bytes"]))
 
