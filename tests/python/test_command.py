@@ -39,7 +39,7 @@ def workshop(*words, **environment):
         ("check 77", "no chapter '77'"),
         ("check 02.77", "no TODO 02.77 in 02_ddp"),
         ("check 2 --ranks two", "--ranks expects a number of ranks, not 'two'"),
-        ("check 02 --epochs 3", "check knows --ranks and --verbose, not '--epochs'"),
+        ("check 02 --epochs 3", "check knows --ranks, --verbose, --json, --junit, --gradescope, not '--epochs'"),
         ("check 02 nope", "no program 'nope' in 02_ddp; there is ddp ddp_overlap long_run"),
         ("watch 99", "no chapter '99'"),
         ("reset", "which chapter"),

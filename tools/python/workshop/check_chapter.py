@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Callable
 
-from . import processes
+from . import processes, results
 from .chapters import called, inside, order, read
 
 RIGHT, WRONG, NOT_COMPARABLE, OPEN = 0, 1, 2, 77
@@ -333,6 +333,7 @@ class Arguments:
         self.program = self.todo = self.ranks = self.build_command = ""
         self.state = os.devnull
         self.jobs, self.verbose = 1, False
+        self.results: results.Results | None = None  # to be filled in
         rest = list(words)
         while rest and rest[0].startswith("--"):
             word = rest.pop(0)
@@ -457,8 +458,22 @@ def check(arguments: Arguments, build: Callable[[str], bool] | None) -> int:
     verdict = Verdict(arguments.chapter, checks, arguments.narrowed)
     with open(arguments.state, "w", encoding="utf-8") as file:
         file.write(verdict.state())
-    print(report(arguments, checks, verdict), end="", flush=True)
+    said = report(arguments, checks, verdict)
+    print(said, end="", flush=True)
+    if arguments.results:
+        fill_in(arguments.results, checks, verdict, said, bool(arguments.program or arguments.ranks))
     return verdict.status
+
+
+def fill_in(of: results.Results, checks: list[Check], verdict: Verdict, said: str, only_some: bool) -> None:
+    """`only_some`: a part of the chapter need not reach all of its TODOs."""
+    of.status, of.said = verdict.status, said
+    of.todos = {todo: verdict.known.get(todo, "unreached") for todo in of.todos if todo in verdict.known or not only_some}
+    of.runs = [
+        results.Run(one.program, int(one.ranks), one.options, one.status, one.read("verdict.txt"))
+        for one in checks
+        if one.status is not None
+    ]
 
 
 def main(words: list[str]) -> int:

@@ -33,10 +33,11 @@ USAGE = """\
                                    --report: and shows what it has done, as 'report' does
   submit CHAPTER|TODO [PROGRAM] --check [--gpus N] [--wait] [-- OPTION...]
                                    'check' as a job on one node, with its options
-  check CHAPTER|TODO [PROGRAM] [--ranks RANKS] [--verbose]
+  check CHAPTER|TODO [PROGRAM] [--ranks RANKS] [--verbose] [--json FILE] [--junit FILE] [--gradescope FILE]
                                    compares your programs with the solutions and says what is wrong: of the chapter, of
                                    one program, of those with one TODO (06.5), of runs on so many ranks; --verbose
-                                   makes all runs, also where one has gone wrong, and says what each of them showed
+                                   makes all runs, also where one has gone wrong, and says what each of them showed; the
+                                   last three: writes the results for graders (docs/results.md)
   watch CHAPTER|TODO [PROGRAM] [--ranks RANKS]
                                    the same, whenever you save a file of the chapter
   hint TODO [--all]                the next of three hints for a TODO such as 02.4, or all of them

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from . import chapters, check_chapter, machine, mistakes
+from . import chapters, check_chapter, machine, mistakes, results
 from .building import Lock
 from .chapters import Chapter, called
 from .context import LAUNCH, Context, Words, default_ranks, is_number, require, targets_of
@@ -133,6 +133,7 @@ class Wanted:
         asked = rest.next()
         self.todo = self.program = self.ranks = ""
         self.verbose = False
+        self.files: dict[str, str] = {}  # for the results, by format
         todo = re.fullmatch(r"([0-9]{1,2})\.([0-9]+|[A-Za-z])", asked)
         if todo:
             self.todo = f"{int(todo[1]):02}.{todo[2].upper()}"
@@ -146,11 +147,14 @@ class Wanted:
                 self.ranks = rest.next("nothing")
             elif word == "--verbose":
                 self.verbose = True
+            elif word in results.FORMATS:
+                self.files[word] = rest.next()
             elif word.startswith("-"):
-                raise Refused(f"check knows --ranks and --verbose, not '{word}'")
+                raise Refused(f"check knows --ranks, --verbose, {', '.join(results.FORMATS)}, not '{word}'")
             else:
                 self.program = self.chapter.program(word)
         require(not self.ranks or is_number(self.ranks), f"--ranks expects a number of ranks, not '{self.ranks}'")
+        results.require_writable(self.files)
 
     def require_todo(self) -> None:
         """Refuses a TODO that is not in the participant's files."""
@@ -248,6 +252,28 @@ def check(context: Context, words: list[str]) -> int:
             os.unlink(arguments.state)
     elif not arguments.narrowed:
         arguments.state = state
+    arguments.results = results.Results(
+        wanted.chapter.name,
+        chapters.level_of(wanted.chapter),
+        context.backend,
+        dict.fromkeys([wanted.todo] if wanted.todo else chapters.todos(wanted.chapter), "unchecked"),
+        said="The programs could not be built.\n",
+    )
+    try:
+        status = checked(context, wanted, arguments, state, only_todo)
+    finally:
+        results.write(wanted.files, arguments.results)
+    if context.backend == "cuda":
+        on_cpu = check_on_cpu(wanted)
+        if status != 1 and on_cpu:
+            status = on_cpu
+    return status
+
+
+def checked(
+    context: Context, wanted: Wanted, arguments: check_chapter.Arguments, state: str, only_todo: bool
+) -> int:
+    """Builds, and runs the checks. Returns the status."""
     with Lock(context.folder, "check.lock", "Waiting for another check to end"):
         if wanted.todo:
             context.build("compare_runs", "workshop_common", f"solution_{wanted.chapter.name}_{first_program(wanted)}")
@@ -257,10 +283,6 @@ def check(context: Context, words: list[str]) -> int:
             status = check_chapter.check(arguments, None)
         if only_todo:
             chapters.merge_state(wanted.chapter, arguments.state, state, wanted.todo)
-    if context.backend == "cuda":
-        on_cpu = check_on_cpu(wanted)
-        if status != 1 and on_cpu:
-            status = on_cpu
     return status
 
 
