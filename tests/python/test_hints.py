@@ -171,6 +171,42 @@ def test_reset_forgets_which_hints_of_the_chapter_were_shown(clone):
     assert clone.numbers("07.10") == [1, 2, 3]
 
 
+def with_exercises(clone, *words):
+    folder = os.environ.get("WORKSHOP_BUILD_FOLDER")
+    if not folder:
+        pytest.skip("WORKSHOP_BUILD_FOLDER names no build folder, which has make_exercises")
+    shutil.copy(os.path.join(folder, "tools", "make_exercises"), clone.folder / "build" / "cpu" / "tools")
+    assert clone.workshop("reset", "02", "-y", *words).returncode == 0
+    return clone.folder / "02_ddp" / "ddp.h"
+
+
+def test_reset_of_one_todo(clone):
+    file = with_exercises(clone)
+    handed_out = file.read_text()
+    changed = handed_out.replace('todo("02.2");', "two();").replace('todo("02.1");', "one();")
+    assert changed != handed_out.replace('todo("02.2");', "two();") != handed_out
+    file.write_text(changed)
+    done = clone.workshop("reset", "2.1")
+    assert done.returncode == 0 and "TODO 02.1 is as handed out, in 02_ddp/ddp.h" in done.stdout, done.stdout
+    assert file.read_text() == handed_out.replace('todo("02.2");', "two();")
+    assert file.with_name("ddp.h.mine").read_text() == changed
+    assert clone.workshop("reset", "02.1").stdout == "TODO 02.1 is as handed out\n"
+    file.write_text(file.read_text().replace("// END TODO 02.2", ""))
+    done = clone.workshop("reset", "02.2")
+    assert done.returncode == 2 and "02_ddp/ddp.h has no whole TODO 02.2 any more: ./workshop reset 02" in done.stdout
+    assert clone.workshop("reset", "02.99").returncode == 2
+    assert clone.workshop("reset", "02.2", "--level", "blank").returncode == 2
+
+
+def test_reset_of_one_region(clone):
+    file = with_exercises(clone, "--level", "blank")
+    handed_out = file.read_text()
+    file.write_text(handed_out.replace('todo("02.A");', "all();"))
+    assert clone.workshop("reset", "02.A").returncode == 0
+    assert file.read_text() == handed_out
+    assert "at the blank level, TODO 02.1 is inside WRITE 02.A" in clone.workshop("reset", "02.1").stdout
+
+
 @pytest.mark.parametrize(
     "words,text",
     [

@@ -47,9 +47,10 @@ USAGE = """\
   golf [TASK [--solution par|best]]
                                    tasks with a score, a time on a simulated machine; judges golf/TASK/ and says how far
                                    it is from par and from the best known answer
-  reset CHAPTER [--level guided|blank] [-y]
+  reset CHAPTER|TODO [--level guided|blank] [-y]
                                    makes the exercises anew; keeps what you wrote as FILE.mine; at the blank level, you
-                                   write whole functions, whose regions are called 02.A and so on
+                                   write whole functions, whose regions are called 02.A and so on; with a TODO such as
+                                   02.4, only this region is as it was
   test [--fillings | --soak] [CTEST_OPTION]...
                                 runs the tests, e.g. test -L unit or test -R 02_ddp; --fillings: those of the checker,
                                 with wrong exercises; --soak: those that take long

@@ -439,7 +439,54 @@ def hand_out(made: dict[str, str], level: str, yes: bool) -> None:
         shutil.copyfile(os.path.join(made[level], file), file)
 
 
+def make_exercises(context: Context, chapter: Chapter, folder: str) -> dict[str, str]:
+    """Makes what is handed out at each level in a folder below `folder`. Returns these."""
+    context.build("make_exercises")
+    made = {}
+    for level in (chapters.GUIDED, chapters.BLANK):
+        made[level] = os.path.join(folder, level)
+        command = [context.path("tools", "make_exercises"), "--level", level, "solutions", made[level], chapter.name]
+        if subprocess.run(command, check=False).returncode:
+            raise Failed(1)
+    return made
+
+
+def region_of(text: str, todo: str) -> re.Match[str] | None:
+    """The lines of a TODO or WRITE region, with its markers."""
+    marker = re.escape(called(todo))
+    return re.search(rf"^[ \t]*// {marker}: .*?^[ \t]*// END {marker}\b[^\n]*\n", text, re.M | re.S)
+
+
+def reset_todo(context: Context, todo: str) -> int:
+    """Makes one region as it was handed out, and leaves the rest of its file alone."""
+    chapter = chapters.choose(todo.partition(".")[0])
+    wanted = Wanted([todo])  # refuses one that is not in the participant's files
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_exercises(context, chapter, folder)[chapters.level_of(chapter)]
+        for file in files_below(made):
+            fresh = region_of(chapters.read(os.path.join(made, file)), wanted.todo)
+            if not fresh:
+                continue
+            text = chapters.read(file)
+            mine = region_of(text, wanted.todo)
+            require(mine, f"{file} has no whole {called(wanted.todo)} any more: ./workshop reset {chapter.number}")
+            assert mine
+            if mine[0] == fresh[0]:
+                print(f"{called(wanted.todo)} is as handed out")
+                return 0
+            copy = numbered_copy(file)
+            shutil.copy2(file, copy)
+            with open(file, "w", encoding="utf-8") as output:
+                output.write(text[: mine.start()] + fresh[0] + text[mine.end() :])
+            print(f"{called(wanted.todo)} is as handed out, in {file}; your version is in {copy}")
+            return 0
+    raise Refused(f"no {called(wanted.todo)} in {chapter.name}")
+
+
 def reset(context: Context, words: list[str]) -> int:
+    if words and re.fullmatch(r"[0-9]{1,2}\.([0-9]+|[A-Za-z])", words[0]):
+        require(not [word for word in words[1:] if word != "-y"], f"reset {words[0]} takes only -y")
+        return reset_todo(context, words[0])
     rest = Words(words)
     chapter, yes, level = chapters.choose(rest.next()), False, chapters.GUIDED
     while rest:
@@ -455,15 +502,8 @@ def reset(context: Context, words: list[str]) -> int:
         level == chapters.GUIDED or chapters.todos(chapter, level=level) != chapters.todos(chapter, level=chapters.GUIDED),
         f"{chapter.name} has no blank level",
     )
-    context.build("make_exercises")
     with tempfile.TemporaryDirectory() as folder:
-        made = {}  # by level: what is handed out
-        for each in (chapters.GUIDED, chapters.BLANK):
-            made[each] = os.path.join(folder, each)
-            command = [context.path("tools", "make_exercises"), "--level", each, "solutions", made[each], chapter.name]
-            if subprocess.run(command, check=False).returncode:
-                raise Failed(1)
-        hand_out(made, level, yes)
+        hand_out(make_exercises(context, chapter, folder), level, yes)
     hints_shown = context.path("hints")
     for name in os.listdir(hints_shown) if os.path.isdir(hints_shown) else []:
         if name.startswith(chapter.number + "."):
