@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
+from . import carry, golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -22,7 +22,10 @@ USAGE = """\
   list                             chapters, their programs, how many TODOs are filled in, what the last check said of
                                    them, and what to do next
   progress [--html FILE] FOLDER...
-                                   for teachers: which TODOs are right, wrong or open in participants' clones
+                                   for teachers: which TODOs are right, wrong or open in participants' clones, and
+                                   golf's scores
+  progress --export FILE, progress --import FILE
+                                   carries what you have written, and your scores, to a clone on another computer
   run CHAPTER [PROGRAM] [-n RANKS] [--solution] [--launcher mpirun|env] [--restarts N [--shrink]] [-- OPTION...]
                                    runs your program, or the solution; -- --help lists the program's options;
                                    --launcher env does without mpirun (cuda backend): ranks are started here, with
@@ -166,7 +169,7 @@ def call(words: list[str]) -> int:
     if verb != "progress" and verb not in VERBS:
         raise Refused(f"unknown verb '{verb}'; './workshop help' lists them")
     if verb == "progress":  # its folders and its file are those that the caller sees
-        return progress.main(arguments)
+        return (carry if arguments[:1] in (["--export"], ["--import"]) else progress).main(arguments)
     os.chdir(ROOT)
     backend = choose_backend(backend, words)
     context = Context(backend, os.environ.get("WORKSHOP_BUILD") or f"build/{backend}")
