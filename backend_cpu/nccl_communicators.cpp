@@ -4,6 +4,7 @@
 #include <nccl.h>
 #include <workshop_cpu.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -18,10 +19,17 @@ namespace {
 
 std::atomic<bool> usable_mpi = true;
 
-// Makes a communicator. A list of all of them keeps their memory reachable.
+// All communicators. The list keeps their memory reachable; a destroyed one stays in it.
+struct Communicators {
+  std::mutex mutex;
+  std::vector<ncclComm*> all;
+};
+Communicators& communicators() {
+  static auto& instance = *new Communicators;
+  return instance;
+}
+
 ncclComm* new_communicator(MPI_Comm mpi) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& all = *new std::vector<ncclComm*>;
   auto* comm = new ncclComm;
   comm->mpi = mpi;
   MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
@@ -30,12 +38,17 @@ ncclComm* new_communicator(MPI_Comm mpi) {
   cudaGetDevice(&comm->device);
   may_wait_for_device();  // it allocates memory there
   if (blocks_host()) MPI_Comm_dup(mpi, &comm->hosts);
-  const std::lock_guard lock(mutex);
-  return all.emplace_back(comm);
+  const std::lock_guard lock(communicators().mutex);
+  return communicators().all.emplace_back(comm);
+}
+
+bool is_communicator(const ncclComm* comm) {
+  const std::lock_guard lock(communicators().mutex);
+  return std::ranges::find(communicators().all, comm) != communicators().all.end();
 }
 
 ncclResult_t check_communicator(const ncclComm* comm) {
-  if (comm == nullptr || comm->magic != ncclComm::kMagic) return error(ncclInvalidArgument, "not a communicator");
+  if (!is_communicator(comm)) return error(ncclInvalidArgument, "not a communicator");
   if (comm->state == ncclComm::destroyed)
     return error(ncclInvalidArgument, "the communicator was destroyed or aborted");
   return ncclSuccess;

@@ -25,9 +25,7 @@ enum class Kind : std::uint8_t;
 
 struct ncclComm {
   enum State { live, finalized, destroyed };
-  static constexpr std::uint64_t kMagic = 0x6e63636c6f6e4350;
 
-  std::uint64_t magic = kMagic;
   std::atomic<State> state = live;
   std::atomic<bool> aborted = false;
   std::atomic<ncclResult_t> async_error = ncclSuccess;

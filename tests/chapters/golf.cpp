@@ -49,6 +49,8 @@ TESTS(judge) {
   add("on_host", 1, "^rank 0: WRONG, 262[0-9]+ of 262144 elements");
   add("one_communicator", 0, "^all_reduce: right in 3 calls, 2157.152 us");
   add("smaller_communicator", 1, "REFUSED, the function has changed a communicator");
+  add("copied_communicator", 1, "not a communicator");
+  add("other_memory", 1, "REFUSED, golf::add gets an array that is not in the memory of the device");
   add("open_group", 1, "REFUSED, the function has left a group open");
   add("too_many", 1, "REFUSED, the function has not returned after 10 s");
   test("golf.judge.ranks", {.ranks = 2, .cpu_only = "simulates a machine"},

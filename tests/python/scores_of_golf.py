@@ -61,6 +61,9 @@ CHEATS = [
                          for s in range(4)), "in flight"),  # fmt: skip
     # two stages do the work of four
     ("schedule", schedule(2, 8, ["F{m}", "B{m}", "W{m}"]), "stages"),
+    # two chunks per stage
+    ("schedule", "".join(f"stage {s} | " + " ".join(f"F{m}a F{m}b B{m}b W{m}b B{m}a W{m}a" for m in range(8)) + "\n"
+                         for s in range(4)), "one chunk"),  # fmt: skip
     # nothing at all
     ("schedule", "", "schedule"),
     ("buckets", "--bucket-mb 25 --max-steps 0", "not for you to choose"),
@@ -87,6 +90,9 @@ CHEATS = [
     ("compression", "ddp --epochs 1", "begins with"),
     ("compression", "local_sgd --sync-every 24 --words 1000", "not for you to choose"),
     ("compression", "", "begins with"),
+    ("compression", "local_sgd --sync-every 8 --outer-lr 900000", "validation loss is nan"),
+    ("compression", "local_sgd \x1b[2J", r"'\\x1b\[2J' is not for you to choose"),
+    ("compression", "local_sgd " + "x" * 9999, "xxx...' is not for you to choose"),
 ]
 
 

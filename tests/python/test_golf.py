@@ -63,8 +63,28 @@ def test_comments_and_quotes(tmp_path):
     with pytest.raises(errors.Refused, match="options.txt"):
         golf.words_of(str(answer))
     answer.write_bytes(b"--a \xff")
-    with pytest.raises(errors.Refused, match="options.txt"):
+    with pytest.raises(errors.Refused, match="options.txt is not text"):
         golf.words_of(str(answer))
+    answer.write_text("x" * (golf.LONGEST + 1))
+    with pytest.raises(errors.Refused, match="an answer has at most 65,536"):
+        golf.words_of(str(answer))
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+        odd = tmp_path / f"odd{len(os.listdir(tmp_path))}"
+        make(odd)
+        with pytest.raises(errors.Refused, match="is no regular file"):
+            golf.words_of(str(odd))
+    with pytest.raises(errors.Refused, match="is missing"):
+        golf.words_of(str(tmp_path / "none"))
+
+
+def test_what_several_ranks_say_is_there_once():
+    said = "rank 0: WRONG, 3 of 4\nrank 1: WRONG, 3 of 4\nrank 2: right\norder: a (rank 1)\norder: a (rank 0)\n"
+    assert golf.said_by_ranks(said).split("\n") == [
+        "rank 0: WRONG, 3 of 4 (and 1 more like this)",
+        "rank 2: right",
+        "order: a (rank 1) (and 1 more like this)",
+    ]
+    assert len(golf.said_by_ranks("".join(f"line {i}\n" for i in range(99))).split("\n")) == 31
 
 
 def run_of(loss=1.0, parameter=(1.0, 2.0)):

@@ -65,6 +65,8 @@ def test_participants_get_the_start(task):
     ("#define add subtract\n", "It has the directive '#define add subtract'; only #include is allowed."),
     ("#pragma weak add\n", "It has the directive '#pragma weak add'; only #include is allowed."),
     ("#inc\\\nlude <thread>\n", "A line ends with a backslash."),
+    ("// a \\ \n/*\n#define HIDDEN\n// */\n", "A line ends with a backslash."),
+    ("const int digits = 1'0; const char* text = \"' /*\";\n", "A number has a digit separator."),
     ("%:include <thread>\n", "It has digraphs."),
     ('void f() { asm("nop"); }\n', "It has asm."),
     ("__attribute__((constructor)) void f() {}\n", "It has attributes."),

@@ -24,6 +24,7 @@ from .errors import Refused
 
 FOLDER = "golf"
 TOLERANCE = 1e-5  # of losses and parameters
+LONGEST = 1 << 16  # bytes of an answer
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Result:
     score: float
     sent: float = 0
     memory: int = 0
+    note: str = ""  # what else the participant wants to know
 
 
 class Wrong(Exception):
@@ -83,10 +85,20 @@ def run(program: str, ranks: int, machine: str, options: list[str]) -> tuple[lis
         )
         output = done.stdout.decode("utf-8", "replace")
         if done.returncode:
-            said = output.strip().splitlines()
-            said = said if len(said) <= 30 else [*said[:20], "…", *said[-10:]]
-            raise Wrong("\n".join(said) or f"The program ended with status {done.returncode}.")
+            raise Wrong(said_by_ranks(output) or f"The program ended with status {done.returncode}.")
         return [json.loads(line) for line in chapters.read(record).splitlines()], output
+
+
+def said_by_ranks(output: str) -> str:
+    """What a program printed. What several ranks say is there once."""
+    times: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for line in output.strip().splitlines():
+        without_rank = re.sub(r"\brank \d+\b", "rank", line)
+        times[without_rank] = times.get(without_rank, 0) + 1
+        first.setdefault(without_rank, line)
+    lines = [line + f" (and {times[key] - 1} more like this)" * (times[key] > 1) for key, line in first.items()]
+    return "\n".join(lines if len(lines) <= 30 else [*lines[:20], "…", *lines[-10:]])
 
 
 def sent(record: list[dict], calls: int) -> float:
@@ -135,9 +147,22 @@ def demand(condition: object, why: str) -> None:
 def words_of(path: str) -> list[str]:
     """The words of an answer. What follows a # is a comment."""
     try:
-        return shlex.split(open(path, encoding="utf-8").read(), comments=True)
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        return shlex.split(text_of(path), comments=True)
+    except ValueError as error:  # a quotation mark that is not closed
+        raise Refused(f"{path}: {error}") from None
+
+
+def text_of(path: str) -> str:
+    """An answer."""
+    if not os.path.isfile(path):
+        raise Refused(f"{path} is {'no regular file' if os.path.lexists(path) else 'missing'}")
+    if os.path.getsize(path) > LONGEST:
+        raise Refused(f"{path} has {os.path.getsize(path):,} bytes; an answer has at most {LONGEST:,}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is not text") from None
 
 
 def check_words(words: list[str], allowed: dict[str, str]) -> None:
@@ -145,12 +170,17 @@ def check_words(words: list[str], allowed: dict[str, str]) -> None:
     rest, seen = list(words), set()
     while rest:
         option = rest.pop(0)
-        demand(option in allowed, f"'{option}' is not for you to choose; an answer may have {', '.join(allowed)}.")
+        demand(option in allowed, f"{quoted(option)} is not for you to choose; an answer may have {', '.join(allowed)}.")
         demand(option not in seen, f"{option} is there twice.")
         seen.add(option)
         if allowed[option]:
             value = rest.pop(0) if rest else ""
-            demand(re.fullmatch(allowed[option], value), f"'{value}' is no value for {option}.")
+            demand(re.fullmatch(allowed[option], value), f"{quoted(value)} is no value for {option}.")
+
+
+def quoted(word: str) -> str:
+    """A word of an answer, as it can be printed."""
+    return ascii(word if len(word) <= 60 else word[:60] + "...")
 
 
 INTEGER, NUMBER = "[0-9]{1,9}", r"[0-9]{1,6}(\.[0-9]{1,9})?"
@@ -202,9 +232,19 @@ class Schedule(Options):
     def file(self) -> str:
         return "schedule.txt"
 
-    in_flight: int = 0  # micro-batches that a stage may hold
+    micro_batches: int = 0
+    in_flight: int = 0  # that a stage may hold
 
     def options(self, path: str) -> list[str]:
+        cells = re.sub(r"#.*", "", text_of(path))
+        demand(not re.search(r"\b[FBW]\d+[a-z]", cells), "Each stage has one chunk: write F1, not F1a.")
+        numbers = {int(number) for number in re.findall(r"\b[FBW](\d{1,6})\b", cells)}
+        demand(
+            numbers <= set(range(self.micro_batches)),
+            f"There are {self.micro_batches} micro-batches, 0 to {self.micro_batches - 1}, and yours has "
+            f"{max(numbers, default=0)}.",
+        )
+        demand(len(numbers) == self.micro_batches, f"The schedule must have all {self.micro_batches} micro-batches.")
         return ["--schedule", path, "--in-flight", str(self.in_flight)]
 
 
@@ -278,21 +318,22 @@ class Compression(Task):
     def judge(self, context: Context, which: str) -> Result:
         words = words_of(self.path(which))
         program = words[0] if words else ""
-        demand(program in self.programs, f"An answer begins with {', '.join(self.programs)}, not '{program}'.")
+        demand(program in self.programs, f"An answer begins with {', '.join(self.programs)}, not {quoted(program)}.")
         check_words(words[1:], self.programs[program])
         chapter = chapters.choose("10")
         context.build_program(chapter, program, True, [])
         built = context.program(chapter, program, True)
         record, output = run(built, self.ranks, self.machine, [*shlex.split(self.fixed), *words[1:]])
-        losses = re.findall(r"validation loss ([0-9.]+)", output)
-        demand(losses, "The run computes no validation loss.")
-        loss = float(losses[-1])
+        end = record[-1]
+        time = end["seconds_per_step"] * end["steps"] * 1e3
+        losses = re.findall(r"validation loss (\S+?),", output)
+        loss = float(losses[-1]) if losses and re.fullmatch(r"[0-9.]+", losses[-1]) else float("nan")
         demand(
             loss <= self.highest_loss,
-            f"Your model has not learned enough: its validation loss is {loss:.4f}, not at most {self.highest_loss}.",
+            f"Your model has not learned enough: its validation loss is {loss:.4f}, not at most {self.highest_loss}. "
+            f"The training takes {written(time, self.unit)}.",
         )
-        end = record[-1]
-        return Result(end["seconds_per_step"] * end["steps"] * 1e3, sent(record, 1), memory(record))
+        return Result(time, sent(record, 1), memory(record), f"The validation loss is {loss:.4f}.")
 
 
 # ---- answers that are code -----------------------------------------------------------------------------------------
@@ -336,10 +377,10 @@ ONE_MESH = ("--dp", "--pp", "--tp", "--zero", "--micro-batches")
 
 TASKS: list[Task] = [
     Schedule(
-        "schedule", "a pipeline schedule with little memory", 78.278, 63.138, "ms", "04", "pipeline", 4,
+        "schedule", "a pipeline schedule with little memory", 78.278, 63.134, "ms", "04", "pipeline", 4,
         "compute=1G,link=100us+20M/s",
         "--layers 192,256,256,256,256,256,256,256,64 --batch-size 64 --micro-batches 8 --max-steps 2 --activation gelu",
-        "--schedule 1f1b", in_flight=3,
+        "--schedule 1f1b", micro_batches=8, in_flight=3,
     ),
     Code("all_reduce", "an all-reduce over two nodes", 451.430, 284.006, "us", 8),
     Code("all_to_all", "an exchange with one busy rank", 403.939, 282.668, "us", 8),
@@ -445,6 +486,8 @@ def told(task: Task, result: Result) -> str:
         lines.append(f"Under par. The best known answer takes {(1 - best / score) * 100:.1f} % less.")
     else:
         lines.append(f"Par takes {(1 - par / score) * 100:.1f} % less.")
+    if result.note:
+        lines.append(result.note)
     return "\n".join(lines)
 
 
@@ -471,7 +514,7 @@ def golf(context: Context, words: list[str]) -> int:
     require(task, f"no task '{name}'; there are {' '.join(one.name for one in TASKS)}")
     assert task
     path = task.path(which)
-    require(os.path.isfile(path), f"{path} is missing")
+    text_of(path)  # refuses what is no text
     try:
         result = task.judge(context, which)
     except Wrong as wrong:

@@ -51,9 +51,11 @@ def broken_rules(source: str, object_file: str, entry: str) -> list[str]:
 
 def broken_by_text(source: str, entry: str) -> list[str]:
     broken = []
-    text = re.sub(r"\\\r?\n", "", source)
+    text = re.sub(r"\\\s*\n", "", source)  # the compiler joins lines even if a space follows the backslash
     if text != source:
         broken.append("A line ends with a backslash.")
+    if re.search(r"\b[0-9]\w*'", text):
+        broken.append("A number has a digit separator.")
     if re.search(r'\bu?8?[uUL]?R"', text):
         broken.append("It has a raw string.")
     headers = {f'"golf/judge/{entry}.h"'} | {f"<{name}>" for name in HEADERS}
