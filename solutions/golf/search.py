@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches the sizes of the pieces in best.cu of the golf tasks, on a model of the simulated machines.
 
-    python3 solutions/golf/search.py all_reduce|all_to_all|tensor_overlap
+    python3 solutions/golf/search.py all_to_all|tensor_overlap
 
 The pieces use the link that limits the time on two streams with a communicator each, in turn. So a message may begin
 while the previous one is still in flight, but not before that has left the link, and nothing waits for this: the sizes
@@ -34,23 +34,12 @@ class Crossing:
         return self.ends[way]
 
 
-def all_reduce(sizes: list[int]) -> tuple[float, float]:
-    """Returns the time, and by how much messages overlap. A size is what a link between the nodes carries, in bytes.
-    One stream has, within the nodes: reduce 0, reduce 1, gather 0, reduce 2, gather 1, …"""
-    crossing, inside, arrived = Crossing(), 0.0, 0.0
-    for number, size in enumerate(sizes):
-        inside += LATENCY + 3 * size * PER_BYTE
-        before, arrived = arrived, crossing.send(inside, size)
-        if number > 0:
-            inside = max(inside, before) + LATENCY + 3 * sizes[number - 1] * PER_BYTE
-    return max(inside, arrived) + LATENCY + 3 * sizes[-1] * PER_BYTE, crossing.overlap
-
-
 FORWARDED = 3 * 200 / 256  # bytes that the rank with most forwards, or the one that gets most receives, per byte of a link
 
 
 def all_to_all(sizes: list[int]) -> tuple[float, float]:
-    """The same. From chunk 2 on, the first node forwards a chunk when the one before the previous one has arrived."""
+    """Returns the time, and by how much messages overlap. A size is what a link between the nodes carries, in bytes.
+    From chunk 2 on, the first node forwards a chunk when the one before the previous one has arrived."""
     crossing, arrived = Crossing(), [0.0, 0.0]
     spread, collected = 0.0, LATENCY + 3 * 16384 * PER_BYTE  # the other node first exchanges its own messages
     for size in sizes:
@@ -105,7 +94,6 @@ def search(simulate: Callable[[list[int]], tuple[float, float]], total: int, cou
 
 # The model, what the sizes add up to, how many pieces to try, and what sizes are multiples of.
 TASKS = {
-    "all_reduce": (all_reduce, 262144, range(9, 12), 4),
     "all_to_all": (all_to_all, 262144, range(17, 22), 128),
     "tensor_overlap": (tensor_overlap, 256, range(28, 37), 1),
 }

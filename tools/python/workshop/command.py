@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import carry, golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
+from . import book, carry, golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -69,6 +69,8 @@ USAGE = """\
                                    went, memory, what was sent; with several programs or numbers of ranks their runs
                                    side by side, and with a further -- another run, of these options and the first
                                    ones; of records and timelines that are there: FILE...; --terminal: in characters
+  book [-o FOLDER]                 the pages as a site, in build/book/html, that needs no network; installs Sphinx, MyST
+                                   and furo in a virtual environment, or takes the Python of WORKSHOP_SPHINX
   setup [-y] [--with-slurm] [--with-fuzz] [--prebuilt]
                                    installs what is missing (asks first, unless -y or without a terminal) and builds;
                                    on request also Slurm, or clang for tests/fuzz; --prebuilt: what other clones take
@@ -96,6 +98,7 @@ VERBS = {
     "hint": verbs_learn.hint,
     "predict": predict.predict,
     "golf": golf.golf,
+    "book": book.book,
     "reset": verbs_learn.reset,
     "demo": verbs_measure.demo,
     "bench": verbs_measure.bench,

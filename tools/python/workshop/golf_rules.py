@@ -27,7 +27,8 @@ HEADERS = {"algorithm", "array", "cmath", "cstddef", "cstdint", "iterator", "num
 OF_HEADERS = re.compile(r"(.* )?(std::|__gnu_cxx::|workshop::InCall::)|DW\.ref\.__gxx_personality_v0$")
 WORDS = {
     "asm": r"\b(__)?asm(__|\b)",
-    "attributes": r"\b__attribute(__)?\b|\[\s*\[\s*(?!maybe_unused\b)",
+    "attributes": r"\b__attribute(__)?\b|\[\s*\[\s*(?!maybe_unused\s*\]\s*\])",
+    "casts of pointers": r"\(\s*(const\s+)?[A-Za-z_][\w:]*\s*(const\s*)?\*[*\s]*\)\s*[\w&(*]|\bstatic_cast\s*<[^>]*\*\s*>",
     "extern": r"\bextern\b",
     "own kernels": r"\b__(global|device|host)__\b",
     "volatile": r"\bvolatile\b",
@@ -90,7 +91,7 @@ def broken_by_object(object_file: str, entry: str) -> list[str]:
         if kind == "U":
             if plain not in CALLS and not CALLS_LIKE.search(plain):
                 broken.append(f"It uses {name}.")
-        elif kind.islower() and kind not in "uvw":
+        elif kind.islower() and kind not in "uvwi":
             continue  # of this file only
         elif kind in "uVWvw":
             if not OF_HEADERS.match(name):

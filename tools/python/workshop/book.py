@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`./workshop book`: the pages of the workshop as a site that works from a folder, without a network.
+
+Sphinx with MyST (myst-parser) reads Markdown as GitHub does (CommonMark): lists, tables and folded answers look the
+same, which other generators' dialects do not achieve. The theme is furo: search, dark mode, small screens. Pages stay
+as they are; links to source files lead to pages with numbered lines. """
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+
+from . import machine
+from .chapters import all_chapters, read
+from .context import Context, Words
+from .errors import Failed, Refused
+
+PACKAGES = ["sphinx>=7,<10", "myst-parser>=3,<6", "furo>=2024.8"]
+PARTS = [  # caption, pages
+    ("Chapters", ["[0-9]*/README"]),
+    ("Golf", ["golf/README"]),
+    ("More", ["docs/*", "slurm/README", "AGENTS", "CONTRIBUTING"]),
+    ("How it works", ["common/README", "model/README", "backend_cpu/*", "checker/README", "tools/README", "tests/README"]),
+]
+FOLDERS = ["docs", "golf", "slurm", "common", "model", "backend_cpu", "checker", "tools", "tests"]
+SHOWN = (".svg", ".png")
+CONF = '''\
+project = "Distributed GPU training in C++ and CUDA"
+extensions = ["myst_parser"]
+root_doc = "README"
+html_theme = "furo"
+html_title = "Distributed GPU training"
+html_copy_source = False
+html_show_sphinx = False
+myst_heading_anchors = 6
+myst_enable_extensions = []
+suppress_warnings = ["misc.highlighting_failure", "myst.header"]
+highlight_language = "none"
+exclude_patterns = ["_files"]
+'''
+
+
+def pages(root: str = ".") -> list[str]:
+    """The Markdown files of the workshop."""
+    chapters = [chapter.name for chapter in all_chapters(os.path.join(root, "CMakeLists.txt"))]
+    found = glob.glob(os.path.join(root, "*.md"))
+    for folder in [*chapters, *FOLDERS]:
+        found += glob.glob(os.path.join(root, folder, "**", "*.md"), recursive=True)
+    return sorted(os.path.relpath(file, root).replace(os.sep, "/") for file in found)
+
+
+class Book:
+    """The files that Sphinx reads."""
+
+    def __init__(self, root: str, folder: str):
+        self.root, self.folder = root, folder
+        self.pages = set(pages(root))
+        self.sources: set[str] = set()  # files that pages link to
+        self.images: set[str] = set()
+
+    def write(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for page in sorted(self.pages):
+            text = self.with_links(page, read(os.path.join(self.root, page)))
+            self.put(page, text + self.contents(page))
+        for file in sorted(self.sources):
+            self.copy(file, "_files/" + file)
+            language = "c++" if file.endswith((".h", ".cu", ".cpp")) else "python" if file.endswith(".py") else "none"
+            self.put(
+                f"source/{file}.md",
+                f"---\norphan: true\n---\n# {file}\n\n"
+                f"```{{literalinclude}} /_files/{file}\n:language: {language}\n:linenos:\n```\n",
+            )
+        for image in sorted(self.images):
+            self.copy(image, image)
+        self.put("conf.py", CONF)
+
+    def put(self, name: str, text: str) -> None:
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def copy(self, name: str, to: str) -> None:
+        path = os.path.join(self.folder, to)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        shutil.copyfile(os.path.join(self.root, name), path)
+
+    def with_links(self, page: str, text: str) -> str:
+        """The text, with links that lead to pages of the book. Code is left alone."""
+        pieces = re.split(r"(^ *```.*?^ *```[^\n]*$|``.+?``|`[^`\n]+`|<!--.*?-->)", text, flags=re.M | re.S)
+        for i in range(0, len(pieces), 2):
+            pieces[i] = re.sub(r"\]\(([^)\s]+)\)", lambda found: self.link(page, found[1]), pieces[i])
+        return "".join(pieces)
+
+    def link(self, page: str, target: str) -> str:
+        path, _, anchor = target.partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return f"]({target})"
+        here = posixpath.dirname(page)
+        file = posixpath.normpath(posixpath.join(here, path))
+        if os.path.isdir(os.path.join(self.root, file)):
+            file = posixpath.join(file, "README.md")
+        if file in self.pages:
+            to = file
+        elif file.endswith(SHOWN):
+            self.images.add(file)
+            to = file
+        elif os.path.isfile(os.path.join(self.root, file)):
+            self.sources.add(file)
+            to, anchor = f"source/{file}.md", ""
+        else:
+            return "](#)"  # a folder without a page
+        return f"]({posixpath.relpath(to, here or '.')}{'#' + anchor if anchor else ''})"
+
+    def contents(self, page: str) -> str:
+        """The table of contents of the book, or of a chapter."""
+        folder, name = posixpath.split(page)
+        if page == "README.md":
+            return "".join(self.toctree(caption, [self.matching(pattern) for pattern in of]) for caption, of in PARTS)
+        if name != "README.md":
+            return ""
+        taken = {one for _, of in PARTS for pattern in of for one in self.matching(pattern)}
+        of_folder = [
+            other
+            for other in sorted(self.pages - taken - {page})
+            if posixpath.dirname(other) == folder
+            or posixpath.dirname(posixpath.dirname(other)) == folder and other.endswith("/README.md")
+        ]
+        return self.toctree("", [of_folder], folder)
+
+    def matching(self, pattern: str) -> list[str]:
+        expression = re.escape(pattern + ".md").replace(r"\*", "[^/]*").replace(r"\[0\-9\]", "[0-9]")
+        return [page for page in sorted(self.pages) if re.fullmatch(expression, page)]
+
+    @staticmethod
+    def toctree(caption: str, lists: list[list[str]], folder: str = "") -> str:
+        entries = [posixpath.relpath(page, folder or ".")[: -len(".md")] for of in lists for page in of]
+        if not entries:
+            return ""
+        options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+        return "\n\n```{toctree}\n" + options + "\n" + "\n".join(entries) + "\n```\n"
+
+
+def python_with_sphinx(folder: str) -> str:
+    """A Python that has what the book needs; installs it in a virtual environment if there is none."""
+    given = os.environ.get("WORKSHOP_SPHINX", "")
+    if given:
+        return given
+    python = os.path.join(folder, "venv", "bin", "python")
+    if os.path.exists(os.path.join(folder, "venv", "complete")):
+        return python
+    print(f"Installing {', '.join(PACKAGES)} in {folder}/venv", file=sys.stderr, flush=True)
+    shutil.rmtree(os.path.join(folder, "venv"), ignore_errors=True)
+    for command in (
+        [sys.executable, "-m", "venv", os.path.join(folder, "venv")],
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES],
+    ):
+        if machine.quietly(command):
+            raise Refused(
+                "the book needs Sphinx, MyST and furo, which could not be installed: set WORKSHOP_SPHINX to a Python "
+                f"that has {', '.join(PACKAGES)}"
+            )
+    with open(os.path.join(folder, "venv", "complete"), "w", encoding="ascii"):
+        return python
+
+
+def book(_: Context, words: list[str]) -> int:
+    rest, output = Words(words), os.path.join("build", "book", "html")
+    if rest.peek() == "-o":
+        rest.next()
+        output = rest.next()
+    if rest or not output:
+        raise Refused(f"book takes -o and a folder, not '{rest.peek()}'")
+    folder = os.path.join("build", "book")
+    os.makedirs(folder, exist_ok=True)
+    python = python_with_sphinx(folder)
+    Book(".", os.path.join(folder, "source")).write()
+    command = [python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", os.path.join(folder, "source"), output]
+    if subprocess.run(command, check=False).returncode:
+        raise Failed(1)
+    print(f"{os.path.join(output, 'README.html')}: open it in a browser")
+    return 0
