@@ -55,7 +55,7 @@ def broken_by_text(source: str, entry: str) -> list[str]:
     text = re.sub(r"\\\s*\n", "", source)  # the compiler joins lines even if a space follows the backslash
     if text != source:
         broken.append("A line ends with a backslash.")
-    if re.search(r"\b[0-9]\w*'", text):
+    if re.search(r"\b[0-9]\w*'[0-9a-fA-F]", text):
         broken.append("A number has a digit separator.")
     if re.search(r'\bu?8?[uUL]?R"', text):
         broken.append("It has a raw string.")
