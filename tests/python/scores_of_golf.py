@@ -71,6 +71,8 @@ CHEATS = [
     ("buckets", "--bucket-layers 12 --batch-size=1", "not for you to choose"),
     ("buckets", "--bucket-layers=12", "not for you to choose"),
     ("buckets", "--bucket-mb 25 --bucket-mb 0.2", "there twice"),
+    ("buckets", "--bucket-mb 25 --bucket-layers 12", "either"),
+    ("buckets", "", "either"),
     ("buckets", "--bucket-mb '25 --precision bf16'", "no value"),
     ("fsdp", "--no-reshard-after-forward", "Too much memory"),
     ("fsdp", "--cpu-offload", "not for you to choose"),

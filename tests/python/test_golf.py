@@ -136,11 +136,19 @@ def test_the_best_score_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     clone = make_clone(tmp_path / "a", [("buckets", 40.0), ("buckets", 37.0), ("buckets", 39.0), ("mesh", 20.0)])
     assert golf.scores_of(clone) == {"buckets": 37.0, "mesh": 20.0}
+    here = context.Context("cpu", os.path.join(clone, "build", "cpu"))
+    buckets = next(task for task in golf.TASKS if task.name == "buckets")
+    golf.keep(here, buckets, golf.Result(37.0, sent=5, memory=7))  # no better than before, which sent nothing
+    assert '"memory": 0' in read(golf.kept(here.folder, "buckets"))
+    golf.keep(here, buckets, golf.Result(36.0, sent=5, memory=7))
+    golf.keep(here, buckets, golf.Result(36.0, sent=5, memory=6))
+    assert '"memory": 6' in read(golf.kept(here.folder, "buckets"))
+    golf.keep(here, buckets, golf.Result(36.5))
     kept = os.path.join(clone, "build", "cpu", "checks", "golf", "buckets-options.txt")
     assert read(kept) == read(os.path.join(ROOT, "golf", "buckets", "options.txt"))
     with open(golf.kept(os.path.join(clone, "build", "cpu"), "mesh"), "w", encoding="utf-8") as file:
         file.write("damaged")
-    assert golf.scores_of(clone) == {"buckets": 37.0}
+    assert golf.scores_of(clone) == {"buckets": 36.0}
 
 
 def test_board(tmp_path, monkeypatch, capsys):

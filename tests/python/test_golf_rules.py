@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from workshop.golf_rules import broken_by_object, broken_by_text
+from workshop.golf_rules import broken_by_object, broken_by_text, entity
 
 TASKS = ("all_reduce", "all_to_all", "tensor_overlap")
 SOLUTIONS = ("start", "par", "best")
@@ -114,6 +114,8 @@ def test_the_header_is_needed():
     ("int MPI_Send; ", "It defines MPI_Send;"),
     ("extern \"C\" cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return cudaSuccess; }",
      "It defines cudaEventElapsedTime;"),
+    ("namespace workshop { int other(const std::string&); } inline int workshop::other(const std::string&) { return 1; } "
+     "auto p = workshop::other;", "It defines workshop::other"),
     ("inline int mine() { return 1; } int (*p)() = mine;", "It defines mine() for other files."),
     ("namespace { void f() { asm volatile(\"syscall\"); } void (*volatile p)() = f; }",
      "It calls the kernel of the operating system."),
@@ -130,3 +132,15 @@ def test_the_function_is_needed(compile_):
     assert broken_by_object(compile_(HEADER), "all_reduce") == [
         "It does not define all_reduce() as its header declares it."
     ]
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("void std::swap<float>(float&, float&)", "std::swap"),
+    ("std::vector<int, std::allocator<int> >::~vector()", "std::vector::~vector"),
+    ("std::vector<int>::size() const", "std::vector::size"),
+    ("void evil<std::string>(int, const std::string&)", "evil"),
+    ("workshop::fail(int, const std::string&)", "workshop::fail"),
+    ("DW.ref.__gxx_personality_v0", "DW.ref.__gxx_personality_v0"),
+])
+def test_entities(name, plain):
+    assert entity(name) == plain

@@ -24,7 +24,7 @@ CALLS = {
 CALLS_LIKE = re.compile(r"std::__throw_\w+$")
 HEADERS = {"algorithm", "array", "cmath", "cstddef", "cstdint", "iterator", "numeric", "tuple", "utility", "vector"}
 # Functions and variables of headers, of which each object file that uses them has a copy.
-OF_HEADERS = re.compile(r"(.* )?(std::|__gnu_cxx::|workshop::InCall::)|DW\.ref\.__gxx_personality_v0$")
+OF_HEADERS = re.compile(r"(std::|__gnu_cxx::|workshop::InCall::)|DW\.ref\.__gxx_personality_v0$")
 WORDS = {
     "asm": r"\b(__)?asm(__|\b)",
     "attributes": r"\b__attribute(__)?\b|\[\s*\[\s*(?!maybe_unused\s*\]\s*\])",
@@ -94,7 +94,7 @@ def broken_by_object(object_file: str, entry: str) -> list[str]:
         elif kind.islower() and kind not in "uvwi":
             continue  # of this file only
         elif kind in "uVWvw":
-            if not OF_HEADERS.match(name):
+            if not OF_HEADERS.match(entity(name)):
                 broken.append(f"It defines {name} for other files.")
         elif kind == "T" and plain == entry:
             defined += 1
@@ -109,6 +109,13 @@ def broken_by_object(object_file: str, entry: str) -> list[str]:
     for section in re.findall(r"\.(?:init_array|fini_array|ctors|dtors|preinit_array)\S*", sections):
         broken.append(f"It runs code before or after main() ({section}).")
     return broken
+
+
+def entity(name: str) -> str:
+    """"std::swap" of "void std::swap<float>(float&, float&)"."""
+    while (shorter := re.sub(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]", "", name)) != name:
+        name = shorter
+    return re.sub(r"^(guard variable for|vtable for|typeinfo for|typeinfo name for) ", "", name).split(" const")[0].split(" ")[-1]
 
 
 def symbols(object_file: str) -> list[tuple[str, str]]:
