@@ -98,7 +98,7 @@ def run_of(loss=1.0, parameter=(1.0, 2.0)):
 def test_same_results():
     expected = golf.numbers(run_of())
     golf.require_same(golf.numbers(run_of(1 + 1e-6)), expected)
-    for other in (run_of(1.1), run_of(float("nan")), run_of(parameter=(1.0, 2.1)), run_of(parameter=(1.0,)), run_of()[1:]):
+    for other in (run_of(1.1), run_of(float("nan")), run_of("nan"), run_of(parameter=("unwritten", 2.0)), run_of(parameter=(1.0, 2.1)), run_of(parameter=(1.0,)), run_of()[1:]):
         with pytest.raises(golf.Wrong):
             golf.require_same(golf.numbers(other), expected)
     with pytest.raises(golf.Wrong):

@@ -122,10 +122,15 @@ def numbers(record: list[dict]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for line in record:
         if line["type"] == "step":
-            found.setdefault(f"loss of step {line['step']}", []).append(line["global_loss"])
+            found.setdefault(f"loss of step {line['step']}", []).append(number(line["global_loss"]))
         elif line["type"] == "parameter" and line.get("rank", 0) == 0:
-            found[f"parameter {line['name']}"] = [line["l2"], line["sum"], *line["floats"]]
+            found[f"parameter {line['name']}"] = [number(x) for x in (line["l2"], line["sum"], *line["floats"])]
     return found
+
+
+def number(of_record: float | str) -> float:
+    """A record has words for numbers that are not finite."""
+    return of_record if isinstance(of_record, (int, float)) else float("nan")
 
 
 def require_same(mine: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
