@@ -9,7 +9,7 @@ import xml.etree.ElementTree as xml
 import pytest
 from conftest import ROOT
 
-from workshop import chapters, check_chapter, errors, results
+from workshop import check_chapter, errors, results
 
 TODOS = {"02.1": "right", "02.2": "wrong", "02.3": "open", "02.4": "unreached", "02.5": "unchecked", "02.6": "right"}
 
@@ -78,8 +78,3 @@ def test_refused():
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_levels_have_todos():
-    chapter = chapters.choose("02")
-    assert chapters.todos(chapter, ROOT, chapters.GUIDED) and chapters.todos(chapter, ROOT, chapters.BLANK)
