@@ -212,7 +212,7 @@ std::vector<std::byte> apart(Operation& o) {
 // An abandoned worker never passes the end of the section, so it does not touch the result either.
 void run_collective(Operation o) {
   const std::vector<std::byte> copy = apart(o);
-  SimulatedTimes times({o});
+  SimulatedTimes times(simulates() ? std::vector{o} : std::vector<Operation>{});
   int status = MPI_SUCCESS;
   {
     o.comm->collective.store(this_worker(), std::memory_order_release);
@@ -237,7 +237,7 @@ void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& 
 
 // Starts all operations, then waits for all of them, so they cannot wait for each other in any order.
 void run_together(const std::vector<Operation>& operations) {
-  SimulatedTimes times(operations);
+  SimulatedTimes times(simulates() ? operations : std::vector<Operation>{});
   std::vector<MPI_Request> requests(operations.size(), MPI_REQUEST_NULL);
   std::vector<MPI_Status> statuses(operations.size());
   for (std::size_t i = 0; i < operations.size(); ++i) {

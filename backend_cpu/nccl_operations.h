@@ -100,7 +100,7 @@ void check_in_place(const Operation& operation, const char* function);
 // receives in a group wait for two sends that come one after the other.
 class SimulatedTimes {
  public:
-  explicit SimulatedTimes(const std::vector<Operation>& operations);
+  explicit SimulatedTimes(std::vector<Operation> operations);  // none of them: no machine is simulated
   ~SimulatedTimes();
   SimulatedTimes(const SimulatedTimes&) = delete;
   SimulatedTimes& operator=(const SimulatedTimes&) = delete;
@@ -111,7 +111,7 @@ class SimulatedTimes {
  private:
   class Times;
   std::vector<Operation> operations_;
-  Times* times_ = nullptr;
+  Times* times_;
 };
 
 // Pauses between two polls of something that a different stream or rank does.

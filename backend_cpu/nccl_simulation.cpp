@@ -2,7 +2,7 @@
 // How long NCCL's operations take on a simulated machine. They begin when the last of their ranks begins.
 #include <algorithm>
 #include <chrono>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend_cpu/nccl_operations.h"
@@ -147,11 +147,8 @@ class SimulatedTimes::Times {
   double busy_[2][2] = {};  // seconds, by link and direction
 };
 
-SimulatedTimes::SimulatedTimes(const std::vector<Operation>& operations) {
-  if (!simulates()) return;
-  operations_ = operations;
-  times_ = new Times(operations);
-}
+SimulatedTimes::SimulatedTimes(std::vector<Operation> operations)
+    : operations_(std::move(operations)), times_(operations_.empty() ? nullptr : new Times(operations_)) {}
 
 SimulatedTimes::~SimulatedTimes() {
   if (times_ != nullptr && times_->known()) delete times_;  // else not freed: MPI may still write there

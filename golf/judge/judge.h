@@ -22,7 +22,7 @@ namespace golf {
 inline constexpr int kCalls = 3;   // of the function, each with other inputs
 inline constexpr int kOnNode = 4;  // ranks of a node
 inline constexpr int kOperations =
-    250;  // on one stream, in one call: its queue has 1024 places, of which a kernel takes four
+    250;  // on one stream, in one call: its queue has 1024 places, and a kernel takes four of them
 
 // Sets up this process for the machine. Call it first in main(), before anything reads the environment.
 void simulate(const char* machine);

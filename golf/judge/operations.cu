@@ -21,7 +21,7 @@ cpu::KernelArgument all_of(const void* array, int count, bool writes) {
   return {array, static_cast<std::size_t>(count) * sizeof(float), writes};
 }
 
-// Memory of the host is none that the judge has given.
+// The judge gives the function only memory of the device.
 void require_device_memory(const char* function, std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     cudaPointerAttributes attributes{};

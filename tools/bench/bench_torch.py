@@ -150,8 +150,8 @@ class Gpt:
         balanced = [module for module in model.modules() if isinstance(module, Mixture)]
 
         def loss(z, y):
-            balance = sum(mixture.balance.mean() for mixture in balanced)
-            return nn.functional.cross_entropy(z.flatten(0, 1), y.flatten()) + Mixture.aux_loss * balance
+            loss = nn.functional.cross_entropy(z.flatten(0, 1), y.flatten())
+            return loss + Mixture.aux_loss * sum(m.balance.mean() for m in balanced) if balanced else loss
 
         return model, text[0], text[1], loss
 
@@ -299,7 +299,10 @@ def main():
         "mlp_us_per_step": round(single[0]["us_per_step"], 1),
         "ddp2_us_per_step": round(max(rank["us_per_step"] for rank in ddp), 1),
         "losses": {"mlp": [rank["losses"] for rank in single], "ddp2": [rank["losses"] for rank in ddp]},
-        "large": [{"title": kind.title, "lines": time_large(launch, folder, kind)} for kind in (Wide(), Gpt(), Moe(), LoopedMoe())],
+        "large": [
+            {"title": kind.title, "lines": time_large(launch, folder, kind)}
+            for kind in (Wide(), Gpt(), Moe(), LoopedMoe())
+        ],
     }
     print(json.dumps(report))
 

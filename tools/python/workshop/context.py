@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import tempfile
 
 from . import building, machine
 from .chapters import Chapter, read
@@ -65,6 +67,24 @@ def run(command: list[str], **options) -> None:
     status = subprocess.run(command, check=False, **options).returncode
     if status:
         raise Failed(status if status > 0 else 128 - status)
+
+
+def recorded_run(
+    program: str, ranks: int, options: list[str], environment: dict[str, str]
+) -> tuple[int, list[dict], str]:
+    """Runs a program with a record. Returns its status, the lines of the record if it is 0, and what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = os.path.join(folder, "record.jsonl")
+        done = subprocess.run(
+            [LAUNCH, "-n", str(ranks), "-t", "120", "--", program, *options, "--record", record],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        lines = [] if done.returncode else [json.loads(line) for line in read(record).splitlines()]
+    return done.returncode, lines, done.stdout.decode("utf-8", "replace")
 
 
 def output_of(command: list[str], **options) -> str:

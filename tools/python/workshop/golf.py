@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 
 from . import chapters, golf_rules
-from .context import LAUNCH, Context, Words, require
+from .context import Context, Words, recorded_run, require
 from .errors import Refused
 
 FOLDER = "golf"
@@ -70,24 +70,14 @@ class Task:
 
 def run(program: str, ranks: int, machine: str, options: list[str]) -> tuple[list[dict], str]:
     """The record of a run on a simulated machine, and what it printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = os.path.join(folder, "record.jsonl")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("WORKSHOP_")}
-        environment.update(WORKSHOP_PROBES="0", WORKSHOP_TIMEOUT="20")
-        if machine:
-            environment["WORKSHOP_SIMULATE"] = machine
-        done = subprocess.run(
-            [LAUNCH, "-n", str(ranks), "-t", "100", "--", program, *options, "--record", record],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        output = done.stdout.decode("utf-8", "replace")
-        if done.returncode:
-            raise Wrong(said_by_ranks(output) or f"The program ended with status {done.returncode}.")
-        return [json.loads(line) for line in chapters.read(record).splitlines()], output
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WORKSHOP_")}
+    environment.update(WORKSHOP_PROBES="0", WORKSHOP_TIMEOUT="20")
+    if machine:
+        environment["WORKSHOP_SIMULATE"] = machine
+    status, record, output = recorded_run(program, ranks, options, environment)
+    if status:
+        raise Wrong(said_by_ranks(output) or f"The program ended with status {status}.")
+    return record, output
 
 
 def said_by_ranks(output: str) -> str:
@@ -296,9 +286,9 @@ class Mesh(Task):
                 said = done.stdout.decode("utf-8", "replace").strip().splitlines()
                 demand(not done.returncode, "\n".join(said[-3:]))
                 plans = json.loads(chapters.read(file))["plans"]
-            demand(plans, f"There is no such mesh on {cluster}: {said[-1] if said else ''}")
+            demand(plans, f"With {cluster}, there is no such mesh: {said[-1] if said else ''}")
             best = min(plans, key=lambda plan: (not plan["fits"], plan["seconds_per_step"]))
-            demand(best["fits"], f"The mesh needs more memory than a GPU of {cluster} has.")
+            demand(best["fits"], f"With {cluster}, the mesh needs more memory than a GPU has.")
             chosen.append({key: best[key] for key in CHOICE})
             score += best["seconds_per_step"]
             needed = max([needed, *(int(sum(stage["memory"].values())) for stage in best["stages"])])

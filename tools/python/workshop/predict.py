@@ -25,17 +25,14 @@ has these lines, in any order; further lines of a text are indented:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
-import tempfile
 from dataclasses import dataclass, field
 
 from . import chapters
 from .chapters import Chapter, read
-from .context import LAUNCH, Context, Words, require
+from .context import Context, Words, recorded_run, require
 from .errors import Failed, Refused
 
 
@@ -150,25 +147,15 @@ def measure(context: Context, chapter: Chapter, question: Question) -> float:
     before, _, options = question.run.partition("-- ")
     program, ranks = before.split()
     context.build_program(chapter, program, True, options.split())
-    with tempfile.TemporaryDirectory() as folder:
-        record = os.path.join(folder, "record.jsonl")
-        command = [LAUNCH, "-n", ranks, "-t", "120", "--", context.program(chapter, program, True)]
-        environment = {name: value for name, value in os.environ.items() if name != "WORKSHOP_SIMULATE"}
-        if question.on:
-            environment["WORKSHOP_SIMULATE"] = question.on
-        done = subprocess.run(
-            [*command, *shlex.split(options), "--record", record],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        output = done.stdout.decode("utf-8", "replace")
-        if done.returncode:
-            print(output, end="")
-            raise Failed(1)
-        lines = [json.loads(line) for line in read(record).splitlines()]
+    environment = {name: value for name, value in os.environ.items() if name != "WORKSHOP_SIMULATE"}
+    if question.on:
+        environment["WORKSHOP_SIMULATE"] = question.on
+    status, lines, output = recorded_run(
+        context.program(chapter, program, True), int(ranks), shlex.split(options), environment
+    )
+    if status:
+        print(output, end="")
+        raise Failed(1)
     return measured(lines, question.measure, chapter.sources(), output)
 
 

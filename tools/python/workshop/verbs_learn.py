@@ -257,7 +257,7 @@ def check(context: Context, words: list[str]) -> int:
         chapters.level_of(wanted.chapter),
         context.backend,
         dict.fromkeys([wanted.todo] if wanted.todo else chapters.todos(wanted.chapter), "unchecked"),
-        said="The programs could not be built.\n",
+        said="The programs could not be built, or the check was interrupted.\n",
     )
     try:
         status = checked(context, wanted, arguments, state, only_todo)
