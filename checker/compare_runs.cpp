@@ -150,7 +150,12 @@ class Comparison {
   // If a WRITE region calls the function of a probe that was reached too often or not often enough, prints that and
   // returns true.
   bool calls_differ(const ProbeKey& key, const char* what);
-  bool given_agrees(std::size_t position);  // compares what a function was given
+  // Compares what a function was given. `shown_by`: if a flag at `position` is known to differ, the tensor in which
+  // that shows.
+  bool given_agrees(std::size_t position, const ProbeKey* shown_by = nullptr);
+  // How many tensors of this step, rank and TODO are `counted`: in the participant's run, and in the solution's.
+  template <typename Predicate>
+  std::pair<long, long> count(const ProbeKey& like, Predicate counted) const;
   // The TODO that makes the call: of those that make such calls, the first whose own probe follows. "" if there is
   // none.
   std::string caller(std::size_t position) const;
@@ -513,22 +518,27 @@ bool Comparison::has_recorded(const std::string& id, std::size_t position) const
   return false;
 }
 
-bool Comparison::was_called(const ProbeKey& key) const {
-  const auto count = [&](const Probes& probes) {
+template <typename Predicate>
+std::pair<long, long> Comparison::count(const ProbeKey& like, Predicate counted) const {
+  const auto in = [&](const Probes& probes) {
     return std::ranges::count_if(probes, [&](const auto& entry) {
-      const ProbeKey& other = entry.first;
-      return !given_to(other).empty() && other.rank == key.rank && other.step == key.step && other.id == key.id;
+      const ProbeKey& key = entry.first;
+      return key.rank == like.rank && key.step == like.step && key.id == like.id && counted(key);
     });
   };
-  const auto theirs = count(expected_probes_);
-  return theirs > 0 && theirs == count(mine_probes_);
+  return {in(mine_probes_), in(expected_probes_)};
+}
+
+bool Comparison::was_called(const ProbeKey& key) const {
+  const auto [mine, expected] = count(key, [](const ProbeKey& other) { return !given_to(other).empty(); });
+  return expected > 0 && mine == expected;
 }
 
 // Whether a tensor that differs, of this TODO, shows what an earlier TODO did; if so, prints that.
 bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const std::string& difference,
                                double largest_before) {
   if (difference.empty()) return false;
-  if (suspect_ && expected_order_[*suspect_] != key && !given_agrees(*suspect_)) return true;
+  if (suspect_ && expected_order_[*suspect_] != key && !given_agrees(*suspect_, &key)) return true;
   if (other_ && todos_.contains(other_->id)) {
     print_other_way(key, difference);
     return true;
@@ -545,15 +555,15 @@ void Comparison::print_right() const {
   if (!right_.empty()) std::printf("Right so far: %s\n", called(right_).c_str());
 }
 
-bool Comparison::given_agrees(std::size_t position) {
+bool Comparison::given_agrees(std::size_t position, const ProbeKey* shown_by) {
   const ProbeKey& key = expected_order_[position];
   const auto mine = mine_probes_.find(key);
-  if (mine == mine_probes_.end() && !mine_.complete) return true;
+  const bool there = mine != mine_probes_.end();
+  if (!there && !mine_.complete) return true;
   const Tensor& expected = expected_probes_.at(key)->tensor;
-  std::string what = " does not call " + given_to(key) + "() as often as expected.\n";
-  std::string details = "  " + tensor_of(key) + ": not there\n", difference;
+  std::string difference;
   const double largest_before = largest_;
-  if (mine != mine_probes_.end()) {
+  if (there) {
     difference = differing(mine->second->tensor, expected, scale(key));
     if (difference.empty() || one_rounding_apart(mine->second->tensor, expected)) return true;
     // To add to what was cleared is as good as to overwrite: wrong only if something else differs.
@@ -562,8 +572,6 @@ bool Comparison::given_agrees(std::size_t position) {
       largest_ = largest_before;
       return true;
     }
-    what = " calls " + given_to(key) + "() with something other than expected.\n";
-    details = "  " + tensor_of(key) + ", shape " + bracketed(expected.shape) + "\n" + difference;
   }
   const std::string id = caller(position);
   if (id.empty()) {  // called by code that is not the participant's
@@ -571,11 +579,25 @@ bool Comparison::given_agrees(std::size_t position) {
     return true;
   }
   if (caused_before(key, id, difference, largest_before)) return false;
+  // If a call is missing, the next one stands in its place.
+  const auto [calls, expected_calls] = count(key, [&](const ProbeKey& other) { return other.name == key.name; });
+  const bool as_often = !mine_.complete || calls == expected_calls;
   std::string sentence = known(key, id);
-  if (sentence.empty() && mine != mine_probes_.end()) sentence = diagnosis(key);
-  if (!sentence.empty()) details += "  " + sentence + "\n";
+  if (sentence.empty() && shown_by != nullptr) sentence = known(*shown_by, id);
+  if (sentence.empty() && there && as_often) sentence = diagnosis(key);
   blame(id, true);
-  std::printf("%s%s%s%s", todos_.heading(id).c_str(), what.c_str(), todos_.place_line(id).c_str(), details.c_str());
+  const char* what = as_often                 ? "calls %s() with something other than expected."
+                     : calls < expected_calls ? "does not call %s() as often as expected."
+                                              : "calls %s() more often than expected.";
+  std::printf("%s %s\n%s  %s", todos_.heading(id).c_str(), workshop::formatted(what, given_to(key).c_str()).c_str(),
+              todos_.place_line(id).c_str(), tensor_of(key).c_str());
+  if (!there) std::printf(": not there\n");
+  if (there && as_often) std::printf(", shape %s\n", bracketed(expected.shape).c_str());
+  if (there && !as_often) {
+    std::printf(": %ld calls, expected %ld\n  The first that differs is call %d, shape %s\n", calls, expected_calls,
+                key.occurrence + 1, bracketed(expected.shape).c_str());
+  }
+  std::printf("%s%s", difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
   print_right();
   return false;
 }

@@ -97,7 +97,7 @@ std::string all_off_by(const Symptom& s) {
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
   const auto names = [&](const char* what) { return s.expected.name.find(what) != std::string::npos; };
-  if (m.size() == 1 && (names("1 if ") || names("whether") || names("rank")))
+  if (m.size() == 1 && (names("1 if ") || names("whether") || names(": accumulate") || names("rank")))
     return "";  // flags and ranks count nothing
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");

@@ -188,6 +188,27 @@ TEST_F(CompareRuns, AWrongArgumentIsTheCallersMistake) {
   verdict(1, {"TODO 02.2 (Average the gradient.) does not call copy() as often as expected."}, calls);
 }
 
+// The next call then stands in the place of the one that is missing.
+TEST_F(CompareRuns, TellsAMissingCallFromAWrongArgument) {
+  const auto given = [](Record& run, int x) { run.probe(0, "02.1", "given to copy: x", 0, {1}, {1.0 * x}); };
+  const std::string copy = "void copy(int i) {\n  // TODO 02.1: Broadcast.\n  // END TODO 02.1\n}\n";
+  const std::string average = "  // TODO 02.2: Average the gradient.\n  copy(1);\n  // END TODO 02.2\n";
+  const std::string calls = "--todos " + folder_.write("calls.cu", copy + average);
+  for (Record* run : {&expected, &mine}) run->lines.clear();
+  for (int x : {1, 2, 3}) given(expected, x);
+  for (int x : {1, 3}) given(mine, x);
+  for (Record* run : {&expected, &mine}) run->probe(0, "02.2", "after the copy", 0, {1}, {4});
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) does not call copy() as often as expected.",
+           "tensor 'given to copy: x' on rank 0, step 0: 2 calls, expected 3", "The first that differs is call 2"},
+          calls);
+  for (int x : {3, 3}) given(mine, x);
+  verdict(1,
+          {"TODO 02.2 (Average the gradient.) calls copy() more often than expected.",
+           "tensor 'given to copy: x' on rank 0, step 0: 4 calls, expected 3"},
+          calls);
+}
+
 // What a function was given may show what an earlier TODO did, as any other tensor may.
 TEST_F(CompareRuns, AWrongArgumentMayHaveAnEarlierCause) {
   for (Record* run : {&expected, &mine}) {

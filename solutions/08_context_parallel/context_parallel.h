@@ -47,14 +47,16 @@ inline void train(const Options& options, const Job& job, const SequenceCut& cut
   add_all(training, model, optimizer);
 
   // WRITE 08.D: Train on this rank's part of each batch, and evaluate.
-  //   The loop is that of solutions/02_ddp/ddp.cu, with these differences. All ranks get the same batches:
-  //   part_of(batch) is this rank's part, a Batch of the tokens at its positions. model.loss(activations, y, samples,
-  //   loss) adds the sum of the losses of this rank's tokens, divided by `samples` times the number of tokens that this
-  //   rank has of a sample; all ranks have equally many. In training, each rank's loss is the mean over its own tokens,
-  //   and average_parts(training.losses(), job.group(), stream) averages those of an epoch, before the evaluation.
-  //   evaluate_parts(training, add_loss, job.group(), stream) evaluates, after each epoch and at the end: it sums over
-  //   all ranks what add_loss(batch, loss) adds to *loss, and this sum must be the mean over all tokens of
-  //   training.evaluated() samples. The two take the place of average_losses() and evaluate().
+  //   The loop is that of solutions/02_ddp/ddp.cu, with three differences:
+  //   - All ranks get the same batches. part_of(batch) is this rank's part of one: a Batch of the tokens at its
+  //     positions.
+  //   - model.loss() adds the sum of the losses of this rank's tokens, divided by its third argument times the number
+  //     of tokens that this rank has of a sample; all ranks have equally many. In training, each rank's loss is the
+  //     mean over its own tokens. average_parts(training.losses(), job.group(), stream) averages those of an epoch over
+  //     the ranks, before the evaluation, in the place of average_losses().
+  //   - evaluate_parts(training, add_loss, job.group(), stream) takes the place of evaluate(), after each epoch and at
+  //     the end. It sums over all ranks what add_loss(batch, loss) adds to *loss. This sum must be the mean over all
+  //     tokens of training.evaluated() samples.
   const auto add_loss = [&](const Batch& batch, float* loss) {
     const Batch part = part_of(batch);
     int samples = training.evaluated();
