@@ -263,6 +263,7 @@ def keep_solution(check: Check, runner: Runner, kept: str) -> str | None:
             return f"The solution itself failed.\n{last_lines(output)}"
         os.makedirs(kept, exist_ok=True)
         os.replace("expected.jsonl", os.path.join(kept, "record.jsonl"))
+        remove(of_ranks("expected.jsonl"))
         # Others look for this file without the lock, so it appears when it is complete.
         unfinished = os.path.join(kept, "seconds.part")
         with open(unfinished, "w", encoding="ascii") as file:
@@ -328,6 +329,7 @@ def judge(check: Check, runner: Runner, kept: str, is_new: bool) -> tuple[int, s
         judged, how = "mine.journals", ["--journals"]
         with open(judged, "wb") as file:
             file.write(journals)
+    remove(of_ranks("mine.jsonl"))  # all in all, they are as large as the record
     verdict = ""
     if status == OPEN:
         text = output.decode("utf-8", "replace")
