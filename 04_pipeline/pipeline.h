@@ -3,14 +3,17 @@
 //
 // The stage computes on one stream. Activations travel on a second stream and gradients on a third, each with its own
 // communicator: a communicator runs its operations one after the other, so an activation could not leave while a
-// receive of a gradient is still waiting. Events order the streams.
+// receive of a gradient is still waiting. If the parts are placed in a V, each of the two chunks has such a pair.
+// Events order the streams.
 #pragma once
 
 #include <array>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "03_model_parallel/support/idle_clock.h"
@@ -34,18 +37,21 @@ class PipelineExecutor {
         compute_(compute),
         clock_(clock),
         rank_(stages.rank()),
-        second_group_(stages.split(/*color=*/0, /*key=*/stages.rank(), "gradients")),
-        activations_{Stream("activations"), stages.comm()},
-        gradients_{Stream("gradients"), second_group_.comm()},
         tasks_(make_tasks(schedule, rank_)),
         done_(tasks_.size()) {
+    static constexpr const char* kNames[] = {"activations", "gradients", "activations of chunk 1",
+                                             "gradients of chunk 1"};
+    channels_.emplace_back(0, kNames[0], stages.comm());
+    for (int n = 1; n < channel_count(schedule); ++n) {
+      more_groups_.push_back(stages.split(/*color=*/0, /*key=*/rank_, kNames[n]));
+      channels_.emplace_back(n, kNames[n], more_groups_.back().comm());
+    }
     if (schedule.stages == 1 || schedule.name == "gpipe") return;
     // Neighbors launch activations and gradients in different orders. check_schedule() has shown that no stage waits
     // forever as long as a device can run one group of each at the same time.
     refuse_launch_blocking("--schedule " + schedule.name);
-    second_group_.runs_beside_others();
-    connect(activations_);
-    connect(gradients_);
+    for (Group& group : more_groups_) group.runs_beside_others();
+    for (const Channel& channel : channels_) connect(channel);
   }
   PipelineExecutor(const PipelineExecutor&) = delete;
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
@@ -59,7 +65,7 @@ class PipelineExecutor {
       const Task& task = tasks_[t];
       const Instruction& i = task.instructions[0];
       if (is_message(i.kind)) {
-        const Channel& channel = is_activation(i.kind) ? activations_ : gradients_;
+        const Channel& channel = channels_[channel_of(schedule_, rank_, i)];
         exchange(task, channel);
         CUDA_CHECK(cudaEventRecord(done_[t], channel.stream));
         continue;
@@ -74,8 +80,10 @@ class PipelineExecutor {
   }
 
  private:
-  // What carries the activations, or the gradients.
+  // What carries the activations, or the gradients; see channel_of().
   struct Channel {
+    Channel(int number, const char* name, ncclComm_t comm) : number(number), stream(name), comm(comm) {}
+    int number;
     Stream stream;
     ncclComm_t comm;
   };
@@ -85,19 +93,19 @@ class PipelineExecutor {
   // rank sends only after this one.
   void connect(const Channel& channel) const {
     const OffTheRecord off_the_record;
-    std::set<Instruction::Kind> kinds;
-    const DeviceBuffer<Real> sent(1, Memory::data), received(1, Memory::data);
+    std::set<std::pair<Instruction::Kind, int>> connected;                      // kinds and peers
+    const DeviceBuffer<Real> sent(1, Memory::data), received(4, Memory::data);  // two kinds from two neighbors
     CUDA_CHECK(cudaMemsetAsync(sent.data(), 0, sent.bytes(), channel.stream));
     NCCL_CHECK(ncclGroupStart());
     for (const Task& group : tasks_) {
       for (const Instruction& i : group.instructions) {
-        const bool of_channel = is_message(i.kind) && is_activation(i.kind) == (&channel == &activations_);
-        if (!of_channel || !kinds.insert(i.kind).second) continue;
-        const int other = peer(schedule_, rank_, i.kind);
+        if (!is_message(i.kind) || channel_of(schedule_, rank_, i) != channel.number) continue;
+        const int other = peer(schedule_, rank_, i);
+        if (!connected.insert({i.kind, other}).second) continue;
         if (is_send(i.kind)) {
           NCCL_CHECK(ncclSend(sent.data(), 1, kReal, other, channel.comm, channel.stream));
         } else {
-          NCCL_CHECK(ncclRecv(received.data(), 1, kReal, other, channel.comm, channel.stream));
+          NCCL_CHECK(ncclRecv(received.data() + connected.size() - 1, 1, kReal, other, channel.comm, channel.stream));
         }
       }
     }
@@ -113,7 +121,7 @@ class PipelineExecutor {
     //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
     //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i
     //   of group.instructions, is_send(i.kind) says whether to send or to receive. The buffer is stage_.message(i),
-    //   with stage_.message_size(i) elements of type kReal; the other rank is peer(schedule_, rank_, i.kind); the
+    //   with stage_.message_size(i) elements of type kReal; the other rank is peer(schedule_, rank_, i); the
     //   communicator is channel.comm.
     todo("04.7");
     // END TODO 04.7
@@ -142,8 +150,7 @@ class PipelineExecutor {
     std::vector<int> numbers;
     for (const Instruction& i : group.instructions) numbers.insert(numbers.end(), {i.kind, i.micro_batch, i.chunk});
     probe("04.J", "given to exchange: kind, micro-batch and chunk of each message", numbers);
-    probe("04.J", "given to exchange: whether it is the channel of activations",
-          std::array{int{&channel == &activations_}});
+    probe("04.J", "given to exchange: number of the channel", std::array{channel.number});
   }
 
   const Schedule& schedule_;
@@ -151,8 +158,8 @@ class PipelineExecutor {
   cudaStream_t compute_;
   IdleClock& clock_;
   int rank_;
-  Group second_group_;  // the same stages, with a second communicator for the gradients
-  Channel activations_, gradients_;
+  std::deque<Group> more_groups_;  // the same stages, with a communicator for each channel but the first
+  std::deque<Channel> channels_;
   std::vector<Task> tasks_;
   std::vector<Event> done_;  // indexed by task; only those of groups of messages are recorded
   Event computed_;

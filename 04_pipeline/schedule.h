@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipeline schedules as data: one list of instructions per stage, which the stage runs in order.
 //
-// The model is cut into `stages` · `chunks` parts, each of consecutive layers. Stage s holds the parts s, s + stages,
-// s + 2·stages …, which are its chunks 0, 1, 2 …; with one chunk, each stage holds one part. GPipe: Huang et al.,
-// NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM),
-// SC 2021. ZB-H1: Qi et al., ICLR 2024.
+// The model is cut into `stages` · `chunks` parts, each of consecutive layers. A table says which stage holds which
+// part. The parts of a stage, in ascending order, are its chunks 0, 1, 2 …; with one chunk, each stage holds one part.
+// GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et
+// al. (Megatron-LM), SC 2021. ZB-H1 and ZB-V: Qi et al., ICLR 2024.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,22 @@ struct Schedule {
   std::vector<int> in_flight;
   std::vector<std::vector<Instruction>> lists;  // indexed by stage
   bool splits_backward = false;                 // each backward leaves the gradients of the weights to a `weights`
-  int part(int stage, int chunk) const { return chunk * stages + stage; }
+  std::vector<int> placement = {};  // indexed by part: the stage that holds it; if it is empty, part % stages
+
   int parts() const { return stages * chunks; }
+  int stage_of(int part) const { return part < std::ssize(placement) ? placement[part] : part % stages; }
+  // Returns which of its stage's chunks a part is, and the reverse: -1 if the stage has no such chunk.
+  int chunk_of(int part) const {
+    int chunk = 0;
+    for (int below = 0; below < part; ++below) chunk += stage_of(below) == stage_of(part);
+    return chunk;
+  }
+  int part(int stage, int chunk) const {
+    for (int part = 0; part < parts(); ++part) {
+      if (stage_of(part) == stage && chunk-- == 0) return part;
+    }
+    return -1;
+  }
 };
 
 // Whether it needs an input from another stage, or has a result for one.
@@ -58,17 +72,49 @@ inline bool is_activation(Instruction::Kind kind) {
   return kind == Instruction::send_activation || kind == Instruction::receive_activation;
 }
 
-// Returns the stage at the other end of a message. Stages form a ring: above the last one is stage 0's next chunk.
-inline int peer(const Schedule& schedule, int stage, Instruction::Kind kind) {
-  const bool above = kind == Instruction::send_activation || kind == Instruction::receive_gradient;
-  return (stage + (above ? 1 : schedule.stages - 1)) % schedule.stages;
+// Returns the kind of a message at its other end.
+inline Instruction::Kind other_half(Instruction::Kind message) {
+  switch (message) {
+    case Instruction::send_activation:
+      return Instruction::receive_activation;
+    case Instruction::receive_activation:
+      return Instruction::send_activation;
+    case Instruction::send_gradient:
+      return Instruction::receive_gradient;
+    default:
+      return Instruction::send_gradient;
+  }
 }
 
-// A send and the receive right after it form one NCCL group if both go in the same direction: they start together, and
+// Returns the part at the other end of a message of this stage: the one above or the one below.
+inline int other_part(const Schedule& schedule, int stage, const Instruction& message) {
+  const bool above = message.kind == Instruction::send_activation || message.kind == Instruction::receive_gradient;
+  return (schedule.part(stage, message.chunk) + (above ? 1 : schedule.parts() - 1)) % schedule.parts();
+}
+// Returns the stage at the other end. It may be the stage itself, if that holds both parts.
+inline int peer(const Schedule& schedule, int stage, const Instruction& message) {
+  return schedule.stage_of(other_part(schedule, stage, message));
+}
+
+// The messages of a channel all go the same way, and one after the other: activations on one channel, gradients on
+// another. If a table places the parts, those of each chunk have two channels of their own, because the second chunks
+// of a V send their activations where the first ones get theirs from.
+inline int channel_count(const Schedule& s) { return s.placement.empty() ? 2 : 2 * s.chunks; }
+// Returns the channel of a chunk's activations, or of its gradients.
+inline int channel_of(const Schedule& s, int chunk, bool gradients) {
+  return int{gradients} + (s.placement.empty() ? 0 : 2 * chunk);
+}
+// Returns the channel of a message: that of the chunk below the boundary which it crosses.
+inline int channel_of(const Schedule& s, int stage, const Instruction& message) {
+  const int below = std::min(s.part(stage, message.chunk), other_part(s, stage, message));
+  return channel_of(s, s.chunk_of(below), !is_activation(message.kind));
+}
+
+// A send and the receive right after it form one NCCL group if both are on the same channel: they start together, and
 // neither waits for the other. Every other send or receive is a group of its own.
-inline bool joins_group(const Instruction& before, const Instruction& i) {
-  return (before.kind == Instruction::send_activation && i.kind == Instruction::receive_activation) ||
-         (before.kind == Instruction::send_gradient && i.kind == Instruction::receive_gradient);
+inline bool joins_group(const Schedule& s, int stage, const Instruction& before, const Instruction& i) {
+  return is_send(before.kind) && is_message(i.kind) && !is_send(i.kind) &&
+         channel_of(s, stage, before) == channel_of(s, stage, i);
 }
 
 // ---- sends and receives --------------------------------------------------------------------------------------------
@@ -87,13 +133,18 @@ inline std::optional<Instruction> message(const Schedule& schedule, int stage, c
   return Instruction{input ? receive : send, i.micro_batch, i.chunk};
 }
 
-// Inserts the sends, each right after the forward or backward that computes what it sends.
+// Inserts the sends, each right after the forward or backward that computes what it sends. If both parts are on this
+// stage, the receive comes right behind it: NCCL sends to the own rank only within a group.
 inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage,
                                              const std::vector<Instruction>& order) {
   std::vector<Instruction> list;
   for (const Instruction& i : order) {
     list.push_back(i);
-    if (const auto send = message(schedule, stage, i, /*input=*/false)) list.push_back(*send);
+    const auto send = message(schedule, stage, i, /*input=*/false);
+    if (!send) continue;
+    list.push_back(*send);
+    if (peer(schedule, stage, *send) != stage) continue;
+    list.push_back({other_half(send->kind), i.micro_batch, schedule.chunk_of(other_part(schedule, stage, *send))});
   }
   return list;
 }
@@ -101,28 +152,36 @@ inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage
 // Inserts the receives. The receive for the n-th forward is in a group with the send after forward n - `ahead`; the
 // same holds for backwards. So activations travel while the stage computes backwards, gradients while it computes
 // forwards, and neither waits for the other. The first `ahead` receives of a kind come before its first forward or
-// backward.
+// backward. Chunks with channels of their own are counted by themselves.
 inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
                                                 const std::vector<Instruction>& order, std::size_t ahead) {
-  std::vector<Instruction> inputs[2], list;  // inputs: the forwards, the backwards
+  struct Inputs {
+    std::vector<Instruction> of;  // the forwards or backwards that need them
+    std::size_t received = 0, computed = 0;
+  };
+  std::vector<Inputs> all(channel_count(schedule));
+  const auto inputs_of = [&](const Instruction& pass) -> Inputs& {
+    return all[channel_of(schedule, pass.chunk, pass.kind == Instruction::backward)];
+  };
   for (const Instruction& i : order) {
-    if (is_pass(i.kind)) inputs[i.kind == Instruction::backward].push_back(i);
+    if (is_pass(i.kind)) inputs_of(i).of.push_back(i);
   }
-  std::size_t received[2] = {0, 0}, computed[2] = {0, 0};
-  const auto receive_up_to = [&](int kind, std::size_t count) {
-    for (std::size_t& n = received[kind]; n < std::min(count, inputs[kind].size()); ++n) {
-      if (const auto receive = message(schedule, stage, inputs[kind][n], /*input=*/true)) list.push_back(*receive);
+  std::vector<Instruction> list;
+  const auto receive_up_to = [&](Inputs& inputs, std::size_t count) {
+    for (std::size_t& n = inputs.received; n < std::min(count, inputs.of.size()); ++n) {
+      const auto receive = message(schedule, stage, inputs.of[n], /*input=*/true);
+      if (receive && peer(schedule, stage, *receive) != stage) list.push_back(*receive);
     }
   };
-  int kind = 0;
+  Inputs* inputs = nullptr;  // of the last forward or backward
   for (std::size_t at = 0; at < order.size(); ++at) {
     if (is_pass(order[at].kind)) {
-      kind = order[at].kind == Instruction::backward;
-      receive_up_to(kind, computed[kind]++ + ahead);
+      inputs = &inputs_of(order[at]);
+      receive_up_to(*inputs, inputs->computed++ + ahead);
     }
     list.push_back(order[at]);
-    const bool sends_next = at + 1 < order.size() && is_send(order[at + 1].kind);
-    if (!sends_next) receive_up_to(kind, computed[kind] + ahead);
+    const bool message_next = at + 1 < order.size() && is_message(order[at + 1].kind);
+    if (inputs != nullptr && !message_next) receive_up_to(*inputs, inputs->computed + ahead);
   }
   return list;
 }
@@ -154,13 +213,16 @@ inline void probe_orders(const char* todo, const Schedule& s) {
 
 // Records the order of each stage with its gradients of weights.
 inline void probe_split_orders(const char* todo, const Schedule& s) {
+  const std::string each = s.chunks > 1 ? ", micro-batch and chunk of each computation of stage "
+                                        : " and micro-batch of each computation of stage ";
   for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
     std::vector<int> numbers;
     for (const Instruction& i : s.lists[stage]) {
-      if (is_compute(i.kind)) numbers.insert(numbers.end(), {i.kind, i.micro_batch});
+      if (!is_compute(i.kind)) continue;
+      numbers.insert(numbers.end(), {i.kind, i.micro_batch});
+      if (s.chunks > 1) numbers.push_back(i.chunk);
     }
-    probe(todo, "kind (0, 1, 2: F, B, W) and micro-batch of each computation of stage " + std::to_string(stage),
-          numbers);
+    probe(todo, "kind (0, 1, 2: F, B, W)" + each + std::to_string(stage), numbers);
   }
 }
 
@@ -286,6 +348,56 @@ inline Schedule zb_h1(int stages, int micro_batches) {
   return s;
 }
 
+// ZB-V: zero bubble with two chunks per stage, which are placed in a V: a micro-batch goes through the first chunks
+// from the first stage to the last, and through the second ones back. `micro_batches` must be at least twice `stages`.
+inline Schedule zb_v(int stages, int micro_batches) {
+  Schedule s{"zb-v", stages, micro_batches, 2, {}, {}, /*splits_backward=*/true};
+  for (int part = 0; part < s.parts(); ++part) {
+    int holder = 0;
+    // TODO 04.11: Set `holder` to the stage that holds this part.
+    //   The parts go from stage 0 to the last stage, and back to stage 0. There are `stages` stages and s.parts()
+    //   parts, two on each stage.
+    todo("04.11");
+    // END TODO 04.11
+    s.placement.push_back(holder);
+  }
+  for (int stage = 0; stage < stages; ++stage) {
+    s.in_flight.push_back(2 * stages);
+    std::vector<Instruction> order, left;           // left: weights that are put off
+    int forwards[] = {0, 0}, backwards[] = {0, 0};  // so far, by chunk
+    const auto forward = [&](int chunk) { order.push_back({Instruction::forward, forwards[chunk]++, chunk}); };
+    const auto backward = [&](int chunk, int put_off) {
+      const int m = backwards[chunk]++;
+      order.push_back({Instruction::backward, m, chunk});
+      left.push_back({Instruction::weights, m, chunk});
+      if (static_cast<int>(left.size()) <= put_off) return;
+      order.push_back(left.front());
+      left.erase(left.begin());
+    };
+    // TODO 04.12: Append the order of `stage`, with forward(chunk) and backward(chunk, put_off).
+    //   forward() appends the chunk's next forward and counts it in forwards[chunk]. backward() appends the chunk's
+    //   next backward and counts it in backwards[chunk]. Behind that it appends the oldest weights, if more than
+    //   `put_off` are left; with 0, each backward is followed by its own weights. Put off nothing in the first four
+    //   phases:
+    //   1. Forwards of chunk 0, until micro-batch 0 comes back. It needs two forwards on each stage behind this one.
+    //   2. Forwards of chunk 0 and of chunk 1 in turns, stage + 1 of each.
+    //   3. Backwards and forwards of chunk 1 in turns, as many of each as there are stages behind this one.
+    //   4. As long as chunk 1 has forwards left: its next backward, a forward of chunk 0 if there is one left, a
+    //      backward of chunk 0, and the forward of chunk 1.
+    //   5. The backwards that are left, of chunk 1 and of chunk 0 in turns. The other stages wait for them. So put the
+    //      weights off, by `stage`: that many forwards fewer are in flight by now.
+    //   The weights that are left in the end are appended below.
+    todo("04.12");
+    // END TODO 04.12
+    order.insert(order.end(), left.begin(), left.end());
+    s.lists.push_back(connect(s, stage, order, /*ahead=*/1));
+  }
+  probe("04.11", "stage that holds each part", s.placement);
+  probe_split_orders("04.12", s);
+  probe_rest("04.M", s);
+  return s;
+}
+
 // ---- buffers -------------------------------------------------------------------------------------------------------
 
 // Assigns buffers of a pool to the micro-batches of a chunk. A micro-batch holds its buffer from the instruction of
@@ -375,7 +487,7 @@ inline void wait_for_only_output(std::vector<Task>& tasks, const Schedule& sched
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   for (const Instruction& i : schedule.lists[stage]) {
-    const bool joins = !tasks.empty() && joins_group(tasks.back().instructions.back(), i);
+    const bool joins = !tasks.empty() && joins_group(schedule, stage, tasks.back().instructions.back(), i);
     if (!joins) tasks.emplace_back();
     tasks.back().instructions.push_back(i);
   }

@@ -43,7 +43,8 @@ void simulate(const Options& options, PipelineStage& stage, PipelineExecutor& ex
 
 void train(const Options& options, const Network& network, const Schedule& schedule, PipelineStage& stage,
            PipelineExecutor& executor, IdleClock& clock, const Job& job, cudaStream_t stream) {
-  // All ranks go through the same batches. The first rank uses the inputs, the last one the targets.
+  // All ranks go through the same batches. The stage of the first part uses the inputs, that of the last one the
+  // targets.
   DataSource data = network.data();
   data.needs_x = job.rank() == 0;
   Training training(options, job, {.reports = job.rank() == 0}, data, stream);
@@ -96,7 +97,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
       stage.begin_step(training.batch(), training.loss());
       executor.step(update, ready);
     }
-    send_losses(training.losses(), job.group(), stream);
+    send_losses(training.losses(), schedule, job.group(), stream);
     clock.stop();
     training.evaluate(add_loss, job.group());
   }

@@ -55,8 +55,8 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
   //     update()             when those of all layers are: average all chunks; clip by
   //                          clipping.clip(training.losses().gradient_norm()) if clipping.enabled(); update all chunks
   //                          with training.lr_factor()
-  //   Then training.losses() are the last stage's, and the first stage reports them:
-  //     send_losses(losses, ranks of the stages, stream) sends them there
+  //   Then training.losses() are on the stage of the model's last part, and the first stage reports them:
+  //     send_losses(losses, schedule, ranks of the stages, stream) sends them there
   //     average_losses(losses, replicas, stream) averages them on the first stage, if there are several replicas
   //   Before that, part.average(losses) makes the losses of a rank's own positions those of whole samples.
   //   evaluate(training, mesh.replicas, stream, add_loss) evaluates. Its add_loss(batch, loss) adds the loss of a batch
@@ -82,9 +82,9 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
       stage.begin_step(part(training.batch()), training.loss());
       executor.step(update, ready);
     }
-    // The last stage has computed the losses; the first one reports them.
+    // The stage of the last part has computed the losses; the first one reports them.
     part.average(training.losses());
-    send_losses(training.losses(), mesh.pipeline, stream);
+    send_losses(training.losses(), schedule, mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
     evaluate(training, mesh.replicas, stream, add_loss);
   }

@@ -60,11 +60,12 @@ TESTS(equal) {
   }
 }
 
-// ZB-H1 computes the gradients of 1F1B's backwards in two parts, with the same sums in the same order.
+// ZB-H1 and ZB-V compute the gradients of 1F1B's backwards in two parts, with the same sums in the same order.
 TESTS(zero_bubble) {
-  const auto like_1f1b = [](const std::string& name, int ranks, const std::string& options) {
-    same_training("solution.04.zb-h1." + name, kSameBits, on(ranks, pipeline, options),
-                  on(ranks, pipeline, options, "--schedule zb-h1"));
+  const auto like_1f1b = [](const std::string& name, int ranks, const std::string& options,
+                            const std::string& schedule = "zb-h1") {
+    same_training("solution.04." + schedule + "." + name, kSameBits, on(ranks, pipeline, options),
+                  on(ranks, pipeline, options, "--schedule", schedule));
   };
   for (int ranks : {1, 2, 3, 4, 8}) {
     for (int micro_batches : {1, 2, 4, 6, 12})
@@ -81,6 +82,17 @@ TESTS(zero_bubble) {
   // Convolutions and experts leave nothing for later.
   like_1f1b("alexnet", 3, "--model alexnet --image-size 63 --shrink 8 --samples 32 --max-steps 3 --batch-size 8");
   like_1f1b("experts", 2, gpt + " --experts 4");
+
+  for (const auto& [ranks, micro_batches] : {std::pair(1, 2), {1, 3}, {2, 4}, {2, 6}, {3, 6}, {3, 12}, {4, 8}, {4, 12}})
+    like_1f1b(text("is_1f1b.", ranks, "x", micro_batches), ranks, text(network, " --micro-batches ", micro_batches),
+              "zb-v");
+  // The last batch has 3 rows for 8 micro-batches.
+  like_1f1b("empty_micro_batches", 2, "--layers 6,5,4,4,2 --samples 99 --epochs 3 --batch-size 32 --micro-batches 8",
+            "zb-v");
+  like_1f1b("bf16", 4, network + " --micro-batches 8 --precision bf16 --validation-samples 100", "zb-v");
+  for (int ranks : {2, 3, 4})
+    like_1f1b(text("gpt.", ranks), ranks, gpt + " --micro-batches 8 --dropout 0.1 --clip-norm 0.5", "zb-v");
+  like_1f1b("experts", 2, gpt + " --experts 4", "zb-v");
 }
 
 // The README's memory: 8 layers of width 8, 32 rows.
@@ -109,6 +121,18 @@ TESTS(memory) {
            }
          });
   }
+  // A V of eight parts of one layer each. The first chunk of stage s holds 8 - s sets of activations, the second one
+  // s + 1. Inputs are kept as long, and there is one more for the message on its way, but not from the own stage.
+  test("solution.04.memory.zb-v", on(4, pipeline, layers, "--micro-batches 8 --schedule zb-v"), [](const Run& run) {
+    expect_clean_steps(run);
+    const int inputs[] = {0 + 2, 8 + 3, 7 + 4, 6 + 4}, kept[] = {1 + 1, 2 + 1, 2 + 2, 2 + 2};
+    for (int stage = 0; stage < 4; ++stage) {
+      expect_memory(run, stage,
+                    {{"activations", 128 * (9 + 2 * 2 + inputs[stage] + kept[stage])},
+                     {"buckets", 128 * (stage == 0 ? 1 + 2 : 2 + 4)},
+                     {"parameters", 4 * 2 * 9 * 8}});
+    }
+  });
   // Probes must neither allocate nor wait: on a GPU either would make the host wait for its peers.
   test("solution.04.recorded_steps", on(2, pipeline, layers, "--max-steps 3").in("WORKSHOP_PROBES=1"),
        [](const Run& run) {
@@ -149,6 +173,14 @@ TESTS(ledger) {
   // All three boundaries between four parts lie between the two ranks.
   add("interleaved", 2, 4, 3, "--schedule interleaved");
   add("one_rank", 1, 4, 1, "");
+  // A V of four parts on two stages. Stage 0 has the first and the last one, and stage 1 both of those between, with a
+  // boundary at which it sends to itself. The losses are where they are printed.
+  const std::int64_t messages = 32 * 4 * 2, bytes = 2 * 4 * 32 * 32 * 8;
+  ledger("solution.04.ledger.zb-v", on(2, pipeline, "--layers 8,8,8,8,8 --micro-batches 4 --schedule zb-v"),
+         {{0, "ncclSend", messages, bytes},
+          {0, "ncclRecv", messages, bytes},
+          {1, "ncclSend", 2 * messages, 2 * bytes},
+          {1, "ncclRecv", 2 * messages, 2 * bytes}});
 }
 
 // Checks the mean bubble of a simulation, as a fraction of the time.
@@ -195,20 +227,28 @@ TESTS(bubble) {
                     idle / (8 * (2 + weights) + idle), 0.03);
     });
   }
+  test("solution.04.bubble.zb-v.3x6", {.ranks = 3, .measures = true}, [=] {
+    const double slot = 15 * std::pow(3, attempt() - 1), idle = 2 * (2 - 1);
+    expect_bubble(record(on(3, pipeline, "--simulate-compute", slot, "--simulate-weights", slot,
+                            "--max-steps 4 --batch-size 30 --micro-batches 6 --schedule zb-v")),
+                  idle / (2 * 6 * 3 + idle), 0.03);
+  });
   // On a simulated machine, where messages take no time, the bubble is that of the formula, to 2 % of it. All stages
   // have a layer of 512 × 512, so forward, backward and weights take equally long. The first layer has only one input,
   // and is there for the gradient that the first of the other layers would not compute without it. It takes 1/512 of
   // their time, and so does what is not a matrix product. The stage that has most of that is the one that idles least.
   for (const auto& [stages, micro_batches] : {std::pair(2, 8), std::pair(4, 8), std::pair(4, 16), std::pair(8, 8)}) {
-    for (const std::string schedule : {"1f1b", "zb-h1"}) {
+    for (const std::string schedule : {"1f1b", "zb-h1", "zb-v"}) {
+      if (schedule == "zb-v" && micro_batches < 2 * stages) continue;
       test(text("solution.04.simulated_bubble.", schedule, ".", stages, "x", micro_batches),
            {.ranks = stages, .cpu_only = "only the cpu backend simulates"}, [=, M = micro_batches, p = stages] {
              std::string layers = "--layers 1";
-             for (int layer = 0; layer <= p; ++layer) layers += ",512";
+             const int chunks = schedule == "zb-v" ? 2 : 1;
+             for (int layer = 0; layer <= chunks * p; ++layer) layers += ",512";
              const Run run = record(on(p, pipeline, layers, "--max-steps 6 --log-every 0 --samples", 64 * M,
                                        "--batch-size", 8 * M, "--micro-batches", M, "--schedule", schedule)
                                         .in("WORKSHOP_SIMULATE=compute=10G,link=0s+10T/s"));
-             const double idle = (p - 1) * (schedule == "zb-h1" ? 1.0 : 3.0), expected = idle / (3 * M + idle);
+             const double idle = (p - 1) * (schedule == "1f1b" ? 3.0 : 1.0), expected = idle / (3 * chunks * M + idle);
              double found = 1;  // of the stage that computes longest
              for (int stage = 0; stage < p; ++stage)
                found = std::min(found, run.record.values.at({stage, "idle share"}));
@@ -219,7 +259,7 @@ TESTS(bubble) {
   }
 
   // Messages travel during computation.
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
     overlaps("solution.04.overlap_is_real." + schedule,
              on(2, pipeline, "--schedule", schedule, "--simulate-compute 5 --max-steps 2"), "ncclSend");
   }
@@ -239,7 +279,7 @@ TESTS(launch_blocking) {
     return on(4, pipeline, network, options).in("CUDA_LAUNCH_BLOCKING=1");
   };
   test("solution.04.launch_blocking.gpipe", {.ranks = 4}, [=] { succeed(blocking("--schedule gpipe --max-steps 4")); });
-  for (const char* schedule : {"1f1b", "interleaved", "zb-h1"}) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
     refused(text("solution.04.launch_blocking.", schedule),
             text("^error: CUDA_LAUNCH_BLOCKING is '1'; unset it or set it to 0, because --schedule ", schedule, " "),
             blocking(text("--micro-batches 8 --schedule ", schedule)));
@@ -250,9 +290,10 @@ TESTS(launch_blocking) {
 TESTS(blocking) {
   const std::string gpt = "--model gpt --blocks 7 --text " + source("tests/golden/text").path;
   for (const auto& [name, model] : {std::pair("mlp", network), std::pair("gpt", gpt)}) {
-    for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+    for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
       for (int stages : {2, 4}) {
-        const Command command = on(stages, pipeline, model, "--max-steps 3 --micro-batches 4 --schedule", schedule);
+        const Command command = on(stages, pipeline, model, "--max-steps 3 --micro-batches",
+                                   schedule == "zb-v" ? 2 * stages : 4, "--schedule", schedule);
         same_training(text("solution.04.blocking.", name, ".", schedule, ".", stages), 0, command,
                       command.in("WORKSHOP_BLOCKING=1"));
       }
@@ -267,6 +308,12 @@ TESTS(bad) {
                   {R"(stage 1 .  \. F0 F1  \. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3)",
                    "14 slots; each stage computes in 12 .*a bubble of 14.3 % of the time", "stage 2 has at most 3 in"});
   });
+  test("solution.04.print.zb-v", {}, [] {
+    expect_output(
+        run(on(1, pipeline, "--print --stages 2 --schedule zb-v")), 0,
+        {R"(stage 0 . F0a F1a F2a F0b B0b W0b F1b B1b W1b F3a B0a W0a F2b B2b W2b B1a W1a F3b B3b W3b B2a W2a)",
+         "25 slots; each stage computes in 24 .*a bubble of 4.0 % of the time", "stage 1 has at most 4 in"});
+  });
   test("solution.04.print", {}, [] {
     expect_output(run(on(1, pipeline, "--print --stages 3")), 0,
                   {R"(stage 1 .  \. F0 F1  \. B0 F2 B1 F3 B2  \. B3  \.)",
@@ -275,11 +322,11 @@ TESTS(bad) {
   refusals("solution.04.bad.", on(4, pipeline, "--layers 4,4,4,4,4"), R"(
     #.divisor       | --micro-batches 5       | --micro-batches is '5'; expected a divisor of --batch-size, 32
     #.micro_batches | --micro-batches 0       | --micro-batches is '0'; expected a whole number
-    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1 or a file: zb: cannot be read
+    #.schedule      | --schedule zb           | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1, zb-v or a file: zb: cannot be read
     #.in_flight     | --in-flight 2           | --in-flight is '2'; expected a file as --schedule then
     #.ahead         | --ahead 2               | --ahead is '2'; expected a file as --schedule then
     #.slots         | --print --slots 1,0,1   | --slots is '1,0,1'; expected three whole numbers from 1 to 100
-    #.chunks        | --chunks 2              | --chunks is '2'; expected 1 unless --schedule is interleaved
+    #.chunks        | --chunks 2              | --chunks is '2'; expected 1 unless --schedule is interleaved or zb-v
     #.stages        | --stages 3              | --stages is '3'; expected the number of ranks, #
     #.simulate      | --simulate-compute=-1   | --simulate-compute is '-1'; expected a number greater than 0
     #.layers        | --schedule interleaved --chunks 8 | --layers is '4,4,4,4,4', 4 layers for # stages of 8; expected at least
@@ -287,6 +334,9 @@ TESTS(bad) {
     #.long_weights  | --schedule zb-h1 --simulate-compute 1 --simulate-weights 2 | '2'; expected at most 1, --simulate-compute
     #.recompute     | --schedule zb-h1 --recompute stages | --recompute is 'stages'; expected none with --schedule zb-h1
     #.interval      | --schedule zb-h1 --checkpoint-interval 2 | '2'; expected 0 with --schedule zb-h1
+    #.v_chunks      | --schedule zb-v --chunks 3 | --chunks is '3'; expected 2 with --schedule zb-v
+    #.v_weights     | --schedule zb-v --micro-batches 32 --simulate-compute 1 --simulate-weights 2 | '2'; expected at most 1, --simulate-compute
+    v_micro_batches | --schedule zb-v --micro-batches 4 | --micro-batches is '4'; expected at least 8 with --schedule zb-v, twice the number of stages
     interleaved     | --layers 4,4,4,4,4,4,4,4,4 --schedule interleaved --micro-batches 2 | '2'; expected a multiple of the 4 stages
   )");
   refusals("solution.04.bad.", on(4, pipeline),

@@ -192,6 +192,11 @@ TESTS(meshes) {
     same_training(text("solution.07.zb-h1.is_1f1b.", name), kSameBits, with(cube, options),
                   with(cube, text(options, " --schedule zb-h1")));
   }
+  for (const auto& [name, options] : {std::pair("plain", ""), std::pair("buckets", "--bucket-mb 0.0001"),
+                                      std::pair("zero", "--zero 1"), std::pair("clip", "--clip-norm 0.1")}) {
+    same_training(text("solution.07.zb-v.is_1f1b.", name), kSameBits, with(cube, options),
+                  with(cube, text(options, " --schedule zb-v")));
+  }
   same_training("solution.07.zb-h1.without_tensor", kSameBits,
                 on(4, train_3d, network, "--dp 2 --pp 2 --bucket-mb 0.0001 --batch-size 24"),
                 on(4, train_3d, network, "--dp 2 --pp 2 --bucket-mb 0.0001 --batch-size 24 --schedule zb-h1"));
@@ -243,7 +248,7 @@ TESTS(overlap) {
 // hang.
 TESTS(blocking) {
   const std::string cube = network + "--dp 2 --pp 2 --tp 2 --micro-batches 8 --batch-size 24 --max-steps 3 --schedule ";
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
     const Command command = on(8, train_3d, cube + schedule), launching = command.in("CUDA_LAUNCH_BLOCKING=1");
     same_training("solution.07.blocking." + schedule, 0, command, command.in("WORKSHOP_BLOCKING=1"));
     same_training("solution.07.blocking.zero." + schedule, 0, with(command, "--zero 1 --clip-norm 0.5"),
@@ -289,9 +294,9 @@ TESTS(bad) {
     #.large         | --pp 1000000 --tp 1000000 | --pp is '1000000' and --tp is '1000000', which makes 1000000000000 ranks
     #.zero          | --zero 2            | --zero is '2'; expected a whole number from 0 to 1
     #.micro_batches | --micro-batches 5   | --micro-batches is '5'; expected a divisor of --batch-size, 32
-    #.chunks        | --chunks 2          | --chunks is '2'; expected 1 unless --schedule is interleaved
+    #.chunks        | --chunks 2          | --chunks is '2'; expected 1 unless --schedule is interleaved or zb-v
     #.parts         | --schedule interleaved --chunks 8 | --pp is '1', for stages of 8 out of 4 layers in --layers; expected at least 8 layers
-    #.schedule      | --schedule zb       | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1 or a file: zb: cannot be read
+    #.schedule      | --schedule zb       | --schedule is 'zb'; expected gpipe, 1f1b, interleaved, zb-h1, zb-v or a file: zb: cannot be read
   )");
   refusals("solution.07.bad.", on(4, train_3d), R"(
     layers          | --pp 4                                 | --pp is '4', for stages of 1 out of 2 layers in --layers; expected at least 4 layers

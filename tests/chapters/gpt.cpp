@@ -45,6 +45,7 @@ TESTS(gpt_everywhere) {
               {"1f1b.interval", "04_pipeline/pipeline", 2, 1, "--checkpoint-interval 2"},
               {"interleaved", "04_pipeline/pipeline", 2, 1, "--schedule interleaved"},
               {"zb-h1", "04_pipeline/pipeline", 3, 1, "--schedule zb-h1"},
+              {"zb-v", "04_pipeline/pipeline", 2, 1, "--schedule zb-v"},
               {"interleaved.stages", "04_pipeline/pipeline", 1, 1, "--schedule interleaved --recompute stages"},
               {"zero_0", "06_fsdp/zero", 2, 2, "--stage 0"},
               {"zero_1", "06_fsdp/zero", 2, 2, "--stage 1"},

@@ -30,7 +30,7 @@ OF_OPTION = {
     "--iterations": "1 2 0 99999999999 x".split(),
     "--simulate-compute": "0.5 1 -1 0 1e7 nan".split(),
     "--slow-disk": "0 1 -1 10001 x".split(),
-    "--schedule": "gpipe 1f1b interleaved zb-h1 pipe /dev/null x".split(),
+    "--schedule": "gpipe 1f1b interleaved zb-h1 zb-v pipe /dev/null x".split(),
     "--slots": "1,1,1 2,2,1 0,1,1 1,1 x".split(),
 }
 # By type: values that make a program run, and those that are near a limit or make no sense.
@@ -110,6 +110,8 @@ def draw(numbers: Random, programs: dict[str, dict[str, str]]) -> Set:
         options = ["--image-size=32", "--shrink=32", "--batch-size=4", "--samples=40", *options]
     if "--max-steps" in known:
         options.insert(0, "--max-steps=2")
+    if "--words" in known:  # the evaluation goes through the whole text
+        options.insert(0, "--words=2000")
     return Set(program, 1 + numbers.below(2), options)
 
 

@@ -2,7 +2,8 @@
 """Trains with random schedules (04_pipeline/pipeline --schedule FILE), some of them damaged: random_schedules.py BIN COUNT
 
 A schedule is either refused, with the reason, or it trains what 1F1B trains. Every other schedule comes from a random
-order in which the work can be done, so most of these run. After every fourth, a damaged copy follows.
+order in which the work can be done, so most of these run; some have two chunks per stage, placed in a V. After every
+fourth, a damaged copy follows.
 """
 from __future__ import annotations
 
@@ -42,27 +43,30 @@ def any_order(numbers: random.Random, stages: int, batches: int, split: bool) ->
     return orders
 
 
-def possible_order(numbers: random.Random, stages: int, batches: int, split: bool) -> list[list[str]]:
-    """A random order in which all the work can be done: at any time, something that nothing else stands before."""
-    waiting = [(s, "F", m) for s in range(stages) for m in range(batches)]
-    waiting += [(s, "B", m) for s in range(stages) for m in range(batches)]
-    waiting += [(s, "W", m) for s in range(stages) for m in range(batches) if split]
+def possible_order(
+    numbers: random.Random, stages: int, batches: int, split: bool, placement: list[int]
+) -> list[list[str]]:
+    """A random order in which all the work can be done: at any time, something that nothing else stands before.
+    `placement` has the stage of each part."""
+    waiting = [(p, kind, m) for kind in "FBW"[: 2 + split] for p in range(len(placement)) for m in range(batches)]
     done: set[tuple[int, str, int]] = set()
     orders: list[list[str]] = [[] for _ in range(stages)]
 
-    def can_start(s: int, kind: str, m: int) -> bool:
-        in_turn = kind == "W" or m == 0 or (s, kind, m - 1) in done  # neighbors need the same order
+    def can_start(p: int, kind: str, m: int) -> bool:
+        in_turn = kind == "W" or m == 0 or (p, kind, m - 1) in done  # neighbors need the same order
         if kind == "F":
-            return in_turn and (s == 0 or (s - 1, "F", m) in done)
+            return in_turn and (p == 0 or (p - 1, "F", m) in done)
         if kind == "B":
-            return in_turn and (s, "F", m) in done and (s == stages - 1 or (s + 1, "B", m) in done)
-        return (s, "B", m) in done
+            return in_turn and (p, "F", m) in done and (p == len(placement) - 1 or (p + 1, "B", m) in done)
+        return (p, "B", m) in done
 
     while waiting:
         one = numbers.choice([w for w in waiting if can_start(*w)])
         waiting.remove(one)
         done.add(one)
-        orders[one[0]].append(f"{one[1]}{one[2]}")
+        part, kind, m = one
+        chunk = "ab"[placement[:part].count(placement[part])] if len(placement) > stages else ""
+        orders[placement[part]].append(f"{kind}{m}{chunk}")
     return orders
 
 
@@ -120,8 +124,14 @@ def try_all(solutions: str, count: int, numbers: random.Random) -> None:
 
     for number in range(count):
         stages, batches = numbers.choice([1, 2, 3, 4]), numbers.choice([1, 2, 3, 4, 6])
-        make = possible_order if number % 2 == 0 else any_order
-        text = cells(stages, make(numbers, stages, batches, numbers.random() < 0.5))
+        split, is_v = numbers.random() < 0.5, number % 8 in (2, 4)
+        placement = [*range(stages), *(reversed(range(stages)) if is_v else [])]
+        if number % 2 == 0:
+            text = cells(stages, possible_order(numbers, stages, batches, split, placement))
+        else:
+            text = cells(stages, any_order(numbers, stages, batches, split))
+        if is_v:
+            text = f"parts | {' '.join(map(str, placement))}\n{text}"
         try_one(text, stages, batches)
         if number % 4 == 0:
             try_one(damaged(numbers, text), stages, batches)

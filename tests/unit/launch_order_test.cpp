@@ -128,8 +128,9 @@ TEST(LaunchOrder, BesideOthers) {
   EXPECT_EQ(circle({Rank().launch({b}).launch({c}).launch({a}), Rank().launch({a}).launch({c}).launch({b})}), "");
 }
 
-// What the stages of a pipeline launch in two steps (04_pipeline/pipeline.h): activations on kA, gradients on kB.
-std::vector<std::vector<LaunchedOperation>> launches_of(const Schedule& schedule, bool gradients_beside) {
+// What the stages of a pipeline launch in two steps (04_pipeline/pipeline.h), each channel on a communicator of its
+// own. `others_beside`: all but the first run beside others.
+std::vector<std::vector<LaunchedOperation>> launches_of(const Schedule& schedule, bool others_beside) {
   std::vector<std::vector<LaunchedOperation>> logs;
   for (int stage = 0; stage < schedule.stages; ++stage) {
     Rank rank;
@@ -140,11 +141,11 @@ std::vector<std::vector<LaunchedOperation>> launches_of(const Schedule& schedule
         Rank::Operations group;
         for (const Instruction& i : task.instructions) {
           if (!is_message(i.kind)) continue;
-          const int other = peer(schedule, stage, i.kind);
+          const int other = peer(schedule, stage, i);
           const int sender = is_send(i.kind) ? stage : other, receiver = is_send(i.kind) ? other : stage;
-          const std::uint64_t on = is_activation(i.kind) ? kA : kB;
+          const std::uint64_t on = kA + channel_of(schedule, stage, i);
           const LaunchedOperation o = message(on, sender, receiver, ++numbers[{on, sender, receiver}]);
-          group.push_back(on == kB && gradients_beside ? beside(o) : o);
+          group.push_back(on != kA && others_beside ? beside(o) : o);
         }
         if (!group.empty()) rank.launch(group);
       }
@@ -166,6 +167,9 @@ TEST(LaunchOrder, Pipelines) {
       for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {
         EXPECT_EQ(circle(launches_of(interleaved(stages, micro_batches, chunks), true)), "")
             << stages << " " << micro_batches << " " << chunks;
+      }
+      if (micro_batches >= 2 * stages) {
+        EXPECT_EQ(circle(launches_of(zb_v(stages, micro_batches), true)), "") << stages << " " << micro_batches;
       }
     }
   }

@@ -15,6 +15,7 @@ std::vector<Schedule> all_schedules(int stages, int micro_batches) {
   for (int chunks = 1; chunks <= 3 && micro_batches % stages == 0; ++chunks) {
     schedules.push_back(interleaved(stages, micro_batches, chunks));
   }
+  if (micro_batches >= 2 * stages) schedules.push_back(zb_v(stages, micro_batches));
   return schedules;
 }
 
@@ -45,9 +46,14 @@ bool mentions(const std::vector<ScheduleError>& errors, const std::string& text)
                      [&](const ScheduleError& e) { return e.what.find(text) != std::string::npos; });
 }
 
-// Returns the slots of the whole schedule, as math.md derives them. Those of a split one are right if the weights take
-// neither longer than a forward nor than the rest of a backward.
+// Returns the slots of the whole schedule, as math.md derives them. Those of ZB-H1 are right if the weights take
+// neither longer than a forward nor than the rest of a backward, those of ZB-V if that rest takes at least as long as a
+// forward and as the weights.
 int shortest(const Schedule& s, const ScheduleSlots& slots) {
+  if (s.name == "zb-v") {
+    return 2 * s.micro_batches * (slots.forward + slots.backward + slots.weights) +
+           (s.stages - 1) * (2 * slots.backward - slots.weights);
+  }
   const int passes = slots.forward + slots.backward, filling = (s.stages - 1) * passes;
   if (!s.splits_backward) return s.chunks * s.micro_batches * passes + filling;
   const int put_off = (std::min(s.stages, s.micro_batches) - 1) * slots.weights;
@@ -120,11 +126,44 @@ TEST(Schedule, ZbH1IsAsShortAsItsFormulaInTheMemoryOf1F1B) {
   }
 }
 
+// The warm-up of 2·(stages - 1 - stage) forwards; forwards of both chunks in turns; and so on (zero_bubble.md).
+TEST(Schedule, OrdersOfZbV) {
+  const Schedule s = zb_v(3, 6);
+  EXPECT_EQ(s.placement, (std::vector<int>{0, 1, 2, 2, 1, 0}));
+  EXPECT_EQ(
+      order(s, 0),
+      "F0a F1a F2a F3a F4a F0b B0b W0b F1b B1b W1b F2b B2b W2b F5a B0a W0a F3b B3b W3b B1a W1a F4b B4b W4b B2a W2a "
+      "F5b B5b W5b B3a W3a B4a W4a B5a W5a");
+  EXPECT_EQ(
+      order(s, 2),
+      "F0a F0b F1a F1b F2a F2b B0b W0b F3a B0a W0a F3b B1b W1b F4a B1a W1a F4b B2b W2b F5a B2a W2a F5b B3b B3a B4b "
+      "W3b B4a W3a B5b W4b B5a W4a W5b W5a");
+  EXPECT_EQ(makespan(s), 38);
+}
+
+// Two chunks per stage, each of half a stage: 2·stages forwards are as much as the first stage of 1F1B holds.
+TEST(Schedule, ZbVIsAsShortAsItsFormulaInTheMemoryOf1F1B) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 2 * stages; micro_batches <= 24; ++micro_batches) {
+      const Schedule s = zb_v(stages, micro_batches);
+      SCOPED_TRACE(std::to_string(stages) + " " + std::to_string(micro_batches));
+      for (const ScheduleSlots slots :
+           {ScheduleSlots{1, 1, 1}, {2, 2, 1}, {2, 3, 2}, {2, 3, 3}, {1, 2, 1}, {4, 5, 3}, {5, 7, 4}, {10, 20, 1}}) {
+        EXPECT_EQ(makespan(s, slots), shortest(s, slots)) << slots.forward << slots.backward << slots.weights;
+      }
+      for (int stage = 0; stage < stages; ++stage) {
+        EXPECT_EQ(largest_in_flight(s, stage), 2 * one_f_one_b(stages, micro_batches).in_flight[0]);
+      }
+    }
+  }
+}
+
 // Weights that take longer than a forward, or than the rest of a backward, fill more than the idle time.
 TEST(Schedule, ZbH1IsLongerThanItsFormulaIfTheWeightsTakeLonger) {
   const Schedule s = zb_h1(4, 8);
   EXPECT_GT(makespan(s, {1, 2, 2}), shortest(s, {1, 2, 2}));
   EXPECT_GT(makespan(s, {2, 1, 2}), shortest(s, {2, 1, 2}));
+  EXPECT_GT(makespan(zb_v(4, 8), {2, 1, 1}), shortest(zb_v(4, 8), {2, 1, 1}));
 }
 
 TEST(Schedule, SendsGoWithTheNextReceive) {
@@ -314,12 +353,20 @@ TEST(ScheduleCheck, FindsMessagesThatMeetTheWrongOnes) {
   EXPECT_TRUE(mentions(check_schedule(s), "send_activation 0 meets receive_activation 1 of stage 1"));
 }
 
+TEST(ScheduleCheck, FindsAPlacementThatIsNone) {
+  Schedule s = zb_v(2, 4);
+  s.placement = {0, 1, 1, 1};
+  EXPECT_TRUE(mentions(check_schedule(s), "holds 1 of 4 parts of the model, expected 2 of 4"));
+  EXPECT_TRUE(mentions(check_schedule(s), "holds 3 of 4 parts"));
+}
+
 // Each stage waits for a message that the other would send only after it has received.
 TEST(ScheduleCheck, FindsADeadlock) {
   Schedule s = interleaved(2, 2, 2);
-  for (std::vector<Instruction>& list : s.lists) {
+  for (int stage = 0; stage < s.stages; ++stage) {
+    std::vector<Instruction>& list = s.lists[stage];
     for (std::size_t at = 1; at < list.size(); ++at) {
-      if (joins_group(list[at - 1], list[at])) std::swap(list[at - 1], list[at]);
+      if (joins_group(s, stage, list[at - 1], list[at])) std::swap(list[at - 1], list[at]);
     }
   }
   EXPECT_TRUE(mentions(check_schedule(s), "waits forever"));

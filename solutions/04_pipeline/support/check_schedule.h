@@ -41,6 +41,8 @@ class ScheduleCheck {
 
   // Returns all errors, stage by stage; none for a schedule that the executor can run.
   std::vector<ScheduleError> run() {
+    for (int stage = 0; stage < schedule_.stages; ++stage) check_placement(stage);
+    if (!errors_.empty()) return errors_;
     for (int stage = 0; stage < schedule_.stages; ++stage) check_indices(stage);
     if (!errors_.empty()) return errors_;  // the other checks use these indices
     for (int stage = 0; stage < schedule_.stages; ++stage) {
@@ -63,6 +65,16 @@ class ScheduleCheck {
   // Returns the first place of an instruction in the list, or the length of the list.
   int find(int stage, const Instruction& i) const {
     return static_cast<int>(std::find(list(stage).begin(), list(stage).end(), i) - list(stage).begin());
+  }
+
+  // Every stage must hold as many parts as it has chunks.
+  void check_placement(int stage) {
+    const auto& placement = schedule_.placement;
+    const auto held = std::count(placement.begin(), placement.end(), stage);
+    if (placement.empty() || (held == schedule_.chunks && std::ssize(placement) == schedule_.parts())) return;
+    add(stage, 0,
+        "holds " + std::to_string(held) + " of " + std::to_string(placement.size()) + " parts of the model, expected " +
+            std::to_string(schedule_.chunks) + " of " + std::to_string(schedule_.parts()));
   }
 
   void check_indices(int stage) {
@@ -134,28 +146,30 @@ class ScheduleCheck {
     }
   }
 
-  // The n-th send to a stage meets the n-th receive there: both must mean the same micro-batch and boundary.
+  // The n-th send to a stage meets the n-th receive from this one there: both must mean the same micro-batch and
+  // boundary.
   void check_partners(int stage) {
     for (Instruction::Kind kind : {Instruction::send_activation, Instruction::send_gradient}) {
-      const int other = peer(schedule_, stage, kind);
-      const std::vector<int> sends = places(stage, kind), receives = places(other, other_half(kind));
-      for (std::size_t n = 0; n < std::min(sends.size(), receives.size()); ++n) {
-        const Instruction &send = list(stage)[sends[n]], &receive = list(other)[receives[n]];
-        const int step = kind == Instruction::send_activation ? 1 : -1;
-        if (send.micro_batch == receive.micro_batch &&
-            schedule_.part(stage, send.chunk) + step == schedule_.part(other, receive.chunk)) {
-          continue;
+      for (int other = 0; other < schedule_.stages; ++other) {
+        const std::vector<int> sends = places(stage, kind, other), receives = places(other, other_half(kind), stage);
+        for (std::size_t n = 0; n < std::min(sends.size(), receives.size()); ++n) {
+          const Instruction &send = list(stage)[sends[n]], &receive = list(other)[receives[n]];
+          if (send.micro_batch == receive.micro_batch &&
+              other_part(schedule_, stage, send) == schedule_.part(other, receive.chunk)) {
+            continue;
+          }
+          add(stage, sends[n], describe(send) + " meets " + describe(receive) + " of stage " + std::to_string(other));
+          break;  // all later messages are then out of order too
         }
-        add(stage, sends[n], describe(send) + " meets " + describe(receive) + " of stage " + std::to_string(other));
-        break;  // all later messages are then out of order too
       }
     }
   }
 
-  std::vector<int> places(int stage, Instruction::Kind kind) const {
+  // Returns the places of a stage's messages of a kind that go to another stage or come from it.
+  std::vector<int> places(int stage, Instruction::Kind kind, int other) const {
     std::vector<int> places;
     for (int at = 0; at < length(stage); ++at) {
-      if (list(stage)[at].kind == kind) places.push_back(at);
+      if (list(stage)[at].kind == kind && peer(schedule_, stage, list(stage)[at]) == other) places.push_back(at);
     }
     return places;
   }
@@ -194,7 +208,8 @@ inline std::vector<ScheduleError> check_schedule(const Schedule& schedule) { ret
 
 // Returns a chart with one line per stage and one column per slot. F2 is the forward of micro-batch 2, B2 its backward,
 // W2 the gradients of its weights, followed by a letter for the chunk if there are several. What takes several slots
-// goes on with '='. A cell with an error ends with '!', one that waits forever with '?'.
+// goes on with '='. A cell with an error ends with '!', one that waits forever with '?'. If a table places the parts,
+// it is the first line.
 inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& errors = {},
                          const ScheduleSlots& lengths = {}) {
   const ScheduleTimes times = ScheduleSimulation(s, lengths).times;
@@ -225,6 +240,10 @@ inline std::string chart(const Schedule& s, const std::vector<ScheduleError>& er
     slots = std::max(slots, static_cast<std::size_t>(slot + 1));
   }
   std::string text;
+  for (std::size_t part = 0; part < s.placement.size(); ++part) {
+    text += (part == 0 ? "parts   | " : " ") + std::to_string(s.placement[part]);
+  }
+  if (!text.empty()) text += "\n";
   for (std::size_t stage = 0; stage < rows.size(); ++stage) {
     text += "stage " + std::to_string(stage) + " |";
     for (std::size_t slot = 0; slot < slots; ++slot) {

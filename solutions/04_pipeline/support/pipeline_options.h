@@ -22,7 +22,8 @@ struct PipelineOptions {
 
   void add_to(Options& options, const std::string& micro_batches_help) {
     options.add("--schedule", schedule,
-                "order of the micro-batches' forwards and backwards: gpipe, 1f1b, interleaved, zb-h1, or a file", {});
+                "order of the micro-batches' forwards and backwards: gpipe, 1f1b, interleaved, zb-h1, zb-v, or a file",
+                {});
     options.add("--micro-batches", micro_batches, micro_batches_help, 1, 1 << 20);
     options.add("--chunks", chunks, "parts of the model per stage, if interleaved; default: 2", 1, 1 << 10);
     options.add("--in-flight", in_flight, "with a file: micro-batches that a stage may hold; default: any number", 1,
@@ -46,7 +47,9 @@ struct PipelineOptions {
     adopt("--micro-batches", micro_batches, usual_micro_batches, from_file->micro_batches);
     adopt("--chunks", chunks, 0, from_file->chunks);
   }
-  bool splits_backward() const { return from_file ? from_file->splits_backward : schedule == "zb-h1"; }
+  bool splits_backward() const {
+    return from_file ? from_file->splits_backward : schedule == "zb-h1" || schedule == "zb-v";
+  }
 
   // Fills in the defaults, and ends the program if the options contradict each other. `stages_option` is the option
   // that sets the number of stages, for the error messages.
@@ -58,9 +61,10 @@ struct PipelineOptions {
                   stages_option.c_str(), stages);
     }
     if (micro_batches == 0) micro_batches = stages > 1 ? 4 : 1;
-    if (chunks == 0) chunks = interleaved ? 2 : 1;
-    if (!interleaved && !from_file && chunks > 1) {
-      usage_error("--chunks is '%d'; expected 1 unless --schedule is interleaved", chunks);
+    if (chunks == 0) chunks = interleaved || schedule == "zb-v" ? 2 : 1;
+    if (schedule == "zb-v" && chunks != 2) usage_error("--chunks is '%d'; expected 2 with --schedule zb-v", chunks);
+    if (!interleaved && schedule != "zb-v" && !from_file && chunks > 1) {
+      usage_error("--chunks is '%d'; expected 1 unless --schedule is interleaved or zb-v", chunks);
     }
     if (splits_backward() && recompute != "none") {
       usage_error("--recompute is '%s'; expected none with --schedule %s, which needs all activations twice",
@@ -70,6 +74,10 @@ struct PipelineOptions {
     if (interleaved && micro_batches % stages != 0) {
       usage_error("--micro-batches is '%d'; expected a multiple of the %d stages, the size of a group", micro_batches,
                   stages);
+    }
+    if (schedule == "zb-v" && micro_batches < 2 * stages) {
+      usage_error("--micro-batches is '%d'; expected at least %d with --schedule zb-v, twice the number of stages",
+                  micro_batches, 2 * stages);
     }
   }
 
@@ -90,11 +98,12 @@ struct PipelineOptions {
     if (schedule == "gpipe") return gpipe(stages, micro_batches);
     if (schedule == "1f1b") return one_f_one_b(stages, micro_batches);
     if (schedule == "zb-h1") return zb_h1(stages, micro_batches);
+    if (schedule == "zb-v") return zb_v(stages, micro_batches);
     return interleaved(stages, micro_batches, chunks);
   }
 
  private:
-  static constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zb-h1"};
+  static constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
 };
 
 }  // namespace workshop

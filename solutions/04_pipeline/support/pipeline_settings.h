@@ -73,9 +73,10 @@ inline void complete(PipelineSettings& s, const Options& options) {
     usage_error("--checkpoint-interval is '%d'; expected 0 with --schedule %s, which needs all activations twice",
                 s.checkpoint_interval, s.pipeline.schedule.c_str());
   }
-  if (s.pipeline.schedule == "zb-h1" && s.milliseconds > 0 && s.weight_milliseconds > s.milliseconds) {
-    usage_error("--simulate-weights is '%g'; expected at most %g, --simulate-compute, as the formula of zb-h1 does",
-                s.weight_milliseconds, s.milliseconds);
+  if (s.pipeline.splits_backward() && !s.pipeline.from_file && s.milliseconds > 0 &&
+      s.weight_milliseconds > s.milliseconds) {
+    usage_error("--simulate-weights is '%g'; expected at most %g, --simulate-compute, as the formula of %s does",
+                s.weight_milliseconds, s.milliseconds, s.pipeline.schedule.c_str());
   }
   if (s.weight_milliseconds > 0 && s.milliseconds <= 0) {
     usage_error("--simulate-weights is '%g'; expected 0 without --simulate-compute", s.weight_milliseconds);
@@ -109,6 +110,7 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
                           : schedule.name == "gpipe" ? "TODO 04.1, part of WRITE 04.A"
                           : schedule.name == "1f1b"  ? "TODO 04.2, part of WRITE 04.B"
                           : schedule.name == "zb-h1" ? "TODO 04.8, part of WRITE 04.K"
+                          : schedule.name == "zb-v"  ? "TODO 04.12, part of WRITE 04.M"
                                                      : "TODO 04.3, part of WRITE 04.C";
   print0("This schedule is wrong, so no rank runs it: see %s ('!' marks the place, '?' what never gets its turn)\n%s",
          see.c_str(), chart_and_errors(schedule, errors).c_str());

@@ -22,9 +22,11 @@ namespace workshop {
 // gradients of the weights take `weights` times as long as a forward and as the rest of a backward each take; for a
 // split schedule, at most as long.
 inline double bubble(const Schedule& s, double weights) {
-  const double busy = s.chunks * s.micro_batches * (2 + weights), filling = (s.stages - 1) * (2 + weights);
-  const double saved = s.splits_backward ? (s.stages - 1 + std::min(s.stages, s.micro_batches) - 1) * weights : 0;
-  return (filling - saved) / (busy + filling - saved);
+  const double busy = s.chunks * s.micro_batches * (2 + weights);
+  double idle = (s.stages - 1) * (2 + weights);
+  if (s.name == "zb-h1") idle -= (s.stages - 1 + std::min(s.stages, s.micro_batches) - 1) * weights;
+  if (s.name == "zb-v") idle = (s.stages - 1) * (2 - weights);
+  return idle / (busy + idle);
 }
 
 // Returns the same share for any schedule: that of its simulation, if a forward and a backward take `compute`

@@ -6,7 +6,8 @@
 //   stage 1 |  . F0 B0 F1 B1
 //
 // F1 is the forward of micro-batch 1, B1 its backward. If the file has a W, backwards are split, and W1 stands for the
-// gradients of the weights of micro-batch 1. With several chunks, a letter says which one: F1a is chunk 0's. Dots only
+// gradients of the weights of micro-batch 1. With several chunks, a letter says which one: F1a is chunk 0's. A line
+// "parts | 0 1 1 0" gives the stage of each part of the model; without one, part i is on stage i % stages. Dots only
 // make a chart; the order counts. The messages are inserted as in the other schedules. Whether the schedule can run is
 // for check_schedule() to say.
 #pragma once
@@ -36,7 +37,11 @@ class ScheduleFile {
       read_line(line.substr(0, line.find('#')));
     }
     if (orders_.empty()) usage_error("--schedule is '%s', in which no line begins with 'stage 0 |'", path_.c_str());
-    Schedule s{path_, static_cast<int>(orders_.size()), micro_batches_, chunks_, {}, {}, splits_backward_};
+    Schedule s{path_, static_cast<int>(orders_.size()), micro_batches_, chunks_, {}, {}, splits_backward_, placement_};
+    if (!placement_.empty() && (chunks_ != 2 || std::ssize(placement_) != s.parts())) {
+      refuse("'parts' has " + std::to_string(placement_.size()) + " parts; expected two for each of the " +
+             std::to_string(s.stages) + " stages, and two chunks per stage");
+    }
     for (int stage = 0; stage < s.stages; ++stage) s.lists.push_back(connect(s, stage, orders_[stage], ahead));
     return s;
   }
@@ -48,7 +53,7 @@ class ScheduleFile {
     try {
       return read_file(path_, /*links=*/true);
     } catch (const std::exception& error) {
-      usage_error("--schedule is '%s'; expected gpipe, 1f1b, interleaved, zb-h1 or a file: %s", path_.c_str(),
+      usage_error("--schedule is '%s'; expected gpipe, 1f1b, interleaved, zb-h1, zb-v or a file: %s", path_.c_str(),
                   error.what());
     }
   }
@@ -61,6 +66,12 @@ class ScheduleFile {
     std::istringstream cells(line);
     std::string stage, number, bar;
     if (!(cells >> stage)) return;
+    if (stage == "parts" && placement_.empty() && cells >> bar && bar == "|") {
+      for (int of_part; cells >> of_part;) placement_.push_back(of_part);
+      const auto is_stage = [](int number) { return 0 <= number && number < kMostStages; };
+      if (cells.eof() && !placement_.empty() && std::ranges::all_of(placement_, is_stage)) return;
+      refuse("expected 'parts |' and the number of a stage for each part");
+    }
     const std::string expected = std::to_string(orders_.size());
     if (!(cells >> number >> bar) || stage != "stage" || number != expected || bar != "|") {
       refuse("expected 'stage " + expected + " |' and its cells, such as F0 B0");
@@ -97,6 +108,7 @@ class ScheduleFile {
   int line_ = 0, micro_batches_ = 1, chunks_ = 1;
   bool splits_backward_ = false;
   std::optional<bool> names_chunks_;
+  std::vector<int> placement_;                    // indexed by part
   std::vector<std::vector<Instruction>> orders_;  // what each stage computes
 };
 

@@ -4,24 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "04_pipeline/schedule.h"
 
 namespace workshop {
-
-inline Instruction::Kind other_half(Instruction::Kind message) {
-  switch (message) {
-    case Instruction::send_activation:
-      return Instruction::receive_activation;
-    case Instruction::receive_activation:
-      return Instruction::send_activation;
-    case Instruction::send_gradient:
-      return Instruction::receive_gradient;
-    default:
-      return Instruction::send_gradient;
-  }
-}
 
 // The slot after which each instruction is done, indexed by stage and place in its list. -1 for an instruction that
 // waits forever.
@@ -36,10 +24,10 @@ struct ScheduleSlots {
   }
 };
 
-// Each stage has three queues, as in the executor, and each queue runs its groups of instructions one after the other.
-// The compute queue has groups of one instruction. The two message queues start a group when everything computed before
-// it in the list is done, and finish it when the other end of each of its messages has started too: a send waits for
-// its receive.
+// Each stage has a queue for what it computes and one for each channel, as in the executor, and each queue runs its
+// groups of instructions one after the other. The first queue has groups of one instruction. The others start a group
+// when everything computed before it in the list is done, and finish it when the other end of each of its messages has
+// started too: a send waits for its receive.
 class ScheduleSimulation {
  public:
   explicit ScheduleSimulation(const Schedule& schedule, const ScheduleSlots& slots = {})
@@ -48,22 +36,21 @@ class ScheduleSimulation {
       const std::vector<Instruction>& list = schedule.lists[stage];
       Stage& s = stages_.emplace_back();
       s.begun.assign(list.size(), -1);
+      s.queues.resize(1 + channel_count(schedule));
       times.emplace_back(list.size(), -1);
       for (int at = 0; at < static_cast<int>(list.size()); ++at) {
-        Queue& queue = s.queues[is_compute(list[at].kind) || list[at].kind == Instruction::update ? 0
-                                : is_activation(list[at].kind)                                    ? 1
-                                                                                                  : 2];
-        const bool joins = at > 0 && joins_group(list[at - 1], list[at]);
+        Queue& queue = s.queues[is_message(list[at].kind) ? 1 + channel_of(schedule, stage, list[at]) : 0];
+        const bool joins = at > 0 && joins_group(schedule, stage, list[at - 1], list[at]);
         if (!joins) queue.groups.emplace_back();
         queue.groups.back().push_back(at);
-        s.of_kind[list[at].kind].push_back(at);
+        if (is_message(list[at].kind)) s.messages[{list[at].kind, peer(schedule, stage, list[at])}].push_back(at);
       }
     }
     for (bool progress = true; progress;) {
       progress = false;
       for (int stage = 0; stage < schedule.stages; ++stage) {
-        progress |=
-            compute(stage) | exchange(stage, stages_[stage].queues[1]) | exchange(stage, stages_[stage].queues[2]);
+        progress |= compute(stage);
+        for (int of = 0; of < channel_count(schedule); ++of) progress |= exchange(stage, stages_[stage].queues[1 + of]);
       }
     }
   }
@@ -77,9 +64,9 @@ class ScheduleSimulation {
     int time = 0;                          // when the group before it was done
   };
   struct Stage {
-    Queue queues[3];                                        // compute, activations, gradients
-    std::vector<int> begun;                                 // when a message's group started; -1: not yet
-    std::map<Instruction::Kind, std::vector<int>> of_kind;  // places in the list
+    std::vector<Queue> queues;  // what it computes, and the channels
+    std::vector<int> begun;     // when a message's group started; -1: not yet
+    std::map<std::pair<Instruction::Kind, int>, std::vector<int>> messages;  // places in the list, by kind and peer
   };
 
   // Returns when the place for the result of a pass is free, -1 if not yet. Results of a kind and a chunk alternate
@@ -165,13 +152,13 @@ class ScheduleSimulation {
   // Returns when the other end of a message started, or -1. Between two ranks the n-th send meets the n-th receive,
   // even if they mean different micro-batches.
   int other_half_begun(int stage, int at) const {
-    const Instruction::Kind kind = schedule_.lists[stage][at].kind;
-    const std::vector<int>& mine = stages_[stage].of_kind.at(kind);
-    const Stage& other = stages_[peer(schedule_, stage, kind)];
-    const auto theirs = other.of_kind.find(other_half(kind));
+    const Instruction& i = schedule_.lists[stage][at];
+    const int other = peer(schedule_, stage, i);
+    const std::vector<int>& mine = stages_[stage].messages.at({i.kind, other});
+    const auto theirs = stages_[other].messages.find({other_half(i.kind), stage});
     const std::size_t n = std::find(mine.begin(), mine.end(), at) - mine.begin();
-    if (theirs == other.of_kind.end() || n >= theirs->second.size()) return -1;
-    return other.begun[theirs->second[n]];
+    if (theirs == stages_[other].messages.end() || n >= theirs->second.size()) return -1;
+    return stages_[other].begun[theirs->second[n]];
   }
 
   const Schedule& schedule_;
