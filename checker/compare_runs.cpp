@@ -1048,7 +1048,7 @@ int Comparison::run() {
     if (ending_ != nullptr) {
       std::printf("Your program %s This may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),
                   ending_->quote(todos_).c_str());
-      if (ending_->sighting() && !explained_) explain(*ending_->sighting());
+      if (ending_->sighting() && !explained_) explain(*ending_->sighting(), !ending_->uses_memory_twice());
     }
     return 1;
   }

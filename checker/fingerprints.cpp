@@ -73,6 +73,12 @@ bool differs_behind(const Tensor& mine, const Tensor& expected) {
          std::ranges::equal(mine.values, expected.values, agree);
 }
 
+// True if a run ended because nothing orders two uses of memory. That reads the same on any number of ranks.
+bool lacks_order(const Sighting& sighting) {
+  return sighting.where.starts_with("status 1, order: ") &&
+         sighting.where.find(" use the same memory, and nothing says ") != std::string::npos;
+}
+
 std::string text(const std::vector<long>& shape) {
   std::string list;
   for (long extent : shape) list += (list.empty() ? "" : ", ") + std::to_string(extent);
@@ -267,11 +273,12 @@ std::vector<const Fingerprints::Fingerprint*> Fingerprints::all_alike(const RunR
     }
     return true;
   };
-  std::vector<const Fingerprint*> found;
+  std::vector<const Fingerprint*> found, elsewhere;
   for (const Fingerprint& f : fingerprints_) {
-    if (f.program == run.program && f.world == run.world && look_alike(f.sighting)) found.push_back(&f);
+    if (f.program != run.program || !look_alike(f.sighting)) continue;
+    (f.world == run.world ? found : elsewhere).push_back(&f);
   }
-  return found;
+  return found.empty() && lacks_order(sighting) ? elsewhere : found;
 }
 
 std::string Fingerprints::todo(const RunRecord& run, const Sighting& sighting) const {

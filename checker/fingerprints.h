@@ -68,7 +68,8 @@ class Fingerprints {
   explicit Fingerprints(const std::string& path, const Todos& todos = {});
 
   // Returns the mistake that looks like this. If several do, calls and bytes decide; if several sentences are left,
-  // returns nothing. Of several with the same sentence, prefers one of `todo`.
+  // returns nothing. Of several with the same sentence, prefers one of `todo`. A run that ended because a wait is
+  // missing is compared with runs on other numbers of ranks, too, if none on this one looks like it.
   // Mistakes of the TODOs in `settled`, which are right, do not count.
   std::optional<Mistake> find(const RunRecord& run, const Sighting& sighting, const std::string& todo = "",
                               const TodoIds& settled = {}) const;

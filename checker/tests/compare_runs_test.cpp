@@ -1095,6 +1095,26 @@ TEST_F(EndedRuns, AKnownMistakeSaysWhichTodoIsToBlame) {
   EXPECT_EQ(folder_.read("summary"), "wrong 02.1\nunchecked 02.2\nblame certain 02.1 known\n");
 }
 
+// Where two messages meet says nothing about later TODOs if an earlier one has computed their places wrong.
+TEST_F(EndedRuns, MemoryUsedTwiceAfterAWrongNumberNamesNoOtherTodo) {
+  const std::string order =
+      "order: x.cu:3 (ncclRecv on stream 'a', which writes) and x.cu:6 (ncclRecv on stream 'a', which writes) use the "
+      "same memory in one group, whose calls run at the same time (rank 1)\n";
+  ended(1, order, {"TODO 02.2 (Average the gradient.) is where your program uses the same memory twice"});
+  const std::string options = sources_ + " --journals --status 1 --output " + (folder_ / "out");
+  const std::string seen = compare(options + " --sightings").output;
+  const std::size_t at = seen.find("sighting: ");
+  ASSERT_NE(at, std::string::npos) << seen;
+  const std::string sighting = seen.substr(at + 10, seen.find('\n', at) - at - 10);
+  const std::string known =
+      " --fingerprints " +
+      folder_.write("known.txt", "says 02.2-x It overlaps.\nrun ddp 2\n02.2-x | " + sighting + "\n");
+  EXPECT_NE(compare(options + known).output.find("It overlaps."), std::string::npos);
+  mine.set_values("probe", 1, {7, 8, 9});
+  ended(1, order, {"TODO 02.1 (Broadcast.) is the first that differs", "in one group. This may be a consequence."});
+  EXPECT_EQ(compare(options + known).output.find("It overlaps."), std::string::npos);
+}
+
 TEST_F(EndedRuns, AFailedCallNamesTheTodoOfItsLine) {
   ended(1, "rank 1: ncclReduce(x) failed at /work/02_ddp/ddp.cu:3: invalid argument\n",
         {"TODO 02.1 (Broadcast.) is where"});

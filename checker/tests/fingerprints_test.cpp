@@ -151,6 +151,19 @@ TEST_F(FingerprintsTest, KnowProgramsThatFail) {
   EXPECT_FALSE(failure(139, "Segmentation fault\n"));
 }
 
+TEST_F(FingerprintsTest, KnowAMissingWaitOnAnyNumberOfRanks) {
+  const Sighting late{
+      "status 1, order: (a, which writes) and (b, which reads) use the same memory, and nothing says so", {}};
+  const Sighting twice{"status 1, order: (a, which writes) and (b, which reads) use the same memory in one group", {}};
+  const Fingerprints known = file(says_ + run_ + "02.2-sum | " + text(late) + "\n02.2-max | " + text(twice) + "\n");
+  const auto mistake = known.find(run("ddp", 4), late);
+  ASSERT_TRUE(mistake.has_value());
+  EXPECT_EQ(mistake->name, "02.2-sum");
+  EXPECT_FALSE(known.find(run("zero", 4), late).has_value());
+  EXPECT_FALSE(known.find(run("ddp", 4), twice).has_value());
+  EXPECT_TRUE(known.find(run("ddp", 2), twice).has_value());
+}
+
 TEST(Sightings, OfWhatDiffersBehindTheRecordedValuesHaveTheSumsOfAll) {
   const auto run = [](const Values& values, double l2) {
     RunRecord record;
