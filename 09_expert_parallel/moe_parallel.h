@@ -195,7 +195,7 @@ class ParallelExperts : public Experts {
     //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
     //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
     //   from it in received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over group_.comm(), in one
-    //   group, on `stream`. A rank may send to itself.
+    //   group, on `stream`. This rank is one of them: it sends to itself, too.
     todo("09.12");
     // END TODO 09.12
     probe("09.12", {name(), ": rows from each rank for each expert"}, received, {all}, stream);

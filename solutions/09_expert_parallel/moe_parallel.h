@@ -214,13 +214,13 @@ class ParallelExperts : public Experts {
     // WRITE 09.I: Send each rank the numbers of rows that it will get from this one, and receive its numbers.
     //   All ranks of group_ have count() experts: rank r has those from r * count() on. sent[all_, parts_] has the
     //   numbers of this rank's rows for all experts, on the device, and received[group_.size(), count(), parts_] gets
-    //   those of all ranks for the experts of this rank. One group of NCCL calls, of ints, over group_.comm(), on
-    //   `stream`; a rank may send to itself. The host must not wait.
+    //   those of all ranks for the experts of this rank, its own ones included. One group of NCCL calls, of ints, over
+    //   group_.comm(), on `stream`; a rank may send to itself. The host must not wait.
     // TODO 09.12: Send each rank the numbers of rows that it will get.
     //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
     //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
     //   from it in received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over group_.comm(), in one
-    //   group, on `stream`. A rank may send to itself.
+    //   group, on `stream`. This rank is one of them: it sends to itself, too.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       NCCL_CHECK(ncclSend(sent + rank * from_each, from_each, ncclInt, rank, group_.comm(), stream));

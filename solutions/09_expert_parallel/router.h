@@ -68,7 +68,8 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
     // TODO 09.2: Divide the weights by their sum.
     //   weight_of[k] is the score of the expert that was chosen k-th. After this, the K weights of a token add up to 1.
     //   sum_of(K, f) adds up f(k); all lanes call it. Each weight belongs to one lane, `for (int k : lanes(K))`: no
-    //   lane may write while another one still reads. sync_lanes() returns when all lanes have called it.
+    //   lane may write while another one still reads. sync_lanes() returns when all lanes have called it. The name
+    //   `sum` is taken.
     const float chosen_sum = sum_of(K, [=](int k) { return weight_of[k]; });
     sync_lanes();
     for (int k : lanes(K)) weight_of[k] /= chosen_sum;
