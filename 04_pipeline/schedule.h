@@ -483,7 +483,7 @@ inline void wait_for_only_output(std::vector<Task>& tasks, const Schedule& sched
 
 // Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
 // groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
-// it, and its stream runs the groups of a direction one after the other.
+// it, and the stream of a channel runs its groups one after the other.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   for (const Instruction& i : schedule.lists[stage]) {
@@ -493,12 +493,12 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   }
 
   std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
-  std::map<bool, int> last_group;  // the latest group of gradients (false) and of activations (true)
+  std::map<int, int> last_group;  // the latest group of messages, by channel
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Instruction& i = tasks[t].instructions[0];
-    if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
+    if (is_message(i.kind)) last_group[channel_of(schedule, stage, i)] = static_cast<int>(t);
     if (i.kind == Instruction::update) {  // waits for all messages, so the next step starts with all buffers free
-      for (const auto& [activations, group] : last_group) tasks[t].waits_for.push_back(group);
+      for (const auto& [channel, group] : last_group) tasks[t].waits_for.push_back(group);
     }
     if (!is_compute(i.kind)) continue;
     std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];

@@ -572,7 +572,7 @@ inline void wait_for_only_output(std::vector<Task>& tasks, const Schedule& sched
 
 // Returns the tasks of a stage, in the order of its list. Each forward, each backward and the update also gets the
 // groups of messages that it waits for. A group of messages needs no such list: it waits for everything computed before
-// it, and its stream runs the groups of a direction one after the other.
+// it, and the stream of a channel runs its groups one after the other.
 inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   std::vector<Task> tasks;
   // WRITE 04.E: Make the tasks from schedule.lists[stage], and set what each forward, backward and update waits for.
@@ -580,10 +580,11 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   //   i joins the one right before it. A task's waits_for has the indices, in `tasks`, of the groups that must be done
   //   before it starts, each once. A forward or a backward needs its input. Its result goes into one of two buffers,
   //   between which the results of a kind and a chunk alternate: the result that was in this buffer must have been
-  //   sent. It waits for nothing else. The update waits for the last group of activations and the last one of
-  //   gradients, so the next step starts with all buffers free. message(schedule, stage, i, true) returns the message
-  //   that brings the input of i; with `false`, the one that carries its result away; std::nullopt where no other stage
-  //   is involved. groups_of() finds the groups of such messages.
+  //   sent. It waits for nothing else. The update waits for the last group of each channel, so the next step starts
+  //   with all buffers free: channel_of(schedule, stage, i) is the number of message i's channel, and activations and
+  //   gradients have different ones. message(schedule, stage, i, true) returns the message that brings the input of i;
+  //   with `false`, the one that carries its result away; std::nullopt at the ends of the model. groups_of() finds the
+  //   groups of such messages.
   for (const Instruction& i : schedule.lists[stage]) {
     const bool joins = !tasks.empty() && joins_group(schedule, stage, tasks.back().instructions.back(), i);
     if (!joins) tasks.emplace_back();
@@ -591,12 +592,12 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   }
 
   std::map<std::pair<Instruction::Kind, int>, std::vector<Instruction>> computed;  // so far, by kind and chunk
-  std::map<bool, int> last_group;  // the latest group of gradients (false) and of activations (true)
+  std::map<int, int> last_group;  // the latest group of messages, by channel
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Instruction& i = tasks[t].instructions[0];
-    if (is_message(i.kind)) last_group[is_activation(i.kind)] = static_cast<int>(t);
+    if (is_message(i.kind)) last_group[channel_of(schedule, stage, i)] = static_cast<int>(t);
     if (i.kind == Instruction::update) {  // waits for all messages, so the next step starts with all buffers free
-      for (const auto& [activations, group] : last_group) tasks[t].waits_for.push_back(group);
+      for (const auto& [channel, group] : last_group) tasks[t].waits_for.push_back(group);
     }
     if (!is_compute(i.kind)) continue;
     std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];

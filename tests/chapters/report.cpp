@@ -165,8 +165,8 @@ void passes_as_planned(const std::string& name, int ranks, const Path& program, 
     const Run run = record(on(ranks, program, layers, options), "run.jsonl");
     const auto report = report_of({"run.jsonl", "timeline.json"});
     const int stages = report.at("stages");
-    using Key = std::tuple<double, bool, int, int>;  // begin, kind and numbers of a pass
-    std::map<int, std::vector<Key>> planned, made;   // by stage; by rank
+    using Key = std::tuple<double, int, int, int>;  // begin, kind and numbers of a pass
+    std::map<int, std::vector<Key>> planned, made;  // by stage; by rank
     for (const auto& slot : report.at("schedule")) planned[slot[0]].push_back({slot[1], slot[2], slot[3], slot[4]});
     for (const auto& pass : report.at("passes")) made[pass[0]].push_back({pass[1], pass[3], pass[4], pass[5]});
     ASSERT_EQ(made.size(), ranks) << run.command;
@@ -182,7 +182,7 @@ void passes_as_planned(const std::string& name, int ranks, const Path& program, 
 
 TESTS(passes) {
   const Path pipeline = solution("04_pipeline/pipeline"), train_3d = solution("07_3d/train_3d");
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
     passes_as_planned(schedule, 2, pipeline, "--micro-batches 4 --schedule " + schedule);
     passes_as_planned("train_3d." + schedule, 4, train_3d, "--dp 2 --pp 2 --micro-batches 4 --schedule " + schedule);
   }

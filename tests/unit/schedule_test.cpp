@@ -212,13 +212,13 @@ std::string tasks_of(const Schedule& schedule, int stage) {
 TEST(Tasks, AreGroupedAndWaitForInputsAndForBuffersOfResults) {
   // The first of two stages: its forward passes need no input, but its third one waits for the message with the first
   // one's output.
-  EXPECT_EQ(tasks_of(one_f_one_b(2, 4), 0), "F0 s0 F1 s1 R0 B0:4 R1 F2:1 s2 B1:6 R2 F3:3 s3 B2:10 R3 B3:14 U:14,12");
-  EXPECT_EQ(tasks_of(one_f_one_b(2, 3), 1), "r0 F0:0 r1 B0 S0 F1:2 r2 B1 S1 F2:6 B2:4 S2 U:11,6");
+  EXPECT_EQ(tasks_of(one_f_one_b(2, 4), 0), "F0 s0 F1 s1 R0 B0:4 R1 F2:1 s2 B1:6 R2 F3:3 s3 B2:10 R3 B3:14 U:12,14");
+  EXPECT_EQ(tasks_of(one_f_one_b(2, 3), 1), "r0 F0:0 r1 B0 S0 F1:2 r2 B1 S1 F2:6 B2:4 S2 U:6,11");
 }
 
 TEST(Tasks, WeightsWaitForNothing) {
-  EXPECT_EQ(tasks_of(zb_h1(2, 3), 0), "F0 s0 F1 s1 R0 B0:4 R1 W0 F2:1 s2 B1:6 R2 W1 B2:11 W2 U:11,9");
-  EXPECT_EQ(tasks_of(zb_h1(2, 2), 1), "r0 F0:0 r1 B0 S0 F1:2 B1 S1 W0 W1 U:7,2");
+  EXPECT_EQ(tasks_of(zb_h1(2, 3), 0), "F0 s0 F1 s1 R0 B0:4 R1 W0 F2:1 s2 B1:6 R2 W1 B2:11 W2 U:9,11");
+  EXPECT_EQ(tasks_of(zb_h1(2, 2), 1), "r0 F0:0 r1 B0 S0 F1:2 B1 S1 W0 W1 U:2,7");
 }
 
 TEST(Tasks, OfASingleStageWaitForNothing) { EXPECT_EQ(tasks_of(gpipe(1, 2), 0), "F0 F1 B1 B0 U"); }

@@ -217,10 +217,10 @@ Json json_of(const RunReport& run) {
     json["shares"].back()["rank"] = rank;
   }
   for (const Slot& slot : run.schedule)
-    json["schedule"].push_back({slot.stage, slot.begin, slot.forward, slot.micro_batch, slot.chunk});
+    json["schedule"].push_back({slot.stage, slot.begin, slot.kind, slot.micro_batch, slot.chunk});
   for (const Pass& pass : run.passes)
     json["passes"].push_back({pass.rank, rounded(pass.begin - run.view.first), rounded(pass.end - pass.begin),
-                              pass.forward, pass.micro_batch, pass.chunk});
+                              pass.kind, pass.micro_batch, pass.chunk});
   if (run.timeline) {
     json["timeline"] = json_of(*run.timeline, run.view);
     json["utilization"] = utilization(*run.timeline);
@@ -300,11 +300,13 @@ std::string schedule_text(const RunReport& run) {
   for (int stage = 0; stage < run.stages; ++stage) {
     std::string line(slots, '.');
     for (const Slot& slot : run.schedule) {
-      if (slot.stage == stage) line[slot.begin] = slot.forward ? 'F' : 'B';
+      if (slot.stage == stage) line[slot.begin] = "FBW"[slot.kind];
     }
     text += formatted("  stage %-14d |%s|\n", stage, line.c_str());
   }
-  return "The schedule, with one slot per forward or backward:\n" + text;
+  const bool splits = std::ranges::any_of(run.schedule, [](const Slot& slot) { return slot.kind == 2; });
+  return std::string("The schedule, with one slot per forward") +
+         (splits ? ", per backward and per gradients of the weights:\n" : " or backward:\n") + text;
 }
 
 // A rank's memory and traffic by the formulas; memory only if all kinds have one.

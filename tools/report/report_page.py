@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 
 WIDTH = 1160  # of all charts: fits on a screen of 1,280 pixels
 COLORS = {"compute": "#2f6fb0", "communication": "#e08a1e", "waiting": "#b9467a", "idle": "#dfe3e8"}
-FORWARD, BACKWARD = "#7fb2e5", COLORS["compute"]
+FORWARD, BACKWARD, WEIGHTS = "#7fb2e5", COLORS["compute"], "#8c6bb1"
 NAMES = {"compute": "compute", "communication": "communication that nothing hides", "waiting": "waiting for another rank",
          "idle": "idle"}
 RUN_COLORS = ["#2f6fb0", "#e08a1e", "#3a9b6c", "#b9467a", "#7a5cb0", "#8a6d3b", "#4aa3b5", "#666666"]
@@ -134,10 +134,12 @@ def utilization_chart(run):
 
 
 def add_passes(figure, row, passes):
-    """Adds a bar for each (lane, begin, length, is forward, micro-batch, chunk)."""
+    """Adds a bar for each (lane, begin, length, kind, micro-batch, chunk)."""
     chunks = max(one[5] for one in passes) + 1
-    for forward, name, color in ((True, "forward", FORWARD), (False, "backward", BACKWARD)):
-        those = [one for one in passes if one[3] == forward]
+    for kind, (name, color) in enumerate((("forward", FORWARD), ("backward", BACKWARD), ("weights", WEIGHTS))):
+        those = [one for one in passes if one[3] == kind]
+        if not those:
+            continue
         texts = [f"{one[4]}{chr(97 + one[5]) if chunks > 1 else ''}" for one in those]
         figure.add_bar(x=[one[2] for one in those], base=[one[1] for one in those], y=[one[0] for one in those],
                        orientation="h", name=name, legendgroup=name, showlegend=row == 1, text=texts, textangle=0,
@@ -148,10 +150,9 @@ def add_passes(figure, row, passes):
 
 def schedule_chart(run):
     """Draws the schedule with slots of equal length and, if there is a timeline, what happened in a step below it."""
-    plan = [[f"stage {stage}", begin, 1, forward, batch, chunk]
-            for stage, begin, forward, batch, chunk in run["schedule"]]
-    ran = [[f"rank {rank}", begin / 1e3, duration / 1e3, forward, batch, chunk]
-           for rank, begin, duration, forward, batch, chunk in run.get("passes") or []]
+    plan = [[f"stage {stage}", begin, 1, kind, batch, chunk] for stage, begin, kind, batch, chunk in run["schedule"]]
+    ran = [[f"rank {rank}", begin / 1e3, duration / 1e3, kind, batch, chunk]
+           for rank, begin, duration, kind, batch, chunk in run.get("passes") or []]
     rows = [run["stages"]] + ([len({one[0] for one in ran})] if ran else [])
     figure = make_subplots(rows=len(rows), cols=1, row_heights=rows, vertical_spacing=55 / schedule_height(run))
     for row, (passes, unit) in enumerate(((plan, "slots"), (ran, "ms since the step began"))[:len(rows)], 1):

@@ -68,20 +68,22 @@ Intervals rounds(const Intervals& steps, std::size_t together) {
 }
 
 // Adds the passes of a rank in one of its steps. A stage goes forward through the chunks of a micro-batch in order, and
-// backward in reverse order.
+// backward in reverse order, in which their weights come, too.
 void add_passes(std::vector<Pass>& passes, const Timeline& timeline, int rank, std::size_t step, int chunks) {
   const auto found = timeline.steps.find(rank);
   if (found == timeline.steps.end() || step >= found->second.size()) return;
   const auto [begin, end] = found->second[step];
-  std::map<std::pair<bool, int>, int> made;
+  static const std::string kNames[] = {"forward ", "backward ", "weights "};
+  std::map<std::pair<int, int>, int> made;
   for (const Span& span : timeline.spans) {
     // Spans of layers may have such names too, but lie within others.
     if (span.rank != rank || span.depth > 0 || span.begin < begin || span.begin >= end) continue;
-    const bool forward = span.name.starts_with("forward ");
-    const std::size_t digits = span.name.find_first_of("0123456789");
-    if (digits != (forward ? 8 : 9) || (!forward && !span.name.starts_with("backward "))) continue;
-    const int micro_batch = std::atoi(span.name.c_str() + digits), before = made[{forward, micro_batch}]++;
-    passes.push_back({rank, span.begin, span.end, forward, micro_batch, forward ? before : chunks - 1 - before});
+    for (int kind = 0; kind < 3; ++kind) {
+      const std::size_t digits = kNames[kind].size();
+      if (!span.name.starts_with(kNames[kind]) || span.name.find_first_of("0123456789") != digits) continue;
+      const int micro_batch = std::atoi(span.name.c_str() + digits), before = made[{kind, micro_batch}]++;
+      passes.push_back({rank, span.begin, span.end, kind, micro_batch, kind == 0 ? before : chunks - 1 - before});
+    }
   }
 }
 

@@ -14,11 +14,11 @@
 
 namespace workshop::tools {
 
-// The forward or backward pass of a micro-batch in a pipeline; times are the timeline's microseconds.
+// A forward, a backward or the weights of a micro-batch in a pipeline; times are the timeline's microseconds.
 struct Pass {
   int rank;
   double begin, end;
-  bool forward;
+  int kind;  // as in Slot
   int micro_batch, chunk;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pipeline's schedule as chapter 04 draws it: when each stage would compute what if each forward and each backward
-// took one time slot and messages took no time.
+// A pipeline's schedule as chapter 04 draws it: when each stage would compute what if each forward, each backward and,
+// if backwards are split, the weights of each micro-batch took one time slot, and messages took no time.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace workshop::tools {
 
 struct Slot {
   int stage, begin;
-  bool forward;
+  int kind;  // 0: forward, 1: backward, 2: the gradients of the weights, as in chapter 04's Instruction
   int micro_batch, chunk;
 };
 

@@ -20,7 +20,7 @@ constexpr int kWarmUp = 3;  // the steps with probes; they do not count if there
 
 Span::Kind kind_of(const std::string& name) {
   if (name.starts_with("nccl")) return Span::communication;
-  for (const char* what : {"forward", "backward", "update", "loss"}) {
+  for (const char* what : {"forward", "backward", "weights", "update", "loss"}) {
     if (name.starts_with(what)) return Span::computation;
   }
   return Span::other;
@@ -79,7 +79,10 @@ void find_depths(std::vector<Span>& spans) {
   for (std::size_t i = 0; i < spans.size(); ++i) {
     Span& span = spans[i];
     if (i > 0 && (span.rank != spans[i - 1].rank || span.stream != spans[i - 1].stream)) ends.clear();
-    const auto lies_in = [&](double end) { return span.begin < end - kRounding && span.end <= end + kRounding; };
+    const bool is_short = span.end - span.begin <= kRounding;  // a layer that has nothing to do
+    const auto lies_in = [&](double end) {
+      return span.begin < end - (is_short ? 0 : kRounding) && span.end <= end + kRounding;
+    };
     while (!ends.empty() && !lies_in(ends.back())) ends.pop_back();
     span.depth = static_cast<int>(ends.size());
     if (span.kind == Span::computation) ends.push_back(span.end);
