@@ -63,9 +63,9 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
       stage.begin_step(part(training.batch()), training.loss());
       executor.step(update, ready);
     }
-    // The last stage has computed the losses; the first one reports them.
+    // The stage of the last part has computed the losses; the first one reports them.
     part.average(training.losses());
-    send_losses(training.losses(), mesh.pipeline, stream);
+    send_losses(training.losses(), schedule, mesh.pipeline, stream);
     if (mesh.at.pipeline == 0 && mesh.data.size() > 1) average_losses(training.losses(), mesh.data, stream);
     evaluate(training, mesh.replicas, stream, add_loss);
   }

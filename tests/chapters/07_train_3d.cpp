@@ -194,8 +194,9 @@ TESTS(meshes) {
   }
   for (const auto& [name, options] : {std::pair("plain", ""), std::pair("buckets", "--bucket-mb 0.0001"),
                                       std::pair("zero", "--zero 1"), std::pair("clip", "--clip-norm 0.1")}) {
-    same_training(text("solution.07.zb-v.is_1f1b.", name), kSameBits, with(cube, options),
-                  with(cube, text(options, " --schedule zb-v")));
+    // The clipping norm sums the squares of the stages, which have other layers in a V.
+    same_training(text("solution.07.zb-v.is_1f1b.", name), name == std::string("clip") ? kBound : kSameBits,
+                  with(cube, options), with(cube, text(options, " --schedule zb-v")));
   }
   same_training("solution.07.zb-h1.without_tensor", kSameBits,
                 on(4, train_3d, network, "--dp 2 --pp 2 --bucket-mb 0.0001 --batch-size 24"),
