@@ -48,6 +48,14 @@ def test_every_page_is_in_a_table_of_contents(source):
     assert {page[: -len(".md")] for page in source.pages} == listed
 
 
+def test_a_chapter_has_a_quiz_of_six_with_numbers_first(source):
+    assert len(source.quizzes) == 11
+    for page in source.quizzes:
+        numbers, _, others = read(source.folder, page).partition("## Why is it so?")
+        assert numbers.count("<details>") == numbers.count("./workshop predict ") == 3, page
+        assert others.count("<details>") >= 3 and others.count("<details>") == others.count("</details>"), page
+
+
 def test_links_of_a_page(source):
     link = source.link
     assert link("02_ddp/README.md", "math.md#the-cost") == "](math.md#the-cost)"

@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 
-from . import machine
-from .chapters import all_chapters, read
+from . import machine, predict
+from .chapters import Chapter, all_chapters, read
 from .context import Context, Words
 from .errors import Failed, Refused
 
@@ -54,20 +54,38 @@ def pages(root: str = ".") -> list[str]:
     return sorted(os.path.relpath(file, root).replace(os.sep, "/") for file in found)
 
 
+def quiz(root: str, chapter: Chapter) -> str:
+    """A chapter's questions on a page: those of predict, which ask for a number, and those of its README."""
+    readme = read(os.path.join(root, chapter.name, "README.md"))
+    title = readme.split("\n")[0].lstrip("# ")
+    text = f"# {title}: quiz\n\nPredict the numbers before you unfold the answers. Each one can be measured.\n"
+    for question in predict.questions(read(os.path.join(root, "solutions", chapter.name, "predict.txt"))):
+        text += (
+            f"\n**{question.number}** {question.ask}\n\n<details><summary>Answer</summary>\n\n"
+            f"{question.answer} {question.unit}. {question.why}\n\n"
+            f"```sh\n./workshop predict {question.number} {question.answer}    # measures it\n```\n\n</details>\n"
+        )
+    others = readme.partition("\n## Questions\n")[2].partition("\n## ")[0]
+    return f"{text}\n## Why is it so?\n{others}\n"
+
+
 class Book:
     """The files that Sphinx reads."""
 
     def __init__(self, root: str, folder: str):
         self.root, self.folder = root, folder
         self.pages = set(pages(root))
+        chapters = all_chapters(os.path.join(root, "CMakeLists.txt"))
+        self.quizzes = {f"{chapter.name}/quiz.md": quiz(root, chapter) for chapter in chapters}
+        self.pages |= self.quizzes.keys()
         self.sources: set[str] = set()  # files that pages link to
         self.images: set[str] = set()
 
     def write(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         for page in sorted(self.pages):
-            text = self.with_links(page, read(os.path.join(self.root, page)))
-            self.put(page, text + self.contents(page))
+            text = self.quizzes.get(page) or read(os.path.join(self.root, page))
+            self.put(page, self.with_links(page, text) + self.contents(page))
         for file in sorted(self.sources):
             self.copy(file, "_files/" + file)
             language = "c++" if file.endswith((".h", ".cu", ".cpp")) else "python" if file.endswith(".py") else "none"
