@@ -49,11 +49,13 @@ struct Schedule {
   int stage_of(int part) const { return part < std::ssize(placement) ? placement[part] : part % stages; }
   // Returns which of its stage's chunks a part is, and the reverse: -1 if the stage has no such chunk.
   int chunk_of(int part) const {
+    if (placement.empty()) return part / stages;
     int chunk = 0;
     for (int below = 0; below < part; ++below) chunk += stage_of(below) == stage_of(part);
     return chunk;
   }
   int part(int stage, int chunk) const {
+    if (placement.empty()) return chunk * stages + stage;
     for (int part = 0; part < parts(); ++part) {
       if (stage_of(part) == stage && chunk-- == 0) return part;
     }
