@@ -39,7 +39,9 @@ class ScheduleSimulation {
       s.queues.resize(1 + channel_count(schedule));
       times.emplace_back(list.size(), -1);
       for (int at = 0; at < static_cast<int>(list.size()); ++at) {
-        Queue& queue = s.queues[is_message(list[at].kind) ? 1 + channel_of(schedule, stage, list[at]) : 0];
+        const std::size_t number = is_message(list[at].kind) ? 1 + channel_of(schedule, stage, list[at]) : 0;
+        if (number >= s.queues.size()) s.queues.resize(number + 1);  // the placement is wrong
+        Queue& queue = s.queues[number];
         const bool joins = at > 0 && joins_group(schedule, stage, list[at - 1], list[at]);
         if (!joins) queue.groups.emplace_back();
         queue.groups.back().push_back(at);
@@ -50,7 +52,9 @@ class ScheduleSimulation {
       progress = false;
       for (int stage = 0; stage < schedule.stages; ++stage) {
         progress |= compute(stage);
-        for (int of = 0; of < channel_count(schedule); ++of) progress |= exchange(stage, stages_[stage].queues[1 + of]);
+        for (std::size_t n = 1; n < stages_[stage].queues.size(); ++n) {
+          progress |= exchange(stage, stages_[stage].queues[n]);
+        }
       }
     }
   }
@@ -154,6 +158,7 @@ class ScheduleSimulation {
   int other_half_begun(int stage, int at) const {
     const Instruction& i = schedule_.lists[stage][at];
     const int other = peer(schedule_, stage, i);
+    if (other < 0 || other >= schedule_.stages) return -1;  // the placement is wrong
     const std::vector<int>& mine = stages_[stage].messages.at({i.kind, other});
     const auto theirs = stages_[other].messages.find({other_half(i.kind), stage});
     const std::size_t n = std::find(mine.begin(), mine.end(), at) - mine.begin();
