@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuBLAS on OpenBLAS: each call checks its arguments and enqueues the operation on the handle's stream. The matrix
 // products are in cublas_products.cpp.
+#include <algorithm>
 #include <map>
 #include <mutex>
 

@@ -3,6 +3,8 @@
 // divided among the rank's cores.
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "backend_cpu/cublas_call.h"
 #include "backend_cpu/onednn.h"
 
@@ -54,8 +56,8 @@ struct Gemm {
 
   // Computes the calling core's share: some products of the batch or, of a single product, some columns or rows of C.
   // The division does not depend on which cores are free, so the result is always the same to the last bit.
-  // The rows of C are a layer's features, whose number is mostly round; the columns are samples or an expert's tokens. So
-  // the rows give more even shares, unless there are few of them.
+  // The rows of C are a layer's features, whose number is mostly round; the columns are samples or an expert's tokens.
+  // So the rows give more even shares, unless there are few of them.
   void compute_share() const {
     constexpr int kBlock = 64;
     if (batch > 1) {

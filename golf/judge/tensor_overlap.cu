@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges golf/tensor_overlap.
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A planner: says what a model needs on one mesh of GPUs or on every possible mesh, without using a GPU. The formulas
 // are in plan.h; this program lists the meshes, sorts their plans, and says what to change if none fits.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>

@@ -11,6 +11,7 @@
 // places there, empty ones included (fixed counts; needs a capacity factor).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <string>

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "04_pipeline/support/check_schedule.h"
 
 namespace workshop {

@@ -13,6 +13,7 @@
 #include <mpi.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>

@@ -2,6 +2,7 @@
 // Checks a schedule without a device, before any rank runs it: a wrong schedule would hang, or train wrongly.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>

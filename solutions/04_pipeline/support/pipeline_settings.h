@@ -2,6 +2,7 @@
 // The options of the pipeline program, and the network and the schedule that it makes from them.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>

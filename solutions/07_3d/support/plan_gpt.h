@@ -6,6 +6,8 @@
 // E, H, T and V: width, heads, context and vocabulary. E_h: features of an MLP, 4E unless given.
 #pragma once
 
+#include <algorithm>
+
 #include "07_3d/support/plan_experts.h"
 #include "07_3d/support/plan_shapes.h"
 

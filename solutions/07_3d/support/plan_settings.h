@@ -2,6 +2,7 @@
 // The options of the planner, and the model and the cluster that they describe.
 #pragma once
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>

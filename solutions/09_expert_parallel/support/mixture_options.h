@@ -2,6 +2,7 @@
 // The options of this chapter's programs, and what they print of the experts.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>

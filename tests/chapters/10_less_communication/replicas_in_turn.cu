@@ -2,6 +2,7 @@
 // replicas_in_turn: computes in one process, without NCCL, what decentralized and local_sgd compute on several ranks.
 // It holds all replicas, trains them one after another, and mixes their exact parameters on the host in double
 // precision.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
