@@ -215,8 +215,8 @@ inline void probe_orders(const char* todo, const Schedule& s) {
 
 // Records the order of each stage with its gradients of weights.
 inline void probe_split_orders(const char* todo, const Schedule& s) {
-  const std::string each = s.chunks > 1 ? ", micro-batch and chunk of each computation of stage "
-                                        : " and micro-batch of each computation of stage ";
+  const std::string of_each =
+      std::string(s.chunks > 1 ? ", micro-batch and chunk" : " and micro-batch") + " of each computation";
   for (std::size_t stage = 0; stage < s.lists.size(); ++stage) {
     std::vector<int> numbers;
     for (const Instruction& i : s.lists[stage]) {
@@ -224,7 +224,7 @@ inline void probe_split_orders(const char* todo, const Schedule& s) {
       numbers.insert(numbers.end(), {i.kind, i.micro_batch});
       if (s.chunks > 1) numbers.push_back(i.chunk);
     }
-    probe(todo, "kind (0, 1, 2: F, B, W)" + each + std::to_string(stage), numbers);
+    probe(todo, "stage " + std::to_string(stage) + ": kind (F 0; B 1; W 2)" + of_each, numbers);
   }
 }
 
@@ -386,8 +386,8 @@ inline Schedule zb_v(int stages, int micro_batches) {
     //   3. Backwards and forwards of chunk 1 in turns, as many of each as there are stages behind this one.
     //   4. As long as chunk 1 has forwards left: its next backward, a forward of chunk 0 if there is one left, a
     //      backward of chunk 0, and the forward of chunk 1.
-    //   5. The backwards that are left, of chunk 1 and of chunk 0 in turns. The other stages wait for them. So put the
-    //      weights off, by `stage`: that many forwards fewer are in flight by now.
+    //   5. The backwards that are left, of chunk 1 and of chunk 0 in turns, until chunk 1 has none left. The other
+    //      stages wait for them. So put the weights off, by `stage`: that many forwards fewer are in flight by now.
     //   The weights that are left in the end are appended below.
     todo("04.12");
     // END TODO 04.12

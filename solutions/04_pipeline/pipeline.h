@@ -131,7 +131,7 @@ class PipelineExecutor {
     //   message may wait for another: two neighbors that both send before they receive would wait for each other
     //   forever. A message i of group.instructions is a send if is_send(i.kind), else a receive. Its buffer is
     //   stage_.message(i), with stage_.message_size(i) elements of type kReal; the other rank is peer(schedule_, rank_,
-    //   i.kind). Neither the host nor compute_ may wait.
+    //   i). Neither the host nor compute_ may wait.
     // TODO 04.7: Let channel.stream wait for compute_, and exchange all messages of the group there.
     //   Use the event computed_ for the wait. No message may wait for another: two neighbors that both send before they
     //   receive would wait for each other forever. What do NCCL's group calls do about that (docs/calls.md)? For each i

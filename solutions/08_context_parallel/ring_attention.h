@@ -71,14 +71,15 @@ class RingAttention : public Attention {
     //   There are c = group_.size() steps. The keys and values of step i are in the same places as in forward(), and
     //   source(i) says whose they are. Their gradients travel with them, one step behind: dkv_[i % 2] is for those of
     //   the keys of step i. If c is 1, leave out all exchanges. In step i:
-    //   - begin_exchange(i, samples, compute, true), from step 1 on, also sends dkv_[(i - 1) % 2], which step i - 1 has
-    //     completed, and receives in dkv_[i % 2] what the earlier ranks have added up. The last step has one, too.
+    //   - begin_exchange(i, samples, compute, true), in every step, the last one, too. From step 1 on, it also sends
+    //     dkv_[(i - 1) % 2], which step i - 1 has completed, and receives in dkv_[i % 2] what the earlier ranks have
+    //     added up.
     //   - Meanwhile, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
     //     rank's queries contribute to the gradients of kv to dkv. For dkv, take mine_, and clear it in each step:
     //     clear(sums) sets `count` floats to zero. In step 0, no gradients arrive: take dkv_[0] itself.
     //   - After end_exchange(compute), the kernel add_floats(y, x, factor, n) adds mine_ to what has arrived.
-    //   After the last step comes one more exchange, that of step c. It sends the gradients to the rank whose keys they
-    //   are, and brings this rank's to dkv_[c % 2]. With one rank, they stay in dkv_[0].
+    //   After the last step comes one more exchange, begin_exchange(c, samples, compute, true). It sends the gradients
+    //   to the rank whose keys they are, and brings this rank's to dkv_[c % 2]. With one rank, they stay in dkv_[0].
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();

@@ -42,7 +42,10 @@ class ScheduleCheck {
 
   // Returns all errors, stage by stage; none for a schedule that the executor can run.
   std::vector<ScheduleError> run() {
-    for (int stage = 0; stage < schedule_.stages; ++stage) check_placement(stage);
+    for (int stage = 0; stage < schedule_.stages; ++stage) {
+      check_placement(stage);
+      if (std::ssize(schedule_.in_flight) <= stage) add(stage, 0, "has no limit of what may be in flight");
+    }
     if (!errors_.empty()) return errors_;
     for (int stage = 0; stage < schedule_.stages; ++stage) check_indices(stage);
     if (!errors_.empty()) return errors_;  // the other checks use these indices
@@ -73,6 +76,11 @@ class ScheduleCheck {
     const auto& placement = schedule_.placement;
     const auto held = std::count(placement.begin(), placement.end(), stage);
     if (placement.empty() || (held == schedule_.chunks && std::ssize(placement) == schedule_.parts())) return;
+    for (int number : placement) {
+      if (number < 0 || number >= schedule_.stages) {
+        return add(stage, 0, "the parts are on a stage " + std::to_string(number) + ", which there is not");
+      }
+    }
     add(stage, 0,
         "holds " + std::to_string(held) + " of " + std::to_string(placement.size()) + " parts of the model, expected " +
             std::to_string(schedule_.chunks) + " of " + std::to_string(schedule_.parts()));
