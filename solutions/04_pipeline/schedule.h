@@ -91,7 +91,8 @@ inline Instruction::Kind other_half(Instruction::Kind message) {
 // Returns the part at the other end of a message of this stage: the one above or the one below.
 inline int other_part(const Schedule& schedule, int stage, const Instruction& message) {
   const bool above = message.kind == Instruction::send_activation || message.kind == Instruction::receive_gradient;
-  return (schedule.part(stage, message.chunk) + (above ? 1 : schedule.parts() - 1)) % schedule.parts();
+  const int parts = schedule.parts(), other = schedule.part(stage, message.chunk) + (above ? 1 : -1);
+  return (other % parts + parts) % parts;  // in a wrong schedule, the ends of the model may have a message, too
 }
 // Returns the stage at the other end. It may be the stage itself, if that holds both parts.
 inline int peer(const Schedule& schedule, int stage, const Instruction& message) {
