@@ -361,7 +361,7 @@ TEST(ScheduleCheck, FindsAPlacementThatIsNone) {
   EXPECT_TRUE(mentions(check_schedule(s), "holds 1 of 4 parts of the model, expected 2 of 4"));
   EXPECT_TRUE(mentions(check_schedule(s), "holds 3 of 4 parts"));
   s.placement = {0, 1, 5, -1};  // all are drawn, too
-  EXPECT_NE(chart_and_errors(s, check_schedule(s)).find("the parts are on a stage 5, which there is not"),
+  EXPECT_NE(chart_and_errors(s, check_schedule(s)).find("a part is on stage 5, which does not exist"),
             std::string::npos);
 }
 

@@ -202,6 +202,7 @@ std::map<int, Formula> formulas(const RunRecord& run) {
   const std::optional<ModelShape> model = known ? model_of(run, *layout) : std::nullopt;
   if (!model || layout->dp < 1 || layout->micro_batches < 1 || layout->zero > 3) return {};
   if (run.world < 1 || run.world > kMost || model->rows < 1) return {};
+  if (setting(run, "schedule") == "zb-v") return {};                        // plans place the parts in a ring
   const Cluster machine{run.world, run.world, 0, 1, 1, 1, {0, 1}, {0, 1}};  // affects only times
   if (run.program != "parameter_server" && !infeasible_because(*model, machine, *layout).empty()) return {};
   const Plan plan = make_plan(*model, machine, *layout);

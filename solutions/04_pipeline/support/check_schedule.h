@@ -78,7 +78,7 @@ class ScheduleCheck {
     if (placement.empty() || (held == schedule_.chunks && std::ssize(placement) == schedule_.parts())) return;
     for (int number : placement) {
       if (number < 0 || number >= schedule_.stages) {
-        return add(stage, 0, "the parts are on a stage " + std::to_string(number) + ", which there is not");
+        return add(stage, 0, "a part is on stage " + std::to_string(number) + ", which does not exist");
       }
     }
     add(stage, 0,
