@@ -54,8 +54,10 @@ run() {
   ((status == 75)) || return "$status"
   if [[ ! $resumes ]]; then
     echo 'job.sh: the run has saved its state; with --resume, it could have gone on by itself' >&2
-  elif scontrol requeue "$SLURM_JOB_ID"; then
-    echo "job.sh: the run has saved its state; job $SLURM_JOB_ID is in the queue again" >&2
+  else
+    # Slurm may end this shell as soon as it is asked.
+    echo "job.sh: the run has saved its state; job $SLURM_JOB_ID goes back to the queue" >&2
+    scontrol requeue "$SLURM_JOB_ID"
   fi
   exit "$status"
 }

@@ -343,7 +343,7 @@ class JobsTest(jobs.Cluster):
 
     def queues_again(self, job: str, times: int) -> None:
         """It has saved so many times and is in the queue; it starts soon."""
-        queued = f"job.sh: the run has saved its state; job {job} is in the queue again\n"
+        queued = f"job.sh: the run has saved its state; job {job} goes back to the queue\n"
         if not jobs.until(lambda: self.output(job).count(queued) == times and self.state(job) == "PENDING", 30):
             self.fail(f"job {job} is not in the queue: {self.output(job)}")
         # Else it waits for two minutes. In the second in which it was stopped, the nodes would refuse to start it.
