@@ -3,7 +3,8 @@
 
 Sphinx with MyST (myst-parser) reads Markdown as GitHub does (CommonMark): lists, tables and folded answers look the
 same, which other generators' dialects do not achieve. The theme is furo: search, dark mode, small screens. Pages stay
-as they are; links to source files lead to pages with numbered lines. """
+as they are; links to source files lead to pages with numbered lines. A quiz and, where looking beats reading, an
+interactive figure are pages that only the site has."""
 
 from __future__ import annotations
 
@@ -27,6 +28,89 @@ PARTS = [  # caption, pages
     ("More", ["docs/*", "slurm/README", "AGENTS", "CONTRIBUTING"]),
     ("How it works", ["common/README", "model/README", "backend_cpu/*", "checker/README", "tools/README", "tests/README"]),
 ]
+FIGURE_FILES = ["models.js", "figures.js", "figures.css"]  # of tools/book
+FIGURES = {  # interactive pages: title, figure of figures.js, what it shows, and questions with their answers
+    "00_collectives/try_ring.md": (
+        "Try it: the ring, step by step",
+        "ring",
+        "A cell says whose values are in a chunk of a rank: 0+2 is the sum of those of ranks 0 and 2. What has just "
+        "arrived is blue, what is complete is green.",
+        [
+            (
+                "Before each step: which chunk does rank 2 send, and what does it hold afterwards?",
+                "In the reduce-scatter it sends the chunk that it has just added to, in the all-gather the one that has "
+                "just arrived.",
+            ),
+            (
+                "How much has each rank sent in the end, with 2, 4 and 8 ranks?",
+                "2(P-1) chunks of 1/P of the values: 1, 1.5 and 1.75 times all of them. It never gets to twice.",
+            ),
+        ],
+    ),
+    "04_pipeline/try_schedules.md": (
+        "Try it: schedules",
+        "pipeline",
+        "Each row is a stage, each column a slot. Forwards are blue, backwards green, and the gradients of the weights "
+        "orange, if they are computed by themselves. Each of them takes one slot here, and messages take no time.",
+        [
+            (
+                "With how many micro-batches does `gpipe` idle less than 10 % of the time on 4 stages?",
+                "With 28: (p-1)/(M+p-1) is 3/31.",
+            ),
+            (
+                "`1f1b` idles as long as `gpipe`. What is it for?",
+                "Memory: stage s holds at most p-s micro-batches, however many there are.",
+            ),
+            (
+                "What does `interleaved` pay for a smaller bubble?",
+                "Messages: a micro-batch passes each stage twice. It also holds more: with 4 stages and 8 micro-batches, "
+                "stage 0 holds 11 forwards of half its layers, where `1f1b` holds 4 of all its layers.",
+            ),
+            (
+                "And `zb-h1`?",
+                "Memory: all stages hold as many micro-batches as the first stage of `1f1b` does. The fullest stage, for "
+                "which the GPUs must be large enough, holds no more than before.",
+            ),
+        ],
+    ),
+    "06_fsdp/try_memory.md": (
+        "Try it: memory of ZeRO's stages",
+        "zero",
+        "Parameters, gradients and AdamW's moments. Activations come on top of them.",
+        [
+            (
+                "Which stage do 7 billion parameters need on 8 GPUs of 24 GB?",
+                "Stage 3, with 14 GB. In stage 2, the whole parameters and the shards take 26.2 GB.",
+            ),
+            (
+                "Why does mixed precision save nothing in data parallelism?",
+                "2 + 2 + 12 bytes are as many as 4 + 4 + 8: the optimizer keeps an fp32 copy of the parameters. It saves "
+                "activations and time.",
+            ),
+        ],
+    ),
+    "07_3d/try_mesh.md": (
+        "Try it: memory of a mesh",
+        "mesh",
+        "The formulas are those of `plan --model gpt`, for mixed precision, AdamW, 1F1B and sequence parallelism. `plan` "
+        "knows more, and the time of a step, too.",
+        [
+            (
+                "Find two meshes of 32 GPUs on which 30 billion parameters fit. Which one is faster?",
+                "For instance 4 stages with 8 tensor ranks each, or 8 replicas with 4 tensor ranks and stage 1 of ZeRO. "
+                "Ask `./workshop run 07 plan -- --model gpt --blocks 48 --width 7168 --heads 56 --gpus 32`.",
+            ),
+            (
+                "Why does the first stage of a pipeline hold most activations?",
+                "In 1F1B, it has done p forwards when its first backward begins. The last stage has done one.",
+            ),
+            (
+                "What does a larger micro-batch cost, and what do more micro-batches?",
+                "A larger one multiplies the activations. More of them take no memory once there are as many as stages.",
+            ),
+        ],
+    ),
+}
 FOLDERS = ["docs", "golf", "slurm", "common", "model", "backend_cpu", "checker", "tools", "tests"]
 SHOWN = (".svg", ".png")
 CONF = '''\
@@ -37,11 +121,15 @@ html_theme = "furo"
 html_title = "Distributed GPU training"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 myst_heading_anchors = 6
 myst_enable_extensions = []
 suppress_warnings = ["misc.highlighting_failure", "myst.header"]
 highlight_language = "none"
-exclude_patterns = ["_files"]
+exclude_patterns = ["_files", "_figures"]
+html_static_path = ["_figures"]
+html_js_files = ["models.js", "figures.js"]
+html_css_files = ["figures.css"]
 '''
 
 
@@ -54,11 +142,14 @@ def pages(root: str = ".") -> list[str]:
     return sorted(os.path.relpath(file, root).replace(os.sep, "/") for file in found)
 
 
+def title(text: str) -> str:
+    return text.partition("\n")[0].lstrip("# ")
+
+
 def quiz(root: str, chapter: Chapter) -> str:
     """A chapter's questions on a page: those of predict, which ask for a number, and those of its README."""
     readme = read(os.path.join(root, chapter.name, "README.md"))
-    title = readme.split("\n")[0].lstrip("# ")
-    text = f"# {title}: quiz\n\nPredict the numbers before you unfold the answers. Each one can be measured.\n"
+    text = f"# {title(readme)}: quiz\n\nPredict the numbers before you unfold the answers. Each one can be measured.\n"
     for question in predict.questions(read(os.path.join(root, "solutions", chapter.name, "predict.txt"))):
         text += (
             f"\n**{question.number}** {question.ask}\n\n<details><summary>Answer</summary>\n\n"
@@ -69,6 +160,16 @@ def quiz(root: str, chapter: Chapter) -> str:
     return f"{text}\n## Why is it so?\n{others}\n"
 
 
+def folded(question: str, answer: str) -> str:
+    return f"\n**{question}**\n\n<details><summary>Answer</summary>\n\n{answer}\n\n</details>\n"
+
+
+def figure(heading: str, name: str, shows: str, questions: list[tuple[str, str]]) -> str:
+    """A page with an interactive figure, and what to find out with it."""
+    place = f'<div data-figure="{name}">This figure needs JavaScript.</div>'
+    return f"# {heading}\n\n{shows}\n\n{place}\n" + "".join(folded(*question) for question in questions)
+
+
 class Book:
     """The files that Sphinx reads."""
 
@@ -76,15 +177,16 @@ class Book:
         self.root, self.folder = root, folder
         self.pages = set(pages(root))
         chapters = all_chapters(os.path.join(root, "CMakeLists.txt"))
-        self.quizzes = {f"{chapter.name}/quiz.md": quiz(root, chapter) for chapter in chapters}
-        self.pages |= self.quizzes.keys()
+        self.made = {page: figure(*of) for page, of in FIGURES.items()}
+        self.made |= {f"{chapter.name}/quiz.md": quiz(root, chapter) for chapter in chapters}
+        self.pages |= self.made.keys()
         self.sources: set[str] = set()  # files that pages link to
         self.images: set[str] = set()
 
     def write(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         for page in sorted(self.pages):
-            text = self.quizzes.get(page) or read(os.path.join(self.root, page))
+            text = self.made.get(page) or read(os.path.join(self.root, page))
             self.put(page, self.with_links(page, text) + self.contents(page))
         for file in sorted(self.sources):
             self.copy(file, "_files/" + file)
@@ -96,6 +198,8 @@ class Book:
             )
         for image in sorted(self.images):
             self.copy(image, image)
+        for file in FIGURE_FILES:
+            self.copy("tools/book/" + file, "_figures/" + file)
         self.put("conf.py", CONF)
 
     def put(self, name: str, text: str) -> None:
@@ -150,7 +254,9 @@ class Book:
             if posixpath.dirname(other) == folder
             or posixpath.dirname(posixpath.dirname(other)) == folder and other.endswith("/README.md")
         ]
-        return self.toctree("", [of_folder], folder)
+        own = [other for other in of_folder if other in self.made]
+        links = " · ".join(f"[{title(self.made[other])}]({posixpath.basename(other)})" for other in own)
+        return ("\n" + links + "\n" if links else "") + self.toctree("", [of_folder], folder)
 
     def matching(self, pattern: str) -> list[str]:
         expression = re.escape(pattern + ".md").replace(r"\*", "[^/]*").replace(r"\[0\-9\]", "[0-9]")
