@@ -9,6 +9,7 @@ interactive figure are pages that only the site has."""
 from __future__ import annotations
 
 import glob
+import html
 import os
 import posixpath
 import re
@@ -28,7 +29,7 @@ PARTS = [  # caption, pages
     ("More", ["docs/*", "slurm/README", "AGENTS", "CONTRIBUTING"]),
     ("How it works", ["common/README", "model/README", "backend_cpu/*", "checker/README", "tools/README", "tests/README"]),
 ]
-FIGURE_FILES = ["models.js", "figures.js", "figures.css"]  # of tools/book
+SCRIPTS, STYLES = ["models.js", "figures.js", "lines.js"], ["figures.css"]  # of tools/book
 FIGURES = {  # interactive pages: title, figure of figures.js, what it shows, and questions with their answers
     "00_collectives/try_ring.md": (
         "Try it: the ring, step by step",
@@ -113,7 +114,7 @@ FIGURES = {  # interactive pages: title, figure of figures.js, what it shows, an
 }
 FOLDERS = ["docs", "golf", "slurm", "common", "model", "backend_cpu", "checker", "tools", "tests"]
 SHOWN = (".svg", ".png")
-CONF = '''\
+CONF = f'''\
 project = "Distributed GPU training in C++ and CUDA"
 extensions = ["myst_parser"]
 root_doc = "README"
@@ -128,8 +129,8 @@ suppress_warnings = ["misc.highlighting_failure", "myst.header"]
 highlight_language = "none"
 exclude_patterns = ["_files", "_figures"]
 html_static_path = ["_figures"]
-html_js_files = ["models.js", "figures.js"]
-html_css_files = ["figures.css"]
+html_js_files = {SCRIPTS}
+html_css_files = {STYLES}
 '''
 
 
@@ -181,6 +182,18 @@ class Book:
         self.made |= {f"{chapter.name}/quiz.md": quiz(root, chapter) for chapter in chapters}
         self.pages |= self.made.keys()
         self.sources: set[str] = set()  # files that pages link to
+        self.todos: dict[str, tuple[str, int, str]] = {}  # file, line and title of each TODO
+        for chapter in chapters:
+            for file in chapter.handed_out(root):
+                if not os.path.isfile(file):
+                    continue
+                name = os.path.relpath(file, root).replace(os.sep, "/")
+                self.sources.add(name)
+                for number, line in enumerate(read(file).split("\n"), 1):
+                    todo = re.match(r" *// TODO ([0-9]+\.[0-9]+): (.*)", line)
+                    if todo:
+                        self.todos[todo[1]] = (name, number, todo[2])
+        self.handed_out = frozenset(self.sources)
         self.images: set[str] = set()
 
     def write(self) -> None:
@@ -198,7 +211,7 @@ class Book:
             )
         for image in sorted(self.images):
             self.copy(image, image)
-        for file in FIGURE_FILES:
+        for file in [*SCRIPTS, *STYLES]:
             self.copy("tools/book/" + file, "_figures/" + file)
         self.put("conf.py", CONF)
 
@@ -214,16 +227,45 @@ class Book:
         shutil.copyfile(os.path.join(self.root, name), path)
 
     def with_links(self, page: str, text: str) -> str:
-        """The text, with links that lead to pages of the book. Code is left alone."""
-        pieces = re.split(r"(^ *```.*?^ *```[^\n]*$|``.+?``|`[^`\n]+`|<!--.*?-->)", text, flags=re.M | re.S)
-        for i in range(0, len(pieces), 2):
-            pieces[i] = re.sub(r"\]\(([^)\s]+)\)", lambda found: self.link(page, found[1]), pieces[i])
-        return "".join(pieces)
+        """The text, with links that lead to pages of the book, and links from TODOs and names of the files that have
+        them to their lines. Other code is left alone."""
+
+        def replaced(found: re.Match[str]) -> str:
+            if found["code"]:
+                return self.named(page, found["code"])
+            if found["target"]:
+                return "](" + self.link(page, found["target"]) + ")"
+            return self.todo(page, found["todo"]) if found["todo"] else found[0]
+
+        return re.sub(
+            r"^ *```.*?^ *```[^\n]*$|``.+?``|<!--.*?-->|^#[^\n]*$|(?P<code>`[^`\n]+`)(?!\])|`[^`\n]+`"
+            r"|\[[^\]`\n]*(?=\]\()|\]\((?P<target>[^)\s]+)\)"
+            r"|\b(?P<todo>[01][0-9]\.[0-9]{1,2})\b(?![.%]?[0-9]| ?(?:%|×|[kMG]i?B|m?s\b|µs|times))",
+            replaced,
+            text,
+            flags=re.M | re.S,
+        )
+
+    def todo(self, page: str, number: str) -> str:
+        """A TODO, linked to its line if the page is about its chapter."""
+        file, line, about = self.todos.get(number, ("", 0, ""))
+        if not file or not page.startswith((number[:2], "docs/teaching")):
+            return number
+        return f'<a href="{self.source(page, file)}#L{line}" title="{html.escape(about)}">{number}</a>'
+
+    def named(self, page: str, code: str) -> str:
+        """`ddp.h`, linked if that is a file of the page's chapter which a participant fills in."""
+        file = posixpath.join(posixpath.dirname(page), code.strip("`"))
+        return f'[{code}]({self.link(page, code.strip("`"))})' if file in self.handed_out else code
+
+    @staticmethod
+    def source(page: str, file: str) -> str:
+        return posixpath.relpath(f"source/{file}.html", posixpath.dirname(page) or ".")
 
     def link(self, page: str, target: str) -> str:
         path, _, anchor = target.partition("#")
         if not path or re.match(r"[a-z]+:", path):
-            return f"]({target})"
+            return target
         here = posixpath.dirname(page)
         file = posixpath.normpath(posixpath.join(here, path))
         if os.path.isdir(os.path.join(self.root, file)):
@@ -237,8 +279,8 @@ class Book:
             self.sources.add(file)
             to, anchor = f"source/{file}.md", ""
         else:
-            return "](#)"  # a folder without a page
-        return f"]({posixpath.relpath(to, here or '.')}{'#' + anchor if anchor else ''})"
+            return "#"  # a folder without a page
+        return posixpath.relpath(to, here or ".") + ("#" + anchor if anchor else "")
 
     def contents(self, page: str) -> str:
         """The table of contents of the book, or of a chapter."""
