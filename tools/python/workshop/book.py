@@ -22,14 +22,15 @@ from .chapters import Chapter, all_chapters, read
 from .context import Context, Words
 from .errors import Failed, Refused
 
-PACKAGES = ["sphinx>=7,<10", "myst-parser>=3,<6", "furo>=2024.8"]
+PACKAGES = ["sphinx>=7,<10", "myst-parser>=3,<6", "furo>=2024.8", "sphinx-revealjs>=3,<4"]  # the last one for slides
 PARTS = [  # caption, pages
     ("Chapters", ["[0-9]*/README"]),
     ("Golf", ["golf/README"]),
     ("More", ["docs/*", "slurm/README", "AGENTS", "CONTRIBUTING"]),
     ("How it works", ["common/README", "model/README", "backend_cpu/*", "checker/README", "tools/README", "tests/README"]),
 ]
-SCRIPTS, STYLES = ["models.js", "figures.js", "lines.js"], ["figures.css"]  # of tools/book
+FIGURES_FOLDER = "tools/book"
+SCRIPTS, STYLES = ["models.js", "figures.js", "lines.js"], ["figures.css"]
 FIGURES = {  # interactive pages: title, figure of figures.js, what it shows, and questions with their answers
     "00_collectives/try_ring.md": (
         "Try it: the ring, step by step",
@@ -140,7 +141,8 @@ def pages(root: str = ".") -> list[str]:
     found = glob.glob(os.path.join(root, "*.md"))
     for folder in [*chapters, *FOLDERS]:
         found += glob.glob(os.path.join(root, folder, "**", "*.md"), recursive=True)
-    return sorted(os.path.relpath(file, root).replace(os.sep, "/") for file in found)
+    names = sorted(os.path.relpath(file, root).replace(os.sep, "/") for file in found)
+    return [name for name in names if not name.startswith("docs/slides/")]
 
 
 def title(text: str) -> str:
@@ -212,7 +214,7 @@ class Book:
         for image in sorted(self.images):
             self.copy(image, image)
         for file in [*SCRIPTS, *STYLES]:
-            self.copy("tools/book/" + file, "_figures/" + file)
+            self.copy(f"{FIGURES_FOLDER}/{file}", "_figures/" + file)
         self.put("conf.py", CONF)
 
     def put(self, name: str, text: str) -> None:
@@ -319,8 +321,10 @@ def python_with_sphinx(folder: str) -> str:
     if given:
         return given
     python = os.path.join(folder, "venv", "bin", "python")
-    if os.path.exists(os.path.join(folder, "venv", "complete")):
+    complete = os.path.join(folder, "venv", "complete")  # lists what is installed
+    if os.path.exists(complete) and read(complete) == "\n".join(PACKAGES):
         return python
+    os.makedirs(folder, exist_ok=True)
     print(f"Installing {', '.join(PACKAGES)} in {folder}/venv", file=sys.stderr, flush=True)
     shutil.rmtree(os.path.join(folder, "venv"), ignore_errors=True)
     for command in (
@@ -329,11 +333,12 @@ def python_with_sphinx(folder: str) -> str:
     ):
         if machine.quietly(command):
             raise Refused(
-                "the book needs Sphinx, MyST and furo, which could not be installed: set WORKSHOP_SPHINX to a Python "
+                "the book and the slides need Sphinx, which could not be installed: set WORKSHOP_SPHINX to a Python "
                 f"that has {', '.join(PACKAGES)}"
             )
-    with open(os.path.join(folder, "venv", "complete"), "w", encoding="ascii"):
-        return python
+    with open(complete, "w", encoding="ascii") as file:
+        file.write("\n".join(PACKAGES))
+    return python
 
 
 def book(_: Context, words: list[str]) -> int:
@@ -344,7 +349,6 @@ def book(_: Context, words: list[str]) -> int:
     if rest or not output:
         raise Refused(f"book takes -o and a folder, not '{rest.peek()}'")
     folder = os.path.join("build", "book")
-    os.makedirs(folder, exist_ok=True)
     python = python_with_sphinx(folder)
     Book(".", os.path.join(folder, "source")).write()
     command = [python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", os.path.join(folder, "source"), output]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import book, carry, golf, machine, predict, processes, progress, verbs_learn, verbs_measure, verbs_setup
+from . import book, carry, golf, grade, machine, predict, processes, progress, slides, verbs_learn, verbs_measure, verbs_setup
 from .context import Context
 from .errors import Failed, Refused
 
@@ -41,6 +41,9 @@ USAGE = """\
                                    one program, of those with one TODO (06.5), of runs on so many ranks; --verbose
                                    makes all runs, also where one has gone wrong, and says what each of them showed; the
                                    last three: writes the results for graders (docs/results.md)
+  grade CHAPTER FOLDER [--json FILE] [--junit FILE] [--gradescope FILE]
+                                   checks the chapter's files in FOLDER, a submission or a clone, in this clone: only
+                                   what is in their TODOs counts, and nothing that could deceive the check
   watch CHAPTER|TODO [PROGRAM] [--ranks RANKS]
                                    the same, whenever you save a file of the chapter
   hint TODO [--all]                the next of three hints for a TODO such as 02.4, or all of them
@@ -71,6 +74,8 @@ USAGE = """\
                                    ones; of records and timelines that are there: FILE...; --terminal: in characters
   book [-o FOLDER]                 the pages as a site, in build/book/html, that needs no network; installs Sphinx, MyST
                                    and furo in a virtual environment, or takes the Python of WORKSHOP_SPHINX
+  slides [--pdf] [-o FOLDER]       slides for each chapter, in build/slides, with notes for the speaker; installs
+                                   sphinx-revealjs in the same way; --pdf: also as PDF, by Chromium
   setup [-y] [--with-slurm] [--with-fuzz] [--prebuilt]
                                    installs what is missing (asks first, unless -y or without a terminal) and builds;
                                    on request also Slurm, or clang for tests/fuzz; --prebuilt: what other clones take
@@ -97,8 +102,10 @@ VERBS = {
     "watch": verbs_learn.watch,
     "hint": verbs_learn.hint,
     "predict": predict.predict,
+    "grade": grade.grade,
     "golf": golf.golf,
     "book": book.book,
+    "slides": slides.slides,
     "reset": verbs_learn.reset,
     "demo": verbs_measure.demo,
     "bench": verbs_measure.bench,

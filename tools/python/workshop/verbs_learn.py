@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from . import chapters, check_chapter, machine, mistakes, results
 from .building import Lock
@@ -232,6 +233,17 @@ def first_program(wanted: Wanted) -> str:
 def check(context: Context, words: list[str]) -> int:
     wanted = Wanted(words)
     wanted.chapter.require_files()
+    status = check_files(context, wanted, chapters.state_file(context.folder, wanted.chapter))
+    if context.backend == "cuda":
+        on_cpu = check_on_cpu(wanted)
+        if status != 1 and on_cpu:
+            status = on_cpu
+    return status
+
+
+def check_files(context: Context, wanted: Wanted, state: str, said: Sequence[str] = ()) -> int:
+    """Checks the exercises that are there. Keeps what is known of each TODO in the file `state`, and `said` in front of
+    what the check says. Returns the status."""
     arguments = check_chapter.Arguments(
         (["--todo", wanted.todo] if wanted.todo else [])
         + (["--program", wanted.program] if wanted.program else [])
@@ -244,7 +256,6 @@ def check(context: Context, words: list[str]) -> int:
             wanted.chapter.name,
         ]
     )
-    state = chapters.state_file(context.folder, wanted.chapter)
     only_todo = wanted.todo and not wanted.program and not wanted.ranks
     if only_todo:
         arguments.state = state + ".part"
@@ -260,14 +271,10 @@ def check(context: Context, words: list[str]) -> int:
         said="The programs could not be built, or the check was interrupted.\n",
     )
     try:
-        status = checked(context, wanted, arguments, state, only_todo)
+        return checked(context, wanted, arguments, state, only_todo)
     finally:
+        arguments.results.said = "".join(f"{line}\n" for line in said) + arguments.results.said
         results.write(wanted.files, arguments.results)
-    if context.backend == "cuda":
-        on_cpu = check_on_cpu(wanted)
-        if status != 1 and on_cpu:
-            status = on_cpu
-    return status
 
 
 def checked(
@@ -412,26 +419,34 @@ def files_below(folder: str) -> list[str]:
     )
 
 
-def hand_out(made: dict[str, str], level: str, yes: bool) -> None:
-    """Replaces the exercises by those of a level, and removes files that are not among these. Keeps copies of what is
-    not as handed out. Raises Failed if the user does not want it."""
+def exercises_there(made: dict[str, str]) -> list[str]:
+    """The files of this clone that are among the exercises of any level."""
+    return sorted(file for file in {file for folder in made.values() for file in files_below(folder)} if os.path.exists(file))
+
+
+def changed(made: dict[str, str]) -> list[str]:
+    """Those of them that are not as handed out."""
 
     def is_as_made(file: str) -> bool:
         fresh = [os.path.join(folder, file) for folder in made.values()]
         return any(os.path.exists(one) and filecmp.cmp(file, one, shallow=False) for one in fresh)
 
-    files = files_below(made[level])
-    there = [file for file in {*files_below(made[chapters.GUIDED]), *files_below(made[chapters.BLANK])} if os.path.exists(file)]
-    changed = sorted(file for file in there if not is_as_made(file))
-    if changed and not yes:
-        require(sys.stdin.isatty(), f"{' '.join(changed)} would be overwritten; -y does it and keeps a copy")
-        if not machine.confirm(f"Overwrite {' '.join(changed)}? Copies are kept as *.mine."):
+    return [file for file in exercises_there(made) if not is_as_made(file)]
+
+
+def hand_out(made: dict[str, str], level: str, yes: bool, keep: bool = True) -> None:
+    """Replaces the exercises by those of a level, and removes files that are not among these. Keeps copies of what is
+    not as handed out, if `keep`. Raises Failed if the user does not want it."""
+    files, mine = files_below(made[level]), changed(made) if keep else []
+    if mine and not yes:
+        require(sys.stdin.isatty(), f"{' '.join(mine)} would be overwritten; -y does it and keeps a copy")
+        if not machine.confirm(f"Overwrite {' '.join(mine)}? Copies are kept as *.mine."):
             raise Failed(1)
-    for file in changed:
-        mine = numbered_copy(file)
-        shutil.copy2(file, mine)
-        print(f"Kept your {file} as {mine}")
-    for file in there:
+    for file in mine:
+        copy = numbered_copy(file)
+        shutil.copy2(file, copy)
+        print(f"Kept your {file} as {copy}")
+    for file in exercises_there(made):
         if file not in files:
             os.unlink(file)
     for file in files:
