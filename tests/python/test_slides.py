@@ -84,3 +84,8 @@ def test_times_are_those_of_a_timetable(deck):
     known = re.findall(r"^\| ([0-9]+:[0-9]{2}) \|", read(ROOT, "docs", "teaching.md"), re.M)
     for time in re.findall(r"\bat ([0-9]{1,2}:[0-9]{2})\b", text):
         assert time in known, time
+
+
+def test_a_block_says_which_files_to_open():
+    text = slides.with_files("## A\n\n02.1–02.3 · 15 minutes\n", {"02.1": "a.h", "02.3": "b.h", "02.10": "c.h"})
+    assert text == "## A\n\n02.1–02.3 · 15 minutes\n\n`a.h`, `b.h`\n\n`./workshop check 02.1`\n"

@@ -56,8 +56,25 @@ def asked(readme: str) -> list[tuple[str, str]]:
     return [(" ".join(question.split()), re.sub(r"^ {1,3}", "", answer, flags=re.M).strip()) for question, answer in found]
 
 
+def with_files(text: str, files: dict[str, str]) -> str:
+    """A deck whose blocks say which files to open and what to type. `files`: that of each TODO."""
+
+    def of_block(found: re.Match[str]) -> str:
+        first, last = (tuple(map(int, todo.split("."))) for todo in (found[1], found[2] or found[1]))
+        inside = {file for todo, file in files.items() if first <= tuple(map(int, todo.split("."))) <= last}
+        names = ", ".join(f"`{file}`" for file in sorted(inside))
+        return f"{found[0]}\n\n{names}\n\n`./workshop check {found[1]}`"
+
+    return re.sub(r"(?<=\n\n)([0-9]{2}\.[0-9]+)(?:.*([0-9]{2}\.[0-9]+))? · [0-9]+ minutes$", of_block, text, flags=re.M)
+
+
 def deck(root: str, chapter: Chapter) -> str:
-    text = with_notes(read(os.path.join(root, FOLDER, chapter.name + ".md")))
+    files = {
+        todo: os.path.relpath(file, root).replace(os.sep, "/")
+        for file in chapter.handed_out(root)
+        for todo in re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", read(file), re.M)
+    }
+    text = with_notes(with_files(read(os.path.join(root, FOLDER, chapter.name + ".md")), files))
     text += "\n## Predict, then measure\n\nA number first, then the run that measures it\n"
     for question in predict.questions(read(os.path.join(root, "solutions", chapter.name, "predict.txt"))):
         text += f"\n### {question.number}\n\n{question.ask}\n"
@@ -76,24 +93,24 @@ def write(root: str, folder: str) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(os.path.join(folder, "_static"))
     shutil.copyfile(os.path.join(root, FIGURES_FOLDER, "slides.css"), os.path.join(folder, "_static", "slides.css"))
-    names, titles = [], []
-    for chapter in all_chapters(os.path.join(root, "CMakeLists.txt")):
-        text = deck(root, chapter)
+    decks = {"welcome": with_notes(read(os.path.join(root, FOLDER, "welcome.md")))}
+    decks |= {chapter.name: deck(root, chapter) for chapter in all_chapters(os.path.join(root, "CMakeLists.txt"))}
+    titles = []
+    for name, text in decks.items():
         for image in sorted(set(re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text))):
             path = posixpath.normpath(posixpath.join(FOLDER, image))
             os.makedirs(os.path.join(folder, posixpath.dirname(path)), exist_ok=True)
             shutil.copyfile(os.path.join(root, path), os.path.join(folder, path))
             text = text.replace(f"({image})", f"({path})")
-        with open(os.path.join(folder, chapter.name + ".md"), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder, name + ".md"), "w", encoding="utf-8") as file:
             file.write(text)
-        names.append(chapter.name)
-        titles.append(f"- [{title(text)}]({chapter.name}.md)")
+        titles.append(f"- [{title(text)}]({name}.md)")
     with open(os.path.join(folder, "index.md"), "w", encoding="utf-8") as file:
-        tree = "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+        tree = "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(decks) + "\n```\n"
         file.write("# Distributed GPU training in C++ and CUDA\n\n" + "\n".join(titles) + tree)
     with open(os.path.join(folder, "conf.py"), "w", encoding="utf-8") as file:
         file.write(CONF)
-    return names
+    return list(decks)
 
 
 class Browser:
