@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -110,6 +111,11 @@ void flush_denormals() {
 #ifdef __SSE__
   constexpr unsigned kFlushResults = 0x8000, kReadAsZero = 0x0040;  // MXCSR's FTZ and DAZ
   _mm_setcsr(_mm_getcsr() | kFlushResults | kReadAsZero);
+#elif defined(__aarch64__)
+  constexpr std::uint64_t kFlush = 1 << 24;  // FPCR's FZ: both
+  std::uint64_t fpcr = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+  asm volatile("msr fpcr, %0" : : "r"(fpcr | kFlush));
 #endif
 }
 

@@ -12,9 +12,9 @@ if(WORKSHOP_MPI)
 endif()
 
 if(WORKSHOP_BACKEND STREQUAL "cpu")
-  # Users build for the machine they run on. Kernels with a square root, erff or expf vectorize only with
+  # By default, users build for the machine they run on. Kernels with a square root, erff or expf vectorize only with
   # -fno-math-errno, because vector functions do not set errno. Do not use -ffast-math: it would lose NaNs.
-  target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native -fno-math-errno>)
+  target_compile_options(workshop_backend INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=${WORKSHOP_MARCH} -fno-math-errno>)
   target_compile_definitions(workshop_backend INTERFACE WORKSHOP_BACKEND_CPU)
   add_subdirectory(${CMAKE_SOURCE_DIR}/backend_cpu ${CMAKE_BINARY_DIR}/backend_cpu)
   target_link_libraries(workshop_backend INTERFACE workshop_cpu Threads::Threads)
