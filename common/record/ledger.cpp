@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ledger counts the program's NCCL calls and their data.
+// The ledger counts the program's NCCL calls and their data. It knows no operation by name: to add one, see "A new NCCL
+// call" in CONTRIBUTING.md.
 #include <map>
 #include <string>
 #include <string_view>

@@ -49,7 +49,7 @@ struct ModelChunk {
 
   Model model;
   bool is_first, is_last;           // holds the first or last layer of the model
-  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward
+  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward; assign_buffers() says whose places they take
   Pool<Activations> activations;
   Pool<DeviceBuffer<Real>> gradients;            // gradients of the output, received
   SendBuffers outputs;                           // only with recomputation, when `activations` do not keep them
