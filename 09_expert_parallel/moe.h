@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mixture of experts in place of a block's MLP (Shazeer et al., 2017; Fedus et al., 2021), on one rank, forward and
-// backward by hand. Each token is computed by K of J experts, so the model has many more parameters than a token needs.
+// backward by hand. Each token is processed by K of the J experts, so the model has many more parameters than one token
+// uses.
 //
 //   x ─ router ─ permute ─┬─ expert 0 ───┬─ combine ─ y
 //     [tokens, E]         ├─ expert 1 ───┤
@@ -24,8 +25,9 @@ namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Copies x[tokens, width] of each token to its rows of permuted[rows, width], one for each expert that it has chosen,
-// and writes their numbers to row_of[tokens, K], or -1 where it has found no place. A warp copies a row.
+// Copies each token's row of x[tokens, width] to permuted[rows, width], once for each expert that it has chosen. Writes
+// the row number of each copy to row_of[tokens, K], or -1 for a choice without a place. places[tokens, K] is that of
+// take_places(), starts[] that of Experts::lay_out(); a sequence has `positions` tokens. A warp copies a row.
 static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const int* places, const int* chosen,
                                const int* starts, int tokens, int positions, int K, int width) {
   const int sequences = tokens / positions;
@@ -33,21 +35,22 @@ static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const 
     const int token = choice / K, place = places[choice];
     // TODO 09.5: Compute the number of the row, and copy the token there.
     //   The rows of sequence s at expert e begin at starts[e * sequences + s]; places[choice] counts from there, and is
-    //   -1 if there is no row. Write row_of[choice] in any case, once: all lanes write the same number. Copy in a loop
-    //   `for (int j : lanes(width))`.
+    //   -1 if there is no row. Write row_of[choice] exactly once, even if there is no row: all lanes write the same
+    //   number. Copy in a loop `for (int j : lanes(width))`.
     todo("09.5");
     // END TODO 09.5
   }
 }
 
-// Computes y[tokens, width], the weighted sum of the outputs of each token's experts. A warp shares a token.
+// Computes y[tokens, width], the weighted sum of the outputs of each token's experts. The lanes of a warp share a
+// token.
 static __global__ void combine(Reals y, ConstReals outputs, const int* row_of, const float* weights, int tokens, int K,
                                int width) {
   for (int token : warp_stride(tokens)) {
     for (int j : lanes(width)) {
       float sum = 0;
       // TODO 09.7: Add up column j of the token's rows of outputs[rows, width], each times its weight.
-      //   Its K rows are row_of[token * K + k], the weights are in the same places. A row of -1 adds nothing.
+      //   Its K rows are row_of[token * K + k]; the weight of each is weights[token * K + k]. A row of -1 adds nothing.
       todo("09.7");
       // END TODO 09.7
       y[token * width + j] = sum;
@@ -55,23 +58,24 @@ static __global__ void combine(Reals y, ConstReals outputs, const int* row_of, c
   }
 }
 
-// Computes the gradients of combine(): doutputs[rows, width] and dweights[tokens, K], from dy[tokens, width]. A warp
-// shares a choice.
+// Computes the gradients of combine(): doutputs[rows, width] and dweights[tokens, K], from dy[tokens, width]. The lanes
+// of a warp share a choice.
 static __global__ void combine_backward(Reals doutputs, float* dweights, ConstReals dy, ConstReals outputs,
                                         const int* row_of, const float* weights, int tokens, int K, int width) {
   for (int choice : warp_stride(tokens * K)) {
     const int row = row_of[choice];
     const ConstReals gradient = dy + choice / K * width;
     // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
-    //   y has weight · output of this row. So the gradient of the weight is the sum over the columns of dy · output,
-    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it once, because all
-    //   lanes do. sum_of(width, f) adds up f(j), and all lanes call it together: `row` is the same for them.
+    //   y contains the term weight · output for this row. So the gradient of the weight is the sum over the columns of
+    //   dy · output, that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it
+    //   exactly once, because all lanes write it. sum_of(width, f) adds up f(j), and all lanes call it together: `row`
+    //   is the same for them.
     todo("09.8");
     // END TODO 09.8
   }
 }
 
-// Computes dx[tokens, width] from dpermuted[rows, width]: the gradient of permute(). A warp shares a token.
+// Computes dx[tokens, width] from dpermuted[rows, width]: the gradient of permute(). The lanes of a warp share a token.
 static __global__ void permute_backward(Reals dx, ConstReals dpermuted, const int* row_of, int tokens, int K,
                                         int width) {
   for (int token : warp_stride(tokens)) {
@@ -173,7 +177,8 @@ class Mixture : public FeedForward {
     launch(add_loads, router_.experts(), stream, loads_.data(), kept.routing.counts, g.samples, router_.experts());
   }
 
-  // Returns how many tokens have chosen each expert in the backward passes since the last call. Waits for the stream.
+  // Returns how many of this rank's tokens chose each expert, over all batches that went through backward() since the
+  // last call. Waits for the stream.
   std::vector<int> take_loads(cudaStream_t stream) {
     std::vector<int> loads = loads_.download(stream);
     CUDA_CHECK(cudaMemsetAsync(loads_.data(), 0, loads_.bytes(), stream));
@@ -201,8 +206,8 @@ class Mixture : public FeedForward {
     int* row_of;  // [tokens, K]: the row of each choice, or -1
     Real *x, *y;  // rows, sorted by expert: the experts' inputs and outputs
   };
-  // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
-  // earlier positions move to other rows, so all of them are copied.
+  // Writes kept.x, starts_ and kept.row_of. When text is generated, a new position moves the earlier tokens to other
+  // rows, so all tokens are copied again. The rows of the `first` earlier positions must lie right before x.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
     probe("09.E", {"given to sort_rows: tokens of each expert of ", name_}, kept.routing.counts, {samples, n}, stream);

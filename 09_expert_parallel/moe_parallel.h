@@ -6,9 +6,9 @@
 //   rank 0: router ─ sort ─┐                 ┌─ experts 0, 1 ─┐                 ┌─ combine
 //   rank 1: router ─ sort ─┴─ all-to-all ────┴─ experts 2, 3 ─┴─ all-to-all ────┴─ combine
 //
-// How many rows a rank gets is known only when all routers have run. Either the ranks tell each other, and the host
-// waits for these numbers (exact counts), or each sequence always sends as many rows to each expert as it may have
-// places there, empty ones included (fixed counts; needs a capacity factor).
+// How many rows a rank gets is known only when all routers have run. With exact counts, the ranks tell each other, and
+// the host waits for these numbers. With fixed counts, each sequence always sends one row for each of its places at an
+// expert, even for empty ones; this needs a capacity factor.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,8 @@ struct ExpertGroups {
   Group replicas;  // ranks that have the same ones
 };
 
-// Makes groups of `size` adjacent ranks that have all experts together.
+// Makes this rank's two groups: `size` adjacent ranks that together hold all experts, and the ranks that hold the same
+// experts. Collective. `size` must divide the size of `world`.
 inline ExpertGroups make_expert_groups(const Group& world, int size) {
   return {world.split(world.rank() / size, world.rank(), "experts"),
           world.split(world.rank() % size, world.rank(), "expert replicas")};
@@ -40,8 +41,8 @@ inline ExpertGroups make_expert_groups(const Group& world, int size) {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Computes counts[experts, parts], the rows of each expert in each part of the samples, from starts[experts·samples +
-// 1].
+// Counts the rows of each expert in each part of the samples: one part, or two halves with --overlap. Writes
+// counts[experts, parts] and reads starts[experts·samples + 1].
 static __global__ void count_parts(int* counts, const int* starts, int samples, int experts, int parts) {
   for (int i : grid_stride(experts * parts)) {
     const int* of_expert = starts + i / parts * samples;
@@ -124,8 +125,8 @@ class ParallelExperts : public Experts {
     for (int part = 0; part < parts_; ++part) {
       // TODO 09.16: Compute a part when it has arrived, and return it when it is computed.
       //   cudaStreamWaitEvent(stream, event) makes a stream wait. arrived_[part] has been recorded above; record
-      //   computed_[part] behind the computation. this->compute(blas, received, first_rows_of(part)) works on the
-      //   stream `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
+      //   computed_[part] after the computation. this->compute(blas, received, first_rows_of(part)) works on the stream
+      //   `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
       todo("09.16");
       // END TODO 09.16
     }
@@ -170,7 +171,8 @@ class ParallelExperts : public Experts {
   int places_of_sample() const { return rows_ / all_; }  // with fixed counts
   int rows_of_expert() const { return max_samples_ * places_of_sample(); }
 
-  // What has been received of x, and what the experts compute of it. Rows of x are sorted by part, expert and source.
+  // Returns the received rows of x, and what the experts compute from them. Rows of x are sorted by part, expert and
+  // source.
   ExpertRows received_rows(const Saved& saved) const {
     const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };
     return {at(0), at(1), at(2), room_.data()};
@@ -184,19 +186,20 @@ class ParallelExperts : public Experts {
     Experts::compute(blas, rows, first);
   }
 
-  // Tells all ranks how many rows they will get from each other, and the host, which waits for the device.
-  // `numbers` gets received[group_.size(), count(), parts_], the rows from each rank for each expert of this rank in
-  // each part, and sent[all_, parts_], this rank's first row for each expert and part, and the number of its rows.
+  // Exchanges between the ranks how many rows each will get from each other rank, and copies these numbers to the host.
+  // Waits for the stream. `numbers` gets the number of rows from each rank for each expert of this rank in each part,
+  // [group_.size(), count(), parts_]; then this rank's first row for each expert and part, [all_, parts_]; then its
+  // total number of rows.
   void exchange_counts(std::vector<int>& numbers, const int* starts, int samples, cudaStream_t stream) {
     const int all = all_ * parts_, from_each = count() * parts_;
     int *sent = counts_.data(), *received = sent + all;
     launch(count_parts, all, stream, sent, starts, samples, all_, parts_);
     probe("09.12", {name(), ": given to the exchange: counts"}, sent, {all}, stream);
     // TODO 09.12: Send each rank the numbers of rows that it will get.
-    //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
-    //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
-    //   from it in received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over group_.comm(), in one
-    //   group, on `stream`. This rank is one of them: it sends to itself, too.
+    //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the number of this rank's
+    //   rows for each expert and part. Send the from_each numbers for the experts of rank r to rank r, and receive
+    //   from_each numbers from it into received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over
+    //   group_.comm(), in one group, on `stream`. This rank is one of them: it sends to itself, too.
     todo("09.12");
     // END TODO 09.12
     probe("09.12", {name(), ": rows from each rank for each expert"}, received, {all}, stream);
@@ -233,8 +236,9 @@ class ParallelExperts : public Experts {
       for (int expert = 0; expert < count(); ++expert) {
         for (int rank = 0; rank < group_.size(); ++rank) {
           begin_[i++] = next;
-          // TODO 09.13: Set `next` to the first row behind those that this rank sends for this expert in this part.
-          //   numbers[group_.size(), count(), parts_] are the numbers of rows.
+          // TODO 09.13: Set `next` to the first row after those that rank `rank` sends for this expert in this part.
+          //   numbers[group_.size(), count(), parts_] says how many rows each rank sends for each expert of this rank
+          //   in each part.
           todo("09.13");
           // END TODO 09.13
         }
@@ -250,7 +254,7 @@ class ParallelExperts : public Experts {
     return first_.data();
   }
 
-  // Sends the rows of a part from the ranks that have sorted them to the ranks that have received them, or back.
+  // Sends the rows of a part from the ranks that sorted them to the ranks that hold their experts, or back.
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
@@ -269,8 +273,8 @@ class ParallelExperts : public Experts {
           todo("09.14");
           // END TODO 09.14
         } else {
-          // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
-          //   Everything travels the other way than in TODO 09.14, and empty messages are left out again.
+          // TODO 09.15: Return the results of the rows from rank `rank`, and receive those of this rank's rows.
+          //   Everything travels in the opposite direction from TODO 09.14. Leave out empty messages again.
           todo("09.15");
           // END TODO 09.15
         }
@@ -311,7 +315,8 @@ class ParallelExperts : public Experts {
 // Returns whether a parameter belongs to an expert.
 inline bool is_of_expert(const Parameter& p) { return p.name.find(".experts.") != std::string::npos; }
 
-// Records the parameters of this rank: experts as those of its group, all others as those of this replica.
+// Records the parameters of this rank. Experts count as those of replica groups.replicas.rank(), all others as those of
+// replica `rank`.
 inline void record_parameters(const Model& model, const ExpertGroups& groups, int rank, cudaStream_t stream) {
   for (const Parameter& p : model.parameters()) {
     record_whole(is_of_expert(p) ? groups.replicas.rank() : rank, p, p.value, stream);
@@ -361,17 +366,17 @@ inline void average_gradients(const GradientRanges& ranges, const Group& world, 
   for (const std::span<Real>& range : ranges.of_experts) {
     const int count = static_cast<int>(range.size());
     // TODO 09.17: Make these gradients those of the mean loss over the samples of all ranks of the world.
-    //   Only the ranks of groups.replicas have the same experts. Their gradients already are sums over the ranks of
-    //   groups.experts, which all have sent rows: by how many ranks must they be divided in all? Reduce them in
-    //   place, as above, and multiply them with launch(scale_by, count, stream, range.data(), factor, count).
+    //   Only the ranks of groups.replicas have the same experts. Their gradients are already sums over the ranks of
+    //   groups.experts, all of which sent rows. By what number must they be divided in total? Reduce them in place, as
+    //   above, and scale them by calling launch(scale_by, count, stream, range.data(), factor, count).
     todo("09.17");
     // END TODO 09.17
   }
   probe_ranges("averaged", ranges, stream);
 }
 
-// Returns the ranges for the norm of the gradient, which is computed over a group of ranks that has all experts
-// together.
+// Returns the ranges for the norm of the gradient, which is computed over `experts`, ranks that together hold all
+// experts.
 inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts) {
   GradientParts parts;
   parts.held = ranges.shared;

@@ -11,7 +11,7 @@ namespace {
 
 // Device memory that the record of a run leaves out: it serves reporting, not the training.
 struct Scratch {
-  // Whole words of 16 bytes, because NCCL also reads the rest of the last one.
+  // Rounds up to a multiple of 16 bytes, because NCCL reads the last 16-byte word to its end.
   Scratch(std::size_t bytes, cudaStream_t stream) {
     const std::size_t whole = (bytes + 15) / 16 * 16;
     CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), whole));

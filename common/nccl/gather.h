@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers what every rank of a communicator has. These calls are collective, wait for the stream, and enter neither the
-// ledger nor the timeline.
+// Gathers what every rank of a communicator has. These calls are collective and wait for the stream. They are recorded
+// in neither the ledger nor the timeline (common/record/README.md).
 #pragma once
 
 #include <nccl.h>
@@ -26,7 +26,8 @@ std::vector<T> gather_values(const T& mine, ncclComm_t comm, cudaStream_t stream
   return values;
 }
 
-// Returns the texts of all ranks, indexed by rank. Without `on_all_ranks`, only rank 0 gets them.
+// Returns the texts of all ranks, indexed by rank. Without `on_all_ranks`, only rank 0 gets them, and other ranks must
+// not use the result.
 std::vector<std::string> gather_text(const std::string& text, ncclComm_t comm, cudaStream_t stream,
                                      bool on_all_ranks = true);
 

@@ -24,8 +24,8 @@ class Group {
   // A rank that passes NCCL_SPLIT_NOCOLOR is in none of the new groups; it gets a Group() without a communicator.
   Group split(int color, int key, const std::string& name) const;
 
-  // Returns the values of all ranks, in the order of the ranks. Collective, and waits for the result: for preparation,
-  // never in a training step.
+  // Returns the values of all ranks, in the order of the ranks. Collective; waits for the result. Use it only before
+  // training, never in a training step. The group must have a communicator.
   template <typename T>
   std::vector<T> gather(const T& mine) const {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -35,15 +35,16 @@ class Group {
     return values;
   }
 
-  // Declares that the device always has room for a call of this group beside those of other groups, so a call that
-  // waits for other ranks holds up only this group. With it, the order checker (WORKSHOP_ORDER) accepts that ranks
-  // launch the calls of this group and of others in different orders.
+  // Declares that the device can always run a call of this group alongside calls of other groups. A call that waits for
+  // other ranks then delays only this group. With it, the order checker (WORKSHOP_ORDER) accepts that ranks launch the
+  // calls of this group and of others in different orders.
   void runs_beside_others() const;
 
   ncclComm_t comm() const { return comm_.get(); }
-  int rank() const { return rank_; }                            // of this process, within the group
-  int size() const { return size_; }                            // number of ranks in the group
-  const std::vector<int>& members() const { return members_; }  // their ranks in the job, in the group's order
+  int rank() const { return rank_; }  // of this process, within the group
+  int size() const { return size_; }  // number of ranks in the group
+  // Ranks in the job, in the group's order. Valid only for the world and for groups made from it by split().
+  const std::vector<int>& members() const { return members_; }
 
  private:
   std::vector<char> gather_bytes(std::string_view mine) const;

@@ -25,9 +25,10 @@ namespace {
 
 using Logs = std::vector<std::vector<LaunchedOperation>>;
 
-// Runs the launches of all ranks on imagined devices. A launch starts when the one before it is done, and is done when
-// all parts of its operations have started. Operations that run beside others have a lane of their own: they start when
-// all launches before them in the main lane are done, but hold up only their own communicator.
+// Simulates the launches of all ranks on devices that run one launch at a time. A launch starts when the one before it
+// is done, and is done when all parts of its operations have started. A communicator that runs beside others has its
+// own lane on each rank. Its operations start when all earlier launches in the main lane are done, but they delay only
+// this communicator.
 class OneAtATime {
  public:
   explicit OneAtATime(const Logs& logs) : logs_(logs) {
@@ -127,13 +128,13 @@ class OneAtATime {
     return progress;
   }
 
-  // Of a lane that is stuck in a step that has started: the operation that it waits for.
+  // Returns the operation that a lane waits for. The lane must be stuck in a step that has started.
   const LaunchedOperation& awaited(const Lane& lane) const {
     const auto& operations = lane.steps[lane.next].operations;
     return **std::ranges::find_if_not(operations, [&](auto* o) { return complete(*o); });
   }
 
-  // The part of an operation that has not started.
+  // Returns the first part of an operation that no lane has started yet.
   const Part& missing(const LaunchedOperation& o) const {
     return *std::ranges::find_if(parts_.at(key(o)).all, [&](const Part& part) {
       const Lane& lane = lanes_[part.lane];

@@ -4,8 +4,8 @@
 // All ranks must launch their calls in one order, over all communicators (NCCL user guide, "Using multiple NCCL
 // communicators concurrently"): a device may have room for only one call at a time, and then two ranks with different
 // orders wait for each other forever. With WORKSHOP_ORDER=1, each rank logs what it launches. When the job ends, the
-// ranks exchange their logs and imagine devices that run one launch at a time. Only the order in the program counts, so
-// a violation is found in every run, also when the run did not hang.
+// ranks exchange their logs and simulate devices that run one launch at a time. Only the order in the program matters,
+// so every run finds a violation, even a run that did not hang.
 #pragma once
 
 #include <nccl.h>
@@ -32,9 +32,9 @@ struct LaunchOrder {
   LaunchedOperation first, second;
 };
 
-// Takes what each rank has launched, in this order. Returns nothing if devices that run one launch at a time would run
-// it all. Otherwise returns a circle of ranks that wait for each other: each rank waits in its `first` for the next
-// rank of the circle, which launches that operation as its `second`.
+// `logs`: the operations of each rank, in the order in which it launched them. Returns an empty vector if devices that
+// run one launch at a time would finish all operations. Otherwise returns a cycle of waiting ranks: each rank is
+// blocked in its `first` until the next rank in the cycle launches the same operation, which is that rank's `second`.
 std::vector<LaunchOrder> find_circle(const std::vector<std::vector<LaunchedOperation>>& logs);
 
 // With WORKSHOP_ORDER=1, starts the log of this rank. Call it before the first communicator is created.

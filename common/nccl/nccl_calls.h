@@ -57,7 +57,7 @@ struct NcclCall {
   bool on_record = false;                // has data and is not within OffTheRecord
   std::int64_t watched = -1;             // its index in the watchdog's log
   int reduction = -1;                    // ncclRedOp_t; -1 for calls that combine nothing
-  std::array<const void*, 2> buffers{};  // that it reads and writes; null if there is none
+  std::array<const void*, 2> buffers{};  // [0] is read by the call, [1] is written; null if there is none
 
   std::size_t bytes() const;  // of `count` elements; only for calls with data
 };
@@ -65,7 +65,7 @@ struct NcclCall {
 // Derive from this class to observe the calls.
 class CallObserver {
  public:
-  // A call is about to be made.
+  // Called before a call is made. May change `call`, such as `watched`. `buffers` and `reduction` are not set yet.
   virtual void call_begins(NcclCall&) {}
   // Called right before and right after calls are enqueued: a single call, or all calls of a group at its end.
   virtual void enqueue_begins(std::span<const NcclCall>) {}
@@ -75,8 +75,8 @@ class CallObserver {
   ~CallObserver() = default;
 };
 
-// Registers an observer. Observers are notified in the order of registration. Call this before the first communicator
-// is created.
+// Registers an observer, which must never be destroyed. Observers are notified in the order of registration. Call this
+// before the first communicator is created.
 void observe_calls(CallObserver& observer);
 
 // Runs `action` after the calls of this thread's open group have been enqueued; immediately if no group is open.

@@ -3,8 +3,8 @@
 
 namespace workshop {
 
-// During its lifetime, NCCL calls enter neither the ledger nor the timeline. For calls that only report on what the
-// program does.
+// While an object of this class exists, no NCCL call of this process is recorded in the ledger or the timeline. Use it
+// for calls that only report on what the program does.
 class OffTheRecord {
  public:
   OffTheRecord();

@@ -38,9 +38,9 @@ class ProgressLine {
   ProgressLine(Work work, const Pace& pace);
   ~ProgressLine();
 
-  // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: points to the last
-  // step's loss on the device, which is 0 if another rank has it; null if there is none yet. In these two cases, `loss`
-  // is shown, that of an earlier epoch; 0: unknown.
+  // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: the previous
+  // step's loss, on the device; its value is 0 if another rank has the loss. Null if the epoch has no step yet. If it
+  // is 0 or null, the line shows `loss` instead, the loss of an earlier epoch; 0: unknown.
   void begin_step(std::int64_t steps, const float* device_loss, double loss, cudaStream_t stream);
   // Removes the line from a terminal. Call before printing anything else.
   void clear();
@@ -57,7 +57,7 @@ class ProgressLine {
   Pace pace_;
   bool shown_ = false;
 
-  // The last look at the device, begun after steps_ steps; it may be in flight.
+  // The latest query of the device (a copy of the loss, then reached_), enqueued after steps_ steps; may be in flight.
   Event reached_;
   float* host_loss_ = nullptr;  // pinned; not counted, so the record does not depend on it
   bool under_way_ = false;

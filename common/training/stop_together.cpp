@@ -24,8 +24,8 @@ int StopTogether::next_step() {
   ++step_;
   mine_.data()[slot] = stop_signal();
   CUDA_CHECK(cudaMemcpyAsync(flag_.data(), mine_.data() + slot, sizeof(int), cudaMemcpyHostToDevice, stream_));
-  // In a group, because the cpu backend then sleeps while it waits for the other ranks. A collective by itself takes
-  // half the time, but waits in MPI with a busy core, which the passes on the other streams need.
+  // The call is in a group, because the cpu backend then sleeps while it waits for the other ranks. Outside a group, it
+  // takes half the time, but busy-waits in MPI on a core that the passes on other streams need.
   NCCL_CHECK(ncclGroupStart());
   NCCL_CHECK(ncclAllReduce(flag_.data(), flag_.data(), 1, ncclInt, ncclMax, world_.comm(), stream_));
   NCCL_CHECK(ncclGroupEnd());

@@ -16,10 +16,10 @@ class StopTogether {
  public:
   static constexpr int kLag = 4;
 
-  // Collective over `world`. From now on, SIGTERM and SIGUSR1 are only noted.
+  // Collective over `world`. From now on, the first SIGTERM or SIGUSR1 is only noted; see catch_stop_signals().
   explicit StopTogether(const Group& world);
 
-  // Call it before each step, on every rank. Returns 0, or a signal that a rank has got; then all ranks return it.
+  // Call it before each step, on every rank. Returns 0, or, on all ranks alike, a signal that one of them received.
   int next_step();
 
  private:

@@ -95,7 +95,7 @@ struct Training::State {
   std::vector<int*> counts;  // the optimizers' step counts
   std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
-  std::unique_ptr<StopTogether> stop_together;  // null without --checkpoints: what has been done would be lost
+  std::unique_ptr<StopTogether> stop_together;  // null without --checkpoints: stopping early would lose the work
   int stop_signal = 0;                          // that has ended the training
   bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;

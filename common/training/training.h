@@ -36,10 +36,11 @@ struct MicroBatch : Batch {
   bool first, last;  // of the step
 };
 
-// With --checkpoints, SIGTERM or SIGUSR1 on any rank ends the training on all ranks after the same step: it saves a
-// checkpoint, the loop ends, nothing is evaluated any more, and the process ends with status kSaved.
+// With --checkpoints, SIGTERM or SIGUSR1 on any rank stops all ranks after the same step: the training saves a
+// checkpoint, the loop ends, nothing more is evaluated, and the process exits with status kSaved.
 class Training {
  public:
+  // Loads the data and prepares all work on `stream`. Collective. `options` must outlive this object.
   Training(const Options& options, const Job& job, ReplicaPlace place, const DataSource& data, cudaStream_t stream);
   ~Training();
 
@@ -60,10 +61,11 @@ class Training {
 
   int samples() const;  // in all its batches, on this replica
   float* loss() const;  // on the device, initially zero: add the loss here
-  // Factor of the learning rate (--warmup-steps, --lr-schedule). Get it when you enqueue the update: the stream first
-  // waits until a checkpoint that is being saved beside the training has the values from before.
+  // Factor of the learning rate (--warmup-steps, --lr-schedule). Call it right before you enqueue the update: if an
+  // asynchronous checkpoint is still copying the current values, this makes the stream wait for that copy.
   double lr_factor() const;
-  // The losses of the epoch on the device, one per step. Write their mean over the replicas to global_losses().
+  // The losses of the epoch on the device, one per step. If there are several replicas, average losses() over them into
+  // global_losses() before each end_epoch().
   LossLog& losses();
 
   // ---- evaluation: on validation samples after each epoch, on test samples after the last ----
@@ -74,11 +76,14 @@ class Training {
 
   // Adds a batch's share of the mean loss over all evaluated() samples to a float on the device.
   using AddLoss = std::function<void(const Batch&, float*)>;
-  // Evaluates on samples that all `ranks` process together, each adding its share of the loss. By default, this rank
-  // computes the whole loss. Call after each epoch, and once more when next_epoch() has returned false.
+  // Evaluates on samples that all `ranks` process together; each rank adds its share of the loss. Prints and records
+  // the result, and saves a checkpoint if the validation loss is the best so far. Does nothing if evaluated() is 0. By
+  // default, this rank computes the whole loss. Call after each epoch, and once more when next_epoch() has returned
+  // false.
   void evaluate(const AddLoss& add_loss, const Group& ranks = {});
-  // Evaluates on this replica's own `samples`; sum(loss) must then sum the shares over the replicas. All replicas call
-  // add_loss() the same number of times, the last times possibly with empty batches. Collective.
+  // Evaluates on this replica's own `samples`, indices into the data set. sum(value) must sum a float on the device
+  // over the replicas; it is called for the loss and, with images, for the accuracy. All replicas call add_loss() the
+  // same number of times, the last times possibly with empty batches. Collective.
   void evaluate(const std::vector<int>& samples, const AddLoss& add_loss, const std::function<void(float*)>& sum);
 
   // ---- checkpoints: add all their contents before the first epoch ----

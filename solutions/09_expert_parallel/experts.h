@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of a mixture: linear layers as in the MLP that they replace, each for the tokens that have chosen it.
+// The experts of a mixture. Each has the linear layers of the MLP that they replace, and processes the tokens that
+// chose it.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 
 namespace workshop {
 
-// Computes starts[experts·sequences + 1]: the first row of each sequence at each expert, expert by expert, and the
-// number of all rows. counts[sequences, experts] is that of take_places(). A warp has one of these numbers.
+// Computes starts[experts·sequences + 1]: the first row of each sequence at each expert, expert by expert, and finally
+// the total number of rows. counts[sequences, experts] is Routing::rows. Each warp computes one of these numbers.
 static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
   for (int i : warp_stride(experts * sequences + 1)) {
     // TODO 09.4: Set starts[i] to the number of rows before it.
@@ -30,14 +31,14 @@ static __global__ void first_rows(int* starts, const int* counts, int sequences,
   }
 }
 
-// Rows of the experts, one for each token that has chosen an expert and has a place there. The rows of an expert follow
-// each other.
+// Rows of the experts: one for each choice that has a place, and with fixed counts also empty ones. The rows of an
+// expert are consecutive.
 struct ExpertRows {
   Real *x, *z, *a, *y;  // input [rows, E], before and after GELU [rows, 4E], output [rows, E]
 };
 
-// The features of every expert that a rank has, on a mesh that cuts them over a tensor group. One rank adds the bias of
-// their sum.
+// Which features of each expert this rank holds, on a mesh that splits them across a tensor group. The ranks' outputs
+// are summed, so only rank 0 adds the bias of the second layer.
 struct FeatureCut {
   int rank = 0, ranks = 1;
 };
@@ -73,7 +74,7 @@ class Experts {
     }
     return parameters;
   }
-  // Draws the initial values of all experts, in PyTorch's order, and keeps those of these.
+  // Draws the initial values of all experts, in PyTorch's order, and keeps only those of this object's experts.
   void draw(Generator& generator, float* values) const {
     const int E = width_, matrix = 4 * E * E, of_expert = 2 * matrix + 5 * E;
     std::vector<float> others(of_expert);
@@ -84,7 +85,7 @@ class Experts {
       init_linear(generator, 4 * E, E, to + matrix + 4 * E, to + 2 * matrix + 4 * E);
     }
   }
-  // Uses the memory of these parameters from now on.
+  // From now on, uses the memory of the 4·count() parameters at p, which must be in the order of parameters().
   void bind(const std::string& block, const Parameter* p) {
     for (int i = 0; i < count(); ++i, p += 4) {
       const std::string name = block + ".experts." + std::to_string(first_ + i);
@@ -93,18 +94,20 @@ class Experts {
     }
   }
 
-  // Returns the Reals per sample of each buffer that backward() needs. They follow the mixture's own in Saved.
+  // Returns the Reals per sample of each buffer that backward() needs. In Saved, these buffers come after the mixture's
+  // own.
   virtual std::vector<int> saved() const { return {rows_ * hidden_, rows_ * hidden_}; }
   // Returns the Reals per sample of backward()'s `scratch`.
   virtual int scratch() const { return rows_ * hidden_; }
   virtual void allocate(int max_samples, cudaStream_t) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
 
   // Writes starts[all·samples + 1] to the device: the first row of each sample at each expert, expert by expert, and
-  // the number of all rows. counts[samples, all] is that of take_places().
+  // finally the total number of rows. counts[samples, all] is Routing::rows.
   virtual void lay_out(int* starts, const int* counts, int samples, int places, cudaStream_t stream) const {
     launch(first_rows, (all_ * samples + 1) * kWarp, stream, starts, counts, samples, all_, places);
   }
-  // Clears rows[rows, E] before they are written, if there may be some without a token.
+  // Zeroes rows[rows, E] before they are written, if some may have no token. By default, every row has one, so it does
+  // nothing.
   virtual void clear(Real* /*rows*/, cudaStream_t) const {}
 
   // Computes y[rows, E] from x[rows, E]; starts is that of lay_out(). Keeps numbers for backward() in saved.numbers,
@@ -115,7 +118,7 @@ class Experts {
     probe("09.5", {name(), ": rows of x"}, x, {saved.numbers[count()], width_}, blas.stream());
     compute(blas, rows_in(saved, x, y), saved.numbers.data());
   }
-  // Computes the gradients of the parameters, and replaces dy[rows, E] by the gradient of x.
+  // Computes the gradients of the parameters, and replaces dy[rows, E] with the gradient of x.
   virtual void backward(Real* x, Real* dy, Real* scratch, const Saved& saved, const Gradients& g) {
     probe("09.8", {name(), ": gradients of the rows of y"}, dy, {saved.numbers[count()], width_}, g.blas.stream());
     compute_backward(rows_in(saved, x, nullptr), saved.numbers.data(), dy, scratch, g);
@@ -124,7 +127,8 @@ class Experts {
  protected:
   static constexpr int kFirst = 12;  // the first buffer in Saved
 
-  // Tells the host where the rows of each expert begin, for the sizes of the matrix products: it waits for the device.
+  // Copies the first row of each expert to first_row[all_ + 1] on the host, which needs the sizes of the matrix
+  // products. Waits for the stream.
   void get_first_rows(std::vector<int>& first_row, const int* starts, int samples, cudaStream_t stream) {
     const std::size_t numbers = all_ * samples + 1;
     CUDA_CHECK(cudaMemcpyAsync(host_starts_.data(), starts, numbers * sizeof(int), cudaMemcpyDeviceToHost, stream));
@@ -136,21 +140,21 @@ class Experts {
     }
   }
 
-  // Computes rows.y from rows.x. The rows of expert i of these are first[i] … first[i + 1] - 1.
+  // Computes rows.y from rows.x. The rows of this object's expert i are first[i] … first[i + 1] - 1.
   void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
     probe("09.6", {"given to compute: rows of x of ", name()}, rows.x, {first[count()], width_}, blas.stream());
     // WRITE 09.D: Compute rows.z, rows.a and rows.y of each expert from its rows of rows.x.
     //   Expert i of count() has the layers linear_[2 * i] and second_layer(i), with GELU between them, and the rows
-    //   first[i] … first[i + 1] - 1. There may be none. rows.x and rows.y have width_ values in a row, rows.z and
-    //   rows.a, before and after GELU, have hidden_. Call linear_forward(blas, layer, x, y, number of rows) and
-    //   activation_forward(Activation::gelu, a, z, number of values, stream).
+    //   first[i] … first[i + 1] - 1. An expert may have no rows. Each row of rows.x and rows.y has width_ values. Each
+    //   row of rows.z (before GELU) and rows.a (after GELU) has hidden_ values. Call linear_forward(blas, layer, x, y,
+    //   number of rows) and activation_forward(Activation::gelu, a, z, number of values, stream).
     for (int i = 0; i < count(); ++i) {
       const Linear linear1 = linear_[2 * i], linear2 = second_layer(i);
       // TODO 09.6: Compute the rows of expert i, as the MLP does: linear1, GELU, linear2.
       //   They are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of hidden_ in rows.z
       //   and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
-      //   activation_forward(Activation::gelu, a, z, number of values, stream). No token may have chosen the expert:
-      //   both do nothing for 0 rows.
+      //   activation_forward(Activation::gelu, a, z, number of values, stream). It is possible that no token chose the
+      //   expert: both functions do nothing for 0 rows.
       const int n = first[i + 1] - first[i], features = hidden_;
       const Real* x = rows.x + first[i] * width_;
       Real *z = rows.z + first[i] * features, *a = rows.a + first[i] * features, *y = rows.y + first[i] * width_;
@@ -164,8 +168,8 @@ class Experts {
     probe("09.6", {name(), ": rows of y"}, rows.y, {first[count()], width_}, blas.stream());
   }
 
-  // Computes the gradients of the parameters, and replaces dy[rows, E] by the gradient of rows.x. dz[rows, 4E] is
-  // scratch.
+  // Computes the gradients of the parameters, and replaces dy[rows, E] with the gradient of rows.x. dz[rows, hidden_]
+  // is scratch.
   void compute_backward(const ExpertRows& rows, const int* first, Real* dy, Real* dz, const Gradients& g) const {
     for (int i = 0; i < count(); ++i) {
       const int n = first[i + 1] - first[i], at = first[i] * width_, in_hidden = first[i] * hidden_;
@@ -179,7 +183,7 @@ class Experts {
   std::string name() const { return linear_[0].name.substr(0, linear_[0].name.find(".linear")); }
 
   int rows_;                          // per sample, at most
-  int first_, all_, width_, hidden_;  // hidden_: features of an expert on this rank, 4E
+  int first_, all_, width_, hidden_;  // hidden_: features of an expert on this rank
 
  private:
   static ExpertRows rows_in(const Saved& saved, Real* x, Real* y) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mixture of experts in place of a block's MLP (Shazeer et al., 2017; Fedus et al., 2021), on one rank, forward and
-// backward by hand. Each token is computed by K of J experts, so the model has many more parameters than a token needs.
+// backward by hand. Each token is processed by K of the J experts, so the model has many more parameters than one token
+// uses.
 //
 //   x ─ router ─ permute ─┬─ expert 0 ───┬─ combine ─ y
 //     [tokens, E]         ├─ expert 1 ───┤
@@ -24,22 +25,24 @@ namespace workshop {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Copies x[tokens, width] of each token to its rows of permuted[rows, width], one for each expert that it has chosen,
-// and writes their numbers to row_of[tokens, K], or -1 where it has found no place. A warp copies a row.
+// Copies each token's row of x[tokens, width] to permuted[rows, width], once for each expert that it has chosen. Writes
+// the row number of each copy to row_of[tokens, K], or -1 for a choice without a place. places[tokens, K] is that of
+// take_places(), starts[] that of Experts::lay_out(); a sequence has `positions` tokens. A warp copies a row.
 static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const int* places, const int* chosen,
                                const int* starts, int tokens, int positions, int K, int width) {
   const int sequences = tokens / positions;
   // WRITE 09.C: For each choice, compute the number of its row, and copy its token there.
-  //   Choice c belongs to token c / K, and the tokens of a sequence follow each other. The rows of sequence s at expert
-  //   e begin at starts[e·sequences + s]; places[c] counts from there, and is -1 if the choice has no row. Write
-  //   row_of[c] in any case, once. `for (int choice : warp_stride(tokens * K))` goes over the choices of this warp; all
-  //   its lanes may write the same number to the same place, and copy a row together, `for (int j : lanes(width))`.
+  //   Choice c belongs to token c / K, and the tokens of a sequence are consecutive. The rows of sequence s at expert e
+  //   begin at starts[e·sequences + s]; places[c] counts from there, and is -1 if the choice has no row. Write
+  //   row_of[c] exactly once, even if the choice has no row. `for (int choice : warp_stride(tokens * K))` iterates over
+  //   this warp's choices. All its lanes may write the same number to the same address. They copy a row together, in a
+  //   loop `for (int j : lanes(width))`.
   for (int choice : warp_stride(tokens * K)) {
     const int token = choice / K, place = places[choice];
     // TODO 09.5: Compute the number of the row, and copy the token there.
     //   The rows of sequence s at expert e begin at starts[e * sequences + s]; places[choice] counts from there, and is
-    //   -1 if there is no row. Write row_of[choice] in any case, once: all lanes write the same number. Copy in a loop
-    //   `for (int j : lanes(width))`.
+    //   -1 if there is no row. Write row_of[choice] exactly once, even if there is no row: all lanes write the same
+    //   number. Copy in a loop `for (int j : lanes(width))`.
     const int row = place < 0 ? -1 : starts[chosen[choice] * sequences + token / positions] + place;
     row_of[choice] = row;
     if (row < 0) continue;
@@ -49,14 +52,15 @@ static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const 
   // END WRITE 09.C
 }
 
-// Computes y[tokens, width], the weighted sum of the outputs of each token's experts. A warp shares a token.
+// Computes y[tokens, width], the weighted sum of the outputs of each token's experts. The lanes of a warp share a
+// token.
 static __global__ void combine(Reals y, ConstReals outputs, const int* row_of, const float* weights, int tokens, int K,
                                int width) {
   for (int token : warp_stride(tokens)) {
     for (int j : lanes(width)) {
       float sum = 0;
       // TODO 09.7: Add up column j of the token's rows of outputs[rows, width], each times its weight.
-      //   Its K rows are row_of[token * K + k], the weights are in the same places. A row of -1 adds nothing.
+      //   Its K rows are row_of[token * K + k]; the weight of each is weights[token * K + k]. A row of -1 adds nothing.
       for (int k = 0; k < K; ++k) {
         const int row = row_of[token * K + k];
         if (row >= 0) sum += weights[token * K + k] * outputs[row * width + j];
@@ -67,21 +71,22 @@ static __global__ void combine(Reals y, ConstReals outputs, const int* row_of, c
   }
 }
 
-// Computes the gradients of combine(): doutputs[rows, width] and dweights[tokens, K], from dy[tokens, width]. A warp
-// shares a choice.
+// Computes the gradients of combine(): doutputs[rows, width] and dweights[tokens, K], from dy[tokens, width]. The lanes
+// of a warp share a choice.
 static __global__ void combine_backward(Reals doutputs, float* dweights, ConstReals dy, ConstReals outputs,
                                         const int* row_of, const float* weights, int tokens, int K, int width) {
   // WRITE 09.F: Compute the gradient of each choice's weight and, if it has a row, of that row of the outputs.
   //   combine() computes y of a token as the sum over its K choices, weight · output. Choice c belongs to token c / K;
-  //   its row is row_of[c], or -1: what is the gradient of such a weight? Use warp_stride(tokens * K), lanes(width) and
-  //   sum_of(width, f), which all lanes call together.
+  //   its row is row_of[c], or -1. What is the gradient of the weight of a choice without a row? Use warp_stride(tokens
+  //   * K), lanes(width) and sum_of(width, f), which all lanes call together.
   for (int choice : warp_stride(tokens * K)) {
     const int row = row_of[choice];
     const ConstReals gradient = dy + choice / K * width;
     // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
-    //   y has weight · output of this row. So the gradient of the weight is the sum over the columns of dy · output,
-    //   that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it once, because all
-    //   lanes do. sum_of(width, f) adds up f(j), and all lanes call it together: `row` is the same for them.
+    //   y contains the term weight · output for this row. So the gradient of the weight is the sum over the columns of
+    //   dy · output, that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it
+    //   exactly once, because all lanes write it. sum_of(width, f) adds up f(j), and all lanes call it together: `row`
+    //   is the same for them.
     dweights[choice] = row < 0 ? 0.0f : sum_of(width, [=](int j) { return gradient[j] * outputs[row * width + j]; });
     if (row < 0) continue;
     for (int j : lanes(width)) doutputs[row * width + j] = weights[choice] * gradient[j];
@@ -90,7 +95,7 @@ static __global__ void combine_backward(Reals doutputs, float* dweights, ConstRe
   // END WRITE 09.F
 }
 
-// Computes dx[tokens, width] from dpermuted[rows, width]: the gradient of permute(). A warp shares a token.
+// Computes dx[tokens, width] from dpermuted[rows, width]: the gradient of permute(). The lanes of a warp share a token.
 static __global__ void permute_backward(Reals dx, ConstReals dpermuted, const int* row_of, int tokens, int K,
                                         int width) {
   for (int token : warp_stride(tokens)) {
@@ -166,12 +171,13 @@ class Mixture : public FeedForward {
     const int tokens = samples * count;
     const Kept kept(saved, router_, samples, positions_);
     probe("09.E", {"given to the mixture: x of ", name_}, x, {tokens, width_}, stream);
-    // WRITE 09.E: Compute y from x: route the tokens, sort copies of them by expert, compute these, combine.
+    // WRITE 09.E: Compute y from x: route the tokens, sort copies of them by expert, run the experts, combine.
     //   router_.forward(blas, x, kept.routing, samples, first, count) chooses the experts. sort_rows(x, kept, samples,
-    //   first, count, stream) writes the rows of all experts to kept.x, and where they begin to starts_.
+    //   first, count, stream) writes the rows of all experts to kept.x and their first row numbers to starts_.
     //   experts_->forward(blas, kept.x, kept.y, starts_.data(), samples, saved) computes kept.y. The kernel combine()
-    //   adds up what a token's experts say; the rows and weights of these tokens begin at kept.row_of + first * K_ and
-    //   kept.routing.weights + first * K_. A warp shares a token: launch it for all values of y.
+    //   computes the weighted sum of the outputs of a token's experts. The rows and weights of the tokens of x begin at
+    //   kept.row_of + first * K_ and kept.routing.weights + first * K_. The lanes of a warp share a token: launch
+    //   combine() for tokens * width_ elements.
     router_.forward(blas, x, kept.routing, samples, first, count);
     sort_rows(x, kept, samples, first, count, stream);
     experts_->forward(blas, kept.x, kept.y, starts_.data(), samples, saved);
@@ -195,11 +201,11 @@ class Mixture : public FeedForward {
     probe("09.H", {"given to the mixture: dy of ", name_}, dy, {tokens, width_}, stream);
     // WRITE 09.H: Go back through forward(), from dy to dx and to the gradients of all parameters.
     //   The kernel combine_backward() computes the gradients of kept.y and of the weights; write them to drows and
-    //   dweights. A warp shares a choice: launch it for tokens * K_ * width_ elements. experts_->backward(kept.x,
-    //   drows, beside, saved, g) replaces the gradient of kept.y, in drows, by that of kept.x. The kernel
-    //   permute_backward() adds up the gradients of a token's copies in dx; a warp shares a token. Then
-    //   router_.backward(x, dweights, kept.routing, dx, saved.batch, g) computes the gradient of the router's weight
-    //   and adds that of its input to dx.
+    //   dweights. The lanes of a warp share a choice: launch the kernel for tokens * K_ * width_ elements.
+    //   experts_->backward(kept.x, drows, beside, saved, g) replaces the gradient of kept.y, in drows, with that of
+    //   kept.x. The kernel permute_backward() writes the sum of the gradients of each token's copies to dx; the lanes
+    //   of a warp share a token. Then router_.backward(x, dweights, kept.routing, dx, saved.batch, g) computes the
+    //   gradient of the router's weight and adds that of its input to dx.
     launch(combine_backward, tokens * K_ * width_, stream, drows, dweights, dy, kept.y, kept.row_of,
            kept.routing.weights, tokens, K_, width_);
     experts_->backward(kept.x, drows, beside, saved, g);
@@ -210,7 +216,8 @@ class Mixture : public FeedForward {
     launch(add_loads, router_.experts(), stream, loads_.data(), kept.routing.counts, g.samples, router_.experts());
   }
 
-  // Returns how many tokens have chosen each expert in the backward passes since the last call. Waits for the stream.
+  // Returns how many of this rank's tokens chose each expert, over all batches that went through backward() since the
+  // last call. Waits for the stream.
   std::vector<int> take_loads(cudaStream_t stream) {
     std::vector<int> loads = loads_.download(stream);
     CUDA_CHECK(cudaMemsetAsync(loads_.data(), 0, loads_.bytes(), stream));
@@ -238,8 +245,8 @@ class Mixture : public FeedForward {
     int* row_of;  // [tokens, K]: the row of each choice, or -1
     Real *x, *y;  // rows, sorted by expert: the experts' inputs and outputs
   };
-  // Writes kept.x, starts_ and kept.row_of. With a new position of a text that is being generated, those of the
-  // earlier positions move to other rows, so all of them are copied.
+  // Writes kept.x, starts_ and kept.row_of. When text is generated, a new position moves the earlier tokens to other
+  // rows, so all tokens are copied again. The rows of the `first` earlier positions must lie right before x.
   void sort_rows(const Real* x, const Kept& kept, int samples, int first, int count, cudaStream_t stream) {
     const int n = router_.experts(), numbers = n * samples + 1, positions = first + count, tokens = samples * positions;
     probe("09.E", {"given to sort_rows: tokens of each expert of ", name_}, kept.routing.counts, {samples, n}, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a language model with mixtures of experts, whose experts are spread over the ranks. All other parameters are
-// replicas: the training is that of 02_ddp/ddp.cu.
+// replicated, and the training loop is that of 02_ddp/ddp.cu.
 #include <memory>
 #include <string>
 #include <vector>

@@ -6,9 +6,9 @@
 //   rank 0: router ─ sort ─┐                 ┌─ experts 0, 1 ─┐                 ┌─ combine
 //   rank 1: router ─ sort ─┴─ all-to-all ────┴─ experts 2, 3 ─┴─ all-to-all ────┴─ combine
 //
-// How many rows a rank gets is known only when all routers have run. Either the ranks tell each other, and the host
-// waits for these numbers (exact counts), or each sequence always sends as many rows to each expert as it may have
-// places there, empty ones included (fixed counts; needs a capacity factor).
+// How many rows a rank gets is known only when all routers have run. With exact counts, the ranks tell each other, and
+// the host waits for these numbers. With fixed counts, each sequence always sends one row for each of its places at an
+// expert, even for empty ones; this needs a capacity factor.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,8 @@ struct ExpertGroups {
   Group replicas;  // ranks that have the same ones
 };
 
-// Makes groups of `size` adjacent ranks that have all experts together.
+// Makes this rank's two groups: `size` adjacent ranks that together hold all experts, and the ranks that hold the same
+// experts. Collective. `size` must divide the size of `world`.
 inline ExpertGroups make_expert_groups(const Group& world, int size) {
   return {world.split(world.rank() / size, world.rank(), "experts"),
           world.split(world.rank() % size, world.rank(), "expert replicas")};
@@ -40,8 +41,8 @@ inline ExpertGroups make_expert_groups(const Group& world, int size) {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
-// Computes counts[experts, parts], the rows of each expert in each part of the samples, from starts[experts·samples +
-// 1].
+// Counts the rows of each expert in each part of the samples: one part, or two halves with --overlap. Writes
+// counts[experts, parts] and reads starts[experts·samples + 1].
 static __global__ void count_parts(int* counts, const int* starts, int samples, int experts, int parts) {
   for (int i : grid_stride(experts * parts)) {
     const int* of_expert = starts + i / parts * samples;
@@ -116,15 +117,16 @@ class ParallelExperts : public Experts {
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
     probe("09.K", {name(), ": given to the experts: rows of x"}, x, {saved.numbers.back(), width_}, compute);
-    // WRITE 09.K: Send the rows of x to their experts, compute them there, and bring the results back to y.
-    //   There are parts_ parts, of which each has rows for all experts. exchange(x, received.x, saved.numbers, part,
+    // WRITE 09.K: Send the rows of x to their experts, run the experts on them, and bring the results back to y.
+    //   There are parts_ parts, each with rows for all experts. exchange(x, received.x, saved.numbers, part,
     //   Direction::to_experts) sends those of a part to the ranks of their experts, on communication_, and receives the
-    //   rows for the experts of this rank. this->compute(blas, received, first_rows_of(part)) computes these, on
-    //   `compute`, and writes received.y. exchange(y, received.y, saved.numbers, part, Direction::back) returns them.
-    //   While one part is computed, another should travel: first send all parts, then compute one after the other and
-    //   return each as soon as it is computed. begin_communication(compute) makes communication_ wait for what
-    //   `compute` has been given so far, end_communication(compute) makes `compute` wait for communication_. In
-    //   between, use the events arrived_[part] and computed_[part] (docs/calls.md). The host must not wait.
+    //   rows for the experts of this rank. this->compute(blas, received, first_rows_of(part)) runs this rank's experts
+    //   on these rows and writes received.y, on the stream `compute`. exchange(y, received.y, saved.numbers, part,
+    //   Direction::back) returns them. While one part is computed, another should travel: first send all parts, then
+    //   compute one after the other and return each as soon as it is computed. begin_communication(compute) makes
+    //   communication_ wait for all work enqueued on `compute` so far; end_communication(compute) makes `compute` wait
+    //   for communication_. In between, use the events arrived_[part] and computed_[part] (docs/calls.md). The host
+    //   must not wait.
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(x, received.x, saved.numbers, part, Direction::to_experts);
@@ -133,8 +135,8 @@ class ParallelExperts : public Experts {
     for (int part = 0; part < parts_; ++part) {
       // TODO 09.16: Compute a part when it has arrived, and return it when it is computed.
       //   cudaStreamWaitEvent(stream, event) makes a stream wait. arrived_[part] has been recorded above; record
-      //   computed_[part] behind the computation. this->compute(blas, received, first_rows_of(part)) works on the
-      //   stream `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
+      //   computed_[part] after the computation. this->compute(blas, received, first_rows_of(part)) works on the stream
+      //   `compute`, exchange(y, received.y, saved.numbers, part, Direction::back) on communication_.
       CUDA_CHECK(cudaStreamWaitEvent(compute, arrived_[part]));
       this->compute(blas, received, first_rows_of(part));
       CUDA_CHECK(cudaEventRecord(computed_[part], compute));
@@ -158,10 +160,11 @@ class ParallelExperts : public Experts {
     own.ones = ones_.data();  // for the rows of all ranks
     probe("09.L", {name(), ": given to the experts: dy"}, dy, {saved.numbers.back(), width_}, compute);
     // WRITE 09.L: Send the rows of dy to their experts, go back through these, and bring the gradients of x back to dy.
-    //   The parts travel as in forward(), to and from room_.data(), which has what the experts of this rank receive of
-    //   dy. compute_backward(received, first_rows_of(part), room_.data(), scratch, own) replaces it by the gradient of
-    //   the rows of x. It adds to the gradients of the parameters if own.accumulate is 1 and overwrites them if it is
-    //   0: g.accumulate is meant for the whole batch. What do the parts after the first one need?
+    //   The parts travel as in forward(), to and from room_.data(), which holds the rows of dy that this rank's experts
+    //   receive. compute_backward(received, first_rows_of(part), room_.data(), scratch, own) replaces these rows with
+    //   the gradients of the rows of x. It adds to the gradients of the parameters if own.accumulate is 1 and
+    //   overwrites them if it is 0: g.accumulate is meant for the whole batch. What do the parts after the first one
+    //   need?
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(dy, room_.data(), saved.numbers, part, Direction::to_experts);
@@ -190,7 +193,8 @@ class ParallelExperts : public Experts {
   int places_of_sample() const { return rows_ / all_; }  // with fixed counts
   int rows_of_expert() const { return max_samples_ * places_of_sample(); }
 
-  // What has been received of x, and what the experts compute of it. Rows of x are sorted by part, expert and source.
+  // Returns the received rows of x, and what the experts compute from them. Rows of x are sorted by part, expert and
+  // source.
   ExpertRows received_rows(const Saved& saved) const {
     const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };
     return {at(0), at(1), at(2), room_.data()};
@@ -204,24 +208,25 @@ class ParallelExperts : public Experts {
     Experts::compute(blas, rows, first);
   }
 
-  // Tells all ranks how many rows they will get from each other, and the host, which waits for the device.
-  // `numbers` gets received[group_.size(), count(), parts_], the rows from each rank for each expert of this rank in
-  // each part, and sent[all_, parts_], this rank's first row for each expert and part, and the number of its rows.
+  // Exchanges between the ranks how many rows each will get from each other rank, and copies these numbers to the host.
+  // Waits for the stream. `numbers` gets the number of rows from each rank for each expert of this rank in each part,
+  // [group_.size(), count(), parts_]; then this rank's first row for each expert and part, [all_, parts_]; then its
+  // total number of rows.
   void exchange_counts(std::vector<int>& numbers, const int* starts, int samples, cudaStream_t stream) {
     const int all = all_ * parts_, from_each = count() * parts_;
     int *sent = counts_.data(), *received = sent + all;
     launch(count_parts, all, stream, sent, starts, samples, all_, parts_);
     probe("09.12", {name(), ": given to the exchange: counts"}, sent, {all}, stream);
     // WRITE 09.I: Send each rank the numbers of rows that it will get from this one, and receive its numbers.
-    //   All ranks of group_ have count() experts: rank r has those from r * count() on. sent[all_, parts_] has the
-    //   numbers of this rank's rows for all experts, on the device, and received[group_.size(), count(), parts_] gets
-    //   those of all ranks for the experts of this rank, its own ones included. One group of NCCL calls, of ints, over
-    //   group_.comm(), on `stream`; a rank may send to itself. The host must not wait.
+    //   Each rank of group_ has count() experts: rank r has those from r * count() on. sent[all_, parts_], on the
+    //   device, has the number of this rank's rows for each expert and part. received[group_.size(), count(), parts_]
+    //   gets these numbers from each rank, including this one, for the experts of this rank. Make one group of NCCL
+    //   calls on ints, over group_.comm(), on `stream`. A rank may send to itself. The host must not wait.
     // TODO 09.12: Send each rank the numbers of rows that it will get.
-    //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the numbers of this rank's
-    //   rows for all experts: send those for the experts of rank r, from_each numbers, to rank r, and receive as many
-    //   from it in received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over group_.comm(), in one
-    //   group, on `stream`. This rank is one of them: it sends to itself, too.
+    //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the number of this rank's
+    //   rows for each expert and part. Send the from_each numbers for the experts of rank r to rank r, and receive
+    //   from_each numbers from it into received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over
+    //   group_.comm(), in one group, on `stream`. This rank is one of them: it sends to itself, too.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       NCCL_CHECK(ncclSend(sent + rank * from_each, from_each, ncclInt, rank, group_.comm(), stream));
@@ -264,8 +269,9 @@ class ParallelExperts : public Experts {
       for (int expert = 0; expert < count(); ++expert) {
         for (int rank = 0; rank < group_.size(); ++rank) {
           begin_[i++] = next;
-          // TODO 09.13: Set `next` to the first row behind those that this rank sends for this expert in this part.
-          //   numbers[group_.size(), count(), parts_] are the numbers of rows.
+          // TODO 09.13: Set `next` to the first row after those that rank `rank` sends for this expert in this part.
+          //   numbers[group_.size(), count(), parts_] says how many rows each rank sends for each expert of this rank
+          //   in each part.
           next += numbers[(rank * count() + expert) * parts_ + part];
           // END TODO 09.13
         }
@@ -281,18 +287,18 @@ class ParallelExperts : public Experts {
     return first_.data();
   }
 
-  // Sends the rows of a part from the ranks that have sorted them to the ranks that have received them, or back.
+  // Sends the rows of a part from the ranks that sorted them to the ranks that hold their experts, or back.
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
     // WRITE 09.J: Exchange the rows of a part with all ranks of the group, on communication_.
     //   Expert i of rank r is number r * count() + i of all. This rank's rows for expert e in this part begin at row
-    //   first[e * parts_ + part] of `sorted`, and end where the next number of `first` says. What rank r sends for
+    //   first[e * parts_ + part] of `sorted`, and end before row first[e * parts_ + part + 1]. What rank r sends for
     //   expert i of this rank begins at row begin_[(part * count() + i) * group_.size() + r] of `received`, and has
     //   numbers[(r * count() + i) * parts_ + part] rows. A row has width_ values of type kReal. With
     //   Direction::to_experts, rows of `sorted` are sent and those of `received` arrive; with Direction::back, it is
-    //   the other way around. One message per expert, so that they arrive sorted; all of them in one group of NCCL
-    //   calls. Both sides know which are empty, and leave these out.
+    //   the other way around. Send one message per expert, so that the rows arrive sorted, and make all calls in one
+    //   NCCL group. Leave out empty messages: both sides know which ones are empty.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       for (int i = 0; i < count(); ++i) {
@@ -309,8 +315,8 @@ class ParallelExperts : public Experts {
           if (m > 0) NCCL_CHECK(ncclRecv(from_there, m, kReal, rank, comm, communication_));
           // END TODO 09.14
         } else {
-          // TODO 09.15: Return what belongs to the rows that came from there, and receive what belongs to this rank's.
-          //   Everything travels the other way than in TODO 09.14, and empty messages are left out again.
+          // TODO 09.15: Return the results of the rows from rank `rank`, and receive those of this rank's rows.
+          //   Everything travels in the opposite direction from TODO 09.14. Leave out empty messages again.
           if (m > 0) NCCL_CHECK(ncclSend(from_there, m, kReal, rank, comm, communication_));
           if (n > 0) NCCL_CHECK(ncclRecv(from_here, n, kReal, rank, comm, communication_));
           // END TODO 09.15
@@ -353,7 +359,8 @@ class ParallelExperts : public Experts {
 // Returns whether a parameter belongs to an expert.
 inline bool is_of_expert(const Parameter& p) { return p.name.find(".experts.") != std::string::npos; }
 
-// Records the parameters of this rank: experts as those of its group, all others as those of this replica.
+// Records the parameters of this rank. Experts count as those of replica groups.replicas.rank(), all others as those of
+// replica `rank`.
 inline void record_parameters(const Model& model, const ExpertGroups& groups, int rank, cudaStream_t stream) {
   for (const Parameter& p : model.parameters()) {
     record_whole(is_of_expert(p) ? groups.replicas.rank() : rank, p, p.value, stream);
@@ -400,18 +407,18 @@ inline void average_gradients(const GradientRanges& ranges, const Group& world, 
   // WRITE 09.M: Make all gradients those of the mean loss over the samples of all ranks of the world.
   //   For both kinds of ranges, a range has range.size() gradients of type kReal from range.data() on. All ranks of
   //   `world` have the shared parameters; only those of groups.replicas have the same experts. Each rank has computed
-  //   the gradients of the mean loss over its own samples, and all ranks have equally many. A rank's gradients of an
-  //   expert already are the sums over the ranks of groups.experts. Work in place; one NCCL call per range; the kernel
-  //   scale_by(y, factor, n) multiplies.
+  //   the gradients of the mean loss over its own samples, and all ranks have the same number of samples. A rank's
+  //   gradients of an expert already are the sums over the ranks of groups.experts. Work in place; one NCCL call per
+  //   range; the kernel scale_by(y, factor, n) multiplies.
   for (const std::span<Real>& range : ranges.shared) {
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), range.size(), kReal, ncclAvg, world.comm(), stream));
   }
   for (const std::span<Real>& range : ranges.of_experts) {
     const int count = static_cast<int>(range.size());
     // TODO 09.17: Make these gradients those of the mean loss over the samples of all ranks of the world.
-    //   Only the ranks of groups.replicas have the same experts. Their gradients already are sums over the ranks of
-    //   groups.experts, which all have sent rows: by how many ranks must they be divided in all? Reduce them in
-    //   place, as above, and multiply them with launch(scale_by, count, stream, range.data(), factor, count).
+    //   Only the ranks of groups.replicas have the same experts. Their gradients are already sums over the ranks of
+    //   groups.experts, all of which sent rows. By what number must they be divided in total? Reduce them in place, as
+    //   above, and scale them by calling launch(scale_by, count, stream, range.data(), factor, count).
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), count, kReal, ncclAvg, groups.replicas.comm(), stream));
     launch(scale_by, count, stream, range.data(), 1.0f / static_cast<float>(groups.experts.size()), count);
     // END TODO 09.17
@@ -420,8 +427,8 @@ inline void average_gradients(const GradientRanges& ranges, const Group& world, 
   probe_ranges("averaged", ranges, stream);
 }
 
-// Returns the ranges for the norm of the gradient, which is computed over a group of ranks that has all experts
-// together.
+// Returns the ranges for the norm of the gradient, which is computed over `experts`, ranks that together hold all
+// experts.
 inline GradientParts parts_of(const GradientRanges& ranges, const Group& experts) {
   GradientParts parts;
   parts.held = ranges.shared;

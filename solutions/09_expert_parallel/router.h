@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The router of a mixture of experts (Shazeer et al., 2017): it scores all experts for each token, and the K best ones
-// compute it. Forward and backward by hand, as in reference.md's PyTorch twin.
+// process the token. Forward and backward are written by hand and compute the same as the PyTorch model of this
+// chapter's reference.md.
 //
 //   scores = softmax(x Wᵀ)                     [tokens, J], J experts
-//   chosen = the K largest scores              [tokens, K]; of equal scores, that of the lower number
+//   chosen = the K largest scores              [tokens, K]; on a tie, the lower number wins
 //   weights = their scores / their sum         [tokens, K]
 //
-// Each sequence has a limited number of places at each expert, taken in the order of positions (--capacity-factor). A
-// token that finds none gets nothing from that expert. Places and the auxiliary loss are counted per sequence, so that
-// no result depends on how the sequences of a batch are dealt out to ranks.
+// With --capacity-factor, each sequence has a limited number of places at each expert, taken in the order of positions.
+// A token that finds none gets nothing from that expert. Places are counted per sequence, and so is the auxiliary loss,
+// which balances the load of the experts (--aux-loss). So no result depends on how the sequences of a batch are
+// distributed over the ranks.
 #pragma once
 
 #include <array>
@@ -31,12 +33,12 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
   // WRITE 09.A: Turn each token's logits into scores, in place, and choose its K experts and their weights.
   //   A token's scores are the softmax of its logits over all experts; no exponential may overflow. chosen[token·K + k]
   //   is the expert with the k-th largest score; of equal scores, the expert of the lower number comes first. Its
-  //   weight, in the same place of `weights`, is its score divided by the sum of the K chosen scores. If the scores are
-  //   no numbers, chosen[] must still have numbers of experts. `for (int token : warp_stride(tokens))` goes over the
-  //   tokens of this warp, and `for (int e : lanes(experts))` over the places in a row that belong to this lane.
-  //   Outside of the latter, all lanes call max_of(experts, f), the largest f(e), sum_of(experts, f), which adds them
-  //   up, and first_of(experts, f), the first e for which f(e) is true. Before a lane reads what others wrote, all
-  //   lanes call sync_lanes().
+  //   weight, weights[token·K + k], is its score divided by the sum of the K chosen scores. If the scores are NaN,
+  //   chosen[] must still hold valid expert numbers, 0 to experts - 1. `for (int token : warp_stride(tokens))` goes
+  //   over the tokens of this warp, and `for (int e : lanes(experts))` over the experts that belong to this lane.
+  //   Outside of the inner loop, all lanes may together call max_of(experts, f), which returns the largest f(e);
+  //   sum_of(experts, f), the sum of all f(e); and first_of(experts, f), the first e for which f(e) is true. Before a
+  //   lane reads what others wrote, all lanes call sync_lanes().
   for (int token : warp_stride(tokens)) {
     float* scores = logits + token * experts;
     int* expert_of = chosen + token * K;
@@ -50,15 +52,16 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
     int last = -1;
     for (int k = 0; k < K; ++k) {
       // TODO 09.1: Choose the best expert that has not been chosen yet: its number into `last`, its score into `best`.
-      //   What has been chosen so far comes first in the order by score and, of equal scores, by number. So e is left
-      //   if scores[e] < best, or if scores[e] == best and e > last. max_of(experts, f) is the largest f(e), and
-      //   first_of(experts, f) the first e for which f(e) is true; f(e) = -INFINITY leaves e out. All lanes call them.
+      //   The experts chosen so far come first if all are sorted by descending score and, on a tie, by number. So e is
+      //   still available if scores[e] < best, or if scores[e] == best and e > last. max_of(experts, f) is the largest
+      //   f(e), and first_of(experts, f) the first e for which f(e) is true; f(e) = -INFINITY leaves e out. All lanes
+      //   call them.
       const auto left = [=](int e) { return scores[e] < best || (scores[e] == best && e > last); };
       const float next = max_of(experts, [=](int e) { return left(e) ? scores[e] : -INFINITY; });
       last = first_of(experts, [=](int e) { return left(e) && scores[e] == next; });
       best = next;
       // END TODO 09.1
-      if (last < 0 || last >= experts) last = k;  // the scores are no numbers
+      if (last < 0 || last >= experts) last = k;  // the scores are NaN
       for ([[maybe_unused]] int first_lane : lanes(1)) {
         expert_of[k] = last;
         weight_of[k] = best;
@@ -67,9 +70,9 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
     sync_lanes();
     // TODO 09.2: Divide the weights by their sum.
     //   weight_of[k] is the score of the expert that was chosen k-th. After this, the K weights of a token add up to 1.
-    //   sum_of(K, f) adds up f(k); all lanes call it. Each weight belongs to one lane, `for (int k : lanes(K))`: no
-    //   lane may write while another one still reads. sync_lanes() returns when all lanes have called it. The name
-    //   `sum` is taken.
+    //   sum_of(K, f) adds up f(k); all lanes call it. Each lane writes its own weights, in a loop `for (int k :
+    //   lanes(K))`. It must not write before all lanes have read. sync_lanes() returns when all lanes have called it.
+    //   The name `sum` is taken.
     const float chosen_sum = sum_of(K, [=](int k) { return weight_of[k]; });
     sync_lanes();
     for (int k : lanes(K)) weight_of[k] /= chosen_sum;
@@ -78,9 +81,10 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
   // END WRITE 09.A
 }
 
-// Numbers the tokens of each sequence that have chosen the same expert, in the order of positions: places[tokens, K] is
-// such a number or, if the expert has fewer places for a sequence than that, -1. counts[sequences, experts] says how
-// many have chosen it. A warp has a sequence and an expert.
+// Numbers the choices of each expert in each sequence from 0, in the order of positions. Writes the number to
+// places[tokens, K], or -1 if it is not less than places_of_expert. Writes to counts[sequences, experts] how many
+// tokens of each sequence have chosen each expert, with or without a place. Each warp handles one pair of a sequence
+// and an expert.
 static __global__ void take_places(int* places, int* counts, const int* chosen, int sequences, int positions,
                                    int experts, int K, int places_of_expert) {
   // WRITE 09.B: Number the choices of each expert in each sequence, and count them.
@@ -88,14 +92,15 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
   //   begin at t·K. places[c] of choice c is the number of earlier choices of the same expert in the same sequence if
   //   that is less than places_of_expert, else -1. counts[i] is the number of all choices of the pair, with or without
   //   a place. `for (int pair : warp_stride(sequences * experts))` goes over the pairs of this warp. All its lanes call
-  //   number(n, f, g), which calls g(i, k) for the k-th i below n, from 0, for which f(i) is true, and returns how many
-  //   there are.
+  //   number(n, f, g). It calls g(i, k) for each i in [0, n) for which f(i) is true, where k = 0, 1, 2, … counts these
+  //   i, and returns their number.
   for (int pair : warp_stride(sequences * experts)) {
     const int expert = pair % experts, choices = positions * K, first = pair / experts * choices;
     // TODO 09.3: Number the choices of this expert among chosen[first] … chosen[first + choices - 1], and count them.
     //   Position t has the choices t·K … t·K + K - 1, so these are in the order of positions. number(choices, f, g)
-    //   calls g(i, k) for the k-th i, from 0, for which f(i) is true, and returns how many there are. Write places[] of
-    //   the choices of this expert, and counts[pair], which includes those that find no place.
+    //   calls g(i, k) for each i in [0, choices) for which f(i) is true, where k = 0, 1, 2, … counts these i, and
+    //   returns their number. Write places[] of the choices of this expert, and counts[pair], which includes those that
+    //   find no place.
     counts[pair] = number(
         choices, [=](int i) { return chosen[first + i] == expert; },
         [=](int i, int k) { places[first + i] = k < places_of_expert ? k : -1; });
@@ -104,8 +109,9 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
   // END WRITE 09.B
 }
 
-// Computes balance[sequences, experts], f·g of each expert: f = J/(K·T) times the number of tokens that chose it, of J
-// experts and T positions, and g its mean score. A warp has a sequence and an expert.
+// Computes balance[sequences, experts], the f·g of each expert in each sequence. With J experts and T positions, f is
+// J/(K·T) times the number of tokens that chose the expert, and g is its mean score. A warp has a sequence and an
+// expert.
 static __global__ void balance_of_experts(float* balance, const float* scores, const int* counts, int sequences,
                                           int positions, int experts, int K) {
   for (int pair : warp_stride(sequences * experts)) {
@@ -123,18 +129,20 @@ static __global__ void add_loads(int* loads, const int* counts, int sequences, i
   }
 }
 
-// Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. The auxiliary loss adds
-// `balance_factor` times the gradient of Σ f·g over its sequence's experts. A warp shares a token.
+// Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. Adds the gradient of the
+// auxiliary loss: `balance_factor` times that of Σ f·g over the experts, for the token's sequence. A warp shares a
+// token.
 static __global__ void choose_experts_backward(Reals dlogits, const float* dweights, const float* scores,
                                                const float* weights, const int* chosen, const int* counts, int tokens,
                                                int positions, int experts, int K, float balance_factor) {
   // WRITE 09.G: Compute dlogits from dweights, and add the gradient of the auxiliary loss.
   //   A weight is its expert's score divided by the sum of the token's K chosen scores, and the scores are the softmax
-  //   of the logits over all experts: chosen scores get a gradient from all K weights, and all logits from all scores.
-  //   The auxiliary loss is balance_factor·Σ f·g over the experts of the token's sequence: g is an expert's mean score
-  //   over the `positions` tokens of the sequence, and f = experts / (K·positions) times its counts[sequence·experts +
-  //   expert], which is constant. With K = 1, a weight is always 1: what is left of its gradient? chosen[token·K + k]
-  //   is the k-th expert of a token. Use warp_stride(), lanes() and sum_of() as in choose_experts().
+  //   of the logits over all experts: each chosen score gets a gradient from all K weights, and each logit gets one
+  //   from all scores. The auxiliary loss is balance_factor·Σ f·g over the experts of the token's sequence: g is an
+  //   expert's mean score over the `positions` tokens of the sequence, and f = experts / (K·positions) times its
+  //   counts[sequence·experts + expert], which is constant. With K = 1, a weight is always 1: what is left of its
+  //   gradient? chosen[token·K + k] is the k-th expert of a token. Use warp_stride(), lanes() and sum_of() as in
+  //   choose_experts().
   for (int token : warp_stride(tokens)) {
     const float *score = scores + token * experts, *weight_of = weights + token * K, *dweight = dweights + token * K;
     const int *expert_of = chosen + token * K, *count = counts + token / positions * experts;
@@ -152,9 +160,9 @@ static __global__ void choose_experts_backward(Reals dlogits, const float* dweig
       }
       if (balance_factor == 0) return gradient;
       // TODO 09.11: Add the gradient of the auxiliary loss with respect to the score of expert e.
-      //   The loss is balance_factor·Σₑ f·g, with g the mean score of e over the sequence's `positions` tokens, and
-      //   f = experts / (K·positions) times count[e]. The counts do not depend on the scores but where a choice
-      //   changes: f is a constant.
+      //   The loss is balance_factor·Σₑ f·g, with g the mean score of e over the sequence's `positions` tokens, and f =
+      //   experts / (K·positions) times count[e]. The counts depend on the scores only where a choice changes, so treat
+      //   f as a constant.
       gradient += balance_factor * experts * count[e] / (K * positions) / positions;
       // END TODO 09.11
       return gradient;
@@ -178,7 +186,7 @@ struct Routing {
   int* rows;       // the same: how many of them may have a row; first_rows() limits it to the places
 };
 
-// support/context_router.h derives from it, for sequences that are cut over ranks (chapter 08).
+// ContextRouter (support/context_router.h) derives from it, for sequences that are split across ranks (chapter 08).
 class Router {
  public:
   Router(const GptOptions& options, int positions)
@@ -207,7 +215,7 @@ class Router {
     weight_ = weight.value;
     weight_grad_ = weight.grad;
   }
-  // Returns whether Routing::rows are numbers of their own, and not Routing::counts.
+  // Returns whether Routing::rows has its own memory, instead of being the same as Routing::counts.
   virtual bool has_own_rows() const { return false; }
   virtual void allocate(int max_sequences) {
     const int tokens = max_sequences * positions_;
@@ -216,7 +224,7 @@ class Router {
   }
 
   // Computes `kept` for the tokens x[sequences·count, E], at `count` positions from `first` on. If these are not all
-  // positions, there is only one sequence, and `kept` already has what belongs to the earlier ones.
+  // positions, `sequences` must be 1, and `kept` must already hold the values of the earlier positions.
   void forward(const Blas& blas, const Real* x, const Routing& kept, int sequences, int first, int count) const {
     const cudaStream_t stream = blas.stream();
     const int tokens = sequences * count;
@@ -235,8 +243,8 @@ class Router {
     probe("09.3", {name_, ": tokens of each expert"}, kept.counts, {sequences, experts_}, stream);
   }
 
-  // Computes the gradient of the weight, and adds the gradient of x to dx[tokens, E]. dweights[tokens, K] are the
-  // gradients of the weights.
+  // Computes the gradient of the router's weight matrix, and adds the gradient of x to dx[tokens, E]. dweights[tokens,
+  // K]: the gradients of the mixing weights, Routing::weights.
   void backward(const Real* x, const float* dweights, const Routing& kept, Real* dx, const Batch& batch,
                 const Gradients& g) const {
     const cudaStream_t stream = g.blas.stream();
@@ -264,7 +272,8 @@ class Router {
   }
 
  protected:
-  // Computes kept.places and kept.counts from kept.chosen.
+  // Computes kept.places and kept.counts from kept.chosen, and kept.rows if has_own_rows(). A sequence has `positions`
+  // positions.
   virtual void number_choices(const Routing& kept, int sequences, int positions, cudaStream_t stream) const {
     launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
            positions, experts_, K_, places_);

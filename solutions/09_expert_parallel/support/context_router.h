@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router of sequences that are cut over ranks (chapter 08). Places and the auxiliary loss count the tokens of a
-// whole sequence, most of which are on other ranks: the ranks tell each other how many tokens have chosen each expert.
+// The router for sequences that are split across ranks (chapter 08). Places and the auxiliary loss depend on all tokens
+// of a sequence, including those on other ranks. So the ranks exchange how many of their tokens have chosen each
+// expert.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,10 @@
 
 namespace workshop {
 
-// Computes, from counts[ranks, sequences·runs, experts] of all ranks, how many tokens of each whole sequence have
-// chosen each expert, totals[sequences·runs, experts], and how many of those in this rank's runs find a place, `rows`.
-// Run i of rank r begins at position firsts[r·runs + i].
+// A run is a range of consecutive positions that a rank holds, and pieces = sequences·runs. From counts[ranks, pieces,
+// experts], computes totals[pieces, experts], how many tokens of the piece's whole sequence have chosen each expert,
+// and rows[pieces, experts], how many of those in this rank's piece find a place. Run i of rank r begins at position
+// firsts[r·runs + i].
 static __global__ void total_counts(int* totals, int* rows, const int* counts, const int* firsts, int rank, int ranks,
                                     int runs, int pieces, int experts, int places) {
   for (int i : grid_stride(pieces * experts)) {
@@ -35,7 +37,7 @@ static __global__ void total_counts(int* totals, int* rows, const int* counts, c
   }
 }
 
-// Takes away the places of choices for which none is left: rows[pieces, experts] are those that there are.
+// Sets places[] to -1 for choices that find no place: a piece has only rows[pieces, experts] places at an expert.
 static __global__ void limit_places(int* places, const int* chosen, const int* rows, int choices, int choices_of_piece,
                                     int experts) {
   for (int i : grid_stride(choices)) {
@@ -43,7 +45,7 @@ static __global__ void limit_places(int* places, const int* chosen, const int* r
   }
 }
 
-// To this router and its mixture, each run of a rank's positions is a sequence.
+// Treats each run of a rank's positions (model/positions.h) as a sequence, and so does its mixture.
 class ContextRouter : public Router {
  public:
   ContextRouter(const GptOptions& options, const SequenceCut& cut, const Group& context)

@@ -13,9 +13,9 @@ struct ExpertMesh {
   const Group &experts, &tensor, &context;
 };
 
-// Makes the language model with mixtures of experts: the ranks of mesh.experts have all of them together, those of
-// mesh.tensor have parts of heads and of the experts' features, those of mesh.context parts of the sequences. The
-// groups must outlive the network. Ends the job with status 2 if the model cannot be cut in this way.
+// Makes the language model with mixtures of experts: the ranks of mesh.experts together hold all experts, those of
+// mesh.tensor split the heads and the experts' features, and those of mesh.context split the sequences. The groups must
+// outlive the network. Ends the job with status 2 if the model cannot be cut in this way.
 Network make_expert_network(const Options& options, const ExpertMesh& mesh);
 
 }  // namespace workshop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of this chapter's programs, and what they print of the experts.
+// The options of this chapter's programs, and what they print about the experts.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace workshop {
 
-// Adds the options of the language model, with mixtures of experts unless the command line says otherwise.
+// Adds the options of the language model. Defaults: 8 experts per block, and an auxiliary loss with weight 0.01.
 inline void add_mixture_options(Options& options, const std::string& checkpoint_format) {
   options.gpt.experts = 8;
   options.gpt.aux_loss = 0.01;
@@ -29,7 +29,8 @@ inline void require_experts(const Options& options) {
   if (options.gpt.experts == 0) usage_error("--experts is '0'; expected at least 1");
 }
 
-// Prints and records how the choices of an epoch's tokens are spread over the experts of a block.
+// Records how this rank's choices of an epoch are spread over the experts of a block. Rank 0 also prints its own, in
+// percent.
 inline void print_loads(int block, const std::vector<int>& loads) {
   const double all = std::max(1, std::accumulate(loads.begin(), loads.end(), 0));
   std::string line;

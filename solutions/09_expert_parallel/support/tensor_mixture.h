@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block with a mixture of experts, cut over a tensor-parallel group: attention as in chapter 05, and of every expert
-// this rank's features. All ranks of the group route all tokens, and each computes a share of every output.
+// A block with a mixture of experts, split across a tensor-parallel group: attention as in chapter 05, and this rank's
+// share of the features of every expert. All ranks of the group route all tokens, and each computes a share of every
+// output.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 
 namespace workshop {
 
-// The experts' features are cut over the group: their outputs, and so the gradients of the weights and of x, are shares
-// that have to be summed.
+// The experts' features are split across the group. So each rank's outputs, and its gradients of the mixing weights and
+// of x, are partial sums that must be added up.
 class TensorMixture : public Mixture {
  public:
   TensorMixture(const GptOptions& options, int positions, std::shared_ptr<Experts> experts,
@@ -139,7 +140,7 @@ class TensorMixtureBlock : public ParallelLayer {
   }
 
  private:
-  // Heads, and the features of each expert.
+  // Returns how to cut each parameter: attention by heads, experts by features, the rest not at all.
   static std::vector<Cut> cuts(const std::vector<Parameter>& parameters) {
     std::vector<Cut> cuts = {Cut::heads, Cut::heads, Cut::columns, Cut::none};
     for (std::size_t i = cuts.size(); i < parameters.size(); ++i) {
