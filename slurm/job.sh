@@ -57,7 +57,7 @@ run() {
   else
     # Slurm may end this shell as soon as it is asked.
     echo "job.sh: the run has saved its state; job $SLURM_JOB_ID goes back to the queue" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" || echo 'job.sh: Slurm refuses; start the job again with sbatch' >&2
   fi
   exit "$status"
 }

@@ -89,6 +89,8 @@ def test_missing_files_and_links(judge):
     os.symlink(os.path.join(ROOT, "solutions", FILE), judge.folder / "ddp.h")
     result = judge(None)
     assert result.said == [f"{FILE} is missing, so its TODOs are open"] and result.files == {FILE: HANDED_OUT}
+    os.symlink(os.path.join(ROOT, "solutions", "02_ddp"), judge.folder / "02_ddp")
+    assert judge(None).files == {FILE: HANDED_OUT}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ def test_missing_files_and_links(judge):
         ("__builtin_trap();", "has names that begin with two underscores; it ends the program (__builtin_trap)"),
         ("// comment \\\n kill_(1);", "has lines that end with a backslash"),
         ('auto text = R"(// )";', "has a raw string"),
-        ("} namespace workshop { void evil(); } void f() {", "adds to a namespace"),
+        ("} namespace workshop { void evil(); } void f() {", "adds to a namespace; it closes braces that it has not opened"),
+        ("} void f() {", "closes braces that it has not opened"),
+        ("a(); /*", "begins or ends a comment that it does not end or begin"),
         ("extern int environ_;", "declares something as extern"),
         ("[[gnu::constructor]] int x;", "has attributes"),
         ("reinterpret_cast<void (*)()>(1)();", "has reinterpret_cast"),
@@ -142,7 +146,7 @@ def test_solutions_obey_the_rules(monkeypatch):
     for chapter in chapters.all_chapters():
         for source in chapter.sources():
             text, file = chapters.read(source), os.path.join(chapter.name, os.path.basename(source))
-            for todo in grade.regions_at(text):
+            for _, todo, _ in chapters.marked(text):
                 if todo[-1].isdecimal():
                     broken = grade.broken_rules(
                         verbs_learn.region_of(text, todo)[0], grade.names_of_solution(chapter, file)

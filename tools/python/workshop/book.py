@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 from . import machine, predict
-from .chapters import Chapter, all_chapters, read
+from .chapters import Chapter, all_chapters, marked, read
 from .context import Context, Words
 from .errors import Failed, Refused
 
@@ -191,10 +191,7 @@ class Book:
                     continue
                 name = os.path.relpath(file, root).replace(os.sep, "/")
                 self.sources.add(name)
-                for number, line in enumerate(read(file).split("\n"), 1):
-                    todo = re.match(r" *// TODO ([0-9]+\.[0-9]+): (.*)", line)
-                    if todo:
-                        self.todos[todo[1]] = (name, number, todo[2])
+                self.todos |= {todo: (name, line, about) for line, todo, about in marked(read(file))}
         self.handed_out = frozenset(self.sources)
         self.images: set[str] = set()
 

@@ -101,6 +101,12 @@ def called(todo: str) -> str:
     return ("TODO " if todo[-1].isdecimal() else "WRITE ") + todo
 
 
+def marked(text: str) -> list[tuple[int, str, str]]:
+    """Where the regions of a text begin: line, number and title of each."""
+    marks = (re.match(r"[ \t]*// (?:TODO|WRITE) ([0-9]+\.(?:[0-9]+|[A-Z])): (.*)", line) for line in text.split("\n"))
+    return [(line, mark[1], mark[2]) for line, mark in enumerate(marks, 1) if mark]
+
+
 @dataclass
 class Regions:
     """Those of a source of the solutions, in order."""
@@ -119,7 +125,7 @@ class Regions:
         of the TODOs inside it is (checker/todos.cpp)."""
         if text is None or not self.writes:
             return self.todos
-        there = set(re.findall(r"^ *// (?:TODO|WRITE) ([0-9]+\.(?:[0-9]+|[A-Z])): ", text, re.M))
+        there = {todo for _, todo, _ in marked(text)}
         writes = {
             write: todos
             for write, todos in self.writes.items()

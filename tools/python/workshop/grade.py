@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from . import chapters, verbs_learn
 from .chapters import Chapter, called
@@ -41,6 +42,7 @@ TEXTS = {
     "declares something as extern": r"\bextern\b",
     "has reinterpret_cast": r"\breinterpret_cast\b",
     "has names that begin with two underscores": r"\b__(?!(global|device|host|shared|syncthreads|restrict|syncwarp))\w+",
+    "begins or ends a comment that it does not end or begin": r"/\*|\*/",
     "adds to a namespace": r"\bnamespace\s+\w[\w:]*\s*\{",
 }
 TRICKS = {  # that hide what is code, so also in comments and texts
@@ -61,11 +63,17 @@ def names_in(code: str) -> set[str]:
     return set(re.findall(r"(?<![\w.])(?<!->)([A-Za-z_]\w*)", re.sub(r"(\.|->)\s+", r"\1", code)))
 
 
+def closes_too_many(code: str) -> bool:
+    return min(accumulate((brace == "{") - (brace == "}") for brace in re.findall("[{}]", code)), default=0) < 0
+
+
 def broken_rules(region: str, allowed: set[str]) -> list[str]:
     """What a region does that it may not, "opens files (fopen)". `allowed`: names that the solution uses there."""
     code = code_of(region)
     broken = [what for what, pattern in TEXTS.items() if re.search(pattern, code, re.M)]
     broken += [what for what, pattern in TRICKS.items() if re.search(pattern, region, re.M)]
+    if closes_too_many(code):
+        broken.append("closes braces that it has not opened")
     for what, names in NAMES.items():
         found = sorted((names_in(code) & set(names.split())) - allowed)
         if found:
@@ -79,21 +87,17 @@ class Assembled:
     said: list[str] = field(default_factory=list)
 
 
-def regions_at(text: str) -> list[str]:
-    """The regions of a file as it is handed out, none of which is within another one."""
-    return re.findall(r"^[ \t]*// (?:TODO|WRITE) ([0-9]+\.(?:[0-9]+|[A-Z])): ", text, re.M)
-
-
 def names_of_solution(chapter: Chapter, file: str) -> set[str]:
     """The names that the solution's regions of a file use."""
     text = chapters.read(os.path.join("solutions", file))
-    regions = (verbs_learn.region_of(text, todo) for todo in regions_at(text))
+    regions = (verbs_learn.region_of(text, todo) for _, todo, _ in chapters.marked(text))
     return {name for region in regions if region for name in names_in(code_of(region[0]))} - {"probe"}
 
 
-def submitted(path: str) -> str | None:
-    """The text of a file that somebody has handed in; None if it is none, or no ordinary one."""
-    if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > LARGEST:
+def submitted(folder: str, name: str) -> str | None:
+    """The text of a file that somebody has handed in; None if it is none, or not an ordinary one in this folder."""
+    whole, path = os.path.realpath(folder), os.path.join(folder, name)
+    if os.path.realpath(path) != os.path.join(whole, name) or not os.path.isfile(path) or os.path.getsize(path) > LARGEST:
         return None
     return chapters.read_if_there(path)
 
@@ -103,8 +107,8 @@ def assemble(chapter: Chapter, folder: str, made: dict[str, str]) -> Assembled:
     result = Assembled()
     of_guided = verbs_learn.files_below(made[chapters.GUIDED])
     for file in sorted({*of_guided, *verbs_learn.files_below(made[chapters.BLANK])}):
-        places = [os.path.join(folder, file), os.path.join(folder, os.path.basename(file))]
-        mine = next((text for text in map(submitted, places) if text is not None), None)
+        found = (submitted(folder, name) for name in (file, os.path.basename(file)))
+        mine = next((text for text in found if text is not None), None)
         if mine is None:
             if file not in of_guided:
                 continue
@@ -118,7 +122,7 @@ def assemble(chapter: Chapter, folder: str, made: dict[str, str]) -> Assembled:
 def merged(result: Assembled, chapter: Chapter, file: str, handed_out: str, mine: str) -> str:
     """`handed_out` with the regions and standard headers of `mine`."""
     text, rest, rest_of_mine = handed_out, handed_out, mine
-    for todo in regions_at(handed_out):
+    for _, todo, _ in chapters.marked(handed_out):  # none of these is within another one
         theirs = verbs_learn.region_of(mine, todo)
         if not theirs:
             result.said.append(f"{called(todo)} stays open: its first or last line is not in {file}")

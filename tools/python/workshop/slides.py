@@ -19,7 +19,7 @@ import time
 
 from . import predict
 from .book import FIGURES_FOLDER, python_with_sphinx, title
-from .chapters import Chapter, all_chapters, read
+from .chapters import Chapter, all_chapters, marked, read
 from .context import Context, Words
 from .errors import Failed, Refused
 
@@ -72,7 +72,8 @@ def deck(root: str, chapter: Chapter) -> str:
     files = {
         todo: os.path.relpath(file, root).replace(os.sep, "/")
         for file in chapter.handed_out(root)
-        for todo in re.findall(r"^ *// TODO ([0-9]+\.[0-9]+): ", read(file), re.M)
+        for _, todo, _ in marked(read(file))
+        if todo[-1].isdecimal()
     }
     text = with_notes(with_files(read(os.path.join(root, FOLDER, chapter.name + ".md")), files))
     text += "\n## Predict, then measure\n\nA number first, then the run that measures it\n"
@@ -140,7 +141,7 @@ class Browser:
         self.sent.write(json.dumps(message).encode() + b"\0")
         self.sent.flush()
         while True:
-            text = b""
+            text = bytearray()
             while not text.endswith(b"\0"):
                 byte = self.received.read(1)
                 if not byte:
