@@ -100,7 +100,8 @@ FIGURES = {  # interactive pages: title, figure of figures.js, what it shows, an
             (
                 "Find two meshes of 32 GPUs on which 30 billion parameters fit. Which one is faster?",
                 "For instance 4 stages with 8 tensor ranks each, or 8 replicas with 4 tensor ranks and stage 1 of ZeRO. "
-                "Ask `./workshop run 07 plan -- --model gpt --blocks 48 --width 7168 --heads 56 --gpus 32`.",
+                "Ask `./workshop run 07 plan -n 1 --solution -- --model gpt --blocks 48 --width 7168 --heads 56 "
+                "--context 2048 --gpus 32`.",
             ),
             (
                 "Why does the first stage of a pipeline hold most activations?",
