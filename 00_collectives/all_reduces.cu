@@ -23,7 +23,7 @@ __global__ void add(float* sum, const float* x, int count) {
 }
 
 // The ranks that reduce, and the stream that they use.
-struct Participants {
+struct ReducingRanks {
   ncclComm_t comm;
   cudaStream_t stream;
   int rank, world;
@@ -33,7 +33,7 @@ struct Participants {
 
 // Replaces data[count] on every rank with its sum over all ranks, whose number must be a power of two. `received` has
 // room for `count` elements.
-void recursive_doubling(float* data, float* received, int count, const Participants& ranks) {
+void recursive_doubling(float* data, float* received, int count, const ReducingRanks& ranks) {
   for (int distance = 1; distance < ranks.world; distance *= 2) {
     int partner = 0;
     // TODO 00.16: Set `partner` to the rank that this rank exchanges vectors with.
@@ -55,17 +55,17 @@ void recursive_doubling(float* data, float* received, int count, const Participa
 
 // ---- a tree --------------------------------------------------------------------------------------------------------
 
-// What a rank does in a step of the tree, in which a child and its parent are `distance` ranks apart. Many ranks do
-// nothing.
+// The role of a rank in a step of the tree in which a child and its parent are `distance` ranks apart. Many ranks have
+// no role.
 struct TreeStep {
   bool is_child, is_parent;  // of rank - distance; of rank + distance
 };
 
-TreeStep tree_step(int distance, const Participants& ranks) {
+TreeStep tree_step(int distance, const ReducingRanks& ranks) {
   bool is_child = false, is_parent = false;
   // TODO 00.17: Set is_child and is_parent.
   //   The parents of a step are the ranks whose numbers are multiples of 2·distance. The child of parent r is rank
-  //   r + distance, if there is such a rank: their number, ranks.world, may be any.
+  //   r + distance, if there is such a rank. The number of ranks, ranks.world, need not be a power of two.
   todo("00.17");
   // END TODO 00.17
   probe("00.17", "whether child, whether parent", std::array{int{is_child}, int{is_parent}});
@@ -73,7 +73,7 @@ TreeStep tree_step(int distance, const Participants& ranks) {
 }
 
 // Leaves the sum over all ranks in the data[count] of rank 0. On the other ranks, partial sums remain.
-void tree_reduce(float* data, float* received, int count, const Participants& ranks) {
+void tree_reduce(float* data, float* received, int count, const ReducingRanks& ranks) {
   for (int distance = 1; distance < ranks.world; distance *= 2) {
     const auto [is_child, is_parent] = tree_step(distance, ranks);
     if (is_child) NCCL_CHECK(ncclSend(data, count, ncclFloat, ranks.rank - distance, ranks.comm, ranks.stream));
@@ -86,7 +86,7 @@ void tree_reduce(float* data, float* received, int count, const Participants& ra
 }
 
 // Copies rank 0's data[count] to all ranks.
-void tree_broadcast(float* data, int count, const Participants& ranks) {
+void tree_broadcast(float* data, int count, const ReducingRanks& ranks) {
   int distance = 1;
   while (2 * distance < ranks.world) distance *= 2;
   for (; distance >= 1; distance /= 2) {
@@ -113,7 +113,7 @@ void two_levels(float* data, int count, const Levels& levels, cudaStream_t strea
   float* const mine = data + levels.node.rank() * shard;
   NCCL_CHECK(ncclReduceScatter(data, mine, shard, ncclFloat, ncclSum, levels.node.comm(), stream));
   // TODO 00.19: Sum this rank's shard over all nodes, in place.
-  //   It is mine[shard]. The ranks of levels.across have the same shard of their nodes' sums.
+  //   It is the `shard` elements from `mine` on. The ranks of levels.across have the same shard of their nodes' sums.
   todo("00.19");
   // END TODO 00.19
   probe("00.19", "shard of the whole sum", mine, {shard}, stream);
@@ -156,7 +156,7 @@ int main(int argc, char** argv) {
   if (job.world() % on_node != 0)
     usage_error("--ranks-per-node is '%d'; expected a divisor of the %d ranks", on_node, job.world());
   Stream stream;
-  const Participants ranks = {job.comm(), stream, job.rank(), job.world()};
+  const ReducingRanks ranks = {job.comm(), stream, job.rank(), job.world()};
   const Levels levels = {job.group().split(job.rank() / on_node, job.rank(), "node"),
                          job.group().split(job.rank() % on_node, job.rank(), "across")};
   count = (count + on_node - 1) / on_node * on_node;  // two levels need shards of equal length

@@ -26,7 +26,7 @@ static __global__ void causal_softmax(Reals scores, float scale, int rows, int p
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
     // TODO 01.12: Turn the scores into probabilities: the softmax of scale·p[j] over the positions this one may see.
-    //   A position sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
+    //   `position` sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
     //   does not and gives the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
     //   f(j). A warp shares the row: write p[j] in loops `for (int j : lanes(n))`, and call these two outside of them.
     todo("01.12");

@@ -40,7 +40,7 @@ struct ScoreBlock {
   __device__ int row_of_head(int row, int heads) const { return row / queries * heads * positions + position(row); }
 };
 
-// What dropout does to the probabilities of one head.
+// Dropout of one head's probabilities.
 struct BlockDropout {
   bool active = false;
   DropoutMask mask{};
@@ -67,11 +67,11 @@ static __global__ void softmax_of_block(Reals scores, float* context, float* lar
     const float largest_before = first ? -INFINITY : largest[at], sum_before = first ? 0.0f : sums[at];
     float now = 0, sum = 0, correction = 0;
     // TODO 01.26: Turn the scores p[j] into powers, and compute `now`, `correction` and `sum`.
-    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and before: largest_before is
-    //   -INFINITY in the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to
-    //   block.keys - 1, which the position does not see. The powers of earlier blocks, whose sum is sum_before, were
-    //   computed with largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers
-    //   so far.
+    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and in all earlier ones. That
+    //   of the earlier ones is largest_before, which is -INFINITY in the first block. Then p[j] becomes
+    //   e^(scale·p[j] - now), or 0 for the keys from `seen` to block.keys - 1, which the position does not see. The
+    //   powers of earlier blocks, whose sum is sum_before, were computed with largest_before: `correction` is the
+    //   factor that makes them right. `sum` is the sum of all powers so far.
     todo("01.26");
     // END TODO 01.26
     sync_lanes();  // all lanes have read largest[at] and sums[at]
@@ -129,9 +129,9 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
       float probability = 0, dscore = 0;
       // TODO 01.28: Compute `probability`, and `dscore`, the gradient of the score p[j].
       //   p[j] still is the score, without the scale; with log_sum, it gives the probability. The gradient is
-      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row, which `dot` holds: the
-      //   sum of dcontext·context is the same number. dp is gradient[j] times `kept`, what dropout has multiplied the
-      //   probability by.
+      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row. `dot` holds D, computed
+      //   as the sum of dcontext·context, which is the same number. dp is gradient[j] times `kept`, the factor by which
+      //   dropout has multiplied the probability.
       todo("01.28");
       // END TODO 01.28
       p[j] = probability * kept;
@@ -207,7 +207,7 @@ inline void sum_over_blocks(const Blas& blas, const Heads& heads, const Blockwis
     ScoreBlock block{first, count, begin, std::min(heads.block, end - begin), T};
     // TODO 01.25: Set block.first and block.queries: the positions that see at least one key of this block.
     //   They are consecutive positions out of `first` to end - 1. Position i sees the keys 0 to i + in.ahead. in.ahead
-    //   is 0 here, and not in chapter 08, which cuts the sequence.
+    //   is 0 in this chapter, but not in chapter 08, which cuts the sequence.
     todo("01.25");
     // END TODO 01.25
     const Matrices scores = in.of(in.scores, block);
@@ -272,11 +272,11 @@ inline void gradients_of_blocks(const Blas& blas, const Heads& heads, const Bloc
     batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, dcontext, head.v.from_row(begin), dp,
                  samples);
     take_gradient(heads, in, block, log_sums, samples, masked, stream);
-    // TODO 01.29: The block's gradients of k and v, and its part of that of q, which is a sum over the blocks.
+    // TODO 01.29: The gradients of the block's k and v, and its part of the gradient of q, a sum over all blocks.
     //   p now holds the probabilities [block.queries, block.keys], dp the gradients of the scores, with the scale in
-    //   them. g.k.from_row(begin) and g.v.from_row(begin) are where those of this block's keys and values go: two
-    //   batched_gemm(). Add the part of q's with add_batched_gemm() to the rows of in.accumulated, from row `first` on:
-    //   which block sets them (beta 0), and which add to them (beta 1)?
+    //   them. With two batched_gemm(), write the gradients of this block's keys and values to g.k.from_row(begin) and
+    //   g.v.from_row(begin). With add_batched_gemm(), add its part of q's gradient to the rows of in.accumulated, from
+    //   row `first` on: which block sets these rows (beta 0), and which add to them (beta 1)?
     todo("01.29");
     // END TODO 01.29
   }

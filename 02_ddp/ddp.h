@@ -52,10 +52,10 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// Returns this rank's samples of an evaluation of the samples first … first + count - 1.
+// Returns which of the samples first … first + count - 1 this rank evaluates.
 inline std::vector<int> evaluated_by(const Group& replicas, int first, int count) {
   std::vector<int> mine;
-  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
+  // TODO 02.4: Append to `mine` this rank's part of the samples first … first + count - 1.
   //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
   //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
   todo("02.4");

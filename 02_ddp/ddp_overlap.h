@@ -30,8 +30,8 @@ inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes)
     const Extent layer = model.layers()[i];
     // TODO 02.6: Add layer i to the current bucket. If the bucket is full or no layer is left, append it to buckets.
     //   The current bucket has the layers (i, last] and `count` elements so far. It is full when it has at least
-    //   `bucket_bytes` bytes. Layer i has layer.count elements, weights and biases together (O·I + O for a linear
-    //   layer), starting at layer.offset, of sizeof(Real) bytes each. The offset of a bucket is that of its lowest
+    //   `bucket_bytes` bytes. Layer i has layer.count elements of sizeof(Real) bytes each, starting at layer.offset:
+    //   its weights and biases together (O·I + O for a linear layer). The offset of a bucket is that of its lowest
     //   layer. After appending, reset `last` and `count` for the next bucket.
     todo("02.6");
     // END TODO 02.6
@@ -102,7 +102,7 @@ class GradientReducer {
   Event done_;
   ncclComm_t comm_;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 }  // namespace workshop

@@ -26,8 +26,8 @@ class StopVote {
   StopVote(const Group& world, cudaStream_t compute)
       : voters_(world.split(0, world.rank(), "vote")), compute_(compute) {}
 
-  // Call it before each step, on every rank. `signal`: that this rank has got by now, or 0. Returns the signal because
-  // of which all ranks stop before this step, or 0.
+  // Call it before each step, on every rank. `signal`: the one that this rank has got by now, or 0. Returns the signal
+  // that makes all ranks stop before this step, or 0.
   int before_step(int signal) {
     const OffTheRecord off_the_record;  // the ledger counts only what the training sends
     int stop = 0;
@@ -93,7 +93,7 @@ class Saver {
     CUDA_CHECK(cudaEventRecord(copied_, copier_));
     probe("02.J", "parameters that are saved", copy_.data(), {size()}, copier_);
     steps_.push_back(step);
-    call_on_host(copier_, [this, step] { write(step); });  // the next copy comes after it, so it may overwrite copy_
+    call_on_host(copier_, [this, step] { write(step); });  // the next copy waits for the writing
   }
 
   // Call it before enqueuing an update.
@@ -123,9 +123,10 @@ class Saver {
     fs::create_directories(unfinished);
     write_file(unfinished / file_of(rank), copy_.data(), copy_.bytes(), slow_);
     // TODO 02.14: Give the folder its name when the files of all ranks are complete.
-    //   Whoever finds `folder` relies on it. `unfinished / file_of(r)` is the file of rank r, 0 … ranks - 1; it has
-    //   this name only when it is complete. fs::exists(file) says whether it is there, wait_a_moment() sleeps for 2 ms,
-    //   and fs::rename(unfinished, folder) gives the name. Only one rank may do that.
+    //   A program that finds `folder` assumes that the files of all ranks in it are complete. `unfinished / file_of(r)`
+    //   is the file of rank r, 0 … ranks - 1; it has this name only when it is complete. fs::exists(file) says whether
+    //   it is there, wait_a_moment() sleeps for 2 ms, and fs::rename(unfinished, folder) gives the name. Only one rank
+    //   may do that.
     todo("02.14");
     // END TODO 02.14
     if (rank == 0 && fs::exists(folder)) require_all_files(folder, ranks);

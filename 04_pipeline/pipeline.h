@@ -3,8 +3,8 @@
 //
 // The stage computes on one stream. Activations travel on a second stream and gradients on a third, each with its own
 // communicator: a communicator runs its operations one after the other, so an activation could not leave while a
-// receive of a gradient is still waiting. If the parts are placed in a V, each of the two chunks has such a pair.
-// Events order the streams.
+// receive of a gradient is still waiting. If the parts are placed in a V (ZB-V), each of a stage's two chunks has two
+// such streams of its own. Events order the streams.
 #pragma once
 
 #include <array>
@@ -57,9 +57,9 @@ class PipelineExecutor {
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
   // Enqueues one step on the batch of stage.begin_step(). Calls ready(chunk, layer) as soon as the final gradients of a
-  // layer are enqueued, so that the caller can overlap averaging them over other ranks with what is left of the step:
-  // layer by layer in a chunk's last backward or, if the schedule splits backwards, in its last `weights`.
-  // Calls update() once those of all layers are enqueued; the idle clock does not count update() as computing.
+  // layer are enqueued: in the chunk's last backward or, if the schedule splits backwards, in its last `weights`. So
+  // the caller can average them over other ranks while the rest of the step runs. Calls update() once the gradients of
+  // all layers are enqueued; the idle clock does not count update() as computing.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const Task& task = tasks_[t];
@@ -89,8 +89,8 @@ class PipelineExecutor {
   };
 
   // Sends a number to each rank that gets messages of this channel. NCCL connects two ranks in the call of their first
-  // message, and may wait for the device meanwhile. In a step, the device may be waiting for a message that the other
-  // rank sends only after this one.
+  // message, and may wait for the device meanwhile. Within a step, that could hang: the device may be waiting for a
+  // message that the other rank sends only after this first one.
   void connect(const Channel& channel) const {
     const OffTheRecord off_the_record;
     std::set<std::pair<Instruction::Kind, int>> connected;                      // kinds and peers

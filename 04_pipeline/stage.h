@@ -49,7 +49,7 @@ struct ModelChunk {
 
   Model model;
   bool is_first, is_last;           // holds the first or last layer of the model
-  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward; assign_buffers() says whose places they take
+  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward; assign_buffers() chooses the buffer of each
   Pool<Activations> activations;
   Pool<DeviceBuffer<Real>> gradients;            // gradients of the output, received
   SendBuffers outputs;                           // only with recomputation, when `activations` do not keep them
@@ -57,7 +57,7 @@ struct ModelChunk {
   std::vector<Real*> output, input_gradient;     // indexed by micro-batch: the data to send
   Pool<DeferredWeights> later;                   // if backwards are split: what they leave for `weights`
   int forwards = 0, backwards = 0, weights = 0;  // enqueued so far in this step
-  bool weights_reordered = false;                // the first ones are not those of the first backward
+  bool weights_reordered = false;                // the first `weights` is not for the first backward's micro-batch
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
@@ -95,8 +95,7 @@ class PipelineStage {
       // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
       //   Set `first`, its first sample in the batch, and `samples`, how many it has. The last batch of an epoch may be
       //   short: the sizes may then differ by one, and the earlier micro-batches get the extra samples. The losses and
-      //   the gradients of all micro-batches are added up: the sums must be those of the mean over all batch.samples
-      //   samples.
+      //   gradients of all micro-batches must add up to the mean loss over all batch.samples samples and its gradients.
       todo("04.6");
       // END TODO 04.6
       slices_[m] = {first, samples, mean_over};
@@ -120,8 +119,8 @@ class PipelineStage {
     probe_result("04.G", "output", m, chunk.output[m], chunk.outputs, chunk.model.output_size());
   }
 
-  // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after a
-  // forward of the model's last part that no backward follows.
+  // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after the
+  // forward of the model's last part if no backward follows: a backward adds the loss itself.
   void add_loss(const Instruction& i, int samples_of_mean) {
     ModelChunk& chunk = chunks_[i.chunk];
     chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
@@ -133,7 +132,8 @@ class PipelineStage {
     const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
     probe_given("04.H", "backward", i, chunk.is_last ? nullptr : chunk.gradients[m].data(), ready != nullptr);
-    // In a short batch, the first `weights` may be those of a micro-batch without samples, which overwrite nothing.
+    // The first `weights` of a step overwrites the gradients of the step before. In a short batch, it may have no
+    // samples and overwrite nothing, so the gradients are cleared here.
     if (chunk.weights_reordered && chunk.backwards == 0 && slices_.back().samples == 0) {
       CUDA_CHECK(cudaMemsetAsync(chunk.model.grads(), 0, chunk.model.count() * sizeof(Real), stream_));
     }
@@ -180,8 +180,8 @@ class PipelineStage {
     Model& model = chunk.model;
     // TODO 04.10: Compute what the backward of micro-batch m has left, and call ready() for each layer that is final.
     //   model.backward(chunk.later[m], accumulate, layer_done) computes it and calls layer_done(layer) behind each
-    //   layer. chunk.weights counts how often this function was called in this step before. As in backward(), the first
-    //   one overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
+    //   layer. chunk.weights counts the earlier calls of this function in this step. As in backward(), the first call
+    //   overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
     //   average the gradients of a layer over other ranks: in which call may it do that? `ready` may be empty.
     todo("04.10");
     // END TODO 04.10
@@ -225,7 +225,7 @@ class PipelineStage {
   void make_buffers(ModelChunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
     Instruction::Kind last_use = Instruction::backward;
     if (splits_backward_) {
-      // TODO 04.9: Set last_use: after which instruction does nothing read the activations of a micro-batch anymore?
+      // TODO 04.9: Set last_use: which instruction is the last that needs the activations of a micro-batch?
       //   It is the kind of an instruction. When it is done, the next forward may overwrite the micro-batch's input and
       //   activations. What do the gradients of the weights, dW = dYᵀ X, need?
       todo("04.9");
@@ -317,7 +317,7 @@ class PipelineStage {
   }
 
   void probe_gradients(const ModelChunk& chunk, int m) const {
-    // In the last one, ready() may have started to average them.
+    // In the last backward, ready() may have started to average the gradients.
     if (!probing() || splits_backward_ || chunk.backwards == micro_batches_) return;
     probe("04.H", "gradients of the parameters after micro-batch " + std::to_string(m), chunk.model.grads(),
           {chunk.model.count()}, stream_);

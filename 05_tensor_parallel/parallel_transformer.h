@@ -66,13 +66,13 @@ struct ParallelBlockValues : BlockValues {
   Real *z, *a;  // [rows, 4·features]
 };
 
-// This rank's part of chapter 01's block: H/P heads, 4E/P features of the MLP, and whole the norms and the biases of
-// the row-parallel layers. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this rank's
-// own.
+// This rank's part of chapter 01's block: H/P heads and 4E/P features of the MLP. The norms and the biases of the
+// row-parallel layers are whole. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this
+// rank's own.
 class ParallelBlock : public ParallelLayer {
  public:
-  // For these positions of each sample: all T, unless chapter 08 cuts the sequence. `attention` is that of this rank's
-  // heads. The number of ranks must divide the heads and, with sequence parallelism, the positions.
+  // `positions` are those that this rank has of each sample: all T, unless chapter 08 cuts the sequence. `attention` is
+  // that of this rank's heads. The number of ranks must divide the heads and, with sequence parallelism, the positions.
   ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
                 const Positions& positions, std::shared_ptr<Attention> attention,
                 const std::shared_ptr<TensorParallelContext>& tp)
@@ -170,10 +170,10 @@ class ParallelBlock : public ParallelLayer {
     // TODO 05.15: Go back through the MLP: turn dy from the gradient of v.y into that of v.residual, in place.
     //   The attention below works in the same way. `dmlp` is the gradient of linear2_'s output, v.a its input. Write
     //   the gradient of v.a to `spare`. Apply the dropout on_gelu to it in place, with 4 * features values per sample,
-    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows. Go
-    //   on through linear1_, whose input was v.normed2, to `beside`. Last, norm_backward(norm2_, v.residual,
-    //   v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the branch's gradient to dy: for how many
-    //   rows?
+    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows.
+    //   Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to `beside`.
+    //   Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the
+    //   branch's gradient to dy: for how many rows?
     todo("05.15");
     // END TODO 05.15
     probe("05.15", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
@@ -198,7 +198,7 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    if (dropout_ == 0) return dropout(Block::probability_place, batch, {});  // the numbers may be too large
+    if (dropout_ == 0) return dropout(Block::probability_place, batch, {});  // the number below may overflow
     return dropout(Block::probability_place, batch, nth_of(heads_.count * positions_.whole * positions_.whole));
   }
   Dropout on_features(const Batch& batch) const {

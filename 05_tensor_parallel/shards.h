@@ -82,8 +82,8 @@ static __global__ void place_runs(Reals whole, ConstReals block, int first, int 
 }
 
 // Returns a cut parameter as a whole, on every rank. All ranks of the group must call this. It broadcasts from each
-// rank instead of gathering, because the parts may differ in size. It reports on a training run and is not part of the
-// ledger.
+// rank instead of gathering, because the parts may differ in size. It serves the record of a run, so the ledger leaves
+// it out.
 inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
   struct Runs {
     std::int64_t first, rows, columns, stride;
@@ -102,7 +102,8 @@ inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& grou
   return whole;
 }
 
-// Records every parameter as a whole, as this rank has it. `replica` numbers the ranks whose parameters must be equal.
+// Records every parameter as a whole, as that of replica `replica`: a cut one is gathered from the group. All replicas
+// must have equal parameters.
 inline void record_parameters(const std::vector<Parameter>& parameters, int replica, const Group& group,
                               cudaStream_t stream) {
   for (const Parameter& p : parameters) {

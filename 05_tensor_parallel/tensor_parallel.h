@@ -51,7 +51,7 @@ class SideStream {
   }
 
  private:
-  Stream stream_{"side"};
+  Stream stream_{"side", Priority::high};
   Event forked_, joined_;
 };
 
@@ -204,9 +204,9 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   // TODO 05.6: Compute the layer's gradients, and sum dx over the ranks while dW is computed.
   //   Chapter 01's linear_backward_input(blas, l, dy, dx, rows) computes dx: here, this rank's `share` of it.
   //   f.backward(share, dx, rows, l.in, stream) sums it on the stream that tp.fork(compute) returns, which waits for
-  //   everything enqueued on `compute` before the fork. Meanwhile, compute dW from `all` rows of x with
-  //   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate). Then make `compute` wait for the sum, with
-  //   tp.join(compute).
+  //   everything enqueued on `compute` before the fork. Meanwhile, compute dW with linear_backward_parameters(blas, l,
+  //   x, dy, ones, rows, accumulate), whose argument x is `all` here: the rows of x of all ranks. Then make `compute`
+  //   wait for the sum, with tp.join(compute).
   todo("05.6");
   // END TODO 05.6
   probe("05.6", {l.name, ": gradient of x"}, dx, {tp.local_rows(rows), l.in}, compute);

@@ -27,7 +27,7 @@ __global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols
 }
 
 // A linear layer and the activation that follows it, if any. x is [in, samples] or, for the network's first layer, the
-// samples themselves, [samples, in]. y is [out, samples], whole on every rank. Of the gradients dy and dx, a rank has
+// samples themselves, [samples, in]. y is [out, samples], whole on every rank. Of the gradients dy and dx, a rank needs
 // only the block of its own features; dx is the dy of the layer below.
 class GatheredLayer : public ParallelLayer {
  public:

@@ -86,8 +86,9 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` count the
-// parameter buffers that their passes use in turn, `gradients` the gradient buffers of the backward passes:
+// How many buffers for whole units there are, each as long as the largest unit. `forward` is the number of parameter
+// buffers that the forward passes use in turn, and `backward` that of the backward passes. `gradients` is the number of
+// gradient buffers, which only the backward passes use:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -125,7 +126,7 @@ struct PassBuffers {
   Real *values, *grads;
 };
 
-// The buffers of a BufferPlan. Pass k of a batch finds its own by its number.
+// The buffers of a BufferPlan. [k] returns those of pass k of a batch.
 class UnitBuffers {
  public:
   UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units, const std::vector<Pass>& passes) : plan_(fsdp) {
@@ -164,7 +165,7 @@ class UnitBuffers {
           reuse(&PassBuffers::grads, first_backward));
   }
 
-  // After how many passes the buffer of each pass from `first` on is used again; 0: not again in the batch.
+  // For each pass from `first` on: after how many passes its buffer is used again; 0: not again in the batch.
   std::vector<int> reuse(Real* PassBuffers::*buffer, int first) const {
     std::vector<int> after;
     for (auto pass = passes_.begin() + first; pass != passes_.end(); ++pass) {
@@ -177,7 +178,7 @@ class UnitBuffers {
 
   BufferPlan plan_;
   std::vector<DeviceBuffer<Real>> kept_;   // one per unit with --no-reshard-after-forward, else empty
-  std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
+  std::vector<DeviceBuffer<Real>> turns_;  // in a backward pass: plan_.backward for parameters, the rest for gradients
   std::vector<PassBuffers> passes_;        // of each pass
 };
 
@@ -231,7 +232,7 @@ class FullyShardedModel {
     return output;
   }
 
-  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  // Adds this batch's share of the mean loss over `samples_of_step` samples to *loss, and prepares the backward pass.
   void loss(const void* y, int samples_of_step, float* loss) {
     const Range range("loss", compute_);
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
@@ -259,7 +260,7 @@ class FullyShardedModel {
  private:
   // ---- one pass: begin, its work, end; if it is a backward pass, reduce, too ----
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
   Event fetched_[2];         // recorded after the gather for pass k: fetched_[k % 2]
   Event worked_;             // recorded after the work of a pass
   Event reduced_, updated_;  // recorded after all reductions of a step, and after its update

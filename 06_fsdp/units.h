@@ -42,7 +42,8 @@ struct Sharding {
   int padded() const { return shard * ranks; }
 };
 
-// Consecutive layers of the network. Before each pass, bind it to the memory of its parameters and gradients.
+// Consecutive layers of the network. Bind it to the memory of its parameters and gradients before its first pass, and
+// again whenever that memory changes.
 struct Unit {
   Unit(const Network& network, LayerRange layers, int batch_size, int ranks, int rank, cudaStream_t stream)
       : model(network, batch_size, stream, layers, Storage::bound),
@@ -91,8 +92,8 @@ inline std::deque<Unit> make_units(const Network& network, UnitSize size, int ba
 
 inline std::string unit_name(int u) { return "unit " + std::to_string(u); }
 
-// Copies this rank's shard of the unit's initial values to `shard`; padding is 0. Every rank draws the values of the
-// whole model and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
+// Copies this rank's shard of the unit's initial values to `shard`; padding is 0. Every rank draws all values up to the
+// unit's last and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
 inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, cudaStream_t stream) {
   const Sharding& sharding = unit.sharding;
   std::vector<float> drawn = unit.model.initial_values(seed);
@@ -102,8 +103,8 @@ inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, 
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// The parts of the model's tensors that a checkpoint saves for this rank's shard, which lies in float32 at `weights`.
-// Omits padding.
+// Returns the parts of the model's tensors that are in this rank's shard, for a checkpoint. `weights` points to the
+// shard's values in float32. Omits padding.
 inline std::vector<TensorPart> parts_of_shard(const Model& model, const Sharding& sharding, float* weights) {
   return range_of(parts_of(model, nullptr), sharding.offset, sharding.offset + sharding.shard, weights);
 }

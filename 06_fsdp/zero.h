@@ -158,8 +158,8 @@ class ZeroModel {
       const Real* output = nullptr;
       // TODO 06.4: Run the forward pass of unit u, and gather its values first if necessary.
       //   gather(u) gathers the values; gathers_ says whether this stage needs that. unit.model.forward(batch,
-      //   activations) takes its input from the batch: pass batch.with_x(x), which is this batch with the output x of
-      //   the unit below as its input. Store the returned pointer in `output`.
+      //   activations) takes its input from the batch. So pass batch.with_x(x), which is this batch with the input x,
+      //   the output of the unit below. Store the returned pointer in `output`.
       todo("06.4");
       // END TODO 06.4
       x = output;
@@ -172,7 +172,7 @@ class ZeroModel {
     }
   }
 
-  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  // Adds this batch's share of the mean loss over `samples_of_step` samples to *loss, and prepares the backward pass.
   void loss(const void* y, int samples_of_step, float* loss) {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }

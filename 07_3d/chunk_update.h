@@ -52,14 +52,14 @@ class ChunkUpdate {
           std::array{part_.offset, part_.count, int{model.values() != nullptr}});
   }
 
-  // With --ep, experts are averaged over their own replicas: in ranges of the chunk, after the backward pass. Call
-  // before the model gets its parameters.
+  // With --ep, experts have other replicas than shared parameters. So the ranges of the chunk with experts and those
+  // without are averaged separately, after the backward pass. Call this before the model gets its parameters.
   void spread_experts(const Options& options, const Mesh& mesh) {
     mesh_ = &mesh;
     reducer_.reset();
     if (shards_) {
       shards_.reset();
-      values_ = {};  // before there are others, or both would be held at once
+      values_ = {};  // freed before others are allocated, or both would be held at once
       grads_ = {};
       spread_shards_.emplace(options, model_, mesh, stream_);
       part_ = {0, model_.count()};
@@ -126,7 +126,7 @@ class ChunkUpdate {
   Model& model_;
   cudaStream_t stream_;
   Extent part_;
-  DeviceBuffer<Real> values_, grads_;  // the model's and padding, if sharded
+  DeviceBuffer<Real> values_, grads_;  // if sharded: the model's memory, with padding
   std::optional<ShardedUpdate> shards_;
   std::optional<GradientReducer> reducer_;     // unless sharded, or there is nothing to average
   std::optional<Optimizer> optimizer_;         // unless sharded

@@ -6,16 +6,16 @@
 // Ranks that differ only in the dimension that varies fastest are neighbors, and launchers put neighbors on the same
 // node. So the dimensions are ordered by what they need from their links:
 //
-//   tensor    two all-reduces per pair of layers and micro-batch, which nothing can hide: the links within a node
+//   tensor    two all-reduces per pair of layers and micro-batch, which nothing hides: they need links within a node
 //   data      one average of all gradients per step: many bytes, but they hide behind the backward pass
 //   pipeline  one activation per micro-batch and boundary, to one neighbor: the slowest links are fast enough
 //
 // If chapter 08 cuts the sequences, too (--cp), each replica has c ranks along the data dimension instead of one: they
 // have the same parameters and samples, and different positions. Their keys and values travel in every layer, so they
-// are neighbors: data = replica · c + context. To the gradients, they are further replicas.
+// are neighbors: data = replica · c + context. When gradients are averaged, they count as replicas, too.
 //
 // If chapter 09 spreads experts over ranks (--ep), every e neighbors along the data dimension have all experts
-// together. To all other parameters, they are replicas.
+// together. For all other parameters, they are replicas.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ namespace workshop {
 struct MeshShape {
   int data = 1, pipeline = 1, tensor = 1;  // d, p, t
   int context = 1;                         // c: neighbors along the data dimension that share their samples
-  int expert = 1;                          // e: neighbors along the data dimension that have all experts together
+  int expert = 1;                          // e: neighbors along the data dimension that together have all experts
   std::int64_t ranks() const { return std::int64_t{data} * pipeline * tensor; }
 };
 
@@ -70,9 +70,9 @@ class Mesh {
     }
     int color = 0, key = 0;
     // TODO 07.2: Set color and key of the tensor group: the ranks with the same layers and batches as this one.
-    //   They differ only in their tensor coordinate. Combine the two coordinates that they share to one color, which
-    //   must be different for every other group: `at` has the coordinates, `shape` the sizes. The key orders the ranks
-    //   in the group: rank i of the group must have the tensor coordinate i.
+    //   They differ only in their tensor coordinate. Combine the other two coordinates into one color, which no other
+    //   group may have: `at` has the coordinates, `shape` the sizes. The key orders the ranks in the group: rank i of
+    //   the group must have the tensor coordinate i.
     todo("07.2");
     // END TODO 07.2
     tensor = job.group().split(color, key, "tensor");
@@ -112,8 +112,8 @@ class Mesh {
   const Coordinates at;
   Group tensor, data, pipeline;
   Group context;                   // the ranks with the other positions of this rank's samples
-  Group experts, expert_replicas;  // with --ep: the ranks that have all experts together, and those with the same ones
-  Group replicas;  // the ranks with other samples: the data group, or those of it that have the same positions
+  Group experts, expert_replicas;  // with --ep: the ranks that together have all experts, and those with the same ones
+  Group replicas;  // the ranks with other samples: the data group or, with --cp, its ranks with the same positions
 
  private:
   // Ends the job unless rank i of the group has the coordinates member(i): with wrong groups, the job would hang or

@@ -63,7 +63,7 @@ class MeshClipping {
         if (sharded || mesh.experts.rank() == 0) count(part);
       }
       if (sharded || mesh.experts.rank() == 0) continue;
-      // With --ep, all but the experts counts on one of the ranks that have all experts together.
+      // With --ep, a parameter of no expert counts on only one of the ranks that together have all experts.
       int offset = 0;
       for (const Parameter& p : parameters) {
         if (is_of_expert(p)) count({offset, p.count()});

@@ -28,7 +28,7 @@ struct MemoryPlan {
 // Bytes that a GPU sends per step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0, context = 0;
-  double copies = 0;    // hybrid sharding: to the ranks with the same shard of the model's other copies
+  double copies = 0;    // hybrid sharding: to the ranks with the same shard in the model's other copies
   double experts = 0;   // rows, to the experts and back
   double replicas = 0;  // gradients and parameters of experts, to the ranks with the same ones
 
@@ -37,8 +37,8 @@ struct Traffic {
 
 // How a stage spends a step, in seconds.
 struct StageTimes {
-  double busy = 0;      // computing, and what every layer waits for: the tensor group, the ring as far as it shows, the
-                        // exchange of rows
+  double busy = 0;      // computing, and what every layer waits for: the tensor group, the part of the ring that is not
+                        // hidden, the exchange of rows
   double backward = 0;  // the part of `busy` that hides `reduce`
   double transfer = 0;  // one micro-batch, from one stage or chunk to the next
   double reduce = 0;    // the gradients
@@ -182,8 +182,9 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
-// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Adds
-// those of a context group's ring and of the exchange of rows, too, and the experts, which fewer ranks share.
+// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Also
+// adds the buffers of a context group's ring and of the exchange of rows, and the parameters, gradients and optimizer
+// state of the experts, which fewer ranks share.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
@@ -338,7 +339,7 @@ inline void add_data_seconds(StageTimes& times, const ModelShape& model, const C
   const int ranks = layout.sharing(), copies = layout.data() / ranks;
   const int gathers = layout.zero == 0 ? 0 : layout.zero == 3 ? 2 * layout.micro_batches : 1;
   double all = 0;
-  // Adds the time of a kind of parameters, which `size` ranks that are `stride` apart have: `bytes` are sent.
+  // Adds the time for one kind of parameters. The `size` ranks that share them are `stride` apart; each sends `bytes`.
   const auto add = [&](double parameters, int units, int stride, int size, double bytes) {
     const Link link = group_link(model, cluster, stride, size);
     const double whole = model.bytes() * parameters;
@@ -386,7 +387,7 @@ inline double step_seconds(const Layout& layout, double bubble, const StageTimes
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
   // TODO 07.13: Compute the time of a step.
   //   t.busy is all of the pipeline's time except the share `bubble`. Add `messages` and t.gather, because the stage
-  //   waits for them. t.reduce hides behind t.backward: add only the part of t.reduce that is longer.
+  //   waits for them. t.reduce hides behind t.backward: add only the time by which t.reduce is longer.
   todo("07.13");
   // END TODO 07.13
   probe("07.13", "seconds a step", std::vector<double>{seconds});

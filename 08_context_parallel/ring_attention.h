@@ -162,7 +162,7 @@ class RingAttention : public Attention {
   std::span<const Real> arriving_;             // what end_exchange() records: the keys and values under way,
   std::span<const float> arriving_gradients_;  // and the gradients
   Event computed_, arrived_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 }  // namespace workshop

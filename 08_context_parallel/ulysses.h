@@ -42,8 +42,8 @@ struct HeadExchange {
   }
 };
 
-// by_rank[i] is what goes to, or has come from, rank i. heads: all positions of this rank's heads; rows: all heads of
-// its positions.
+// by_rank has a block for each rank, with what goes to that rank or has come from it. heads: all positions of this
+// rank's heads; rows: all heads of its positions.
 static __global__ void rows_to_ranks(Reals by_rank, ConstReals rows, HeadExchange e, int n) {
   for (int i : grid_stride(n)) by_rank[i] = rows[e.among_rows(i)];
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of a mixture. Each has the linear layers of the MLP that they replace, and processes the tokens that
+// The experts of a mixture. Each has the same linear layers as the MLP that they replace, and processes the tokens that
 // chose it.
 #pragma once
 
@@ -20,8 +20,8 @@ namespace workshop {
 // the total number of rows. counts[sequences, experts] is Routing::rows. Each warp computes one of these numbers.
 static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
   for (int i : warp_stride(experts * sequences + 1)) {
-    // TODO 09.4: Set starts[i] to the number of rows before it.
-    //   Number i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
+    // TODO 09.4: Set starts[i] to the number of rows before those of entry i.
+    //   Entry i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
     //   expert] rows of a sequence, but at most `places`. sum_of(i, f) adds up f(j) for all j < i; it returns a float.
     todo("09.4");
     // END TODO 09.4
@@ -40,7 +40,7 @@ struct FeatureCut {
   int rank = 0, ranks = 1;
 };
 
-// All experts of a block. moe_parallel.h derives from it: there, each rank has a part of them.
+// All experts of a block. ParallelExperts (moe_parallel.h) derives from it; there, each rank has only some of them.
 class Experts {
  public:
   // Experts [first, first + count) of `all`, for at most `rows` rows per sample.
@@ -91,10 +91,10 @@ class Experts {
     }
   }
 
-  // Returns the Reals per sample of each buffer that backward() needs. In Saved, these buffers come after the mixture's
-  // own.
+  // Returns the size of each buffer that backward() needs, in Reals per sample. In Saved, these buffers come after the
+  // mixture's own.
   virtual std::vector<int> saved() const { return {rows_ * hidden_, rows_ * hidden_}; }
-  // Returns the Reals per sample of backward()'s `scratch`.
+  // Returns the size of backward()'s `scratch`, in Reals per sample.
   virtual int scratch() const { return rows_ * hidden_; }
   virtual void allocate(int max_samples, cudaStream_t) { host_starts_ = HostBuffer<int>(all_ * max_samples + 1); }
 
@@ -103,12 +103,12 @@ class Experts {
   virtual void lay_out(int* starts, const int* counts, int samples, int places, cudaStream_t stream) const {
     launch(first_rows, (all_ * samples + 1) * kWarp, stream, starts, counts, samples, all_, places);
   }
-  // Zeroes rows[rows, E] before they are written, if some may have no token. By default, every row has one, so it does
+  // Zeroes rows[rows, E] before they are written, if some may have no token. Here, every row has one, so this does
   // nothing.
   virtual void clear(Real* /*rows*/, cudaStream_t) const {}
 
-  // Computes y[rows, E] from x[rows, E]; starts is that of lay_out(). Keeps numbers for backward() in saved.numbers,
-  // the last of which is the number of rows.
+  // Computes y[rows, E] from x[rows, E]; lay_out() has written `starts`. Keeps numbers for backward() in saved.numbers.
+  // The last one is the number of rows.
   virtual void forward(const Blas& blas, Real* x, Real* y, const int* starts, int samples, Saved& saved) {
     if (probing()) probe("09.E", {"given to experts_->forward: samples of ", name()}, std::array{samples});
     get_first_rows(saved.numbers, starts, samples, blas.stream());
@@ -122,7 +122,7 @@ class Experts {
   }
 
  protected:
-  static constexpr int kFirst = 12;  // the first buffer in Saved
+  static constexpr int kFirst = 12;  // the experts' first buffer in Saved
 
   // Copies the first row of each expert to first_row[all_ + 1] on the host, which needs the sizes of the matrix
   // products. Waits for the stream.
@@ -143,8 +143,8 @@ class Experts {
     for (int i = 0; i < count(); ++i) {
       const Linear linear1 = linear_[2 * i], linear2 = second_layer(i);
       // TODO 09.6: Compute the rows of expert i, as the MLP does: linear1, GELU, linear2.
-      //   They are first[i] … first[i + 1] - 1, of width_ values each in rows.x and rows.y, and of hidden_ in rows.z
-      //   and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
+      //   They are first[i] … first[i + 1] - 1. A row has width_ values in rows.x and rows.y, and hidden_ values in
+      //   rows.z and rows.a, which the backward pass needs. Call linear_forward(blas, layer, x, y, number of rows) and
       //   activation_forward(Activation::gelu, a, z, number of values, stream). It is possible that no token chose the
       //   expert: both functions do nothing for 0 rows.
       todo("09.6");

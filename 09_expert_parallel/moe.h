@@ -9,7 +9,7 @@
 //                         rows of x, sorted by expert
 //
 // How many tokens an expert gets is known only when the router has run, on the device. The host needs these numbers for
-// the sizes of the matrix products: in every block, it waits for the device.
+// the sizes of the matrix products, so it waits for the device in every block.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,8 @@ namespace workshop {
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
 // Copies each token's row of x[tokens, width] to permuted[rows, width], once for each expert that it has chosen. Writes
-// the row number of each copy to row_of[tokens, K], or -1 for a choice without a place. places[tokens, K] is that of
-// take_places(), starts[] that of Experts::lay_out(); a sequence has `positions` tokens. A warp copies a row.
+// the row number of each copy to row_of[tokens, K], or -1 for a choice without a place. places[tokens, K] comes from
+// take_places(), and starts[] from Experts::lay_out(). A sequence has `positions` tokens. A warp copies a row.
 static __global__ void permute(Reals permuted, int* row_of, ConstReals x, const int* places, const int* chosen,
                                const int* starts, int tokens, int positions, int K, int width) {
   const int sequences = tokens / positions;
@@ -67,9 +67,10 @@ static __global__ void combine_backward(Reals doutputs, float* dweights, ConstRe
     const ConstReals gradient = dy + choice / K * width;
     // TODO 09.8: Compute the gradients of this weight and of this row of the outputs.
     //   y contains the term weight · output for this row. So the gradient of the weight is the sum over the columns of
-    //   dy · output, that of the output is dy · weight. Without a row, the gradient of the weight is 0. Write it
-    //   exactly once, because all lanes write it. sum_of(width, f) adds up f(j), and all lanes call it together: `row`
-    //   is the same for them.
+    //   dy · output, and that of the output is dy · weight. Without a row, the gradient of the weight is 0. All lanes
+    //   write the gradient of the weight to the same place, so each must write it exactly once, with the final value.
+    //   sum_of(width, f) adds up f(j). All lanes must call it together; a test of `row` before it is no problem,
+    //   because all lanes have the same `row`.
     todo("09.8");
     // END TODO 09.8
   }
@@ -82,7 +83,7 @@ static __global__ void permute_backward(Reals dx, ConstReals dpermuted, const in
     for (int j : lanes(width)) {
       float sum = 0;
       // TODO 09.9: Add up column j of the gradients of the token's copies.
-      //   Their rows are row_of[token * K + k]; -1 means that there is none.
+      //   Their rows are row_of[token * K + k]; -1 means that the choice has no row.
       todo("09.9");
       // END TODO 09.9
       dx[token * width + j] = sum;
@@ -186,7 +187,7 @@ class Mixture : public FeedForward {
   }
 
  protected:
-  // What the backward pass needs of `samples` sequences, in buffers of Saved.
+  // What the backward pass needs about `samples` sequences, in buffers of Saved.
   struct Kept {
     Kept(const Saved& saved, const Router& router, int samples, int positions) {
       const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };

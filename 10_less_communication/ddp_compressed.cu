@@ -264,7 +264,7 @@ class CompressedReducer {
   Event done_;
   const Group& replicas_;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
   int steps_ = 0;                 // steps so far
   DeviceBuffer<float> left_out_;  // [total_], with --error-feedback
   DeviceBuffer<float> exact_;     // in mixed precision: a bucket's gradients as floats, which are compressed

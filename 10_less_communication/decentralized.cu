@@ -113,7 +113,7 @@ class NeighborAverage {
   Event updated_, exchanged_;
   int steps_ = 0;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {

@@ -28,14 +28,21 @@ bool loads_eagerly() {
   return value != nullptr && std::string_view(value) == "EAGER";
 }
 
-// Starts a meeting of the hosts of all ranks in the operation. Returns MPI_REQUEST_NULL if they have met before.
+// In the place of a peer: a collective connects this rank to all others.
+constexpr int kAllRanks = -1;
+
+// Starts a meeting of the hosts of all ranks in the operation. Returns MPI_REQUEST_NULL for a message to this rank
+// itself, or if the two ranks of a message have met before in this direction.
 MPI_Request meet(const Operation& o) {
   ncclComm& comm = *o.comm;
   MPI_Request request = MPI_REQUEST_NULL;
-  if (o.kind != Kind::send && o.kind != Kind::receive) {
+  const bool collective = o.kind != Kind::send && o.kind != Kind::receive;
+  if (!collective && o.root == comm.rank) return request;
+  const bool connects = comm.connected.insert({o.kind, collective ? kAllRanks : o.root}).second;
+  if (connects) may_wait_for_device();  // NCCL allocates device memory for a connection
+  if (collective) {
     MPI_Ibarrier(comm.hosts, &request);
-  } else if (o.root != comm.rank && comm.connected.insert({o.kind, o.root}).second) {
-    may_wait_for_device();  // it allocates memory there
+  } else if (connects) {
     if (o.kind == Kind::send) {
       MPI_Issend(nullptr, 0, MPI_BYTE, o.root, /*tag=*/0, comm.hosts, &request);
     } else {

@@ -41,8 +41,8 @@ int count_cores() {
   return std::clamp(std::min(cores, positive("SLURM_CPUS_PER_TASK", cores / ranks_of_node())), 1, 16);
 }
 
-// Yields for as long as a short kernel takes before it sleeps: waking a thread takes about 50 us, as long as its share
-// of a kernel.
+// Waits while holds(value). Yields for as long as a short kernel takes, and only then sleeps, because waking a thread
+// takes about 50 us, as long as its share of a kernel.
 template <typename Predicate>
 void wait_while(const std::atomic<int>& value, Predicate holds) {
   using std::chrono::steady_clock;

@@ -33,6 +33,10 @@ class Scalar {
  public:
   Scalar(cublasHandle_t handle, const float* pointer) {
     if (handle->mode == CUBLAS_POINTER_MODE_DEVICE) {
+      constexpr const char* kCall = "a cuBLAS call in CUBLAS_POINTER_MODE_DEVICE";
+      ByteRange scalar = {"alpha or beta", pointer, sizeof(float), /*writes=*/false, sizeof(float), "floats"};
+      scalar.on_device = true;
+      check_bounds(kCall, {&scalar, 1}, device_of(handle->stream));
       device_ = pointer;
     } else {
       host_ = *pointer;
@@ -50,7 +54,7 @@ inline bool valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBL
 
 inline CBLAS_TRANSPOSE cblas_op(cublasOperation_t op) { return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
 
-// Returns the least number of rows with which a column-major matrix is stored that op() turns into [rows, columns].
+// Returns the smallest leading dimension of a column-major matrix that op() turns into [rows, columns].
 inline int stored_rows(cublasOperation_t op, int rows, int columns) {
   return std::max(1, op == CUBLAS_OP_N ? rows : columns);
 }
@@ -58,7 +62,7 @@ inline int stored_rows(cublasOperation_t op, int rows, int columns) {
 // The type of a matrix's elements.
 struct Element {
   std::size_t bytes;
-  const char* name;  // of several, in messages
+  const char* name;  // in messages, plural
 };
 template <typename T>
 constexpr Element element_of() {

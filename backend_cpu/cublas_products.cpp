@@ -116,7 +116,11 @@ struct Gemm {
   // oneDNN's first product takes tens of milliseconds, to compile kernels. Batches pay for that at a smaller size,
   // because there are many of them: one per head of each block.
   decltype(&cblas_sgemm) sgemm() const {
-    return multiplications() >= (batch > 1 ? 1 << 22 : 1 << 24) ? large_sgemm() : openblas().sgemm;
+    const bool large = multiplications() >= (batch > 1 ? 1 << 22 : 1 << 24);
+    const bool strided_a = transa == CblasNoTrans && is_slow_stride(a.ld);
+    const bool strided_b = transb != CblasNoTrans && is_slow_stride(b.ld);
+    const bool across_columns = batch == 1 && (strided_a || strided_b);
+    return large && !across_columns ? large_sgemm() : openblas().sgemm;
   }
 
   // Copies a matrix to floats, without the gaps between its columns. Returns its leading dimension.

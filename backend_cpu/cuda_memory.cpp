@@ -28,8 +28,8 @@ namespace {
 
 constexpr int kPoison = 0xFF;  // turns every float, double and bfloat16 into a NaN
 
-// Returns the byte at an address around a block: there are signaling NaNs, as floats and as bfloat16s. A kernel that
-// adds to one changes it; adding to a NaN of kPoison would not.
+// Returns the byte at an address around a block. Read as floats or as bfloat16s, these bytes are signaling NaNs. A
+// kernel that adds to one changes it; adding to a NaN of kPoison would not.
 std::byte guard(const std::byte* at) {
   return std::byte{reinterpret_cast<std::uintptr_t>(at) % 2 == 0 ? std::uint8_t{0xBF} : std::uint8_t{0xFF}};
 }
@@ -110,7 +110,7 @@ class Heap {
     for (const auto& [begin, block] : blocks_) check_guards(block);
   }
 
-  // Those of the block that contains the pointer, or is next to it, if there is one. `kernel` has just run.
+  // Checks only the block that contains the pointer or is next to it, if there is one. `kernel` has just run.
   void check_guards(const void* pointer, const SourceCall& kernel) {
     const std::lock_guard lock(mutex_);
     const MemoryBlock* block = block_at(pointer);
@@ -125,7 +125,7 @@ class Heap {
  private:
   static constexpr std::size_t kAlignment = 256;
 
-  // The block that contains the address, or whose guard zone does; null if there is none.
+  // The block that contains the address, or whose guard zone does; null if no block does.
   const MemoryBlock* block_at(const void* address) const {
     const auto* byte = static_cast<const std::byte*>(address);
     auto after = blocks_.upper_bound(byte + kGuardBytes);
@@ -191,7 +191,8 @@ cudaError_t release(Heap& heap, void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
   if (!heap.holds(pointer)) return cudaErrorInvalidValue;
   const MemoryBlock block = *heap.find(pointer);
-  // Waits for all devices, because a different device may copy from it. But a program may rely only on the block's.
+  // Waits for all devices, because a different device may be copying from the block. But a program may rely only on the
+  // wait for the block's own device.
   synchronize_device(kAllDevices, block.on_host ? kAllDevices : block.device);
   order_forget(block);
   heap.release(pointer);

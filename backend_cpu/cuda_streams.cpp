@@ -167,6 +167,17 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
   return cudaSuccess;
 }
 
+// Each stream has a thread of its own, and none goes first.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = 0;
+  return result(cudaSuccess);
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (in_host_function) return result(cudaErrorNotPermitted);
   if (stream == nullptr || !stream->live.exchange(false)) return result(cudaErrorInvalidResourceHandle);

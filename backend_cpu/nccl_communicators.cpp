@@ -36,7 +36,7 @@ ncclComm* new_communicator(MPI_Comm mpi) {
   MPI_Comm_rank(mpi, &comm->rank);
   MPI_Comm_size(mpi, &comm->size);
   cudaGetDevice(&comm->device);
-  may_wait_for_device();  // it allocates memory there
+  may_wait_for_device();  // NCCL allocates device memory for a communicator
   if (blocks_host()) MPI_Comm_dup(mpi, &comm->hosts);
   const std::lock_guard lock(communicators().mutex);
   return communicators().all.emplace_back(comm);
@@ -75,7 +75,7 @@ void drain(const ncclComm& comm) {
   while (comm.called != comm.issued && !comm.aborted) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// The beginning of ncclUniqueId: the rank of the world at which the ranks of the communicator meet.
+// The first bytes of an ncclUniqueId. They name the rank of the world at which the ranks of the new communicator meet.
 struct Id {
   std::uint64_t magic;
   int root;
@@ -89,7 +89,8 @@ struct Member {
   int world;
 };
 
-// On the root: collects the ranks of the world in the order of the new communicator; all -1 if two have the same rank.
+// On the root: returns the world rank of each member, in the order of the new communicator; all -1 if two members have
+// the same rank in it.
 std::vector<int> collect_members(const Member& self, int nranks, int tag, std::vector<int>& senders) {
   std::vector<int> order(nranks, -1);
   bool unique = true;
@@ -247,7 +248,8 @@ ncclResult_t pncclCommAbort(ncclComm_t comm) {
   comm->state = ncclComm::destroyed;
   if (comm->called != comm->issued) mpi_unusable();
   comm->aborted = true;
-  // An operation that polls notices it by itself. One inside a blocking MPI call loses its worker.
+  // An operation that polls notices the abort by itself. An operation inside a blocking MPI call cannot notice it, so
+  // its worker is abandoned.
   while (comm->running) {
     StreamWorker* worker = comm->collective;
     if (worker != nullptr && abandon(*worker)) break;

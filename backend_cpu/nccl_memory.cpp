@@ -45,8 +45,9 @@ std::array<ByteRange, 2> ranges_of(const Operation& o) {
   }
   const std::size_t element = element_size(o.type), bytes = o.count * element;
   const char* unit = o.type == ncclFloat32 ? "floats" : "elements";
-  return {ByteRange{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, true},
-          ByteRange{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, true}};
+  constexpr bool kOnDevice = true;  // ranges.cpp refuses host memory
+  return {ByteRange{"sendbuff", o.from, parts_from * bytes, false, element, unit, 1, 0, kOnDevice},
+          ByteRange{"recvbuff", o.to, parts_to * bytes, true, element, unit, 1, 0, kOnDevice}};
 }
 
 const void* part(const void* buffer, const Operation& o, int rank) {
@@ -83,17 +84,27 @@ void check_in_place(const Operation& o, const char* function) {
       "for which " + in_place);
 }
 
+// NCCL orders the calls of a communicator, and all streams of a group. With one rank, there is nothing to send: each
+// collective is a copy on its own stream, ordered with nothing else.
 void check_order(const std::vector<GroupedOperation>& grouped) {
+  const auto copies = [](const Operation& o) { return o.comm->size == 1 && is_collective(o.kind); };
+  const auto ordered = [](const GroupedOperation& of) {
+    const auto ranges = ranges_of(of.operation);
+    return OrderedCall{of.stream, of.site, {ranges.begin(), ranges.end()}};
+  };
   std::vector<const ncclComm*> done;
   for (const GroupedOperation& first : grouped) {
     const ncclComm* comm = first.operation.comm;
+    if (copies(first.operation)) {
+      const OrderedCall call = ordered(first);
+      order_calls({&call, 1}, nullptr);
+      continue;
+    }
     if (std::find(done.begin(), done.end(), comm) != done.end()) continue;
     done.push_back(comm);
     std::vector<OrderedCall> calls;
-    for (const auto& [operation, stream, site] : grouped) {
-      if (operation.comm != comm) continue;
-      const auto ranges = ranges_of(operation);
-      calls.push_back({stream, site, {ranges.begin(), ranges.end()}});
+    for (const GroupedOperation& other : grouped) {
+      if (other.operation.comm == comm && !copies(other.operation)) calls.push_back(ordered(other));
     }
     order_calls(calls, comm);
   }

@@ -98,8 +98,6 @@ const DataType& data_type(ncclDataType_t type) {
 
 // ---- calls of MPI --------------------------------------------------------------------------------------------------
 
-bool is_collective(Kind kind) { return kind != Kind::send && kind != Kind::receive; }
-
 // Returns the buffer to broadcast. On the root that is `from`, and `to` gets a copy.
 void* broadcast_buffer(const Operation& o) {
   if (o.comm->rank != o.root) return o.to;
@@ -173,8 +171,8 @@ void check_received(const Operation& o, const MPI_Status& status) {
 void complete(const Operation& o) {
   const bool has_result = o.kind == Kind::all_reduce || o.kind == Kind::reduce_scatter ||
                           (o.kind == Kind::reduce && o.comm->rank == o.root);
-  // ncclAvg is a sum, scaled by 1/P. NCCL scales floating-point values first. If P is a power of two, scaling is exact,
-  // and both give the same bits.
+  // ncclAvg is a sum, scaled by 1/P. NCCL scales floating-point values before it adds them; here, the sum is scaled. If
+  // P is a power of two, scaling is exact, and both orders give the same bits.
   if (has_result && o.op == ncclAvg) data_type(o.type).divide(o.to, o.count, o.comm->size);
 }
 
@@ -209,7 +207,7 @@ std::vector<std::byte> apart(Operation& o) {
   return copy;
 }
 
-// An abandoned worker never passes the end of the section, so it does not touch the result either.
+// An abandoned worker never passes the end of the Uninterruptible section, so it does not touch the result.
 void run_collective(Operation o) {
   const std::vector<std::byte> copy = apart(o);
   SimulatedTimes times(simulates() ? std::vector{o} : std::vector<Operation>{});
@@ -235,7 +233,7 @@ void cancel(const std::vector<Operation>& operations, std::vector<MPI_Request>& 
   }
 }
 
-// Starts all operations, then waits for all of them, so they cannot wait for each other in any order.
+// Starts all operations before it waits for any, so that they cannot block each other, whatever their order.
 void run_together(const std::vector<Operation>& operations) {
   SimulatedTimes times(simulates() ? operations : std::vector<Operation>{});
   std::vector<MPI_Request> requests(operations.size(), MPI_REQUEST_NULL);

@@ -34,7 +34,8 @@ struct ncclComm {
   int size = 1;
   int device = 0;
 
-  // With WORKSHOP_BLOCKING: the communicator on which hosts meet, and the peers connected so far, per direction.
+  // With WORKSHOP_BLOCKING: the MPI communicator on which the hosts of the ranks wait for each other, and the peers
+  // with which this rank is already connected, per direction.
   MPI_Comm hosts = MPI_COMM_NULL;
   std::set<std::pair<workshop::cpu::Kind, int>> connected;
 
@@ -42,7 +43,7 @@ struct ncclComm {
   // it is issued, and runs when the ticket is called.
   std::atomic<std::uint64_t> issued = 0;
   std::atomic<std::uint64_t> called = 0;
-  workshop::cpu::Moment ended;        // on the simulated machine, the last operation; for the one whose turn it is
+  workshop::cpu::Moment ended;        // the last operation, on the simulated machine; for the one whose turn it is
   std::atomic<bool> running = false;  // an operation is running
   std::atomic<workshop::cpu::StreamWorker*> collective = nullptr;  // the worker in a blocking MPI collective
 };
@@ -61,6 +62,7 @@ enum class Kind : std::uint8_t {
   send,
   receive
 };
+inline bool is_collective(Kind kind) { return kind != Kind::send && kind != Kind::receive; }
 
 struct Operation {
   Kind kind;
@@ -89,15 +91,16 @@ struct GroupedOperation {
   SourceCall site;
 };
 
-// Checks the order of a group. Its operations of one communicator are one operation on all of their streams, because
-// NCCL has one kernel per communicator.
+// Checks the order of a group. All operations of the group on one communicator count as a single operation on all of
+// their streams, because NCCL runs them in one kernel.
 void check_order(const std::vector<GroupedOperation>& grouped);
 // Checks the two buffers of an operation: ends the program if they overlap and are not in place.
 void check_in_place(const Operation& operation, const char* function);
 
 // The times of operations that run together, if a machine is simulated. Make it before they start: it tells the other
-// ranks when they begin here. A rank may need to know that to end one of them, for which the others here wait: two
-// receives in a group wait for two sends that come one after the other.
+// ranks when they begin here. Another rank may need these times to end one operation before it can start the next,
+// while this rank waits for both. For example, two receives in a group here wait for two sends that the other rank
+// makes one after the other.
 class SimulatedTimes {
  public:
   explicit SimulatedTimes(std::vector<Operation> operations);  // none of them: no machine is simulated

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kFromSender = 1, kFromReceiver = 2;  // tags
 
-// Returns the ranks in the world of a communicator's members.
+// Returns the world rank of each member of a communicator.
 std::vector<int> ranks_of_world(const ncclComm& comm) {
   MPI_Group world, members;
   MPI_Comm_group(MPI_COMM_WORLD, &world);
@@ -78,7 +78,7 @@ class SimulatedTimes::Times {
     for (std::size_t i = 0; i < operations.size(); ++i) tell(operations[i], parts_[i]);
   }
 
-  // Whether all other ranks have sent when they begin, and for how long their links are busy.
+  // Whether all other ranks have told this rank when they begin, and for how long their links are busy.
   bool known() {
     int done = 0;
     MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);

@@ -44,6 +44,15 @@ void product(CBLAS_LAYOUT, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, blasi
 
 }  // namespace
 
+bool is_slow_stride([[maybe_unused]] int stride) {
+#ifdef WORKSHOP_ONEDNN
+  static const bool has_avx512 = __builtin_cpu_supports("avx512f");
+  return !has_avx512 && stride % 512 == 0;
+#else
+  return false;
+#endif
+}
+
 decltype(&cblas_sgemm) large_sgemm() {
 #ifdef WORKSHOP_ONEDNN
   if (onednn().sgemm != nullptr) return product;

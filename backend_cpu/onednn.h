@@ -12,4 +12,9 @@ namespace workshop::cpu {
 // first call loads the library, which takes some milliseconds that a program with small products does not need.
 decltype(&cblas_sgemm) large_sgemm();
 
+// Returns whether large_sgemm() is slow with a matrix that it reads across the columns, if these are `stride` floats
+// apart. The elements of a row are then a multiple of 2 KiB apart, so they all map to a few lines of the cache. Widths
+// that are powers of two make such matrices. With its kernels for AVX2, oneDNN takes up to twice as long as OpenBLAS.
+bool is_slow_stride(int stride);
+
 }  // namespace workshop::cpu

@@ -13,8 +13,8 @@
 namespace workshop::cpu {
 namespace {
 
-// Loaded by the program, not linked to it, because OpenBLAS reads the environment when it is loaded: with several
-// threads it starts them, and choosing its kernels again while they run crashes (0.3.29).
+// OpenBLAS is loaded by dlopen() instead of linked, because it reads the environment when it is loaded. If that asks
+// for several threads, OpenBLAS starts them, and choosing its kernels again while they run crashes (0.3.29).
 class Library {
  public:
   Library() {

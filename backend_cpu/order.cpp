@@ -198,8 +198,8 @@ class Checker {
     return lane.clock;
   }
 
-  // Compares an access with the earlier ones, and drops those that it makes redundant: an operation that is not ordered
-  // after such an access will not be ordered after this one either.
+  // Compares an access with the earlier ones, and drops those that it makes redundant: a later operation that is not
+  // ordered after a dropped access is not ordered after the new one either.
   void add(const Access& access, const Clock& clock) {
     const std::optional<MemoryBlock> block = find_block(access.range.begin);
     std::vector<Access>& before = block ? accesses_[block->begin] : elsewhere_;
@@ -241,10 +241,22 @@ class Checker {
 
   std::string advice(const Access& first, const Access& second) const {
     const Lane &from = lanes_[first.lane], &to = lanes_[second.lane];
-    const bool recorded = from.recorded.moment > first.moment;
-    if (recorded && from.recorded.moment > to.waited.moment) {
-      return "the event recorded on " + from.name + " at " + place_of(from.recorded.site) +
-             " comes after the first, but " + to.name + " does not wait for it before " + place_of(second.site);
+    if (from.recorded.moment > first.moment) {
+      std::string advice = "the event recorded on " + from.name + " at " + place_of(from.recorded.site) +
+                           " comes after the first, but " + to.name + " does not wait for it before " +
+                           place_of(second.site);
+      const std::string wait = "the wait of " + to.name + " at " + place_of(to.waited.site);
+      const Mark& awaited = to.waited.mark;
+      if (to.waited.moment <= first.moment) return advice;
+      if (to.waited.moment < from.recorded.moment) return advice + "; " + wait + " came before that event was recorded";
+      if (awaited.moment == 0) return advice + "; " + wait + " is for an event that had not been recorded yet";
+      if (awaited.time.lane != first.lane) {
+        advice += "; " + wait + " is for the event recorded on " + lanes_[awaited.time.lane].name + " at " +
+                  place_of(awaited.site);
+      } else if (awaited.moment < first.moment) {
+        advice += "; " + wait + " is for the event recorded before the first, at " + place_of(awaited.site);
+      }
+      return advice;
     }
     if (to.waited.moment > first.moment && to.waited.mark.moment == 0) {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
@@ -257,7 +269,7 @@ class Checker {
     }
     advice += "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
               " wait for it before " + place_of(second.site);
-    if (!recorded && to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
+    if (to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
       advice += "; the one that it waits for at " + place_of(to.waited.site) + " was recorded too early, at " +
                 place_of(to.waited.mark.site);
     }
@@ -344,7 +356,7 @@ void order_calls(std::span<const OrderedCall> calls, const void* communicator) {
 }
 void order_kernel(cudaStream_t stream, const SourceCall& site, std::span<const KernelArgument> arguments) {
   [[maybe_unused]] static const bool once = (name_kernels_that_crash(), true);
-  // A kernel that writes beyond an array is found when the stream comes to the next kernel, before anything else uses
+  // A kernel that writes beyond an array is found when the stream reaches the next kernel, before anything else uses
   // what it has overwritten.
   enqueue(stream, [site] {
     for (const void* array : written_arrays) check_guards(array, running_kernel);

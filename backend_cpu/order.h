@@ -24,12 +24,13 @@ struct OrderedCall {
   std::vector<ByteRange> ranges;
 };
 
-// Checks calls that are about to be enqueued, as one operation on all of their streams, after the previous operations
-// of their communicator, if they have one. Ends the program if they use the same memory as an earlier operation, and
-// nothing orders the two.
+// Checks calls that are about to be enqueued. They count as one operation on all of their streams. If they have a
+// communicator, this operation comes after the previous operations of the communicator. Ends the program if they use
+// the same memory as an earlier operation, and nothing orders the two.
 void order_calls(std::span<const OrderedCall> calls, const void* communicator = nullptr);
 inline void order_call(const OrderedCall& call) { order_calls({&call, 1}); }
-// Tell the checker what passes order on. They do nothing unless checks_order().
+// These functions tell the checker about calls that order other work, such as records of events and waits. They do
+// nothing unless checks_order().
 void order_stream_created(cudaStream_t stream, bool blocking);
 void order_stream_destroyed(cudaStream_t stream);
 void order_event_created(cudaEvent_t event);
@@ -38,7 +39,8 @@ void order_stream_waits(cudaStream_t stream, cudaEvent_t event);
 void order_host_waits(cudaStream_t stream);
 void order_host_waits(cudaEvent_t event);
 void order_host_waits_for_device(int device);  // or for all devices (kAllDevices)
-// A query that reports finished work counts only on the thread of main(): other threads only watch the program.
+// A cudaEventQuery() or cudaStreamQuery() that reports finished work counts as a wait of the host only on the thread of
+// main(), because other threads only watch the program.
 bool on_main_thread();
 
 // Forgets the uses of memory that is freed.

@@ -44,8 +44,8 @@ void check_guards(const void* pointer, const SourceCall& kernel);
 
 cudaError_t check(cudaStream_t stream);
 void synchronize(cudaStream_t stream);
-// Waits for all streams of a device, or of all devices. For the order checker, only the work on `in_order` is done
-// then: that is what a program may rely on.
+// Waits for all streams of a device, or of all devices. The order checker then takes only the work of `in_order` as
+// done, because a program may rely on no more.
 void synchronize_device(int device, int in_order);
 // The same, without telling the order checker.
 void wait_for_device(int device);

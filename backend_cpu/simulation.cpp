@@ -77,7 +77,7 @@ std::atomic<bool> watches_overlaps = false;
 // gets the first gap that is long enough.
 class Resource {
  public:
-  // `first`: from when on a second user would overlap with this one.
+  // `first`: when this use begins, for counting overlaps.
   Moment use(Moment first, Moment earliest, double seconds) {
     const std::lock_guard lock(mutex_);
     if (watches_overlaps) note_use(first, later(earliest, seconds));

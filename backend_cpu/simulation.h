@@ -84,10 +84,11 @@ Moment use_link(Direction direction, bool between, Moment first, Moment earliest
 int number_of(const SourceCall& call);
 inline constexpr int kLateHost = -1;
 
-// Notes that the calling thread, of the stream `on` or, if that is null, of the host, was held up from `begin` until
-// now: by this call, waiting for the stream `behind` if that is not null.
+// Notes that this call has held up the calling thread from `begin` until now. The thread is that of stream `on`, or of
+// the host if `on` is null. It waited for the stream `behind`, if that is not null.
 void note_stall(int call, Moment begin, const CUstream_st* on, const CUstream_st* behind);
-// Notes that the program's own thread lets the host wait. On a simulated machine, note_stall() does if it takes time.
+// Notes that the program's own thread lets the host wait. Does nothing on a simulated machine, where note_stall() notes
+// the waits that take time.
 void note_wait_of_host();
 
 inline Moment later(Moment moment, double seconds) {

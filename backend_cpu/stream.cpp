@@ -297,7 +297,8 @@ void CUstream_st::work(StreamWorker* worker, std::uint64_t first) {
 }
 
 std::uint64_t CUstream_st::wait_for_work(std::uint64_t number) {
-  // A host that enqueues one operation after the other needs less time than this per operation: do not sleep between.
+  // A host that enqueues one operation after the other needs less time per operation than these spins take, so the
+  // worker does not sleep in between.
   constexpr int kSpins = 1000;
   for (int spin = 0; spin < kSpins; ++spin) {
     if (const std::uint64_t tail = tail_.load(std::memory_order_acquire); tail != number) return tail;

@@ -46,8 +46,8 @@ struct Position {
   std::uint64_t number = 0;
 };
 
-// Enqueues `run(copy of task)`, to run after everything that the stream and, by the rules of the legacy default stream,
-// other streams must finish first. Waits only if the queue is full.
+// Enqueues `run(copy of task)`. It runs after all earlier work of this stream, and after the work of other streams for
+// which it must wait by the rules of the legacy default stream. Waits only if the queue is full.
 Position enqueue(cudaStream_t stream, Run run, const void* task, std::size_t bytes);
 
 template <typename Task>
@@ -95,8 +95,8 @@ void enqueue_delay(cudaStream_t stream, int milliseconds);
 // Whether the user has set CUDA_LAUNCH_BLOCKING: the host waits for each kernel and each NCCL operation.
 bool launch_blocking();
 
-// With WORKSHOP_DRIVER_LOCK=1, waits as long as a different thread of the host is blocked on a full queue: CUDA's
-// driver may hold a lock meanwhile that cudaEventQuery and cudaStreamQuery need.
+// With WORKSHOP_DRIVER_LOCK=1, waits as long as a different thread of the host is blocked on a full queue. During that
+// time, CUDA's driver may hold a lock that cudaEventQuery and cudaStreamQuery need.
 void wait_for_blocked_hosts();
 
 // Adds one to counters().synchronizations, and notes the program's call.

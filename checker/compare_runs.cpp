@@ -172,6 +172,9 @@ class Comparison {
   bool losses_agree();
   bool parameters_agree();
   bool traffic_agrees();
+  // The TODO that calls the function of `callee` more often than the solution does, and that function. Empty if nobody
+  // does, or if the function does not record what it is given.
+  std::pair<std::string, std::string> one_that_calls_too_often(const std::string& callee) const;
   bool time_agrees();
   int print_ending();
   // The first call that a WRITE region makes before or after the solution's does. Only calls of functions that record
@@ -694,7 +697,7 @@ bool Comparison::probe_agrees(std::size_t position) {
                 details.c_str());
   } else {
     std::string own = own_before(position);
-    // What a region has recorded is right: look at the one that called it.
+    // What this region has recorded is right, so look at its caller.
     if (is_write(own) && has_recorded(own, position)) {
       const std::string& function = todos_.all().at(own).function_in_solution;
       const std::string caller = function.empty() ? "" : one_that_calls(function, position);
@@ -803,10 +806,32 @@ bool Comparison::traffic_agrees() {
       verdict.text.insert(0, todos_.heading(of_known) + ": ");
     }
   }
+  // Each call of the function is right, but there are too many of them.
+  if (const auto [caller, function] = one_that_calls_too_often(verdict.todo); !caller.empty()) {
+    const std::string details = verdict.text.substr(verdict.text.find('\n') + 1);
+    verdict.text = todos_.heading(caller) + " calls " + function + "() more often than expected: the numbers are " +
+                   "right, but the traffic is not.\n" + todos_.place_line(caller) +
+                   details.substr(todos_.place_line(verdict.todo).size());
+    verdict.todo = caller;
+  }
   blame(verdict.todo, true);
   std::printf("%s", verdict.text.c_str());
   explain(seen);
   return false;
+}
+
+std::pair<std::string, std::string> Comparison::one_that_calls_too_often(const std::string& callee) const {
+  for (const auto& [key, probe] : mine_probes_) {
+    const std::string function = given_to(key);
+    if (key.id != callee || function.empty() || expected_probes_.contains(key)) continue;
+    for (std::size_t i = 0; i < expected_order_.size(); ++i) {
+      const ProbeKey& other = expected_order_[i];
+      if (other.rank != key.rank || other.step != key.step || given_to(other) != function) continue;
+      if (const std::string caller = one_that_calls(function, i); !caller.empty() && caller != callee)
+        return {caller, function};
+    }
+  }
+  return {};
 }
 
 bool Comparison::time_agrees() {
@@ -923,7 +948,7 @@ Comparison::End Comparison::where_it_ended() const {
     if (ending_->rank() >= 0 && ending_->rank() != rank) continue;
     std::string before, inside;
     TodoIds behind;
-    bool in_other_chapter = false;  // the first that it did not reach is another chapter's
+    bool in_other_chapter = false;  // the first probe that it did not reach belongs to another chapter
     const std::vector<Probe>& passed = passed_by(rank);
     std::size_t position = 0;
     for (std::size_t i = 0; i < expected_order_.size(); ++i) {
@@ -992,7 +1017,7 @@ bool Comparison::called_too_early() {
   const std::optional<Misplaced> call = misplaced_call();
   if (!call || !call->early) return false;
   blame(call->caller, true);
-  // What other chapters record has names that only the checker knows.
+  // Only the checker knows the names of what other chapters record.
   const std::string first = todos_.contains(call->expected.id)
                                 ? "expected first: '" + call->expected.name + "' of " + called(call->expected.id)
                                 : "the solution does other work first";

@@ -51,7 +51,7 @@ std::string not_a_number(const Symptom& s) {
                                       bracketed(place_of(first, s.mine.shape));
   if (s.mine.unwritten == 0) {
     return where + ": that comes from arithmetic, such as 0/0, ∞ − ∞, the exponential of a large number, or the root " +
-           "or logarithm of a negative one.";
+           "or logarithm of a negative one; or a kernel reads beyond an array, where other data lie.";
   }
   return where + ": they come from memory that was never written (on the cpu backend, cudaMalloc fills it with NaN). " +
          "Is the operation missing, or is its count or its place wrong?";

@@ -72,6 +72,24 @@ std::string named(const std::vector<std::string>& lines, const Todos& todos) {
 // Ranks launch calls of several communicators in different orders: this line names calls, not uses of memory.
 bool of_launches(const std::string& order) { return order.starts_with("order: ranks launch "); }
 
+// Whether the solution records or awaits an event there.
+bool orders_streams(const Todo& todo) {
+  return todo.code_in_solution.find("cudaStreamWaitEvent(") != std::string::npos ||
+         todo.code_in_solution.find("cudaEventRecord(") != std::string::npos;
+}
+
+// The TODO that should order the work of `id` with other work: `id` itself, or the one TODO that calls its function and
+// orders streams. If there are several, `next` if it is one of them.
+std::string orderer(const std::string& id, const Todos& todos, const std::string& next) {
+  if (id.empty() || orders_streams(todos.all().at(id))) return id;
+  std::vector<std::string> callers;
+  for (const auto& [caller, todo] : todos.all()) {
+    if (todos.calls(caller, id) && orders_streams(todo)) callers.push_back(caller);
+  }
+  if (callers.size() == 1) return callers.front();
+  return std::ranges::find(callers, next) != callers.end() ? next : id;
+}
+
 // The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
 // probe's TODO. The rest of the line is advice.
 std::string of_order(const std::string& line, const Todos& todos) {
@@ -206,7 +224,10 @@ bool Ending::waits() const { return status_ == kStuck || status_ == kTimedOut; }
 
 std::string Ending::todo(const Todos& todos, const std::string& next) const {
   if (of_launches(order_)) return one_of(todos_at({order_}, todos), next);
-  if (has_verdict()) return of_order(order_, todos);
+  if (has_verdict()) {
+    const std::string id = of_order(order_, todos);
+    return uses_memory_twice() ? id : orderer(id, todos, next);
+  }
   if (!verdict_.empty()) {
     if (const std::string host = of_waiting_host(rank_lines_, todos); !host.empty()) return host;
     const std::string id = one_of(todos_at(verdict_, todos), next);
@@ -261,8 +282,12 @@ std::string Ending::quote() const {
   if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
   if (!memory_.empty()) return listed({memory_}, 1);
   if (!verdict_.empty()) {
+    const bool all_receive = verdict_[0].find("all receive first") != std::string::npos;
     return "  The watchdog says:\n" + listed(verdict_, 1) + listed(rank_lines_, 8) +
-           "  Does every rank make the same calls in the same order? Does each send have its receive?\n";
+           (all_receive
+                ? "  Does each receive have its send? In one group (ncclGroupStart, ncclGroupEnd), a receive does not "
+                  "hold\n    up a send.\n"
+                : "  Does every rank make the same calls in the same order? Does each send have its receive?\n");
   }
   if (lines_.empty()) return "";
   return "  The last lines of its output:\n" + listed(lines_, kQuotedLines) + advice_on_call(lines_);

@@ -20,7 +20,8 @@ struct Summary {
   long not_finite = 0;
 };
 Summary summary(const std::vector<double>& values);
-// `expected`: the l2 norm of the right values. What is at most rounding beside it counts as zero, unless `integers`.
+// `expected`: the l2 norm of the right values. A difference that is only rounding in relation to it does not count,
+// unless `integers`.
 bool alike(const Summary& a, const Summary& b, bool integers = false, double expected = 0);
 
 // The first difference of a run from the solution's.

@@ -91,7 +91,7 @@ class Todos {
 
  private:
   std::map<std::string, Todo, TodoOrder> all_;
-  std::map<std::string, std::string> region_;  // of each TODO and WRITE region that is none of all_
+  std::map<std::string, std::string> region_;  // of each TODO and WRITE region that is not in all_
   TodoIds probed_inside_;                      // those of region_ whose probes are inside the WRITE region
   std::map<std::pair<std::string, int>, std::string> probes_;  // in the participant's files, by file and line
 };

@@ -20,10 +20,12 @@ static __global__ void square_root(float* value) {
   for ([[maybe_unused]] int once : grid_stride(1)) *value = sqrtf(*value);
 }
 
-// Scales values[n] so that the norm, which is *norm, becomes at most `most`, like torch.nn.utils.clip_grad_norm_.
+// Scales values[n] so that the norm, which is *norm, becomes at most `most`, like torch.nn.utils.clip_grad_norm_. In
+// most steps the norm is small enough, and the values need not be read: with --cpu-offload, they are on the host.
 static __global__ void clip_to(Reals values, const float* norm, float most, int n) {
   const float factor = most / (*norm + 1e-6f);
-  for (int i : grid_stride(n)) values[i] *= factor < 1 ? factor : 1.0f;
+  if (!(factor < 1)) return;
+  for (int i : grid_stride(n)) values[i] *= factor;
 }
 
 }  // namespace workshop

@@ -15,8 +15,8 @@
 namespace workshop {
 
 // What is left of the backward pass of one micro-batch: computations, layer by layer, and room for copies of the
-// gradients that they need, because the backward pass overwrites these. What else they read must stay where it is until
-// then.
+// gradients that they need, because the backward pass overwrites these. All other data that the computations read must
+// stay where it is until they have run.
 class DeferredWeights {
  public:
   // `accumulate`: 1 to add to the gradients of the weights, 0 to overwrite them.

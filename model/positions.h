@@ -6,8 +6,8 @@
 
 namespace workshop {
 
-// Of a sequence of `whole` positions, a sample has `count` rows here: the positions first, first + 1, …, and from row
-// `run` on, second, second + 1, ….
+// Of a sequence of `whole` positions, a sample has `count` rows here. The first `run` rows are the positions from
+// `first` on; the others are the positions from `second` on.
 struct Positions {
   Positions(int whole) : Positions(whole, whole, 0) {}  // all
   Positions(int whole, int count, int first) : Positions(whole, count, first, count, 0) {}
@@ -18,7 +18,7 @@ struct Positions {
 
   // Returns the position of a sample's row.
   __host__ __device__ int operator[](int row) const { return row < run ? first + row : second + row - run; }
-  // Returns the number that row `row` of all samples, [samples·count], has in [samples·whole].
+  // `row` counts the rows of all samples here, [samples·count]. Returns its index among all positions, [samples·whole].
   __host__ __device__ int row_of_whole(int row) const { return row / count * whole + (*this)[row % count]; }
 };
 

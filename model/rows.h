@@ -116,8 +116,8 @@ __device__ inline int first_of(int n, Condition condition) {
   return n;
 }
 
-// Calls visit(i, k) for the k-th i in [0, n), from 0, for which condition(i) holds, and returns how many there are. On
-// a GPU, all lanes of a warp must call it together: each visits its own i, and gets the result.
+// Calls visit(i, k) for each i in [0, n) for which condition(i) holds, where k counts these i from 0. Returns how many
+// there are. On a GPU, all lanes of a warp must call it together: each visits its own i, and gets the result.
 template <typename Condition, typename Visit>
 __device__ inline int number(int n, Condition condition, Visit visit) {
   int found = 0;
@@ -175,7 +175,7 @@ __device__ inline void for_each_column_sum(int rows, int columns, Term term, Fin
     __syncthreads();  // before the next columns overwrite the parts
   }
 #else
-  constexpr int kColumns = 64;  // the sums of so many columns fit in a few vector registers
+  constexpr int kColumns = 64;  // the sums of this many columns fit in a few vector registers
   for (int block : grid_stride((columns + kColumns - 1) / kColumns)) {
     const int first = block * kColumns, count = columns - first < kColumns ? columns - first : kColumns;
     float sums[kColumns] = {}, other_sums[kColumns] = {};

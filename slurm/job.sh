@@ -7,12 +7,12 @@
 # Starts the chapter's PROGRAM (or DEFAULT) on all nodes of the job, with these options. With --report it then prints a
 # report of the run, and draws it if plotly is installed.
 #
-# Two minutes before the time limit, Slurm sends USR1 to this shell, not to the ranks: it would end those that save
-# nothing. Those of a run with --checkpoints get it from here, save their state, and end with 75. If there is --resume,
-# too, the job goes back to the queue and continues later.
+# Two minutes before the time limit, Slurm sends USR1 to this shell. The ranks do not get it from Slurm, because it would
+# end a program that saves nothing. In a run with --checkpoints, this shell passes it on to the ranks, which save their
+# state and end with 75. If the run also has --resume, the job goes back to the queue and continues later.
 set -u
 trap '' USR1
-# shellcheck disable=SC1091  # it is checked by itself
+# shellcheck disable=SC1091  # site.sh is checked separately
 source slurm/site.sh
 chapter=$1 program=$2 folder=$WORKSHOP_BUILD
 shift 2
@@ -29,7 +29,8 @@ fi
 saves='' resumes=''
 [[ " $* " != *' --checkpoints'[\ =]* ]] || saves=yes
 [[ ! $saves || " $* " != *' --resume'[\ =]* ]] || resumes=yes
-# The scripts say --no-requeue: if a node failed, most runs would begin anew, unnoticed. One that resumes continues.
+# The scripts say --no-requeue, because after a failure of a node, most runs would begin anew, unnoticed. A run that
+# resumes would continue, so its job may be requeued.
 [[ ! $resumes ]] || scontrol update JobId="$SLURM_JOB_ID" Requeue=1
 
 # Passes USR1 on to the ranks, once there are any.
@@ -38,7 +39,7 @@ ask_to_save() {
   while kill -0 "$step" 2>/dev/null && ! scancel --signal=USR1 "$SLURM_JOB_ID.0" 2>/dev/null; do sleep 1; done
 }
 
-# Runs the program with these options, and returns its status. If it has saved its state, this ends the job.
+# Runs the program with these options, and returns its status. If the program has saved its state, ends the job.
 run() {
   local status asked=''
   if [[ ! $saves ]]; then
@@ -48,14 +49,14 @@ run() {
   "${WORKSHOP_STEP:-slurm/step}" -- "$program" "$@" &
   step=$!
   trap ask_to_save USR1
-  # The signal ends a wait, too, with 128 + 10.
+  # USR1 also ends a wait, with the status 128 + 10.
   while wait "$step"; status=$?; [[ $status == 138 && $asked ]]; do asked=''; done
   trap '' USR1
   ((status == 75)) || return "$status"
   if [[ ! $resumes ]]; then
     echo 'job.sh: the run has saved its state; with --resume, it could have gone on by itself' >&2
   else
-    # Slurm may end this shell as soon as it is asked.
+    # The message comes first, because Slurm may end this shell as soon as it gets the request.
     echo "job.sh: the run has saved its state; job $SLURM_JOB_ID goes back to the queue" >&2
     scontrol requeue "$SLURM_JOB_ID" || echo 'job.sh: Slurm refuses; start the job again with sbatch' >&2
   fi

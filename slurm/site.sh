@@ -10,7 +10,7 @@
 # The modules that the programs were built with. If jobs do not know 'module', source its init file first.
 # module load gcc/12 cuda/12.4 nccl openmpi cmake
 
-# The backend (cuda, or cpu for nodes without GPUs) and the GPUs per node. 'submit --nodes 2' takes all of these GPUs.
+# The backend (cuda, or cpu for nodes without GPUs) and the GPUs per node. 'submit --nodes 2' takes all GPUs of a node.
 export WORKSHOP_BACKEND=${WORKSHOP_BACKEND:-cuda}
 export WORKSHOP_GPUS_PER_NODE=${WORKSHOP_GPUS_PER_NODE:-4}
 [[ $WORKSHOP_BACKEND == cuda ]] || export SBATCH_GPUS_PER_NODE=0
@@ -26,7 +26,7 @@ export WORKSHOP_INTERFACE=${WORKSHOP_INTERFACE-}
 export WORKSHOP_SRUN_MPI=${WORKSHOP_SRUN_MPI:-pmix}
 
 # The bandwidth that two GPUs should reach in each direction, in GB/s, within a node and between two nodes.
-# './workshop doctor --cluster' compares its measurement with it; if empty, it only prints the measurement. NVLink 4 has
-# 450, PCIe 5 has 64, InfiniBand NDR has 50; a program reaches four fifths of this.
+# './workshop doctor --cluster' compares its measurements with these numbers; if they are empty, it only prints the
+# measurements. NVLink 4 has 450, PCIe 5 has 64, InfiniBand NDR has 50; a program reaches four fifths of this.
 export WORKSHOP_NODE_GBS=${WORKSHOP_NODE_GBS-}
 export WORKSHOP_NETWORK_GBS=${WORKSHOP_NETWORK_GBS-}

@@ -26,6 +26,20 @@ __attribute__((__simd__("notinbranch"))) float tanhf(float) noexcept;
 #endif
 #endif
 
+// Functions that CUDA declares for kernels, and C++ only in namespace std, or not at all. As in CUDA, the result of two
+// types is of the type that arithmetic between them has, and a NaN loses against a number.
+template <typename A, typename B>
+constexpr std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> min(A a, B b) {
+  const std::common_type_t<A, B> x = a, y = b;
+  return x != x || y < x ? y : x;
+}
+template <typename A, typename B>
+constexpr std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> max(A a, B b) {
+  const std::common_type_t<A, B> x = a, y = b;
+  return x != x || y > x ? y : x;
+}
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
 extern "C" {
 
 typedef struct CUstream_st* cudaStream_t;
@@ -56,6 +70,7 @@ enum cudaMemcpyKind {
 #define cudaStreamDefault 0x00
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
+#define cudaEventWaitDefault 0x00
 #define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 
@@ -123,6 +138,8 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);

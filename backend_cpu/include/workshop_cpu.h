@@ -65,7 +65,7 @@ struct Stall {
   std::string on;    // the name of the stream; "host"
   std::string call;  // the call of the program that holds it up, "ncclAllReduce(…)"; empty if it is the host's lateness
   std::string place;   // of the call, "02_ddp/ddp.cu:41"; empty if it is unknown
-  std::string behind;  // the name of the stream that it waits for; empty if there is none
+  std::string behind;  // the name of the stream that it waits for; empty if it waits for none
   double seconds = 0;
   int times = 0;
 };

@@ -58,7 +58,7 @@ std::uint64_t digest(std::uintptr_t address, std::size_t bytes) {
   return digest ^ word;
 }
 
-// Who has used an element: the last interval of writes, and the last two of reads. A bit per lane.
+// The lanes that have used an element, one bit each: in the last interval with writes, and in the last two with reads.
 struct Uses {
   std::uint32_t interval, lanes;
 };
@@ -275,8 +275,8 @@ void Emulation::run_block() {
   for (const auto& fiber : fibers_) idle_.push_back(fiber.get());
 }
 
-// Returns the fiber to go on with: of a thread that is ready, or one for the next thread that has not begun; null if
-// there is none.
+// Returns the fiber to go on with: that of a thread that is ready, or one for the next thread that has not begun. Null
+// if no thread is left.
 Fiber* Emulation::next_fiber() {
   const bool more = next_ < order_.size(), ready = first_ready_ < ready_.size();
   if (ready && (!more || grid_.order == Order::forward || (grid_.order == Order::random && random(2) == 0))) {

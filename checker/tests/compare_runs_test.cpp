@@ -663,7 +663,7 @@ class Levels : public CompareRuns {
 
 TEST_F(Levels, GuidedIfTheTodosAreThere) {
   verdict(0, {"all 3 TODOs right: tensors (3)"}, sources(kGuided));
-  mine.set_values("probe", 0, {5});  // what the blank level alone records
+  mine.set_values("probe", 0, {5});  // recorded at the blank level only
   verdict(0, {"all 3 TODOs right"}, sources(kGuided));
   mine.set_values("probe", 1, {5});
   verdict(1, {"TODO 02.1 (Send.) is the first that differs.\n  at 02_ddp/ddp.cu:3"}, sources(kGuided));
@@ -1076,7 +1076,7 @@ TEST_F(EndedRuns, AHostThatWaitsIsToBlameForAHang) {
       "verdict: all receive first: ranks 0, 1 wait in ncclRecv, none sends\n"
       "rank 0 waits in ncclRecv of 4 float32 from rank 1 of 'world' (number 2, 02_ddp/ddp.cu:6) for 9.0 s; the program "
       "is in cudaEventSynchronize(done) (02_ddp/ddp.cu:3); last completed: none\n",
-      {"TODO 02.1 (Broadcast.) is where your program did not finish"});
+      {"TODO 02.1 (Broadcast.) is where your program did not finish", "Does each receive have its send?"});
 }
 
 TEST_F(EndedRuns, AKnownMistakeSaysWhichTodoIsToBlame) {
@@ -1269,6 +1269,9 @@ TEST_F(EndedRuns, MoreGroupsAreANote) {
     write("chapters", as_many);
     EXPECT_EQ(compare(sources_).output.find("Note: TODO 02"), std::string::npos) << compare(sources_).output;
   }
+  write("solutions", loop + "probe(std::array{r});\n" + group + "}\n");
+  write("chapters", loop + group + "}\n");
+  EXPECT_EQ(compare(sources_).output.find("Note: TODO 02"), std::string::npos) << compare(sources_).output;
 }
 
 TEST_F(EndedRuns, OtherCallsWithTheSameNumbersAreANote) {

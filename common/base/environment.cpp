@@ -210,7 +210,7 @@ MeetingPoint meeting_point(const Environment& env, int world) {
   point.address = require("MASTER_ADDR", "the address of rank 0's node");
   require("MASTER_PORT", "a free port on rank 0's node");
   point.port = *number(env, "MASTER_PORT", 1, 65534);
-  // In this case, torchrun's own store already listens on MASTER_PORT.
+  // If this variable is "True", torchrun's own store already listens on MASTER_PORT.
   const char* store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (store != nullptr && std::string_view(store) == "True") ++point.port;
   point.seconds = join_timeout(env);

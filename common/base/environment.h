@@ -36,8 +36,8 @@ MeetingPoint meeting_point(const Environment& env, int world);
 // The launcher's name for the job, the same on all nodes; empty if it has none.
 std::string job_name(const Environment& env);
 
-// The key of a job without MPI. Only its ranks know it if WORKSHOP_JOB_TOKEN is a secret. It contains the job's name,
-// which tells jobs without a token apart.
+// The key with which the ranks of a job without MPI recognize each other. If WORKSHOP_JOB_TOKEN is a secret, only they
+// know the key. It also contains the job's name, which tells jobs without a token apart.
 std::string job_key(const Environment& env);
 
 // "rank 3" or "ranks 0, 3"; of a long list only the beginning.
@@ -54,11 +54,13 @@ DeviceChoice choose_device(const Environment& env, const Ranks& ranks, int visib
 int devices_of_node(const Environment& env, const Ranks& ranks, int visible);
 
 // The message for a `node` with more devices than ranks: how many stay idle, and what to do. "" if there is nothing to
-// say. `of_process`: number of devices that a process uses by its option --devices; 0 for a rank, which uses one.
+// say. `of_process`: the value of --devices, the number of devices that one process uses; 0 in programs without this
+// option, in which each rank uses one device.
 std::string idle_devices(const Environment& env, const Ranks& ranks, int devices, const std::string& node,
                          int of_process = 0);
 
-// Number of devices that a process gets if it wants to use several. If fewer are visible, its parts share them.
+// Number of devices that a process gets if it wants to use several, one for each part of the model. If fewer are
+// visible, it gets these, and several parts share a device.
 int devices_of_process(const Environment& env, int wanted, int visible);
 
 // The variables that make NCCL accept several ranks on one GPU.

@@ -26,8 +26,8 @@ class Generator {
 
   // Tensor.uniform_(from, to), float32: each value is 24 random bits scaled with one fused multiply-add.
   void uniform(float* out, std::size_t count, double from, double to);
-  // torch.randn(count), float32. Fewer than 16 values come from double Box-Muller pairs whose second half is kept
-  // for the next call; 16 or more from blocks of 16.
+  // torch.randn(count), float32. Fewer than 16 values are drawn in pairs, by Box-Muller in double precision; if the
+  // second value of a pair is left over, the next such call returns it first. 16 or more are drawn in blocks of 16.
   void randn(float* out, std::size_t count);
   // torch.randperm(count).
   std::vector<int> randperm(int count);

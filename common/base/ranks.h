@@ -15,7 +15,8 @@ struct Ranks {
   bool by_mpi = false;            // MPI started these ranks: MPI_Init() finds the others
 };
 
-// The place of this process, read from the environment once, by discover_ranks() in environment.h. A contradiction there ends the program with status 2.
+// The place of this process, read from the environment once, by discover_ranks() in environment.h. A contradiction
+// there ends the program with status 2.
 const Ranks& process_ranks();
 
 // The name of this process's node: Slurm's or, without Slurm, the host name.

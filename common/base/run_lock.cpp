@@ -43,7 +43,7 @@ std::string start_of(long pid) {
 
 struct Owner {
   std::string host, start;
-  std::string job, restarts;  // of Slurm: the job's number, "-" if there is none, and how often it was requeued
+  std::string job, restarts;  // of Slurm: the job's number ("-" outside a job), and how often it was requeued
   long pid = 0;
 
   std::string text() const {
@@ -55,7 +55,7 @@ struct Owner {
     return host != host_name() || (start_of(pid) == start && !start.empty());
   }
 
-  // "another run", with its process if that may be the one that runs.
+  // "another run", and its process if that is known and may still run.
   std::string name() const {
     if (host.empty() || !may_run()) return "another run";
     return "another run, process " + std::to_string(pid) + " on " + host + ",";
@@ -121,13 +121,14 @@ OwnerFile::OwnerFile(fs::path path, const Claim& claim) : path_(std::move(path))
 OwnerFile::~OwnerFile() { unlink(path_.c_str()); }
 
 RunLock::RunLock(const std::string& prefix, const Claim& claim) : path_(prefix + "lock") {
-  // Again if the run that had the lock has removed the file between open() and flock(): the next run creates another.
+  // Tries again if the run that had the lock has removed the file between open() and flock(). A lock on the removed
+  // file would be useless, because the next run creates another file.
   for (int attempt = 0; attempt < 9; ++attempt) {
     file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (file_ < 0) throw cannot_write(path_);
     const bool locked = flock(file_, LOCK_EX | LOCK_NB) == 0, held = !locked && errno == EWOULDBLOCK;
     if (locked && has_name(file_, path_)) {
-      // For the line that another run prints; without it, that line names nobody.
+      // So that other runs can name this one in their error line. If this fails, they only say "another run".
       if (ftruncate(file_, 0) == 0) write_owner(file_);
       return;
     }

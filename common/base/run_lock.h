@@ -8,7 +8,7 @@
 
 namespace workshop {
 
-// What a run has for itself, in the words of the line that refuses it to another run: "another run WRITES: INSTEAD".
+// What a run claims for itself, worded for the line that turns another run away: "another run WRITES: INSTEAD".
 struct Claim {
   std::string writes;   // "is saving its checkpoints to FOLDER"
   std::string instead;  // "choose another folder for --checkpoints"
@@ -18,8 +18,8 @@ struct Claim {
 // every file system (NFS included, since version 3). Unlike a lock, it does not end with its process.
 class OwnerFile {
  public:
-  // Creates `path`, or takes it over if its process has ended: one of this host that is gone, or of an earlier start of
-  // this Slurm job. Throws std::runtime_error that names the owner if that may still be running.
+  // Creates `path`, or takes it over if the owner has certainly ended: it ran on this host and is gone, or it belonged
+  // to an earlier start of this Slurm job. Otherwise throws std::runtime_error that names the owner.
   OwnerFile(std::filesystem::path path, const Claim& claim);
   ~OwnerFile();
   OwnerFile(const OwnerFile&) = delete;

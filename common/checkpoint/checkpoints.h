@@ -64,7 +64,7 @@ class Checkpoints {
   void add(const std::string& name, double& value);
 
   // With --resume, loads the state and returns its progress. Returns step 0 without --resume, or if --resume and
-  // --checkpoints name the same folder and it has none yet. `losses` continues counting from there.
+  // --checkpoints name the same folder and it has no checkpoint yet. `losses` numbers its steps from there on.
   Progress resume(LossLog& losses);
 
   // Call this after every optimizer step. `batches`: how many batches of the epoch are done. Saves if --save-every asks

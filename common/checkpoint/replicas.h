@@ -9,8 +9,8 @@ namespace workshop {
 struct CheckpointState;
 
 // Ends the job with one line if ranks that hold the same part of a tensor do not hold the same bits (--check-replicas).
-// Replicas part silently: a rank that starts from other weights, misses an average or drops different values trains on
-// and prints losses that look fine. Collective, and waits for the device.
+// Replicas that differ cause no error: a rank that starts from other weights, misses an average or drops different
+// values continues the training, and its losses look fine. Collective, and waits for the device.
 void require_equal_replicas(const CheckpointState& state);
 
 // A part of a tensor that a rank holds: which part it is, and the checksum of its values.

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 constexpr auto kPoll = std::chrono::milliseconds(5);
 
-// Says that a file is complete, and how long it is.
+// Returns the name of a file's note. The note says that the file is complete, how long it is, and its checksum.
 fs::path note_of(const fs::path& file) { return file.string() + ".written"; }
 
 void write_note(const fs::path& file, const CheckpointIndex::File& about) {
@@ -51,7 +51,7 @@ void SaveBeside::begin(const CheckpointIndex& index, const fs::path& folder, con
   CUDA_CHECK(cudaEventRecord(copied_, stream_));
   thread_ = std::thread([this, index, folder, prefix, device = current_device()] {
     try {
-      // Without CUDA_CHECK, which notes the call that the training's thread is in.
+      // Does not use CUDA_CHECK: it would overwrite the note of the call that the training's thread is in.
       cudaError_t status = cudaSetDevice(device);
       if (status == cudaSuccess) status = cudaEventSynchronize(copied_);
       if (status != cudaSuccess) throw std::runtime_error(std::string("a checkpoint: ") + cudaGetErrorString(status));

@@ -14,8 +14,8 @@
 namespace workshop {
 
 // Saving has two parts. Copying the values from the device to pinned memory is short, and no update may change them
-// meanwhile. Writing the copy to disk is long, and holds up nothing. So a stream of its own copies behind the last
-// update, while the next forward and backward pass compute; the next update waits for the copy; and a thread writes.
+// meanwhile. Writing the copy to disk is long, and holds up nothing. So a separate stream makes the copy after the last
+// update, beside the next forward and backward pass. The next update waits for the copy. A thread writes it to disk.
 //
 // Every rank writes the parts that it owns to a file, and then a note beside it. Rank 0 gives the folder its name when
 // all notes are there. The ranks need no collective for it, which would have to wait for the slowest disk. What goes

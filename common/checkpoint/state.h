@@ -35,7 +35,8 @@ struct CheckpointState {
   };
   std::vector<OwnedPart> owned = {};
 
-  // Beside the training, each rank writes what it has. To gather it all, the ranks would have to wait for each other.
+  // Whether to save beside the training. Each rank then writes a file of its own, whatever the format: to gather all
+  // parts in one file, the ranks would have to wait for each other.
   bool beside() const { return options.checkpoint_mode == "async"; }
   bool writes_one_file() const { return options.checkpoint_format == "full" && !beside(); }
 

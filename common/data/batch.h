@@ -13,7 +13,7 @@ struct Batch {
   int samples = 0;
   std::size_t x_bytes = 0, y_bytes = 0;  // per sample
   int step = -1;                         // of the training run; -1: none, as in validation
-  int number = 0, stride = 1;            // sample i is sample number + i * stride of the step, over all replicas
+  int number = 0, stride = 1;            // of all replicas' samples of the step, sample i has index number + i * stride
   int samples_of_step = 0;               // on this replica; 0: none
   float* auxiliary = nullptr;            // on the device: add the auxiliary loss here (chapter 09), unless null
   float* correct = nullptr;              // on the device: add the share of correct answers here, unless null

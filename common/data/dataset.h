@@ -36,7 +36,8 @@ struct TokenDataset {
   int context, trained_on, held_out, tested;  // context: tokens per sample; the others count samples
   std::vector<std::int32_t> tokens;           // sample i begins at place(i) * context, its targets one token later
   int samples() const { return trained_on + held_out + tested; }
-  // The last target of each part of the text is not an input. With padding, it takes the place of one more sample.
+  // The last target of each part of the text is a token that is no input. It is padded to the length of a sample, so
+  // each part of the text takes one place more than it has samples.
   int place(int sample) const { return sample + (sample >= trained_on) + (sample >= trained_on + held_out); }
 };
 

@@ -20,7 +20,8 @@ HostLoader::HostLoader(std::shared_ptr<const ImageDataset> images, int batch_siz
       sample_(needs_x ? 3 * images_->size * images_->size : 0),
       stream_(stream) {
 #ifdef WORKSHOP_BACKEND_CPU
-  cpu::looks_after_program("/common/data/host_loader");  // how many batches are ready for a copy depends on the time
+  // Calls in this file do not count as the program's: how many copies batch() enqueues depends on time.
+  cpu::looks_after_program("/common/data/host_loader");
 #endif
   const std::size_t samples = batch_size_, floats = samples * sample_;
   for (Slot& slot : slots_) {  // first on the device, so that a size that does not fit there cannot fill the host
@@ -99,8 +100,8 @@ Batch HostLoader::batch(int step) {
           sizeof(std::int32_t)};
 }
 
-// Enqueues the copies of the batch that is handed out and of the prepared batches after it, as long as there is a slot
-// whose previous batch will not be used by work that is still to be enqueued.
+// Enqueues the copies of the batch that is handed out and of the prepared batches after it. Stops at a batch whose slot
+// still holds the batch that is handed out, because the caller has yet to enqueue work that uses that one.
 void HostLoader::copy_prepared() {
   std::unique_lock lock(mutex_);
   while (copied_ < std::min(end_, handed_out_ + kSlots)) {

@@ -41,7 +41,8 @@ class HostLoader : public Loader {
 
   // Waits for the stream.
   void start_epoch(const std::vector<int>& indices) override;
-  // Ask for steps in order. Any other step than the last one or the next one must be prepared first.
+  // Ask for the steps in order. For any other step than the last one or the next one, this call drops the prepared
+  // batches and waits until the requested one is prepared.
   Batch batch(int step) override;
 
   // Returns how long the stream has been idle, since construction, because a requested batch was not there. The first
@@ -93,8 +94,8 @@ class HostLoader : public Loader {
   int copied_ = 0;       // batches whose copies are enqueued
   int handed_out_ = -1;  // the batch in use; -1: none
 
-  // Indexed by batch. Before an entry is reused, the stream has passed it: a batch is prepared only after the batch two
-  // rounds of the slots earlier has been used.
+  // Indexed by batch, modulo the size. When an entry is reused, the stream has passed it: batch i is prepared only
+  // after the work that uses batch i - 2 * kSlots is done.
   std::array<Wait, 3 * kSlots> waits_;
   double milliseconds_waited_ = 0;
 

@@ -24,7 +24,8 @@ ImageTransform::ImageTransform(int size) : size_(size) {
 }
 
 // Pillow's precompute_coeffs() and normalize_coeffs_8bpc(): the weights form a triangle around the position of the
-// output value among the input values. On either side, it is as wide as one value of the coarser of the two.
+// output value among the input values. On either side, the triangle is as wide as one input value or one output value,
+// whichever is wider.
 ImageTransform::Taps ImageTransform::taps(int from, int to, int place) {
   const double scale = static_cast<double>(from) / to, width = std::max(1.0, scale);
   const double center = (place + 0.5) * scale;

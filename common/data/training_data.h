@@ -10,13 +10,13 @@
 
 namespace workshop {
 
-// The data set, behind its loader. The samples to train on come first, then those of validation, then those of the
+// The data set, behind its loader. The samples to train on come first, then those for validation, then those for the
 // test.
 struct TrainingData {
   std::unique_ptr<Loader> loader;
   Generator generator;  // for the order of the samples
   Draws draws;
-  int samples;  // most samples in an epoch; logs and checkpoints use this number
+  int samples;  // upper bound on the samples of an epoch; logs and checkpoints use this number
   int trained_on, held_out, tested;
 };
 

@@ -124,12 +124,20 @@ class HostBuffer : public Buffer<T> {
       : Buffer<T>(count, Memory::host, file, line) {}
 };
 
+// A large kernel has far more blocks than a GPU can run at once. The blocks of a kernel on a stream of high priority
+// start before the blocks of such a kernel that are still waiting. So communication beside a computation should have a
+// high priority: it needs few multiprocessors, but it needs them soon, or it is not hidden.
+enum class Priority { normal, high };
+
 // A stream that does not synchronize with the legacy default stream, so that work on several streams overlaps.
 class Stream {
  public:
   // `name`: the stream's name in messages.
-  explicit Stream([[maybe_unused]] const char* name = "compute") {
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  explicit Stream([[maybe_unused]] const char* name = "compute", Priority priority = Priority::normal) {
+    int least = 0, greatest = 0;  // the greatest priority is the lowest number
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(
+        cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::high ? greatest : least));
 #ifdef WORKSHOP_BACKEND_CPU
     cpu::name_stream(stream_, name);
 #endif

@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
-// Kernels are run by many threads: those of a GPU or, in tests, emulated ones. Otherwise, on the cpu backend, a kernel
-// is a function that runs over its whole range.
+// Defined if many threads run a kernel together: those of a GPU or, in tests, emulated ones. Without it, on the cpu
+// backend, a kernel is an ordinary function, and its loop runs over all of its range or over one core's part of it.
 #if defined(__CUDACC__) || defined(WORKSHOP_EMULATES_GPU_THREADS)
 #define WORKSHOP_GPU_THREADS
 #endif
@@ -41,7 +41,7 @@ class Strided {
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
-// The indices in [0, n) that this thread works on: every so many-th.
+// The indices in [0, n) that this thread works on: those equal to its own number, modulo the number of threads.
 __device__ inline Strided grid_stride(int n) {
   return {blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, n};
 }
@@ -83,7 +83,7 @@ inline Consecutive grid_stride(int n) {
   return {bound(cpu::share.index), bound(cpu::share.index + 1)};
 }
 
-// The rows in [0, rows) that this thread works on, and the places in a row: all of them.
+// warp_stride(): the rows in [0, rows) that this thread works on. lanes(): all places in a row.
 inline Consecutive warp_stride(int rows) { return grid_stride(rows); }
 inline Consecutive lanes(int n) { return {0, n}; }
 

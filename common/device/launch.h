@@ -6,9 +6,9 @@
 //   }
 //   launch(add_bias, rows * cols, stream, y, bias, rows, cols);
 //
-// With CUDA, the loop is a grid-stride loop over all threads. On a CPU, one call runs the whole range; a large range is
-// split among the rank's cores. The compiler vectorizes the loop. Write kernels whose iterations are independent of
-// each other; then all of this gives the same result.
+// With CUDA, the loop is a grid-stride loop over all threads. On a CPU, one call of the kernel runs the whole range or,
+// if the range is large, each of the rank's cores calls the kernel for a part of it. The compiler vectorizes the loop.
+// Write kernels whose iterations are independent of each other; then all of this gives the same result.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,8 +40,8 @@ const CallSite& launch_site(const char* file, int line);
 
 #if defined(__CUDACC__) || defined(WORKSHOP_BACKEND_CPU)  // for GPUs, only nvcc compiles kernels
 
-// Enqueues kernel(args...) on the stream. `elements` is the number of independent iterations. Each gets a thread of
-// its own, up to a full GPU. Does nothing for 0 elements.
+// Enqueues kernel(args...) on the stream. `elements` is the number of independent iterations. On a GPU, each gets a
+// thread of its own, up to about a million threads. Does nothing for 0 elements.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), int elements, LaunchStream on, Args... args) {
   if (elements <= 0) return;

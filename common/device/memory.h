@@ -8,8 +8,8 @@
 
 namespace workshop {
 
-// The purpose of a buffer. The run record contains the peak of each kind, which is compared with the formula in the
-// chapter's README. `host` is pinned host memory for any purpose; all other kinds are device memory.
+// The purpose of a buffer. The run record contains the peak of each kind, which is compared with the chapter's formula.
+// `host` is pinned host memory for any purpose; all other kinds are device memory.
 enum class Memory { parameters, gradients, optimizer, activations, buckets, data, host };
 inline constexpr std::array kMemoryKinds = {"parameters", "gradients", "optimizer", "activations",
                                             "buckets",    "data",      "host"};

@@ -347,7 +347,7 @@ std::string ask(const MeetingPoint& point, const std::string& key, int rank, int
     try {
       return ask(host, point, key, rank, world);
     } catch (const Closed&) {
-      // Among many connections, rank 0 may have taken this rank for a silent stranger. Then it is still there.
+      // Among many connections, rank 0 may have taken this rank for a silent stranger. Then rank 0 is still there.
       std::string reason;
       host = try_to_connect(point, Clock::now() + std::chrono::seconds(1), reason);
       if (host < 0) throw;

@@ -17,9 +17,9 @@ struct MeetingFailed : std::runtime_error {
 };
 
 // Returns rank 0's `message` on every rank, once all ranks have arrived. `key` must be the same on all ranks: a peer
-// that does not know it is disconnected, and the meeting goes on. Throws MeetingFailed on rank 0 and all ranks that
-// have reached it if a rank does not arrive in time, if two processes have the same rank, or if a rank ends early; on
-// any other rank if it cannot reach rank 0.
+// that does not know it is disconnected, and the meeting goes on. If a rank does not arrive in time, if two processes
+// have the same rank, or if a rank ends early, throws MeetingFailed on rank 0 and on all ranks that have reached it.
+// Also throws MeetingFailed on a rank that cannot reach rank 0.
 std::string meet(const MeetingPoint& point, const std::string& key, int rank, int world, const std::string& message);
 
 // Calls meet() with this process's meeting point and key, from the environment. Ends the job if the ranks do not meet.

@@ -15,10 +15,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The defaults of others depend on these, so they are compared first.
+// The defaults of other options depend on these options, so these are compared first.
 constexpr std::array kCauses = {"program", "model", "text", "images", "optimizer", "shuffle", "global-batch"};
 
-// Besides paths, which are not among the options of a record.
+// Options that may differ. Paths may differ, too, but are not among the options of a record.
 constexpr std::array kMayDiffer = {"log-every", "peak-tflops", "verbose", "workers"};
 
 Json options_of(const Options& options) {

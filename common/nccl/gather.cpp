@@ -9,7 +9,7 @@
 namespace workshop {
 namespace {
 
-// Device memory that the record of a run leaves out: it serves reporting, not the training.
+// Device memory that is left out of the record of a run, because it serves only reporting, not the training.
 struct Scratch {
   // Rounds up to a multiple of 16 bytes, because NCCL reads the last 16-byte word to its end.
   Scratch(std::size_t bytes, cudaStream_t stream) {

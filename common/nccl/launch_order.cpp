@@ -26,16 +26,17 @@ namespace {
 using Logs = std::vector<std::vector<LaunchedOperation>>;
 
 // Simulates the launches of all ranks on devices that run one launch at a time. A launch starts when the one before it
-// is done, and is done when all parts of its operations have started. A communicator that runs beside others has its
-// own lane on each rank. Its operations start when all earlier launches in the main lane are done, but they delay only
-// this communicator.
+// is done, and is done when all parts of its operations have started. Each rank has a main lane, in which its launches
+// run one after the other. A communicator that runs beside others has a lane of its own on each rank. Its operations
+// also wait until all earlier launches in the main lane are done, but they delay only later operations of the same
+// communicator.
 class OneAtATime {
  public:
   explicit OneAtATime(const Logs& logs) : logs_(logs) {
     for (int rank = 0; rank < static_cast<int>(logs.size()); ++rank) add_lanes(rank);
   }
 
-  // Runs until nothing can go on. Which lanes are stuck then, and where, does not depend on the order of the loop.
+  // Runs until no lane can go on. The order of the loop does not matter: the same lanes get stuck in the same places.
   void run() {
     for (bool progress = true; progress;) {
       progress = false;
@@ -49,7 +50,7 @@ class OneAtATime {
     std::vector<const Lane*> path;
     const Lane* lane = stuck->started ? &*stuck : &main_lane(stuck->rank);
     for (; std::find(path.begin(), path.end(), lane) == path.end(); lane = &holds_up(*lane)) path.push_back(lane);
-    path.erase(path.begin(), std::find(path.begin(), path.end(), lane));  // what only leads to the circle
+    path.erase(path.begin(), std::find(path.begin(), path.end(), lane));  // drops what only leads to the circle
     std::vector<LaunchOrder> orders;
     for (std::size_t i = 0; i < path.size(); ++i) {
       const Lane& before = *path[(i + path.size() - 1) % path.size()];
@@ -112,7 +113,7 @@ class OneAtATime {
     return parts.started == parts.all.size();
   }
 
-  // Starts and finishes what it can. Returns whether there was anything.
+  // Starts and finishes all that it can. Returns whether there was anything to start or finish.
   bool advance(Lane& lane) {
     bool progress = false;
     for (; !lane.done(); ++lane.next, lane.started = false) {
@@ -134,7 +135,7 @@ class OneAtATime {
     return **std::ranges::find_if_not(operations, [&](auto* o) { return complete(*o); });
   }
 
-  // Returns the first part of an operation that no lane has started yet.
+  // Returns the first part of `o` that has not started yet.
   const Part& missing(const LaunchedOperation& o) const {
     return *std::ranges::find_if(parts_.at(key(o)).all, [&](const Part& part) {
       const Lane& lane = lanes_[part.lane];
@@ -185,7 +186,7 @@ class LaunchLog final : public CallObserver {
  private:
   using Call = std::tuple<const char*, const Communicator*, const CallSite*>;
 
-  // Logs a call, unless it concerns only this rank. Communicators without an id cannot be found on other ranks.
+  // Logs a call, unless it concerns only this rank, or its communicator has no id, so other ranks cannot find it.
   void add(const NcclCall& call) {
     const Communicator* c = call.communicator;
     if (c == nullptr || c->id == 0 || c->ranks == 1) return;
@@ -202,7 +203,7 @@ class LaunchLog final : public CallObserver {
     operations_.push_back(o);
   }
 
-  // A program repeats its steps, so a violation shows in the first ones. This is half a megabyte.
+  // A program repeats its steps, so a violation shows in the first ones. A log of this length takes 400 kB.
   static constexpr std::size_t kMost = 10'000;
 
   std::mutex mutex_;
@@ -257,7 +258,7 @@ void check_launch_order(ncclComm_t world) {
   int rank = 0;
   NCCL_CHECK(ncclCommUserRank(world, &rank));
   std::vector<std::string> orders;
-  for (const LaunchOrder& order : circle) {  // each rank knows its own source
+  for (const LaunchOrder& order : circle) {  // only the rank itself knows where its calls are
     std::string text;
     if (order.rank == rank) {
       text = "rank " + std::to_string(rank) + " launches " + launch_log().describe(order.first) + " before " +

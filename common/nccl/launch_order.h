@@ -4,8 +4,8 @@
 // All ranks must launch their calls in one order, over all communicators (NCCL user guide, "Using multiple NCCL
 // communicators concurrently"): a device may have room for only one call at a time, and then two ranks with different
 // orders wait for each other forever. With WORKSHOP_ORDER=1, each rank logs what it launches. When the job ends, the
-// ranks exchange their logs and simulate devices that run one launch at a time. Only the order in the program matters,
-// so every run finds a violation, even a run that did not hang.
+// ranks exchange their logs and simulate devices that run one launch at a time. Only the order of the calls in the
+// program matters. So if there is a violation, every run finds it, even a run that does not hang.
 #pragma once
 
 #include <nccl.h>
@@ -33,15 +33,16 @@ struct LaunchOrder {
 };
 
 // `logs`: the operations of each rank, in the order in which it launched them. Returns an empty vector if devices that
-// run one launch at a time would finish all operations. Otherwise returns a cycle of waiting ranks: each rank is
-// blocked in its `first` until the next rank in the cycle launches the same operation, which is that rank's `second`.
+// run one launch at a time would finish all operations. Otherwise returns a cycle of waiting ranks. Each rank is
+// blocked in its `first` until the next rank in the cycle launches the same operation, which is the `second` of that
+// next rank.
 std::vector<LaunchOrder> find_circle(const std::vector<std::vector<LaunchedOperation>>& logs);
 
 // With WORKSHOP_ORDER=1, starts the log of this rank. Call it before the first communicator is created.
 void start_launch_log();
 
-// With WORKSHOP_ORDER=1, ends the job with status 1 if the ranks have launched calls in different orders; rank 0 says
-// which. Collective over `world`, the communicator of all ranks.
+// With WORKSHOP_ORDER=1, ends the job with status 1 if the ranks have launched calls in different orders. Rank 0 prints
+// these calls. Collective over `world`, the communicator of all ranks.
 void check_launch_order(ncclComm_t world);
 
 }  // namespace workshop

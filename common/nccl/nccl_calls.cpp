@@ -19,7 +19,7 @@ std::vector<CallObserver*>& observers() {
 }
 
 bool on_record = true;
-int unnamed = 0;  // communicators that have been named by a number so far
+int unnamed = 0;  // how many communicators have been named by a number so far
 
 // The calls between this thread's outermost ncclGroupStart() and ncclGroupEnd().
 struct OpenGroup {
@@ -41,7 +41,7 @@ Communicator* open_communicator(ncclComm_t comm, std::uint64_t id) {
 Communicator* find_communicator(ncclComm_t comm) {
   const auto found = communicators().open.find(comm);
   return found != communicators().open.end() ? found->second
-                                             : open_communicator(comm, 0);  // made by a function without a wrapper here
+                                             : open_communicator(comm, 0);  // made in a group, or without a wrapper
 }
 
 // The library may reuse the handle of a closed communicator, so its entry must go.
@@ -137,7 +137,7 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
                   [=] { return pncclBroadcast(send, receive, count, type, root, comm, stream); });
 }
 
-// Some libraries implement this by calling ncclBroadcast and some do not. Here it always does.
+// Some NCCL libraries implement ncclBcast by calling ncclBroadcast, and some do not. Here, it always calls it.
 ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return ncclBroadcast(data, data, count, type, root, comm, stream);
 }

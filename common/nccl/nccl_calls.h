@@ -28,7 +28,7 @@ struct Communicator {
   std::string name = "unnamed";
   bool runs_beside_others = false;                             // see Group::runs_beside_others()
   std::int64_t collectives = 0;                                // number called so far
-  std::map<std::pair<bool, int>, std::int64_t> messages = {};  // number sent to (true) or received from (false) a peer
+  std::map<std::pair<bool, int>, std::int64_t> messages = {};  // how many, by direction (true: sent) and peer
 };
 
 // Sets the name of a communicator in the ledger and in the watchdog's messages.
@@ -57,7 +57,7 @@ struct NcclCall {
   bool on_record = false;                // has data and is not within OffTheRecord
   std::int64_t watched = -1;             // its index in the watchdog's log
   int reduction = -1;                    // ncclRedOp_t; -1 for calls that combine nothing
-  std::array<const void*, 2> buffers{};  // [0] is read by the call, [1] is written; null if there is none
+  std::array<const void*, 2> buffers{};  // [0] is read by the call, [1] is written; null if the call has none
 
   std::size_t bytes() const;  // of `count` elements; only for calls with data
 };
@@ -65,7 +65,7 @@ struct NcclCall {
 // Derive from this class to observe the calls.
 class CallObserver {
  public:
-  // Called before a call is made. May change `call`, such as `watched`. `buffers` and `reduction` are not set yet.
+  // Called before a call is made. May change its fields, such as `watched`. `buffers` and `reduction` are not set yet.
   virtual void call_begins(NcclCall&) {}
   // Called right before and right after calls are enqueued: a single call, or all calls of a group at its end.
   virtual void enqueue_begins(std::span<const NcclCall>) {}

@@ -19,7 +19,7 @@ struct GptOptions {
   int experts = 0;                 // in place of each block's MLP (chapter 09); 0: none
   int top_k = 2;                   // experts that compute a token
   double aux_loss = 0;             // weight of the auxiliary loss, which balances the experts
-  double capacity_factor = 0;      // places at an expert, by its fair share of the tokens; 0: as many as are needed
+  double capacity_factor = 0;      // places at an expert / its fair share of the tokens; 0: as many places as needed
   std::string recompute = "none";  // what the backward pass recomputes instead of keeping it: "blocks", or in
                                    // chapter 04 "stages", for any model
   double peak_tflops = 0;          // peak of a rank's device, in 10¹² operations per second; 0: measured

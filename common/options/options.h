@@ -64,8 +64,9 @@ class Options {
   int keep = 3;                          // checkpoints to keep; 0: all
   int check_replicas = 0;                // steps between two comparisons of the replicas' bits; 0: none
 
-  // Adds the checkpoint options. `format` is the default of --checkpoint-format. Call before parse(). If only updates
-  // that begin with Training::lr_factor() change what is saved, call with_async_checkpoints() too.
+  // with_checkpoints() adds the checkpoint options; `format` is the default of --checkpoint-format. Call also
+  // with_async_checkpoints() if nothing but updates changes what is saved, and Training::lr_factor() is called before
+  // each update. Call before parse().
   void with_checkpoints(const std::string& format);
   void with_async_checkpoints();
 
@@ -94,8 +95,8 @@ class Options {
   // Removes shared options that mean nothing in this program, such as "--layers". Call before parse().
   void without(const std::vector<std::string>& names);
 
-  // Removes the options of mixtures of experts (chapter 09), for programs that cut layers or sequences, and do not know
-  // how to cut these. Call before parse().
+  // Removes the options of mixtures of experts (chapter 09), for programs that cut layers or sequences but cannot cut
+  // mixtures. Call before parse().
   void without_experts() { without({"--experts", "--top-k", "--aux-loss", "--capacity-factor"}); }
 
   // Add a chapter's own option. `value` holds the default. `at_least` and `at_most` are inclusive.

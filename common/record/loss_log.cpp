@@ -16,7 +16,7 @@ namespace workshop {
 namespace {
 
 // Adds the cpu backend's counters so far (allocations, synchronizations, events) to the record, or subtracts them if
-// `sign` is -1. Calls before and after the steps of an epoch leave the counts of these steps.
+// `sign` is -1. So a call with -1 before the steps of an epoch and one with +1 after them count these steps.
 void count_host([[maybe_unused]] int sign) {
 #ifdef WORKSHOP_BACKEND_CPU
   const auto counters = cpu::counters();

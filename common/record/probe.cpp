@@ -138,7 +138,7 @@ cudaError_t collect_probes() {
     const cudaError_t status = cudaEventQuery(probe.copied);
     if (status == cudaErrorNotReady) cudaGetLastError();  // clears the status: "not ready" is not an error here
     if (status != cudaSuccess) return status;
-    // The watchdog ends the job, and aborted messages let streams go on with what was never received.
+    // When the watchdog ends the job, it aborts messages, and streams go on with data that was never received.
     if (InCall::held()) return cudaErrorNotReady;
     const std::string text = text_of(probe);
     record_text(text);
@@ -183,8 +183,8 @@ Json begin_probe(const char* todo, Label name) {
               {"name", name.text()}, {"step", recorder().step},      {"sequence", sequence++}};
 }
 
-// All probes together may copy so many values, 2 GiB of the host's memory. A real model's would fill all of it. Once
-// they have, a probe copies only the first values of its tensor.
+// The number of values that all probes together may copy, 2 GiB. Without this limit, the probes of a large model would
+// fill the host's memory. Once that many are copied, a probe copies only the first values of its tensor.
 constexpr std::size_t kMostProbed = std::size_t{1} << 29, kAlwaysProbed = 4096;
 
 void set_shape(Json& line, std::initializer_list<int> shape) {

@@ -32,7 +32,8 @@ struct Recorder {
 Recorder& recorder();
 
 // Converts a number to JSON. JSON has neither NaN nor infinity, so these become strings, which never equal a number.
-// "unwritten" is the NaN that the cpu backend fills memory with, and any NaN computed from it.
+// "unwritten" is the NaN that new memory is filled with (always on the cpu backend, in checks on GPUs), and any NaN
+// computed from it.
 Json number(double value);
 
 // Appends a number as number() writes it, and a comma. Uses the fewest digits that tell the value from all others of

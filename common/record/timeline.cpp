@@ -60,7 +60,7 @@ struct StreamInfo {
 };
 
 // The clock of another device of this process. CUDA does not measure the time between events of two devices. So
-// `beginning`, on this device, counts as simultaneous with `known`, on the first one, for which it waits.
+// `beginning`, on this device, waits for `known`, on the first device, and counts as simultaneous with it.
 struct DeviceClock {
   Event known{cudaEventDefault}, beginning{cudaEventDefault};
 };

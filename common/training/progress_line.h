@@ -28,8 +28,8 @@ struct Pace {
   bool on_terminal;
 };
 
-// Steps neither wait nor allocate for it: a step enqueues a copy of the loss and an event, and a later step prints the
-// loss if both have completed.
+// No step waits or allocates memory for this: a step enqueues a copy of the loss and an event, and a later step prints
+// the loss if both have completed.
 class ProgressLine {
  public:
   // Returns null on ranks other than 0 and if no progress is wanted. WORKSHOP_PROGRESS sets the seconds between two
@@ -39,8 +39,8 @@ class ProgressLine {
   ~ProgressLine();
 
   // Call before enqueueing a step's work on `stream`. `steps`: steps before this one. `device_loss`: the previous
-  // step's loss, on the device; its value is 0 if another rank has the loss. Null if the epoch has no step yet. If it
-  // is 0 or null, the line shows `loss` instead, the loss of an earlier epoch; 0: unknown.
+  // step's loss, on the device, or null if the epoch has no step yet. The value there is 0 if another rank has the
+  // loss. In both cases, the line shows `loss` instead, the loss of an earlier epoch; 0: unknown.
   void begin_step(std::int64_t steps, const float* device_loss, double loss, cudaStream_t stream);
   // Removes the line from a terminal. Call before printing anything else.
   void clear();
@@ -59,13 +59,13 @@ class ProgressLine {
 
   // The latest query of the device (a copy of the loss, then reached_), enqueued after steps_ steps; may be in flight.
   Event reached_;
-  float* host_loss_ = nullptr;  // pinned; not counted, so the record does not depend on it
+  float* host_loss_ = nullptr;  // pinned; left out of the record, which must not depend on the progress line
   bool under_way_ = false;
   std::int64_t steps_ = 0;
   double known_loss_ = 0;
 
   Clock::time_point next_look_, next_line_;
-  // The first completed look. The speed is measured from there.
+  // The first query that has completed. The speed is measured from there.
   Clock::time_point first_at_;
   std::int64_t first_steps_ = -1;
 };

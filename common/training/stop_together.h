@@ -11,7 +11,7 @@ namespace workshop {
 
 // A rank that stopped by itself would leave the others waiting in their next collective. So the ranks combine their
 // signals once per step, by an all-reduce on a stream of its own. Each rank looks at the result of a step kLag steps
-// later: by then it is there, so no rank waits for it, and all ranks see it at the same step.
+// later. By then it has arrived, so no rank waits for it, and all ranks see it at the same step.
 class StopTogether {
  public:
   static constexpr int kLag = 4;

@@ -19,8 +19,10 @@ namespace {
 
 #ifdef WORKSHOP_BACKEND_CPU
 constexpr int kSize = 512;
+constexpr std::size_t kForBlas = 0;
 #else
-constexpr int kSize = 8192;  // enough work for all of a GPU
+constexpr int kSize = 8192;                  // enough work for a whole GPU
+constexpr std::size_t kForBlas = 128 << 20;  // bytes: a handle's workspace
 #endif
 
 // Fills `matrix` with random numbers from -1 to 1; with zeros, a GPU is faster than with any other numbers. A bfloat16
@@ -46,6 +48,9 @@ void fill_randomly(const DeviceBuffer<float>& matrix, bool bfloat16s, cudaStream
 double measured_peak(bool bfloat16s) {
   constexpr int n = kSize, kTimes = 4;
   const cudaDataType type = bfloat16s ? CUDA_R_16BF : CUDA_R_32F;
+  std::size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (free < 3 * sizeof(float) * n * n + kForBlas) return 0;
   const Stream stream;  // used only by this handle
   DeviceBuffer<float> a(n * n, Memory::data), b(n * n, Memory::data), c(n * n, Memory::data);
   for (const DeviceBuffer<float>* matrix : {&a, &b}) fill_randomly(*matrix, bfloat16s, stream);
@@ -71,6 +76,10 @@ double measured_peak(bool bfloat16s) {
 
 void print_throughput(double tokens_a_second, double operations, int ranks, double peak) {
   const double reached = tokens_a_second * operations;
+  if (peak == 0) {
+    print0("%.0f tokens/s, %.3g TFLOP/s\n", tokens_a_second, reached / 1e12);
+    return;
+  }
   print0("%.0f tokens/s, %.3g TFLOP/s: %.0f %% of what %d rank%s could do at %.3g each\n", tokens_a_second,
          reached / 1e12, 100 * reached / (ranks * peak), ranks, ranks > 1 ? "s" : "", peak / 1e12);
 }

@@ -96,7 +96,7 @@ struct Training::State {
   std::vector<std::function<void()>> loaded;
   double best_loss = std::numeric_limits<double>::max();
   std::unique_ptr<StopTogether> stop_together;  // null without --checkpoints: stopping early would lose the work
-  int stop_signal = 0;                          // that has ended the training
+  int stop_signal = 0;                          // the one that has ended the training; 0: none
   bool resumed = false, in_epoch = false, in_step = false, over = false;
   Progress start;
   int epoch = -1, step = -1, first = 0, last = 0;  // the step's batches are [first, last)

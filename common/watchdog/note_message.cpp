@@ -17,7 +17,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Note, rank, seconds, in_call, in_place, error
 
 namespace {
 
-// Returns whether a number other than the time is floating-point, as is an integer too large for any integer type.
+// Returns whether a number other than the time is floating-point. The parser also turns an integer that is too large
+// for any integer type into a floating-point number.
 bool has_fractions(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     if (value.is_structured() ? has_fractions(value) : value.is_number_float() && key != "seconds") return true;

@@ -98,7 +98,7 @@ const CallNote* collective(const Note& note, std::uint64_t communicator, std::in
   return found == note.calls.end() ? nullptr : &*found;
 }
 
-// Returns whether `call` agrees with the collective that another rank calls after `other`; `note` is that rank's note.
+// `other` is a call in `note`. Returns whether `call`, of another rank, agrees with the collective after `other`.
 bool left_out(const CallNote& call, const Note& note, const CallNote& other) {
   const CallNote* next = is_message(other) ? nullptr : collective(note, other.communicator_id, other.number + 1);
   return next != nullptr && difference(call, *next) == nullptr;
@@ -110,8 +110,8 @@ std::string tell_left_out(const Note& note, const CallNote& call, const Note& ot
 }
 
 // Finds a call that `note` makes and `other` skips, even if the next calls look alike and so hide the skip. Goes back
-// from collective `end` as long as call n of `other` has the place in the source of call n + 1 of `note`, and not that
-// of its call n. Returns the earliest such call of `note`, or null.
+// from collective `end` as long as call n of `other` has the same place in the source as call n + 1 of `note`, but
+// another place than call n of `note`. Returns the earliest such call n of `note`, or null.
 const CallNote* one_more(const Note& note, const Note& other, std::uint64_t communicator, std::int64_t end) {
   const CallNote* extra = nullptr;
   for (std::int64_t number = end - 1;; --number) {

@@ -64,8 +64,8 @@ Watchdog& watchdog() {
 
 bool watching() { return watchdog().timeout.count() > 0; }
 
-// Runs in a separate thread, so that a query that does not return delays nothing else. The watchdog then sees calls
-// that have not completed.
+// Runs in a separate thread, so that a query that does not return delays nothing else. If one does not return, the
+// NCCL calls count as not completed.
 void ask_device(int device) {
   cudaSetDevice(device);
   while (!watchdog().stopping) {
@@ -175,7 +175,7 @@ Note make_note(Seconds stuck, const std::string& error) {
 }
 
 // Returns whether notes are still arriving. Old ones do not count: a rank that was stopped finds them when it is
-// continued, and that happens only so that it can be ended.
+// continued, but it is continued only in order to be ended.
 bool others_are_waiting() {
   while (watchdog().others.receive(0ms)) {
   }
@@ -275,7 +275,8 @@ void connect_watchdogs(ncclComm_t world) {
   if (watching()) mine.address = w.others.open(w.ranks);
   {
     const std::lock_guard lock(communicators().mutex);
-    communicators().open.at(world)->collectives = -1;  // the next one gets number 0, because it is not the program's
+    // The next collective gets number 0, so that the program's first one gets number 1.
+    communicators().open.at(world)->collectives = -1;
   }
   // The job's first transfer. If the network does not let data through, the job hangs and ends here.
   const std::vector<Introduction> all = gather_values(mine, world, Stream());

@@ -23,7 +23,7 @@ __global__ void add(float* sum, const float* x, int count) {
 }
 
 // The ranks that reduce, and the stream that they use.
-struct Participants {
+struct ReducingRanks {
   ncclComm_t comm;
   cudaStream_t stream;
   int rank, world;
@@ -33,7 +33,7 @@ struct Participants {
 
 // Replaces data[count] on every rank with its sum over all ranks, whose number must be a power of two. `received` has
 // room for `count` elements.
-void recursive_doubling(float* data, float* received, int count, const Participants& ranks) {
+void recursive_doubling(float* data, float* received, int count, const ReducingRanks& ranks) {
   // WRITE 00.I: Sum in log2(P) steps: exchange the whole vector with another rank, and add the one that arrives.
   //   After the first step, the two ranks of a pair have the sum over both. After the second one, the four ranks of two
   //   pairs have the sum over all four, and so on: rank r exchanges with the rank whose number differs from r in one
@@ -62,17 +62,17 @@ void recursive_doubling(float* data, float* received, int count, const Participa
 
 // ---- a tree --------------------------------------------------------------------------------------------------------
 
-// What a rank does in a step of the tree, in which a child and its parent are `distance` ranks apart. Many ranks do
-// nothing.
+// The role of a rank in a step of the tree in which a child and its parent are `distance` ranks apart. Many ranks have
+// no role.
 struct TreeStep {
   bool is_child, is_parent;  // of rank - distance; of rank + distance
 };
 
-TreeStep tree_step(int distance, const Participants& ranks) {
+TreeStep tree_step(int distance, const ReducingRanks& ranks) {
   bool is_child = false, is_parent = false;
   // TODO 00.17: Set is_child and is_parent.
   //   The parents of a step are the ranks whose numbers are multiples of 2·distance. The child of parent r is rank
-  //   r + distance, if there is such a rank: their number, ranks.world, may be any.
+  //   r + distance, if there is such a rank. The number of ranks, ranks.world, need not be a power of two.
   is_child = ranks.rank % (2 * distance) == distance;
   is_parent = ranks.rank % (2 * distance) == 0 && ranks.rank + distance < ranks.world;
   // END TODO 00.17
@@ -81,7 +81,7 @@ TreeStep tree_step(int distance, const Participants& ranks) {
 }
 
 // Leaves the sum over all ranks in the data[count] of rank 0. On the other ranks, partial sums remain.
-void tree_reduce(float* data, float* received, int count, const Participants& ranks) {
+void tree_reduce(float* data, float* received, int count, const ReducingRanks& ranks) {
   for (int distance = 1; distance < ranks.world; distance *= 2) {
     const auto [is_child, is_parent] = tree_step(distance, ranks);
     if (is_child) NCCL_CHECK(ncclSend(data, count, ncclFloat, ranks.rank - distance, ranks.comm, ranks.stream));
@@ -94,9 +94,9 @@ void tree_reduce(float* data, float* received, int count, const Participants& ra
 }
 
 // Copies rank 0's data[count] to all ranks.
-void tree_broadcast(float* data, int count, const Participants& ranks) {
-  // WRITE 00.J: Copy rank 0's vector down the tree: the way of tree_reduce(), back.
-  //   tree_step(distance, ranks) says who is child and who is parent where they are `distance` ranks apart. A child's
+void tree_broadcast(float* data, int count, const ReducingRanks& ranks) {
+  // WRITE 00.J: Copy rank 0's vector down the tree: the reverse of tree_reduce().
+  //   tree_step(distance, ranks) says whether this rank is a child or a parent in the step of this distance. A child's
   //   parent is rank - distance, a parent's child is rank + distance. A rank must have its vector before it passes it
   //   on: which distance comes first? It is a power of two, and less than the number of ranks. The host must not wait.
   int distance = 1;
@@ -125,14 +125,14 @@ struct Levels {
 void two_levels(float* data, int count, const Levels& levels, cudaStream_t stream) {
   const int shard = count / levels.node.size();
   float* const mine = data + levels.node.rank() * shard;
-  // WRITE 00.K: Sum over all ranks so that each rank sends only `shard` elements' worth of sums to other nodes.
-  //   A reduce-scatter within the node leaves each of its ranks a shard of the node's sum, in `mine`, the shard of its
-  //   own place in `data`. The ranks with the same shard are those of levels.across. Afterwards, the ranks of a node
-  //   gather their shards. levels.node.comm() and levels.across.comm() are communicators. All calls may work in place
-  //   (docs/calls.md).
+  // WRITE 00.K: Sum over all ranks so that each rank exchanges only one shard, `shard` elements, with other nodes.
+  //   A reduce-scatter within the node leaves each of its ranks one shard of the node's sum. It belongs in `mine`, the
+  //   place of this shard in `data`. The ranks with the same shard are those of levels.across. Afterwards, the ranks of
+  //   a node gather their shards. levels.node.comm() and levels.across.comm() are communicators. All calls may work in
+  //   place (docs/calls.md).
   NCCL_CHECK(ncclReduceScatter(data, mine, shard, ncclFloat, ncclSum, levels.node.comm(), stream));
   // TODO 00.19: Sum this rank's shard over all nodes, in place.
-  //   It is mine[shard]. The ranks of levels.across have the same shard of their nodes' sums.
+  //   It is the `shard` elements from `mine` on. The ranks of levels.across have the same shard of their nodes' sums.
   NCCL_CHECK(ncclAllReduce(mine, mine, shard, ncclFloat, ncclSum, levels.across.comm(), stream));
   // END TODO 00.19
   probe("00.19", "shard of the whole sum", mine, {shard}, stream);
@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
   if (job.world() % on_node != 0)
     usage_error("--ranks-per-node is '%d'; expected a divisor of the %d ranks", on_node, job.world());
   Stream stream;
-  const Participants ranks = {job.comm(), stream, job.rank(), job.world()};
+  const ReducingRanks ranks = {job.comm(), stream, job.rank(), job.world()};
   const Levels levels = {job.group().split(job.rank() / on_node, job.rank(), "node"),
                          job.group().split(job.rank() % on_node, job.rank(), "across")};
   count = (count + on_node - 1) / on_node * on_node;  // two levels need shards of equal length

@@ -109,9 +109,9 @@ void reduce_scatter(const float* in, float* out, int count, const Participants& 
 
 // Transposes blocks: on rank r, row i of `out` is row r of rank i's `in`. in: [world, count]; out: [world, count].
 void all_to_all(const float* in, float* out, int count, const Participants& group) {
-  // WRITE 00.C: Send row r of `in` to rank r, for every r: it becomes the row of this rank's number in rank r's `out`.
-  //   Use sends and receives. All ranks send at the same time, and none may wait for another forever. A row stays on
-  //   its rank if both numbers are the same, but it must get from `in` to `out`.
+  // WRITE 00.C: Send row r of rank q's `in` to rank r, where it becomes row q of `out`, for all ranks q and r.
+  //   Use sends and receives. All ranks send at the same time, and none may wait for another forever. If q is r, the
+  //   row stays on its rank, but it must get from `in` to `out`.
   // TODO 00.7: Send row r of `in` to rank r, and receive row r of `out` from rank r, for every r.
   //   What would happen without a group around these sends and receives?
   NCCL_CHECK(ncclGroupStart());

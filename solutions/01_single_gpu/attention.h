@@ -25,13 +25,13 @@ static __global__ void causal_softmax(Reals scores, float scale, int rows, int p
   // WRITE 01.J: Turn each row of scores into the softmax of scale·score over the positions that it may see.
   //   A position sees itself and those before it. All others, up to first + positions - 1, get the probability 0. No
   //   exponential may overflow, however large the scores are. `for (int row : warp_stride(rows))` goes over the rows of
-  //   this warp, and `for (int j : lanes(n))` over the places in a row that belong to this lane. Outside of the latter,
-  //   all lanes call max_of(n, p), the largest of p[0] … p[n - 1], and sum_of(n, f), which adds up f(j). expf() is e^x.
+  //   this warp, and `for (int j : lanes(n))` over the places in a row that belong to this lane. Outside this loop, all
+  //   lanes call max_of(n, p), the largest of p[0] … p[n - 1], and sum_of(n, f), which adds up f(j). expf() is e^x.
   for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::size_t>(row) * stride;
     const int position = first + row % positions, keys = first + positions;
     // TODO 01.12: Turn the scores into probabilities: the softmax of scale·p[j] over the positions this one may see.
-    //   A position sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
+    //   `position` sees itself and those before it; set all others, up to `keys`, to zero. e^x overflows; e^(x - max x)
     //   does not and gives the same quotients. max_of(n, p) is the largest of p[0] … p[n - 1]; sum_of(n, f) adds up
     //   f(j). A warp shares the row: write p[j] in loops `for (int j : lanes(n))`, and call these two outside of them.
     const int seen = position + 1;
@@ -49,8 +49,8 @@ static __global__ void causal_softmax(Reals scores, float scale, int rows, int p
 static __global__ void causal_softmax_backward(Reals dp, ConstReals p, float scale, int rows, int positions) {
   // WRITE 01.K: Turn each row of dp into the gradient of its scores: the derivative of p = softmax(scale·score).
   //   Rows are `positions` values long, in p and in dp; row i belongs to position i mod positions. The scores of the
-  //   positions that it does not see have no effect, so their gradient is 0: write it, because it is read. Use
-  //   warp_stride(), lanes() and sum_of() as in causal_softmax().
+  //   positions that it does not see have no effect, so their gradient is 0. Write these zeros, too, because the next
+  //   matrix products read whole rows. Use warp_stride(), lanes() and sum_of() as in causal_softmax().
   for (int row : warp_stride(rows)) {
     const ConstReals probability = p + static_cast<std::size_t>(row) * positions;
     const Reals gradient = dp + static_cast<std::size_t>(row) * positions;
@@ -122,10 +122,10 @@ inline void attention_forward(const Blas& blas, const Heads& heads, const Attent
   const cudaStream_t stream = blas.stream();
   // WRITE 01.L: Compute the scores q kᵀ of each head in values.p, their softmax, and the context p v.
   //   Head(heads, values, h, first) has the matrices of head h: q, p and context from position `first` on, `count` rows
-  //   of each; k and v from position 0 on. Only the first first + count positions of k and v, and columns of p, are in
-  //   use. One batched_gemm() multiplies two of them, for all samples (docs/calls.md). The scores have no scale yet:
-  //   softmax_of_scores() turns those of all heads into probabilities, scale included. after_dropout() returns values
-  //   whose p multiplies v.
+  //   of each; k and v from position 0 on. Of k and v, only the positions 0 to first + count - 1 are in use; of p, only
+  //   as many columns. One batched_gemm() multiplies two of them, for all samples (docs/calls.md). The scores have no
+  //   scale yet: softmax_of_scores() turns those of all heads into probabilities, scale included. after_dropout()
+  //   returns AttentionValues with the p that multiplies v.
   const int d = heads.width, keys = first + count;
   for (int h = 0; h < heads.count; ++h) {
     const Head head(heads, values, h, first);
@@ -150,8 +150,8 @@ inline void attention_backward(const Blas& blas, const Heads& heads, const Atten
   //   For head h, Head(heads, gradients, h) has the gradients: its context is given, its q, k and v are asked for, and
   //   its p is room for the gradient of the probabilities. Head(heads, values, h) has what the forward pass computed.
   //   gradient_of_scores() turns the gradients of the probabilities of all heads into those of the scores q kᵀ, with
-  //   the scale in them. With dropout, after_dropout() returns values whose p multiplied v. What the gradients held
-  //   before does not count. One batched_gemm() computes each product, for all samples.
+  //   the scale in them. With dropout, the p that multiplied v is in the AttentionValues that after_dropout() returns.
+  //   What the gradients held before does not count. One batched_gemm() computes each product, for all samples.
   const int T = heads.positions, d = heads.width;
   const AttentionValues looked = after_dropout(heads, values, samples, dropout, dropped, stream);
   for (int h = 0; h < heads.count; ++h) {

@@ -40,7 +40,7 @@ struct ScoreBlock {
   __device__ int row_of_head(int row, int heads) const { return row / queries * heads * positions + position(row); }
 };
 
-// What dropout does to the probabilities of one head.
+// Dropout of one head's probabilities.
 struct BlockDropout {
   bool active = false;
   DropoutMask mask{};
@@ -60,15 +60,15 @@ struct BlockDropout {
 // is the sum of p·v over the earlier blocks, with an older y: it is corrected, too. A warp shares a row.
 static __global__ void softmax_of_block(Reals scores, float* context, float* largest, float* sums, float scale,
                                         ScoreBlock block, int rows, int width, BlockDropout dropout) {
-  // WRITE 01.N: Take each row of the block into the softmax of its position.
+  // WRITE 01.N: Extend the softmax of each row by this block's scores.
   //   Row i has block.keys scores, from scores + i·block.keys on; its position sees the first block.seen(i). Replace
   //   them by e^(scale·score - y), where y is the largest scale·score of this and all earlier blocks; the others become
   //   0. Keep y in largest[] and the sum of all these powers, of this and all earlier blocks, in sums[], at place
-  //   block.row_of_all(i). In the first block (block.begin is 0), nothing has written largest[], sums[] and the row
-  //   context[place·width … + width - 1] yet. Later, the row of context holds a sum with an older y as well: multiply
-  //   it by what makes it right. Last, with dropout.active, multiply each power, but not their sum, by
-  //   dropout.factor(block, i, j). Use warp_stride(), lanes(), max_of() and sum_of() as in causal_softmax(). All lanes
-  //   read and write the row's numbers in largest[] and sums[]: call sync_lanes() between.
+  //   block.row_of_all(i). In the first block (block.begin is 0), nothing has written largest[], sums[] or the row's
+  //   context yet, the `width` floats from context + place·width on. Later, sums[] and this context hold sums with an
+  //   older y: multiply them by what makes them right. Last, with dropout.active, multiply each power, but not their
+  //   sum, by dropout.factor(block, i, j). Use warp_stride(), lanes(), max_of() and sum_of() as in causal_softmax().
+  //   All lanes read and write the row's numbers in largest[] and sums[]: call sync_lanes() in between.
   for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::ptrdiff_t>(row) * block.keys;
     const int seen = block.seen(row), at = block.row_of_all(row);
@@ -76,11 +76,11 @@ static __global__ void softmax_of_block(Reals scores, float* context, float* lar
     const float largest_before = first ? -INFINITY : largest[at], sum_before = first ? 0.0f : sums[at];
     float now = 0, sum = 0, correction = 0;
     // TODO 01.26: Turn the scores p[j] into powers, and compute `now`, `correction` and `sum`.
-    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and before: largest_before is
-    //   -INFINITY in the first block. Then p[j] becomes e^(scale·p[j] - now), or 0 for the keys from `seen` to
-    //   block.keys - 1, which the position does not see. The powers of earlier blocks, whose sum is sum_before, were
-    //   computed with largest_before: `correction` is the factor that makes them right. `sum` is the sum of all powers
-    //   so far.
+    //   `now` is the largest scale·p[j] of the keys that the position sees, in this block and in all earlier ones. That
+    //   of the earlier ones is largest_before, which is -INFINITY in the first block. Then p[j] becomes
+    //   e^(scale·p[j] - now), or 0 for the keys from `seen` to block.keys - 1, which the position does not see. The
+    //   powers of earlier blocks, whose sum is sum_before, were computed with largest_before: `correction` is the
+    //   factor that makes them right. `sum` is the sum of all powers so far.
     now = fmaxf(largest_before, scale * max_of(seen, p));
     for (int j : lanes(seen)) p[j] = expf(scale * p[j] - now);
     for (int j : lanes(block.keys)) {
@@ -141,7 +141,7 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
   //   log_sums[block.row_of_head(i, heads)]. The gradient of a score is scale·p·(dp - D), where D is the sum of p·dp
   //   over the whole row. This block has only a part of that sum; dots[block.row_of_all(i)] has all of it. With
   //   dropout.active, dp is the gradient of the probability after dropout: multiply it by dropout.factor(block, i, j)
-  //   first. And what multiplied v, the result in `scores`, is p times this factor.
+  //   first. The result in `scores` is p times this factor, because that is what multiplied v.
   for (int row : warp_stride(rows)) {
     const Reals p = scores + static_cast<std::ptrdiff_t>(row) * block.keys;
     const Reals gradient = dp + static_cast<std::ptrdiff_t>(row) * block.keys;
@@ -153,9 +153,9 @@ static __global__ void gradient_of_block(Reals scores, Reals dp, const float* lo
       float probability = 0, dscore = 0;
       // TODO 01.28: Compute `probability`, and `dscore`, the gradient of the score p[j].
       //   p[j] still is the score, without the scale; with log_sum, it gives the probability. The gradient is
-      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row, which `dot` holds: the
-      //   sum of dcontext·context is the same number. dp is gradient[j] times `kept`, what dropout has multiplied the
-      //   probability by.
+      //   scale·probability·(dp - D), where D is the sum of probability·dp over the whole row. `dot` holds D, computed
+      //   as the sum of dcontext·context, which is the same number. dp is gradient[j] times `kept`, the factor by which
+      //   dropout has multiplied the probability.
       probability = expf(scale * p[j] - log_sum);
       dscore = scale * probability * (gradient[j] * kept - dot);
       // END TODO 01.28
@@ -230,19 +230,18 @@ inline void sum_over_blocks(const Blas& blas, const Heads& heads, const Blockwis
   const cudaStream_t stream = blas.stream();
   const int d = heads.width, T = heads.positions, count = end - first;
   // WRITE 01.P: For each block of keys, from the first to the last: its scores, and its part of the sum of p·v.
-  //   The keys are those of the positions 0 to end - 1, heads.block at a time, and fewer in the last block if they do
-  //   not divide. The queries are the `count` positions from `first` to end - 1, but only those that see at least one
-  //   key of the block: ScoreBlock{first, queries, begin, keys, T}. Position i sees the keys 0 to i + in.ahead;
-  //   in.ahead is 0 here, and not in chapter 08, which cuts the sequence. head.q, head.k and head.v begin at position
-  //   0; m.from_row(i) is the matrices m from row i on. in.of(in.scores, block) is where the scores go, which a
-  //   batched_gemm() computes without the scale. take_into_softmax() turns them into powers. Then add_batched_gemm()
-  //   adds the product of the powers and v to the rows of in.accumulated: with beta = 0 in the first block, because
-  //   nothing has written them.
+  //   The keys are those of the positions 0 to end - 1, heads.block at a time; the last block may have fewer. The
+  //   queries are the `count` positions from `first` to end - 1, but only those that see at least one key of the block:
+  //   ScoreBlock{first, queries, begin, keys, T}. Position i sees the keys 0 to i + in.ahead; in.ahead is 0 in this
+  //   chapter, but not in chapter 08, which cuts the sequence. head.q, head.k and head.v begin at position 0;
+  //   m.from_row(i) is m from row i on. in.of(in.scores, block) is where the scores go, which a batched_gemm() computes
+  //   without the scale. take_into_softmax() turns them into powers. Then add_batched_gemm() adds the product of the
+  //   powers and v to the rows of in.accumulated: with beta = 0 in the first block, because nothing has written them.
   for (int begin = 0; begin < end; begin += heads.block) {
     ScoreBlock block{first, count, begin, std::min(heads.block, end - begin), T};
     // TODO 01.25: Set block.first and block.queries: the positions that see at least one key of this block.
     //   They are consecutive positions out of `first` to end - 1. Position i sees the keys 0 to i + in.ahead. in.ahead
-    //   is 0 here, and not in chapter 08, which cuts the sequence.
+    //   is 0 in this chapter, but not in chapter 08, which cuts the sequence.
     block.first = std::max(first, begin - in.ahead);
     block.queries = end - block.first;
     // END TODO 01.25
@@ -300,16 +299,16 @@ inline void gradients_of_blocks(const Blas& blas, const Heads& heads, const Bloc
                                 const Head& g, const float* log_sums, int samples, const BlockDropout& masked) {
   const cudaStream_t stream = blas.stream();
   const int d = heads.width, T = heads.positions;
-  // WRITE 01.Q: From the first block of keys to the last: its gradients of k and v, and its part of that of q.
+  // WRITE 01.Q: For each block of keys, in order: the gradients of its k and v, and its part of the gradient of q.
   //   A block has heads.block keys, from `begin` on, or fewer if it is the last. Position i sees the keys 0 to i +
-  //   in.ahead, which is i here: in.ahead is 0, except in chapter 08. So only the positions from first = max(0, begin -
-  //   in.ahead) on see the block: ScoreBlock{first, T - first, begin, keys, T}. Two batched_gemm() compute the block's
-  //   scores again, without the scale, into in.of(in.scores, block), and the gradients dp = dcontext vᵀ of its
-  //   probabilities into in.of(in.dp, block); dcontext is g.context. All matrices of `head` and `g` begin at position
-  //   0; m.from_row(i) is m from row i on. take_gradient() turns scores into the probabilities that multiplied v, and
-  //   dp into the gradients of the scores, with the scale in them. Then compute the rows of g.k and g.v that belong to
-  //   the block with batched_gemm(). The gradient of q is a sum over all blocks: add the block's part to in.accumulated
-  //   with add_batched_gemm(), with beta = 0 in the first block.
+  //   in.ahead; in.ahead is 0, except in chapter 08. So only the positions from first = max(0, begin - in.ahead) on see
+  //   the block: ScoreBlock{first, T - first, begin, keys, T}. Two batched_gemm() compute the block's scores again,
+  //   without the scale, into in.of(in.scores, block), and the gradients dp = dcontext vᵀ of its probabilities into
+  //   in.of(in.dp, block); dcontext is g.context. All matrices of `head` and `g` begin at position 0; m.from_row(i) is
+  //   m from row i on. take_gradient() turns scores into the probabilities that multiplied v, and dp into the gradients
+  //   of the scores, with the scale in them. Then compute the rows of g.k and g.v that belong to the block with
+  //   batched_gemm(). The gradient of q is a sum over all blocks: add the block's part to in.accumulated with
+  //   add_batched_gemm(), with beta = 0 in the first block.
   for (int begin = 0; begin < T; begin += heads.block) {
     const int first = std::max(0, begin - in.ahead);  // who sees the block
     const ScoreBlock block{first, T - first, begin, std::min(heads.block, T - begin), T};
@@ -319,11 +318,11 @@ inline void gradients_of_blocks(const Blas& blas, const Heads& heads, const Bloc
     batched_gemm(blas, Op::as_is, Op::transposed, block.queries, block.keys, d, 1, dcontext, head.v.from_row(begin), dp,
                  samples);
     take_gradient(heads, in, block, log_sums, samples, masked, stream);
-    // TODO 01.29: The block's gradients of k and v, and its part of that of q, which is a sum over the blocks.
+    // TODO 01.29: The gradients of the block's k and v, and its part of the gradient of q, a sum over all blocks.
     //   p now holds the probabilities [block.queries, block.keys], dp the gradients of the scores, with the scale in
-    //   them. g.k.from_row(begin) and g.v.from_row(begin) are where those of this block's keys and values go: two
-    //   batched_gemm(). Add the part of q's with add_batched_gemm() to the rows of in.accumulated, from row `first` on:
-    //   which block sets them (beta 0), and which add to them (beta 1)?
+    //   them. With two batched_gemm(), write the gradients of this block's keys and values to g.k.from_row(begin) and
+    //   g.v.from_row(begin). With add_batched_gemm(), add its part of q's gradient to the rows of in.accumulated, from
+    //   row `first` on: which block sets these rows (beta 0), and which add to them (beta 1)?
     batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, dp, q, g.k.from_row(begin), samples);
     batched_gemm(blas, Op::transposed, Op::as_is, block.keys, d, block.queries, 1, p, dcontext, g.v.from_row(begin),
                  samples);

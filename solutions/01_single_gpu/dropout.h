@@ -37,8 +37,8 @@ struct DropoutPart {
   std::int64_t width(std::int64_t width) const { return width * (whole / count) * (rows.whole / rows.count); }
 };
 
-// What dropout does to the values of a batch. A whole sample has `width` values; the samples' numbers are number,
-// number + stride, ….
+// Dropout of the values of a batch. A whole sample has `width` values. The samples have the numbers `number`,
+// `number` + `stride`, ….
 struct DropoutMask {
   std::int64_t width;
   int number, stride;

@@ -45,7 +45,8 @@ static __global__ void word_gradients(Reals words_grad, ConstReals dy, const std
     if (!same.is_first[row] || word < 0 || word >= count) return;
     float sum = words_grad[word * width + column];
     // TODO 01.9: Add to `sum` this column of dy, for all rows that have this row's word.
-    //   This row is the first of them; same.next[row] is the one behind it, and so on. The last one's is `rows`.
+    //   This row is the first of them; same.next[row] is the one behind it, and so on. For the last one, same.next is
+    //   `rows`.
     for (int r = row; r < rows; r = same.next[r]) sum += dy[r * width + column];
     // END TODO 01.9
     words_grad[word * width + column] = sum;

@@ -18,10 +18,10 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
                                           ConstReals beta, int rows, int width) {
   // WRITE 01.H: Normalize each row and keep its mean and rstd.
   //   Row i begins at x + i·width and y + i·width; gamma and beta have `width` values. The mean and the variance are
-  //   over the row's `width` values; ε is 1e-5. Where the mean is large, its square must not swallow the variance. `for
-  //   (int row : warp_stride(rows))` goes over the rows of this warp, and `for (int j : lanes(width))` over the places
-  //   in a row that belong to this lane. Outside of the latter, all lanes call sum_of(width, f), which adds up f(j) for
-  //   all j. sqrtf() is the root.
+  //   over the row's `width` values; ε is 1e-5. The variance must stay accurate where the mean is large: mean² must not
+  //   swallow it. `for (int row : warp_stride(rows))` goes over the rows of this warp, and `for (int j : lanes(width))`
+  //   over the places in a row that belong to this lane. Outside this loop, all lanes call sum_of(width, f), which adds
+  //   up f(j) for all j. sqrtf() is the root.
   for (int row : warp_stride(rows)) {
     const ConstReals in = x + row * width;
     const Reals out = y + row * width;
@@ -46,9 +46,9 @@ static __global__ void layer_norm_forward(Reals y, float* mean, float* rstd, Con
 static __global__ void layer_norm_backward(Reals dx, ConstReals beside, ConstReals dy, ConstReals x, const float* mean,
                                            const float* rstd, ConstReals gamma, int rows, int width) {
   // WRITE 01.I: Compute dx of each row, as the formula above says; the means are over the row.
-  //   Matrices and rows are as in layer_norm_forward(), which kept mean[rows] and rstd[rows]. `beside` is null where
-  //   nothing reaches x past the norm. If it is dx, each of its values must be read before dx is written there, by the
-  //   same lane: `for (int j : lanes(width))` goes over its places.
+  //   Matrices and rows are as in layer_norm_forward(), which kept mean[rows] and rstd[rows]. `beside` is null if no
+  //   gradient reaches x on a path around the norm. If it is dx, each of its values must be read before dx is written
+  //   there, by the same lane: `for (int j : lanes(width))` goes over its places.
   for (int row : warp_stride(rows)) {
     const ConstReals in = x + row * width, gradient = dy + row * width;
     const float m = mean[row], r = rstd[row];

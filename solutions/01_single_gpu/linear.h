@@ -39,7 +39,7 @@ inline Linear linear_of(const std::string& name, const Parameter& weight, const 
 inline void linear_forward(const Blas& blas, const Linear& l, const Real* x, Real* y, int rows) {
   const cudaStream_t stream = blas.stream();
   // WRITE 01.A: Compute y = x Wᵀ + b. The layer has no bias if l.bias is null.
-  //   y is [rows, out] and x is [rows, in], all row-major: what y held before does not count. l.weight is [out, in],
+  //   y is [rows, out] and x is [rows, in]; all matrices are row-major. Overwrite what y held. l.weight is [out, in],
   //   l.bias is [out], and every row of y gets it. Use gemm(), and launch() with the kernel add_bias (docs/calls.md).
   //   The host must not wait.
   // TODO 01.1: Multiply: y = x Wᵀ.
@@ -67,7 +67,7 @@ inline void linear_backward_parameters(const Blas& blas, const Linear& l, const 
   probe("01.B", "given to model.backward: accumulate", std::array{static_cast<int>(accumulate)});
   // WRITE 01.B: Compute the gradients of the weight and of the bias from x and dy.
   //   l.weight_grad is [out, in] and l.bias_grad is [out], as the weight and the bias. x is [rows, in], dy is [rows,
-  //   out]. With `accumulate` 0, the gradients are overwritten; with 1, these are added to them. If l.bias is null,
+  //   out]. With `accumulate` 0, overwrite the old gradients; with 1, add the new ones to them. If l.bias is null,
   //   there is only the weight. One gemm() computes each gradient.
   // TODO 01.3: The weight's gradient: dW = dyᵀ x, summed over the rows.
   //   Use one gemm(), with `accumulate` as its beta. dW is [out, in]: which operand has to be transposed now?

@@ -41,13 +41,14 @@ int main(int argc, char** argv) {
   };
   // WRITE 01.G: Train: for each epoch, its steps, then an evaluation.
   //   training.next_epoch() begins an epoch, training.next_step() a step, training.next_batch(batch) a MicroBatch of
-  //   the step; each returns false if there is none left. For a micro-batch, call model.forward(batch, activations),
-  //   then model.loss(activations, batch.y, training.samples(), training.loss()), which adds its share of the step's
-  //   mean loss to a float on the device and prepares the backward pass, then model.backward(activations, accumulate),
-  //   which adds to the gradients, or overwrites them; batch.first says whether it is the first of its step. Once per
-  //   step, if clipping.enabled(), call clipping.clip(gradients, count, training.losses().gradient_norm()); then
-  //   optimizer.step(parameters, gradients, training.lr_factor()). The model's gradients are at model.grads(), its
-  //   parameters at model.values(): model.count() of each. training.evaluate(add_loss) ends an epoch.
+  //   the step; each returns false if there is none left. For each micro-batch, call model.forward(batch, activations),
+  //   model.loss(activations, batch.y, training.samples(), training.loss()) and model.backward(activations,
+  //   accumulate). loss() adds the micro-batch's share of the step's mean loss to a float on the device, and prepares
+  //   the backward pass. backward() adds to the gradients or overwrites them; batch.first says whether this is the
+  //   first micro-batch of its step. Once per step, if clipping.enabled(), call clipping.clip(gradients, count,
+  //   training.losses().gradient_norm()); then optimizer.step(parameters, gradients, training.lr_factor()). The model's
+  //   gradients are at model.grads(), its parameters at model.values(): model.count() of each.
+  //   training.evaluate(add_loss) ends an epoch.
   while (training.next_epoch()) {
     while (training.next_step()) {
       for (MicroBatch batch; training.next_batch(batch);) {

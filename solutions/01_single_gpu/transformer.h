@@ -26,9 +26,9 @@ inline LayerNorm norm_of(const std::string& name, const Parameter& gamma, const 
   return {name, gamma.count(), gamma.value, beta.value, gamma.grad, beta.grad};
 }
 
-// A block's attention: that of attention.h or, with heads.block > 0, that of blockwise_attention.h. Has the memory that
-// they need beside what is kept for the backward pass. Chapter 08 derives from it: there, the sequence is cut over the
-// ranks.
+// A block's attention: that of attention.h or, with heads.block > 0, that of blockwise_attention.h. Owns the memory
+// that they need in addition to what is kept for the backward pass. Chapter 08 derives from it a class for a sequence
+// that is cut over the ranks.
 class Attention {
  public:
   Attention(const Heads& heads, bool drops) : heads_(heads), drops_(drops) {}
@@ -105,7 +105,7 @@ class FeedForward {
 
   // Returns the Reals per sample of each buffer that backward() needs. In Saved, they follow the block's own.
   virtual std::vector<int> saved() const { return {4 * positions_ * width_, 4 * positions_ * width_}; }
-  // Returns the Reals per sample of backward()'s `scratch`.
+  // Returns the size of backward()'s `scratch`, in Reals per sample.
   virtual int scratch() const { return 4 * positions_ * width_; }
   // Returns those of the gradients that it keeps in g.later if it leaves others for later.
   virtual int deferred() const { return positions_ * width_; }

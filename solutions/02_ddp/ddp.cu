@@ -44,10 +44,11 @@ int main(int argc, char** argv) {
   // WRITE 02.D: Train: for each epoch, its steps, the average of its losses, and an evaluation.
   //   training.next_epoch() begins an epoch, training.next_step() a step, training.next_batch(batch) a MicroBatch of
   //   the step; each returns false if there is none left. For a micro-batch, call model.forward(batch, activations),
-  //   then model.loss(activations, batch.y, training.samples(), training.loss()), which adds its share of the step's
-  //   mean loss to a float on the device, then model.backward(activations, accumulate), which adds to the gradients, or
-  //   overwrites them; batch.first says whether it is the first of its step. Once per step, average the gradients over
-  //   job.group(); if clipping.enabled(), call clipping.clip(gradients, count, training.losses().gradient_norm()); then
+  //   then model.loss(activations, batch.y, training.samples(), training.loss()), then model.backward(activations,
+  //   accumulate). model.loss() adds the micro-batch's share of the step's mean loss to a float on the device.
+  //   model.backward() adds to the gradients if `accumulate` is true, and overwrites them if it is false; batch.first
+  //   says whether the micro-batch is the first of its step. Once per step, average the gradients over job.group(); if
+  //   clipping.enabled(), call clipping.clip(gradients, count, training.losses().gradient_norm()); then
   //   optimizer.step(parameters, gradients, training.lr_factor()). The model's gradients are at model.grads(), its
   //   parameters at model.values(): model.count() of each. The functions for several ranks are in 02_ddp/ddp.h.
   while (training.next_epoch()) {

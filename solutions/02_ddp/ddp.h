@@ -36,8 +36,8 @@ inline void average_gradients(const Model& model, const Group& replicas, cudaStr
     probe("02.B", {"given to average_gradients: ", p.name}, p.grad, {p.count()}, stream);
   // WRITE 02.B: Average the gradients over all ranks, in place, on `stream`.
   //   Each parameter `p` of the model has p.count() gradients of type kReal at p.grad. Afterwards, all ranks have the
-  //   same gradients: the mean of what they had before. One NCCL call per parameter; the host must not wait. The
-  //   timeline shows a Range("average gradients", stream) as long as the object lives.
+  //   same gradients: the mean of what they had before. One NCCL call per parameter; the host must not wait. Create a
+  //   Range("average gradients", stream) first: the timeline shows the work that is enqueued during its lifetime.
   const Range range("average gradients", stream);
   const ncclComm_t comm = replicas.comm();
   for (const Parameter& p : model.parameters()) {
@@ -61,13 +61,13 @@ inline void average_losses(const LossLog& losses, const Group& replicas, cudaStr
   probe("02.3", "losses of the epoch, averaged", losses.global_losses(), {losses.count()}, stream);
 }
 
-// Returns this rank's samples of an evaluation of the samples first … first + count - 1.
+// Returns which of the samples first … first + count - 1 this rank evaluates.
 inline std::vector<int> evaluated_by(const Group& replicas, int first, int count) {
   // WRITE 02.C: Divide the samples among the ranks, and return those of this rank.
-  //   Take the samples as DistributedSampler does, in turns: rank 0 the first, rank 1 the second … But do not pad: each
-  //   sample must be on one rank only, because it counts each time that it is there. A rank may have none.
+  //   Take the samples as DistributedSampler does: rank 0 the first, rank 1 the second … But do not pad: each sample
+  //   must be on one rank only, because a sample on two ranks would count twice. A rank may have none.
   std::vector<int> mine;
-  // TODO 02.4: Add this rank's part of the samples first … first + count - 1 to mine.
+  // TODO 02.4: Append to `mine` this rank's part of the samples first … first + count - 1.
   //   Like DistributedSampler, take every replicas.size()-th sample, starting with the replicas.rank()-th. But do not
   //   pad: a sample on two ranks would count twice, and the result would depend on the number of ranks.
   for (int i = replicas.rank(); i < count; i += replicas.size()) mine.push_back(first + i);

@@ -26,15 +26,16 @@ struct Bucket {
 inline std::vector<Bucket> make_buckets(const Model& model, double bucket_bytes) {
   std::vector<Bucket> buckets;
   // WRITE 02.E: Append the buckets to `buckets`, as the comments above say.
-  //   model.layers()[i] is the Extent of layer i, 0 … model.depth() - 1: its .count elements start at .offset of the
-  //   model's arrays; a Real takes sizeof(Real) bytes. A layer is never divided. The last bucket may be less than full.
+  //   The layers have the numbers 0 … model.depth() - 1. The Extent model.layers()[i] says where layer i is: its .count
+  //   elements start at .offset of the model's arrays. A Real takes sizeof(Real) bytes. A layer is never divided. The
+  //   last bucket may be less than full.
   int last = model.depth() - 1, count = 0;
   for (int i = last; i >= 0; --i) {
     const Extent layer = model.layers()[i];
     // TODO 02.6: Add layer i to the current bucket. If the bucket is full or no layer is left, append it to buckets.
     //   The current bucket has the layers (i, last] and `count` elements so far. It is full when it has at least
-    //   `bucket_bytes` bytes. Layer i has layer.count elements, weights and biases together (O·I + O for a linear
-    //   layer), starting at layer.offset, of sizeof(Real) bytes each. The offset of a bucket is that of its lowest
+    //   `bucket_bytes` bytes. Layer i has layer.count elements of sizeof(Real) bytes each, starting at layer.offset:
+    //   its weights and biases together (O·I + O for a linear layer). The offset of a bucket is that of its lowest
     //   layer. After appending, reset `last` and `count` for the next bucket.
     count += layer.count;
     if (count * sizeof(Real) >= bucket_bytes || i == 0) {
@@ -73,11 +74,10 @@ class GradientReducer {
   void on_layer_done(int i) {
     probe("02.F", "given to on_layer_done: layer", std::array{i});
     // WRITE 02.F: If layer i completes its bucket, average the bucket over all ranks while compute_ goes on.
-    //   The bucket at work is number next_; a layer completes it if it is the lowest of its layers. Average in place,
-    //   in one NCCL call over comm_, on communication_. The bucket's gradients, `count` of type kReal, begin at grads_
-    //   + offset. They are there when everything that is enqueued on compute_ by now is done: use the event
-    //   ready_[next_] (docs/calls.md). Neither the host nor compute_ may wait for anything here. Then go on to the next
-    //   bucket.
+    //   The current bucket is number next_; its lowest layer completes it. Average in place, in one NCCL call over
+    //   comm_, on communication_. The bucket's gradients, `count` of type kReal, begin at grads_ + offset. They are
+    //   there when everything that is enqueued on compute_ by now is done: use the event ready_[next_] (docs/calls.md).
+    //   Neither the host nor compute_ may wait for anything here. Then go on to the next bucket.
     const Bucket& bucket = buckets_[next_];
     if (i != bucket.first_layer) return;
     Real* grads = grads_ + bucket.offset;
@@ -123,7 +123,7 @@ class GradientReducer {
   Event done_;
   ncclComm_t comm_;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 }  // namespace workshop

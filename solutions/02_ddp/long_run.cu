@@ -26,17 +26,17 @@ class StopVote {
   StopVote(const Group& world, cudaStream_t compute)
       : voters_(world.split(0, world.rank(), "vote")), compute_(compute) {}
 
-  // Call it before each step, on every rank. `signal`: that this rank has got by now, or 0. Returns the signal because
-  // of which all ranks stop before this step, or 0.
+  // Call it before each step, on every rank. `signal`: the one that this rank has got by now, or 0. Returns the signal
+  // that makes all ranks stop before this step, or 0.
   int before_step(int signal) {
     const OffTheRecord off_the_record;  // the ledger counts only what the training sends
     int stop = 0;
-    // WRITE 02.I: Let all ranks return the same, soon after a rank has got a signal.
-    //   This is call number step_ on every rank. Enqueue on stream_: copy this rank's signal from mine_ to flag_, a
-    //   single int on the device; combine the flags of all ranks over voters_.comm(), in place; copy the result to
-    //   any_ and record an event of known_. All three have kSlots entries, so that later calls do not overwrite what is
-    //   still used; use entry step_ % kSlots. From call number kLag on, set `stop` to the combined flag of kLag calls
-    //   ago; the host may wait for its event, but for nothing newer.
+    // WRITE 02.I: Let all ranks return the same signal, soon after one of them has got it.
+    //   This is call number step_ on every rank. Put `signal` into mine_. Enqueue on stream_: copy it from mine_ to
+    //   flag_, a single int on the device; combine the flags of all ranks over voters_.comm(), in place; copy the
+    //   result to any_ and record an event of known_. mine_, any_ and known_ have kSlots entries each, so that later
+    //   calls do not overwrite what is still used; use entry step_ % kSlots. From call number kLag on, set `stop` to
+    //   the combined flag of kLag calls ago; the host may wait for its event, but for nothing newer.
     const int slot = step_ % kSlots;
     mine_.data()[slot] = signal;
     CUDA_CHECK(cudaMemcpyAsync(flag_.data(), mine_.data() + slot, sizeof(int), cudaMemcpyHostToDevice, stream_));
@@ -94,9 +94,9 @@ class Saver {
   // Begins to save the parameters as they will be after the work enqueued so far, which is `step` steps.
   void begin(int step) {
     // WRITE 02.J: Copy this rank's share of the parameters to the host while the training goes on.
-    //   The share is copy_.bytes() bytes at values_; copy it to copy_.data(), on copier_. It must be what the updates
-    //   enqueued on compute_ so far make of it: use the event updated_. Record the event copied_ when the copy is done,
-    //   so that the next update can wait for it. Neither the host nor compute_ may wait here.
+    //   The share is copy_.bytes() bytes at values_; copy it to copy_.data(), on copier_. The copy must include all
+    //   updates enqueued on compute_ so far: use the event updated_. Record the event copied_ when the copy is done, so
+    //   that the next update can wait for it. Neither the host nor compute_ may wait here.
     // TODO 02.12: Make the copy wait for the last update.
     //   The updates run on compute_, the copy on copier_. Use the event updated_, as in TODO 02.7.
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
@@ -108,7 +108,7 @@ class Saver {
     // END WRITE 02.J
     probe("02.J", "parameters that are saved", copy_.data(), {size()}, copier_);
     steps_.push_back(step);
-    call_on_host(copier_, [this, step] { write(step); });  // the next copy comes after it, so it may overwrite copy_
+    call_on_host(copier_, [this, step] { write(step); });  // the next copy waits for the writing
   }
 
   // Call it before enqueuing an update.
@@ -138,9 +138,10 @@ class Saver {
     fs::create_directories(unfinished);
     write_file(unfinished / file_of(rank), copy_.data(), copy_.bytes(), slow_);
     // TODO 02.14: Give the folder its name when the files of all ranks are complete.
-    //   Whoever finds `folder` relies on it. `unfinished / file_of(r)` is the file of rank r, 0 … ranks - 1; it has
-    //   this name only when it is complete. fs::exists(file) says whether it is there, wait_a_moment() sleeps for 2 ms,
-    //   and fs::rename(unfinished, folder) gives the name. Only one rank may do that.
+    //   A program that finds `folder` assumes that the files of all ranks in it are complete. `unfinished / file_of(r)`
+    //   is the file of rank r, 0 … ranks - 1; it has this name only when it is complete. fs::exists(file) says whether
+    //   it is there, wait_a_moment() sleeps for 2 ms, and fs::rename(unfinished, folder) gives the name. Only one rank
+    //   may do that.
     if (rank == 0) {
       for (int r = 0; r < ranks; ++r) {
         while (!fs::exists(unfinished / file_of(r))) wait_a_moment();

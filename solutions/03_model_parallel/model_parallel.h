@@ -29,7 +29,7 @@ enum class Partition {
 // ones.
 inline std::vector<int> uniform_bounds(int layers, int parts) {
   // WRITE 03.A: Return the bounds: 0, then the end of each part.
-  //   These are parts + 1 numbers; the last is `layers`. Part p has the layers from bound p to before bound p + 1. The
+  //   These are parts + 1 numbers; the last is `layers`. Part p has the layers bounds[p] to bounds[p + 1] - 1. The
   //   layers that the division leaves over go to the first parts, one to each.
   std::vector<int> bounds = {0};
   for (int p = 0; p < parts; ++p) {

@@ -112,8 +112,8 @@ void probe_before_copy(const Part& to, const Part& from, const void* source, std
 void copy(Part& to, void* target, Part& from, const void* source, std::size_t bytes) {
   probe_before_copy(to, from, source, bytes);
   // WRITE 03.F: Copy `bytes` bytes from device to device, in order with the work on both.
-  //   The copy is enqueued on to.stream and may begin only when everything is done that is on from.stream by now: use
-  //   the event from.done (docs/calls.md). cudaMemcpyPeerAsync(target, its device, source, its device, bytes, stream)
+  //   The copy is enqueued on to.stream and may begin only when all work that is on from.stream by now is done: use the
+  //   event from.done (docs/calls.md). cudaMemcpyPeerAsync(target, its device, source, its device, bytes, stream)
   //   copies; a part's device is part.device. The host must not wait.
   // TODO 03.7: Copy from device to device, on the stream of `to`, after the work so far on the stream of `from`.
   //   Record from.done, let to.stream wait for it, and copy with cudaMemcpyPeerAsync(target, its device, source, its
@@ -130,11 +130,11 @@ void forward_parts(Parts& parts, const Batch& batch) {
   probe("03.G", "given to forward_parts: samples", std::array{batch.samples});
   const void* x = batch.x;
   // WRITE 03.G: Pass the batch through the parts, from the first to the last, and set `x` to the last one's output.
-  //   part.forward(batch, input) returns the part's output; part.device must be current, and input be on that device.
-  //   The first part's input is x. The others have room for theirs in part.stage.received.data(): batch.samples x
-  //   part.stage.in elements of type Real. copy() orders what it copies. parts[i] is a pointer to part i. If
-  //   batch.correct is not null, every part but the first takes a copy of `batch` whose `correct` is
-  //   part.correct.data(), because batch.correct is on the first device.
+  //   part.forward(batch, input) returns the part's output; part.device must be the current device, and `input` must be
+  //   on it. The first part's input is x. The others have room for theirs in part.stage.received.data():
+  //   batch.samples x part.stage.in elements of type Real. copy() also orders the work of the two parts. parts[i] is a
+  //   pointer to part i. If batch.correct is not null, every part but the first takes a copy of `batch` whose `correct`
+  //   is part.correct.data(), because batch.correct is on the first device.
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = *parts[i];
     ModelStage& stage = part.stage;

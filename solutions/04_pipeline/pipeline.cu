@@ -78,7 +78,8 @@ void train(const Options& options, const Network& network, const Schedule& sched
       }
     });
   };
-  // No other rank has these layers, so nothing is averaged, as in chapter 07. Only the checker looks at the gradients.
+  // No other rank has these layers, so there is nothing to average, unlike in chapter 07. The call serves only the
+  // checker.
   const auto ready = [&](int chunk, int layer) {
     if (!probing()) return;
     const Model& model = stage.chunks()[chunk].model;
@@ -105,7 +106,7 @@ void train(const Options& options, const Network& network, const Schedule& sched
   for (const ModelChunk& chunk : stage.chunks()) record_parameters(chunk.model, 0, stream);
 }
 
-// Cuts the network into parts. Part i gets the layers [bounds[i], bounds[i + 1]) of the bounds returned.
+// Cuts the network into parts, and returns their bounds: part i gets the layers [bounds[i], bounds[i + 1]).
 std::vector<int> bounds_of(const PipelineSettings& settings, const Options& options, const Network& network,
                            const Schedule& schedule, const Group& ranks, cudaStream_t stream) {
   const Partition how = partition_of(settings.partition, options);

@@ -3,8 +3,8 @@
 //
 // The stage computes on one stream. Activations travel on a second stream and gradients on a third, each with its own
 // communicator: a communicator runs its operations one after the other, so an activation could not leave while a
-// receive of a gradient is still waiting. If the parts are placed in a V, each of the two chunks has such a pair.
-// Events order the streams.
+// receive of a gradient is still waiting. If the parts are placed in a V (ZB-V), each of a stage's two chunks has two
+// such streams of its own. Events order the streams.
 #pragma once
 
 #include <array>
@@ -57,18 +57,18 @@ class PipelineExecutor {
   PipelineExecutor& operator=(const PipelineExecutor&) = delete;
 
   // Enqueues one step on the batch of stage.begin_step(). Calls ready(chunk, layer) as soon as the final gradients of a
-  // layer are enqueued, so that the caller can overlap averaging them over other ranks with what is left of the step:
-  // layer by layer in a chunk's last backward or, if the schedule splits backwards, in its last `weights`.
-  // Calls update() once those of all layers are enqueued; the idle clock does not count update() as computing.
+  // layer are enqueued: in the chunk's last backward or, if the schedule splits backwards, in its last `weights`. So
+  // the caller can average them over other ranks while the rest of the step runs. Calls update() once the gradients of
+  // all layers are enqueued; the idle clock does not count update() as computing.
   void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
     // WRITE 04.I: Enqueue the stage's tasks_, in their order.
-    //   A task of messages, is_message(kind), is for exchange(task, channel), with its channel: activations and
-    //   gradients have one each, channels_[channel_of(schedule_, rank_, i)] is that of message i. Behind it, record the
-    //   event done_[t] of this task, the t-th, on the channel's stream. A forward, a
-    //   backward and the update must not start before the groups that their task waits for are done, whose indices are
-    //   task.waits_for. They run on compute_. Call stage_.forward(i), stage_.backward(i, ready) and, for an instruction
-    //   of kind `weights`, stage_.weights(i, ready) each inside of clock_.compute([&] { … }), which measures the time,
-    //   and update() outside of it. The host must not wait.
+    //   Pass a task that consists of messages, as is_message(kind) says, to exchange(task, channel). Activations and
+    //   gradients have different channels: channels_[channel_of(schedule_, rank_, i)] is that of message i. Behind the
+    //   exchange, record the event done_[t] of this task, the t-th, on the channel's stream. A forward, a backward and
+    //   the update run on compute_. They must not start before the groups with the indices task.waits_for are done.
+    //   Call stage_.forward(i), stage_.backward(i, ready) and, for an instruction of kind `weights`, stage_.weights(i,
+    //   ready) each inside of clock_.compute([&] { … }), which measures the time, and update() outside of it. The host
+    //   must not wait.
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const Task& task = tasks_[t];
       const Instruction& i = task.instructions[0];
@@ -98,8 +98,8 @@ class PipelineExecutor {
   };
 
   // Sends a number to each rank that gets messages of this channel. NCCL connects two ranks in the call of their first
-  // message, and may wait for the device meanwhile. In a step, the device may be waiting for a message that the other
-  // rank sends only after this one.
+  // message, and may wait for the device meanwhile. Within a step, that could hang: the device may be waiting for a
+  // message that the other rank sends only after this first one.
   void connect(const Channel& channel) const {
     const OffTheRecord off_the_record;
     std::set<std::pair<Instruction::Kind, int>> connected;                      // kinds and peers

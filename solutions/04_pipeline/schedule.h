@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipeline schedules as data: one list of instructions per stage, which the stage runs in order.
 //
-// The model is cut into `stages` · `chunks` parts, each of consecutive layers. A table says which stage holds which
-// part. The parts of a stage, in ascending order, are its chunks 0, 1, 2 …; with one chunk, each stage holds one part.
-// GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and ICML 2021. Interleaved 1F1B: Narayanan et
-// al. (Megatron-LM), SC 2021. ZB-H1 and ZB-V: Qi et al., ICLR 2024.
+// The model is cut into `stages` · `chunks` parts, each of consecutive layers. Part i is on stage i % stages, unless
+// the table Schedule::placement says otherwise. The parts of a stage, in ascending order, are its chunks 0, 1, 2 …;
+// with one chunk, each stage holds one part. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019 and
+// ICML 2021. Interleaved 1F1B: Narayanan et al. (Megatron-LM), SC 2021. ZB-H1 and ZB-V: Qi et al., ICLR 2024.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Instruction {
   enum Kind {
     forward,
     backward,            // if the schedule splits it, without the gradients of the weights
-    weights,             // the gradients of the weights, which the backward of a split schedule leaves
+    weights,             // the gradients of the weights, if the schedule splits backwards
     send_activation,     // the output of the chunk, to the part above
     receive_activation,  // the input of the chunk, from the part below
     send_gradient,       // the gradient of the input, to the part below
@@ -47,13 +47,14 @@ struct Schedule {
 
   int parts() const { return stages * chunks; }
   int stage_of(int part) const { return part < std::ssize(placement) ? placement[part] : part % stages; }
-  // Returns which of its stage's chunks a part is, and the reverse: -1 if the stage has no such chunk.
+  // Returns the number of a part among the chunks of its stage.
   int chunk_of(int part) const {
     if (placement.empty()) return part / stages;
     int chunk = 0;
     for (int below = 0; below < part; ++below) chunk += stage_of(below) == stage_of(part);
     return chunk;
   }
+  // Returns the part that is this chunk of the stage; -1 if the stage has no such chunk.
   int part(int stage, int chunk) const {
     if (placement.empty()) return chunk * stages + stage;
     for (int part = 0; part < parts(); ++part) {
@@ -63,7 +64,7 @@ struct Schedule {
   }
 };
 
-// Whether it needs an input from another stage, or has a result for one.
+// Whether an instruction of this kind can need an input from another stage, or have a result for one.
 inline bool is_pass(Instruction::Kind kind) { return kind == Instruction::forward || kind == Instruction::backward; }
 inline bool is_compute(Instruction::Kind kind) { return is_pass(kind) || kind == Instruction::weights; }
 inline bool is_send(Instruction::Kind kind) {
@@ -100,8 +101,8 @@ inline int peer(const Schedule& schedule, int stage, const Instruction& message)
 }
 
 // The messages of a channel all go the same way, and one after the other: activations on one channel, gradients on
-// another. If a table places the parts, those of each chunk have two channels of their own, because the second chunks
-// of a V send their activations where the first ones get theirs from.
+// another. If the table `placement` is set, each chunk has two channels of its own, because in a V the activations of
+// the second chunks go the opposite way.
 inline int channel_count(const Schedule& s) { return s.placement.empty() ? 2 : 2 * s.chunks; }
 // Returns the channel of a chunk's activations, or of its gradients.
 inline int channel_of(const Schedule& s, int chunk, bool gradients) {
@@ -136,8 +137,9 @@ inline std::optional<Instruction> message(const Schedule& schedule, int stage, c
   return Instruction{input ? receive : send, i.micro_batch, i.chunk};
 }
 
-// Inserts the sends, each right after the forward or backward that computes what it sends. If both parts are on this
-// stage, the receive comes right behind it: NCCL sends to the own rank only within a group.
+// Inserts the sends, each right after the forward or backward that computes what it sends. If this stage also holds the
+// part that receives, the receive comes right behind the send: with NCCL, a rank can send to itself only within a
+// group.
 inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage,
                                              const std::vector<Instruction>& order) {
   std::vector<Instruction> list;
@@ -155,7 +157,7 @@ inline std::vector<Instruction> insert_sends(const Schedule& schedule, int stage
 // Inserts the receives. The receive for the n-th forward is in a group with the send after forward n - `ahead`; the
 // same holds for backwards. So activations travel while the stage computes backwards, gradients while it computes
 // forwards, and neither waits for the other. The first `ahead` receives of a kind come before its first forward or
-// backward. Chunks with channels of their own are counted by themselves.
+// backward. If chunks have channels of their own, n counts within each chunk.
 inline std::vector<Instruction> insert_receives(const Schedule& schedule, int stage,
                                                 const std::vector<Instruction>& order, std::size_t ahead) {
   struct Inputs {
@@ -189,7 +191,7 @@ inline std::vector<Instruction> insert_receives(const Schedule& schedule, int st
   return list;
 }
 
-// Returns the list of a stage: what it computes, in this order, the messages, and the update at the end.
+// Returns the list of a stage: its computations in the given order, its messages, and the update at the end.
 inline std::vector<Instruction> connect(const Schedule& schedule, int stage, const std::vector<Instruction>& order,
                                         int ahead) {
   std::vector<Instruction> list =
@@ -261,7 +263,8 @@ inline Schedule gpipe(int stages, int micro_batches) {
   // WRITE 04.A: Append the list of each stage to s.lists: all forwards, then all backwards, the last micro-batch first.
   //   connect(s, stage, order, ahead) returns a stage's list. It inserts the messages into `order`, which has only the
   //   forwards and the backwards, and appends the update. {Instruction::forward, m} is the forward of micro-batch m.
-  //   Let each input be received two ahead (`ahead`), because all inputs are kept until their backwards anyway.
+  //   Receive each input two forwards, or two backwards, ahead (`ahead` is 2), because all inputs are kept until their
+  //   backwards anyway.
   for (int stage = 0; stage < stages; ++stage) {
     std::vector<Instruction> order;
     // TODO 04.1: Append the forwards of all micro-batches to `order`, then their backwards, the last micro-batch first.
@@ -270,7 +273,8 @@ inline Schedule gpipe(int stages, int micro_batches) {
     for (int m = 0; m < micro_batches; ++m) order.push_back({Instruction::forward, m});
     for (int m = micro_batches - 1; m >= 0; --m) order.push_back({Instruction::backward, m});
     // END TODO 04.1
-    // All inputs are kept until their backwards anyway, so receiving two ahead costs no memory and hides the transfers.
+    // Receiving two ahead hides the transfers. All inputs are kept until their backwards anyway, so this takes only one
+    // more buffer, for a gradient.
     s.lists.push_back(connect(s, stage, order, /*ahead=*/2));
   }
   // END WRITE 04.A
@@ -282,11 +286,12 @@ inline Schedule gpipe(int stages, int micro_batches) {
 // 1F1B, one forward, one backward: each micro-batch's backward comes as early as possible.
 inline Schedule one_f_one_b(int stages, int micro_batches) {
   Schedule s{"1f1b", stages, micro_batches, 1, {}, {}};
-  // WRITE 04.B: Append to s.lists the list of each stage, and to s.in_flight the most micro-batches that it holds.
+  // WRITE 04.B: Append to s.lists the list of each stage, and to s.in_flight how many micro-batches it holds at most.
   //   A stage holds a micro-batch from its forward to its backward. Forwards and backwards both start with micro-batch
   //   0 and count up, and each backward comes as early as the gradient can be there. Between two backwards comes one
   //   forward, as long as there are any. There may be fewer micro-batches than stages. connect() makes a list from the
-  //   order of the forwards and backwards: connect(s, stage, order, 1) receives each input one ahead.
+  //   order of the forwards and backwards: connect(s, stage, order, 1) receives each input one forward, or one
+  //   backward, ahead.
   for (int stage = 0; stage < stages; ++stage) {
     s.in_flight.push_back(std::min(micro_batches, stages - stage));
     std::vector<Instruction> order;
@@ -317,10 +322,11 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
   // WRITE 04.C: Append to s.lists the list of each stage, and to s.in_flight how many forwards may await a backward.
   //   All stages have the same forwards, in the same order. With 3 stages and 2 chunks, the micro-batches are 0 1 2 0 1
   //   2 3 4 5 3 4 5 … and the chunks 0 0 0 1 1 1 0 0 0 1 1 1 …. The backwards take the micro-batches in the same order,
-  //   but the chunks in reverse. A stage first warms up, then does one forward and one backward in turns, and at last
+  //   but the chunks in reverse. A stage first warms up, then alternates one forward and one backward, and at last does
   //   the backwards that are left. The warm-up has the first group's forwards in all chunks but the last, and two more
-  //   for each stage after this one, but never more forwards than there are. The chunk of {Instruction::forward, m,
-  //   chunk} comes last. connect(s, stage, order, 1) makes a list from the order of the forwards and backwards.
+  //   for each stage after this one, but never more forwards than there are. {Instruction::forward, m, chunk} is the
+  //   forward of micro-batch m through that chunk. connect(s, stage, order, 1) makes a list from the order of the
+  //   forwards and backwards.
   const int total = micro_batches * chunks;
   std::vector<Instruction> forwards, backwards;
   for (int n = 0; n < total; ++n) {
@@ -360,7 +366,7 @@ inline Schedule interleaved(int stages, int micro_batches, int chunks) {
 // before it computes those of its weights, and it puts the weights off.
 inline Schedule zb_h1(int stages, int micro_batches) {
   Schedule s{"zb-h1", stages, micro_batches, 1, {}, {}, /*splits_backward=*/true};
-  // WRITE 04.K: Append to s.lists the list of each stage, and to s.in_flight the most micro-batches that it holds.
+  // WRITE 04.K: Append to s.lists the list of each stage, and to s.in_flight how many micro-batches it holds at most.
   //   A stage holds a micro-batch from its forward to its `weights`, and each stage holds as many as the first stage of
   //   1F1B does. The forwards and the backwards are those of 1F1B, in its order. Stage s computes the weights of
   //   micro-batch m right after the backward of micro-batch m + s, and those that are left after its last backward, in
@@ -371,10 +377,11 @@ inline Schedule zb_h1(int stages, int micro_batches) {
     std::vector<Instruction> order;
     // TODO 04.8: Append the order of `stage`: the forwards and backwards of 1F1B, and the weights of each micro-batch.
     //   No other stage waits for the weights, but a stage holds a micro-batch until they are computed. In 1F1B, stage s
-    //   holds s micro-batches less than the first stage. So it can put the weights off by s backwards, until right
-    //   after the backward of micro-batch m + s, and reaches its last backward sooner, for which all stages before it
-    //   wait. Behind the last backward come the weights that are left, in the order of the micro-batches. There may be
-    //   fewer micro-batches than stages. order.push_back({Instruction::weights, m}) appends those of micro-batch m.
+    //   holds s micro-batches less than the first stage. So it can put the weights off by s backwards: those of
+    //   micro-batch m come right after the backward of micro-batch m + s. Then its last backward, for which all stages
+    //   before it wait, comes sooner. Behind the last backward come the weights that are left, in the order of the
+    //   micro-batches. There may be fewer micro-batches than stages. order.push_back({Instruction::weights, m}) appends
+    //   those of micro-batch m.
     const int warm_up = std::min(micro_batches, stages - 1 - stage);
     for (int m = 0; m < warm_up; ++m) order.push_back({Instruction::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
@@ -404,11 +411,11 @@ inline Schedule zb_v(int stages, int micro_batches) {
   //   together, from the forward to its `weights`. With u stages behind it, a stage has this order, in which each
   //   backward is followed by its weights:
   //   1. 2·u forwards of chunk 0: in this time, micro-batch 0 goes to the last stage and comes back;
-  //   2. forwards of chunk 0 and of chunk 1 in turns, stage + 1 of each;
-  //   3. backwards and forwards of chunk 1 in turns, u of each;
+  //   2. forwards of chunk 0 and of chunk 1, alternating, stage + 1 of each;
+  //   3. backwards and forwards of chunk 1, alternating, u of each;
   //   4. as long as chunk 1 has forwards left: its next backward, a forward of chunk 0 if there is one left, a backward
   //      of chunk 0, and the forward of chunk 1;
-  //   5. the backwards that are left, of chunk 1 and of chunk 0 in turns, until chunk 1 has none left. Here, the
+  //   5. the backwards that are left: of chunk 1 and of chunk 0, alternating, then the rest of chunk 0. Here, the
   //      weights are put off, by `stage` backwards, counting both chunks; those that are left come at the end.
   //   connect(s, stage, order, 1) makes a list from the order, and reads s.placement.
   for (int part = 0; part < s.parts(); ++part) {
@@ -439,12 +446,12 @@ inline Schedule zb_v(int stages, int micro_batches) {
     //   `put_off` are left; with 0, each backward is followed by its own weights. Put off nothing in the first four
     //   phases:
     //   1. Forwards of chunk 0, until micro-batch 0 comes back. It needs two forwards on each stage behind this one.
-    //   2. Forwards of chunk 0 and of chunk 1 in turns, stage + 1 of each.
-    //   3. Backwards and forwards of chunk 1 in turns, as many of each as there are stages behind this one.
+    //   2. Forwards of chunk 0 and of chunk 1, alternating, stage + 1 of each.
+    //   3. Backwards and forwards of chunk 1, alternating, as many of each as there are stages behind this one.
     //   4. As long as chunk 1 has forwards left: its next backward, a forward of chunk 0 if there is one left, a
     //      backward of chunk 0, and the forward of chunk 1.
-    //   5. The backwards that are left, of chunk 1 and of chunk 0 in turns, until chunk 1 has none left. The other
-    //      stages wait for them. So put the weights off, by `stage`: that many forwards fewer are in flight by now.
+    //   5. The backwards that are left: of chunk 1 and of chunk 0, alternating, then the rest of chunk 0. The other
+    //      stages wait for them. So put the weights off, by `stage`. No forward follows that would need their memory.
     //   The weights that are left in the end are appended below.
     const int behind = stages - 1 - stage;
     for (int n = 0; n < 2 * behind; ++n) forward(0);
@@ -552,8 +559,8 @@ inline void probe_tasks(const std::vector<Task>& tasks) {
   probe("04.E", "groups that the update waits for", last_waits);
 }
 
-// Adds a wait for each forward that comes when its chunk holds no micro-batch any more, as a schedule of one's own may
-// have it: its output takes the place of the one before, which must have been sent.
+// If a chunk is done with a micro-batch before its next forward, as can happen in a schedule of one's own, that forward
+// may take over the micro-batch's buffers. Makes it wait until the micro-batch's output has been sent.
 inline void wait_for_only_output(std::vector<Task>& tasks, const Schedule& schedule, int stage) {
   const Instruction::Kind last = schedule.splits_backward ? Instruction::weights : Instruction::backward;
   std::map<int, std::pair<Instruction, bool>> before;  // by chunk: its last forward, and whether it is still held
@@ -581,13 +588,13 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
   // WRITE 04.E: Make the tasks from schedule.lists[stage], and set what each forward, backward and update waits for.
   //   A task has one instruction, or a group of messages: joins_group(schedule, stage, before, i) says whether message
   //   i joins the one right before it. A task's waits_for has the indices, in `tasks`, of the groups that must be done
-  //   before it starts, each once. A forward or a backward needs its input. Its result goes into one of two buffers,
-  //   between which the results of a kind and a chunk alternate: the result that was in this buffer must have been
-  //   sent. It waits for nothing else. The update waits for the last group of each channel, so the next step starts
-  //   with all buffers free: channel_of(schedule, stage, i) is the number of message i's channel, and activations and
-  //   gradients have different ones. message(schedule, stage, i, true) returns the message that brings the input of i;
-  //   with `false`, the one that carries its result away; std::nullopt at the ends of the model. groups_of() finds the
-  //   groups of such messages.
+  //   before it starts, each once. A forward or a backward needs its input. Its result goes into one of two buffers.
+  //   The results of the same kind and chunk alternate between them: the earlier result in this buffer must have been
+  //   sent. A forward or a backward waits for nothing else. The update waits for the last group of each channel, so the
+  //   next step starts with all buffers free. channel_of(schedule, stage, i) is the number of message i's channel;
+  //   activations and gradients have different ones. message(schedule, stage, i, true) returns the message that brings
+  //   the input of i; with `false`, the one that carries its result away; std::nullopt at the ends of the model.
+  //   groups_of() finds the groups of such messages.
   for (const Instruction& i : schedule.lists[stage]) {
     const bool joins = !tasks.empty() && joins_group(schedule, stage, tasks.back().instructions.back(), i);
     if (!joins) tasks.emplace_back();
@@ -606,8 +613,8 @@ inline std::vector<Task> make_tasks(const Schedule& schedule, int stage) {
     std::vector<Instruction>& earlier = computed[{i.kind, i.chunk}];
     std::vector<std::optional<Instruction>> messages;
     // TODO 04.5: Append to `messages` the messages that must be done before i, a forward or a backward, may start.
-    //   i needs its input. Its result goes into one of two buffers, between which the results of a kind and a chunk
-    //   alternate: the result that was in this buffer must have been sent. It waits for nothing else. `earlier` holds
+    //   i needs its input. Its result goes into one of two buffers. The results of the same kind and chunk alternate
+    //   between them: the earlier result in this buffer must have been sent. i waits for nothing else. `earlier` holds
     //   the instructions of this kind and chunk before i, the newest last. message(schedule, stage, i, true) returns
     //   the message that brings the input of an instruction; with `false`, the one that carries its result away. Where
     //   no other stage is involved, it returns std::nullopt, which you may append, too.

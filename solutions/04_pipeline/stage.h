@@ -49,7 +49,7 @@ struct ModelChunk {
 
   Model model;
   bool is_first, is_last;           // holds the first or last layer of the model
-  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward; assign_buffers() says whose places they take
+  Pool<DeviceBuffer<Real>> inputs;  // received, kept for the backward; assign_buffers() chooses the buffer of each
   Pool<Activations> activations;
   Pool<DeviceBuffer<Real>> gradients;            // gradients of the output, received
   SendBuffers outputs;                           // only with recomputation, when `activations` do not keep them
@@ -57,7 +57,7 @@ struct ModelChunk {
   std::vector<Real*> output, input_gradient;     // indexed by micro-batch: the data to send
   Pool<DeferredWeights> later;                   // if backwards are split: what they leave for `weights`
   int forwards = 0, backwards = 0, weights = 0;  // enqueued so far in this step
-  bool weights_reordered = false;                // the first ones are not those of the first backward
+  bool weights_reordered = false;                // the first `weights` is not for the first backward's micro-batch
 };
 
 // ---- the stage -----------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ class PipelineStage {
     //   Keep the batch in batch_ and `loss` in loss_. No chunk has done a forward, a backward or `weights` of this step
     //   yet: chunk.forwards, chunk.backwards and chunk.weights count them. A Slice is {first, samples, mean_over}: its
     //   first sample, the number of its samples, and over how many samples its loss is a mean. If the numbers of
-    //   samples cannot be equal, they differ by one, and the earlier micro-batches have more. The losses and the
-    //   gradients of all micro-batches are added up: the sums must be those of the mean over all batch.samples samples.
+    //   samples cannot be equal, they differ by one, and the earlier micro-batches have more. The losses and gradients
+    //   of all micro-batches must add up to the mean loss over all batch.samples samples and its gradients.
     batch_ = batch;
     loss_ = loss;
     for (ModelChunk& chunk : chunks_) chunk.forwards = chunk.backwards = chunk.weights = 0;
@@ -101,8 +101,7 @@ class PipelineStage {
       // TODO 04.6: Cut micro-batch m out of the batch, and set mean_over: over how many samples is its loss a mean?
       //   Set `first`, its first sample in the batch, and `samples`, how many it has. The last batch of an epoch may be
       //   short: the sizes may then differ by one, and the earlier micro-batches get the extra samples. The losses and
-      //   the gradients of all micro-batches are added up: the sums must be those of the mean over all batch.samples
-      //   samples.
+      //   gradients of all micro-batches must add up to the mean loss over all batch.samples samples and its gradients.
       const int each = batch.samples / micro_batches_, left_over = batch.samples % micro_batches_;
       first = m * each + std::min(m, left_over);
       samples = each + (m < left_over ? 1 : 0);
@@ -124,8 +123,8 @@ class PipelineStage {
     //   that needs a const_cast<Real*>. With recomputation, the next forward overwrites the activations, perhaps before
     //   the output is sent: so chunk.outputs has two buffers, between which the outputs alternate. It is empty if none
     //   are needed. chunk.forwards counts the forwards before this one. micro_batch(m).samples is the number of
-    //   samples, copy_to(to, from, count) copies Reals. The timeline shows a Range("forward 3", stream_) as long as
-    //   the object lives.
+    //   samples, copy_to(to, from, count) copies Reals. An object Range("forward 3", stream_) shows the forward of
+    //   micro-batch 3 in the timeline, from its construction to its destruction.
     const Range range("forward " + std::to_string(m), stream_);
     const Real* output = compute_forward(chunk, m);
     if (!chunk.outputs.empty()) {  // the next forward overwrites this output, perhaps before it is sent
@@ -139,8 +138,8 @@ class PipelineStage {
     probe_result("04.G", "output", m, chunk.output[m], chunk.outputs, chunk.model.output_size());
   }
 
-  // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after a
-  // forward of the model's last part that no backward follows.
+  // Adds a micro-batch's share of the mean loss over `samples_of_mean` samples to the step's loss. Call it after the
+  // forward of the model's last part if no backward follows: a backward adds the loss itself.
   void add_loss(const Instruction& i, int samples_of_mean) {
     ModelChunk& chunk = chunks_[i.chunk];
     chunk.model.loss(chunk.activations[i.micro_batch], micro_batch(i.micro_batch).y, samples_of_mean, loss_);
@@ -152,22 +151,24 @@ class PipelineStage {
     const int m = i.micro_batch;
     ModelChunk& chunk = chunks_[i.chunk];
     probe_given("04.H", "backward", i, chunk.is_last ? nullptr : chunk.gradients[m].data(), ready != nullptr);
-    // In a short batch, the first `weights` may be those of a micro-batch without samples, which overwrite nothing.
+    // The first `weights` of a step overwrites the gradients of the step before. In a short batch, it may have no
+    // samples and overwrite nothing, so the gradients are cleared here.
     if (chunk.weights_reordered && chunk.backwards == 0 && slices_.back().samples == 0) {
       CUDA_CHECK(cudaMemsetAsync(chunk.model.grads(), 0, chunk.model.count() * sizeof(Real), stream_));
     }
     // WRITE 04.H: Enqueue the backward of micro-batch m through `chunk`.
     //   With recompute_, compute_forward(chunk, m) must first repeat the forward. model.backward(activations,
-    //   accumulate, layer_done, input_gradient) starts from model.output_gradient(). In the chunk with the model's last
-    //   layer, model.loss(activations, y, samples_of_mean, loss_) writes it there; in others, it has been received in
-    //   chunk.gradients[m]. The gradients of a step's micro-batches are added up, but those of the step before are
-    //   overwritten. chunk.backwards counts the backwards before this one; which micro-batch comes first depends on the
-    //   schedule. If the chunk is not the first of the model, the gradient of its input goes into one of the two
-    //   buffers chunk.input_gradients, in turns, and chunk.input_gradient[m] must say which; else into nullptr. Call
-    //   ready(i.chunk, layer), unless `ready` is empty, for each layer from the last to the first, but only when its
-    //   gradients are final. A micro-batch without samples has no backward, but all else must happen with it, too, also
-    //   the call of model.loss(). With splits_backward_, model.backward(activations, accumulate, chunk.later[m],
-    //   input_gradient) leaves the gradients of the weights for weights(), and ready() must not be called here.
+    //   accumulate, layer_done, input_gradient) starts from the gradient at model.output_gradient(). In the chunk with
+    //   the model's last layer, model.loss(activations, y, samples_of_mean, loss_) writes this gradient there; in
+    //   others, this gradient has been received in chunk.gradients[m]. The gradients of a step's micro-batches are
+    //   added up, but those of the step before are overwritten. chunk.backwards counts the backwards before this one;
+    //   which micro-batch comes first depends on the schedule. In the model's first chunk, input_gradient is nullptr.
+    //   In others, the gradient of the input goes into one of the two buffers chunk.input_gradients, alternating, and
+    //   chunk.input_gradient[m] must say which. Call ready(i.chunk, layer), unless `ready` is empty, for each layer
+    //   from the last to the first, but only when its gradients are final. A micro-batch without samples has no
+    //   backward, but everything else must still happen, including the call of model.loss(). With splits_backward_,
+    //   model.backward(activations, accumulate, chunk.later[m], input_gradient) leaves the gradients of the weights for
+    //   weights(), and ready() must not be called here.
     const Range range("backward " + std::to_string(m), stream_);
     Model& model = chunk.model;
     const Batch batch = micro_batch(m);
@@ -213,14 +214,14 @@ class PipelineStage {
     //   layer, from the last to the first; a micro-batch without samples has left nothing, but must not be treated
     //   differently. The gradients of a step's micro-batches are added up, but those of the step before are
     //   overwritten. chunk.weights counts the calls before this one. Call ready(i.chunk, layer), unless `ready` is
-    //   empty, as soon as the gradients of a layer are final. The timeline shows a Range("weights 3", stream_) as long
-    //   as the object lives.
+    //   empty, as soon as the gradients of a layer are final. An object Range("weights 3", stream_) shows those of
+    //   micro-batch 3 in the timeline, from its construction to its destruction.
     const Range range("weights " + std::to_string(m), stream_);
     Model& model = chunk.model;
     // TODO 04.10: Compute what the backward of micro-batch m has left, and call ready() for each layer that is final.
     //   model.backward(chunk.later[m], accumulate, layer_done) computes it and calls layer_done(layer) behind each
-    //   layer. chunk.weights counts how often this function was called in this step before. As in backward(), the first
-    //   one overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
+    //   layer. chunk.weights counts the earlier calls of this function in this step. As in backward(), the first call
+    //   overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
     //   average the gradients of a layer over other ranks: in which call may it do that? `ready` may be empty.
     model.backward(chunk.later[m], /*accumulate=*/chunk.weights > 0, [&](int layer) {
       if (ready && chunk.weights == micro_batches_ - 1) ready(i.chunk, layer);
@@ -267,7 +268,7 @@ class PipelineStage {
   void make_buffers(ModelChunk& chunk, const std::vector<Instruction>& list, int number, int samples) const {
     Instruction::Kind last_use = Instruction::backward;
     if (splits_backward_) {
-      // TODO 04.9: Set last_use: after which instruction does nothing read the activations of a micro-batch anymore?
+      // TODO 04.9: Set last_use: which instruction is the last that needs the activations of a micro-batch?
       //   It is the kind of an instruction. When it is done, the next forward may overwrite the micro-batch's input and
       //   activations. What do the gradients of the weights, dW = dYᵀ X, need?
       last_use = Instruction::weights;
@@ -359,7 +360,7 @@ class PipelineStage {
   }
 
   void probe_gradients(const ModelChunk& chunk, int m) const {
-    // In the last one, ready() may have started to average them.
+    // In the last backward, ready() may have started to average the gradients.
     if (!probing() || splits_backward_ || chunk.backwards == micro_batches_) return;
     probe("04.H", "gradients of the parameters after micro-batch " + std::to_string(m), chunk.model.grads(),
           {chunk.model.count()}, stream_);

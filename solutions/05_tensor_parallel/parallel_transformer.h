@@ -76,13 +76,13 @@ struct ParallelBlockValues : BlockValues {
   Real *z, *a;  // [rows, 4·features]
 };
 
-// This rank's part of chapter 01's block: H/P heads, 4E/P features of the MLP, and whole the norms and the biases of
-// the row-parallel layers. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this rank's
-// own.
+// This rank's part of chapter 01's block: H/P heads and 4E/P features of the MLP. The norms and the biases of the
+// row-parallel layers are whole. x and y are rows of [samples·T, E]: all of them or, with sequence parallelism, this
+// rank's own.
 class ParallelBlock : public ParallelLayer {
  public:
-  // For these positions of each sample: all T, unless chapter 08 cuts the sequence. `attention` is that of this rank's
-  // heads. The number of ranks must divide the heads and, with sequence parallelism, the positions.
+  // `positions` are those that this rank has of each sample: all T, unless chapter 08 cuts the sequence. `attention` is
+  // that of this rank's heads. The number of ranks must divide the heads and, with sequence parallelism, the positions.
   ParallelBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options, std::uint64_t seed,
                 const Positions& positions, std::shared_ptr<Attention> attention,
                 const std::shared_ptr<TensorParallelContext>& tp)
@@ -137,16 +137,17 @@ class ParallelBlock : public ParallelLayer {
     probe("05.P", {"given to the block: x of ", name}, x, {local, E_}, stream);
     // WRITE 05.P: Compute v.residual = x + attention(norm1(x)), then v.y = v.residual + mlp(norm2(v.residual)).
     //   The steps are those of Block::compute() in solutions/01_single_gpu/transformer.h. in_proj_, out_proj_, linear1_
-    //   and linear2_ are this rank's parts of the linear layers, in two pairs. heads_ has this rank's heads,
-    //   heads_.features() columns; of the MLP's features, this rank has 4 * heads_.features() per row, T_ rows per
-    //   sample. x, v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs
+    //   and linear2_ are this rank's parts of the linear layers, in two pairs. This rank's heads, heads_, have
+    //   heads_.features() columns. Of the MLP's features, this rank has 4 * heads_.features() per row; a sample has T_
+    //   rows. x, v.residual, v.y and the norms have `local` rows, all else has `rows`. The backward pass needs
     //   everything in ParallelBlockValues. Call norm_forward(norm, x, y, statistics, rows, stream),
     //   attention_.forward(blas, v.attention, samples, 0, T_, dropout) and activation_forward(Activation::gelu, y, x,
-    //   count, stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch),
-    //   on_features(saved.batch) behind GELU, and at the end of each branch on_rows(place, saved, rows), where `place`
-    //   is Block::attention_place or Block::mlp_place. dropout.apply(y, x, samples, width, stream) works in place, too;
-    //   `width` is the number of this rank's values per sample: `out` at the end of a branch, and all its features of
-    //   the MLP behind GELU. Without dropout, it does nothing.
+    //   count, stream). The kernel add_scaled(y, x, factor, n) adds. There are four dropouts: on_heads(saved.batch) for
+    //   attention_.forward(), on_features(saved.batch) behind GELU, and at the end of each of the two branches
+    //   on_rows(place, saved, rows), where `place` is Block::attention_place or Block::mlp_place. dropout.apply(y, x,
+    //   samples, width, stream) works in place, too; `width` is the number of this rank's values per sample: `out` at
+    //   the end of a branch; behind GELU, this rank's features of the MLP in all T_ rows. Without dropout, it does
+    //   nothing.
     const Dropout on_probabilities = on_heads(saved.batch), on_attention = on_rows(Block::attention_place, saved, rows);
     // TODO 05.13: Compute the block's attention, up to v.residual = x + dropout(attention(norm1(x))).
     //   The MLP below works in the same way, and chapter 01's Block::compute() has all steps on one rank. The pair of
@@ -194,9 +195,9 @@ class ParallelBlock : public ParallelLayer {
     // WRITE 05.Q: Go back through forward(), from dy to dx and to the gradients of all parameters.
     //   dy[local, E_] is the gradient of v.y, dx[local, E_] that of x. They may be the same memory, and dy may be
     //   overwritten. The steps are those of Block::backward() in solutions/01_single_gpu/transformer.h, with
-    //   branch_gradient(), attention_.backward() and the same places in memory: `spare` has room for 4 * features
-    //   values per sample, where `features` is T_ * heads_.features(), `beside` for `local` rows or the probabilities.
-    //   The dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
+    //   branch_gradient(), attention_.backward() and the same places in memory. `features` is T_ * heads_.features().
+    //   `spare` has room for 4 * features values per sample; `beside` has room for `local` rows, or for the attention
+    //   probabilities. The dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
     //   norm_gradients_.accumulate(g), stream), where `past` is the gradient that reaches x past the norm, or null.
     //   Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients of both norms.
     const float norm_accumulate = norm_gradients_.accumulate(g);
@@ -206,10 +207,10 @@ class ParallelBlock : public ParallelLayer {
     // TODO 05.15: Go back through the MLP: turn dy from the gradient of v.y into that of v.residual, in place.
     //   The attention below works in the same way. `dmlp` is the gradient of linear2_'s output, v.a its input. Write
     //   the gradient of v.a to `spare`. Apply the dropout on_gelu to it in place, with 4 * features values per sample,
-    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows. Go
-    //   on through linear1_, whose input was v.normed2, to `beside`. Last, norm_backward(norm2_, v.residual,
-    //   v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the branch's gradient to dy: for how many
-    //   rows?
+    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows.
+    //   Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to `beside`.
+    //   Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the
+    //   branch's gradient to dy: for how many rows?
     row_parallel_backward(*tp_, blas, linear2_, v.a, dmlp, spare, g.ones, rows, g.accumulate);
     on_gelu.apply(spare, spare, g.samples, 4 * features, stream);
     activation_backward(Activation::gelu, spare, v.z, 4 * g.samples * features, stream);
@@ -239,7 +240,7 @@ class ParallelBlock : public ParallelLayer {
     return {dropout_, seed_, number_, place, batch, part};
   }
   Dropout on_heads(const Batch& batch) const {
-    if (dropout_ == 0) return dropout(Block::probability_place, batch, {});  // the numbers may be too large
+    if (dropout_ == 0) return dropout(Block::probability_place, batch, {});  // the number below may overflow
     return dropout(Block::probability_place, batch, nth_of(heads_.count * positions_.whole * positions_.whole));
   }
   Dropout on_features(const Batch& batch) const {

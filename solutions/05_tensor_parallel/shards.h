@@ -38,13 +38,13 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
   if (cut == Cut::none) return p;
   TensorPart& part = p.part;
   // WRITE 05.A: Make `p`, which is the whole parameter so far, this rank's part: set `part` and p.shape.
-  //   It is a row-major matrix of p.rows() rows and p.columns() columns; that of a bias has one column. The ranks of
-  //   `group` take contiguous blocks of the rows or of the columns, in the order of their numbers. first_row() says
-  //   where a block of rows begins. Cut::heads cuts each third of the rows like this.
+  //   The whole parameter is a row-major matrix of p.rows() rows and p.columns() columns; a bias has one column. The
+  //   ranks of `group` take contiguous blocks of the rows or of the columns, in the order of their numbers. first_row()
+  //   says where a block of rows begins. Cut::heads cuts each third of the rows like this.
   //   `part` describes elements of the whole parameter: part.rows runs of part.columns contiguous elements each. The
-  //   first run begins at element part.first, each next one part.stride elements later. Describe them with as few runs
-  //   as possible. If there is only one, its stride is the size of the whole parameter. p.shape[0] and, for a matrix,
-  //   p.shape[1] are the rows and columns of the part.
+  //   first run begins at element part.first, each next one part.stride elements later. Use as few runs as possible;
+  //   their number must not depend on the number of ranks. If there is only one, its stride is the size of the whole
+  //   parameter. p.shape[0] and, for a matrix, p.shape[1] are the rows and columns of the part.
   const int r = group.rank(), P = group.size();
   const std::int64_t rows = p.rows(), columns = p.columns();
   // TODO 05.1: Say which elements of the whole parameter [rows, columns] are this rank's.
@@ -102,8 +102,8 @@ static __global__ void place_runs(Reals whole, ConstReals block, int first, int 
 }
 
 // Returns a cut parameter as a whole, on every rank. All ranks of the group must call this. It broadcasts from each
-// rank instead of gathering, because the parts may differ in size. It reports on a training run and is not part of the
-// ledger.
+// rank instead of gathering, because the parts may differ in size. It serves the record of a run, so the ledger leaves
+// it out.
 inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& group, cudaStream_t stream) {
   struct Runs {
     std::int64_t first, rows, columns, stride;
@@ -122,7 +122,8 @@ inline DeviceBuffer<Real> gather_parameter(const Parameter& p, const Group& grou
   return whole;
 }
 
-// Records every parameter as a whole, as this rank has it. `replica` numbers the ranks whose parameters must be equal.
+// Records every parameter as a whole, as that of replica `replica`: a cut one is gathered from the group. All replicas
+// must have equal parameters.
 inline void record_parameters(const std::vector<Parameter>& parameters, int replica, const Group& group,
                               cudaStream_t stream) {
   for (const Parameter& p : parameters) {
@@ -142,8 +143,8 @@ inline std::vector<Extent> counted_once(const std::vector<Parameter>& parameters
   // WRITE 05.L: Append to `ranges` the gradients of this rank that count, in the order of the parameters.
   //   Each element of the whole model counts on exactly one rank of the group. A parameter that is cut, is_cut(p), has
   //   different elements on each rank. Any other has the same elements on all ranks, and counts on rank 0. An Extent is
-  //   {offset, count}, in elements of the flat array. Leave out what is not within the elements of `within`, from
-  //   within.offset on. Two ranges between which nothing is left out are one range, and no range is empty.
+  //   {offset, count}, in elements of the flat array. `within` is an Extent, too: leave out what lies outside of it.
+  //   Merge ranges that follow each other without a gap, and append no empty range.
   int offset = 0;  // of the parameter in the flat array
   for (const Parameter& p : parameters) {
     const int first = std::max(offset, within.offset);

@@ -51,7 +51,7 @@ class SideStream {
   }
 
  private:
-  Stream stream_{"side"};
+  Stream stream_{"side", Priority::high};
   Event forked_, joined_;
 };
 
@@ -168,9 +168,9 @@ class ReduceFromTensorParallel {
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
     probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     // WRITE 05.D: g, forward: compute y, the sum of the ranks' shares.
-    //   `share` has all rows, and so has y without sequence parallelism, where both are the same memory. With it, y has
-    //   only this rank's tp_.local_rows(rows) rows. In each of the two modes, one NCCL call over tp_.group().comm(), on
-    //   `stream`.
+    //   `share` has all rows. Without sequence parallelism, y has all rows, too, and both are the same memory. With it,
+    //   y has only this rank's tp_.local_rows(rows) rows. In each of the two modes, one NCCL call over
+    //   tp_.group().comm(), on `stream`.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
     // TODO 05.4: g, forward: sum the ranks' shares of y.
@@ -191,8 +191,9 @@ class ReduceFromTensorParallel {
     const Real* all = dy;
     probe("05.E", "given to g.backward: dy", dy, {tp_.local_rows(rows), width}, stream);
     // WRITE 05.E: g, backward: make `all` point to the gradient of this rank's share.
-    //   dy is the gradient of y, the sum of the ranks' shares. It has tp_.local_rows(rows) rows, a share has all. What
-    //   must be sent goes to tp_.gathered(), in one NCCL call over tp_.group().comm(), on `stream`.
+    //   dy is the gradient of y, the sum of the ranks' shares. It has tp_.local_rows(rows) rows, a share has all. If
+    //   this rank needs rows of dy from other ranks, put all rows into tp_.gathered(), with one NCCL call over
+    //   tp_.group().comm(), on `stream`.
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dy
     // TODO 05.5: g, backward: make `all` point to the gradient of this rank's share.
@@ -219,9 +220,9 @@ class ReduceFromTensorParallel {
 inline void column_parallel_forward(const TensorParallelContext& tp, const Blas& blas, const Linear& l, const Real* x,
                                     Real* y, int rows) {
   probe("05.2", {"given to column_parallel_forward: ", l.name}, x, {tp.local_rows(rows), l.in}, blas.stream());
-  // WRITE 05.F: Compute y: f, CopyToTensorParallel(tp), and then the layer.
-  //   Chapter 01's linear_forward(blas, l, x, y, rows) computes y = x Wᵀ + b from `rows` rows of x. Of W, `l` has the
-  //   l.out rows that are this rank's, and of the bias, their elements. Everything is on the stream of `blas`.
+  // WRITE 05.F: Compute y: first f, which is CopyToTensorParallel(tp), then the layer.
+  //   Chapter 01's linear_forward(blas, l, x, y, rows) computes y = x Wᵀ + b from `rows` rows of x. `l` has this rank's
+  //   l.out rows of W, and the elements of the bias that belong to them. Everything is on the stream of `blas`.
   const CopyToTensorParallel f(tp);
   linear_forward(blas, l, f.forward(x, rows, l.in, blas.stream()), y, rows);
   // END WRITE 05.F
@@ -239,7 +240,8 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   //   tp.fork(compute) returns; it waits for what is enqueued on `compute` before the fork. After tp.join(compute),
   //   `compute` waits for it. linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate) computes dW and db
   //   from all rows of x. With sequence parallelism, this rank has only its own rows of x: what f has gathered in the
-  //   forward pass is not kept.
+  //   forward pass is not kept. So call f.forward(x, rows, l.in, compute) here too, in either mode, and before the sum
+  //   of dx begins: a communicator runs one call after the other.
   const CopyToTensorParallel f(tp);
   // Gathers the rows of all ranks again: keeping them since the forward pass would cost what sequence parallelism
   // saves.
@@ -248,9 +250,9 @@ inline void column_parallel_backward(TensorParallelContext& tp, const Blas& blas
   // TODO 05.6: Compute the layer's gradients, and sum dx over the ranks while dW is computed.
   //   Chapter 01's linear_backward_input(blas, l, dy, dx, rows) computes dx: here, this rank's `share` of it.
   //   f.backward(share, dx, rows, l.in, stream) sums it on the stream that tp.fork(compute) returns, which waits for
-  //   everything enqueued on `compute` before the fork. Meanwhile, compute dW from `all` rows of x with
-  //   linear_backward_parameters(blas, l, x, dy, ones, rows, accumulate). Then make `compute` wait for the sum, with
-  //   tp.join(compute).
+  //   everything enqueued on `compute` before the fork. Meanwhile, compute dW with linear_backward_parameters(blas, l,
+  //   x, dy, ones, rows, accumulate), whose argument x is `all` here: the rows of x of all ranks. Then make `compute`
+  //   wait for the sum, with tp.join(compute).
   linear_backward_input(blas, l, dy, share, rows);
   f.backward(share, dx, rows, l.in, tp.fork(compute));
   linear_backward_parameters(blas, l, all, dy, ones, rows, accumulate);
@@ -268,7 +270,7 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
   const cudaStream_t stream = blas.stream();
   probe("05.3", {"given to row_parallel_forward: ", l.name}, x, {rows, l.in}, stream);
   // WRITE 05.H: Compute y: this rank's share of x Wᵀ, then g, ReduceFromTensorParallel(tp), then the bias.
-  //   Of W, `l` has the l.in columns that are this rank's; of the bias [l.out], every rank has the whole. The share,
+  //   `l` has this rank's l.in columns of W, but the whole bias [l.out], which is the same on every rank. The share,
   //   [rows, l.out], belongs in tp.share_of(y). Multiply with gemm(), as in chapter 01's linear_forward(), and launch
   //   its kernel add_bias. Everything is on `stream`.
   const ReduceFromTensorParallel g(tp);

@@ -27,7 +27,7 @@ __global__ void add_bias_to_columns(Reals y, ConstReals bias, int rows, int cols
 }
 
 // A linear layer and the activation that follows it, if any. x is [in, samples] or, for the network's first layer, the
-// samples themselves, [samples, in]. y is [out, samples], whole on every rank. Of the gradients dy and dx, a rank has
+// samples themselves, [samples, in]. y is [out, samples], whole on every rank. Of the gradients dy and dx, a rank needs
 // only the block of its own features; dx is the dy of the layer below.
 class GatheredLayer : public ParallelLayer {
  public:
@@ -55,9 +55,9 @@ class GatheredLayer : public ParallelLayer {
     //   The blocks of the ranks, [features_, samples], lie in `whole` in the order of the ranks. This rank's features
     //   are W x + b and, if activated(), their activation. The backward pass then needs the values before it, in
     //   saved.buffers[0]. Chapter 01's gemm() takes x_op_ as the second operand's Op, and the kernel
-    //   add_bias_to_columns(z, bias, rows, columns) adds the bias; linear_ has both parameters.
-    //   activation_forward(activation_, y, x, count, stream) follows. Then all ranks exchange their features, in one
-    //   NCCL call over group_.comm(), in place, and everything on `stream`.
+    //   add_bias_to_columns(z, bias, rows, columns) adds the bias; linear_ has W and b. activation_forward(activation_,
+    //   y, x, count, stream) follows. Then all ranks exchange their features, in one NCCL call over group_.comm(), in
+    //   place, and everything on `stream`.
     const int count = features_ * samples;       // elements of this rank's features
     Real* part = whole + group_.rank() * count;  // [features, samples]
     Real* z = activated() ? saved.buffers[0].data() : part;

@@ -102,11 +102,11 @@ class ParallelEmbedding : public ParallelLayer {
     Real *words = parameters[0].grad, *positions = parameters[1].grad;  // one behind the other, count() in all
     const SameWord same{links_.data(), links_.data() + rows};
     // WRITE 05.N: Compute the gradients of this rank's words and of the positions.
-    //   gradients.dy is the gradient of the output, of this rank's own rows: g, ReduceFromTensorParallel(*tp_), goes
-    //   back to that of its share. Chapter 01's embedding_backward() adds to the gradients of vocab_.count words,
-    //   vocab_.first and those after it, and of the positions; `same` is its scratch memory. In a step's first
-    //   micro-batch, gradients.accumulate is 0, and what is left from the step before must not count. Everything is on
-    //   `stream`.
+    //   gradients.dy is the gradient of this rank's own rows of the output. The backward pass of g,
+    //   ReduceFromTensorParallel(*tp_), turns it into the gradient of this rank's share. Chapter 01's
+    //   embedding_backward() adds to the gradients of the positions, and to those of vocab_.count words, from
+    //   vocab_.first on; `same` is its scratch memory. In a step's first micro-batch, gradients.accumulate is 0, and
+    //   what is left from the step before must not count. Everything is on `stream`.
     const ReduceFromTensorParallel g(*tp_);
     const Real* dy = g.backward(gradients.dy, rows, width_, stream);
     if (gradients.accumulate == 0) CUDA_CHECK(cudaMemsetAsync(words, 0, count() * sizeof(Real), stream));
@@ -256,9 +256,9 @@ class ParallelCrossEntropy : public Loss {
     //   gradient of this sum with respect to this rank's logits to `gradient`.
     //   The kernels above do all that happens on one rank; row_maxima, row_exponentials and
     //   sharded_cross_entropy_backward are launched for `logits` elements, the other two for `rows`. The kernel
-    //   add_sum(loss, losses, factor, rows), launched for 1 element, adds factor * Σ losses to *loss. Between them, the
-    //   ranks exchange `rows` floats (ncclFloat) three times, in place in maxima, sums and losses, over group_.comm().
-    //   Everything is on `stream`.
+    //   add_sum(loss, losses, factor, rows), launched for 1 element, adds factor * Σ losses to *loss. Between the
+    //   kernels, the ranks exchange `rows` floats (ncclFloat) three times, in place in maxima, sums and losses, over
+    //   group_.comm(). Everything is on `stream`.
     const ncclComm_t comm = group_.comm();
     launch(row_maxima, logits, stream, maxima, output, rows, vocab_.count);
     // TODO 05.14: Combine over the ranks what the loss needs: three numbers per row, with one all-reduce each.

@@ -44,8 +44,8 @@ inline ShardGroups make_shard_groups(const Group& world, int size) {
   ShardGroups groups;
   // WRITE 06.I: Make both groups of this rank.
   //   The ranks of a shard group are adjacent. world.split(color, key, name) returns the Group of the ranks that pass
-  //   the same color, in the order of their keys: keep that of the world. The names are "shard" and "replicate". Every
-  //   rank must make the same calls in the same order.
+  //   the same color, in the order of their keys. Choose keys that keep the order of the world. The names are "shard"
+  //   and "replicate". Every rank must make the same calls in the same order.
   const int rank = world.rank();
   // TODO 06.7: Split the world into shard groups of `size` adjacent ranks, and into replicate groups.
   //   Set groups.shard = world.split(color, key, "shard"), and groups.replicate in the same way. Ranks that pass the
@@ -97,8 +97,9 @@ inline std::vector<Pass> make_passes(int units, bool reshard_after_forward) {
 
 // ---- memory for whole units ----------------------------------------------------------------------------------------
 
-// How many buffers for whole units there are, each as long as the largest unit. `forward` and `backward` count the
-// parameter buffers that their passes use in turn, `gradients` the gradient buffers of the backward passes:
+// How many buffers for whole units there are, each as long as the largest unit. `forward` is the number of parameter
+// buffers that the forward passes use in turn, and `backward` that of the backward passes. `gradients` is the number of
+// gradient buffers, which only the backward passes use:
 //
 //   the next unit of the backward pass is gathered      forward    backward   gradients
 //   before the work (pre)                               2          2          2
@@ -119,8 +120,8 @@ struct BufferPlan {
   explicit BufferPlan(const FsdpOptions& fsdp) {
     // WRITE 06.K: Set the four members, which are declared below, as the comments above say.
     //   fsdp.backward() is the Prefetch of the backward pass. fsdp.prefetch says whether the forward pass prefetches,
-    //   and fsdp.reshard_after_forward is false with --no-reshard-after-forward. `count` is the least number of buffers
-    //   that forward and backward passes can do with.
+    //   and fsdp.reshard_after_forward is false with --no-reshard-after-forward. `count` is the smallest number of
+    //   buffers that is enough for the forward passes and for the backward passes.
     const Prefetch prefetch = fsdp.backward();
     if (fsdp.reshard_after_forward) {
       forward = fsdp.prefetch || prefetch == Prefetch::pre ? 2 : 1;
@@ -141,7 +142,7 @@ struct PassBuffers {
   Real *values, *grads;
 };
 
-// The buffers of a BufferPlan. Pass k of a batch finds its own by its number.
+// The buffers of a BufferPlan. [k] returns those of pass k of a batch.
 class UnitBuffers {
  public:
   UnitBuffers(const FsdpOptions& fsdp, const std::deque<Unit>& units, const std::vector<Pass>& passes) : plan_(fsdp) {
@@ -162,10 +163,11 @@ class UnitBuffers {
  private:
   // The buffers of pass k. A forward pass has no gradients, so it may name any gradient buffer.
   PassBuffers choose(int k, const Pass& pass) const {
-    // WRITE 06.L: Return the addresses of the buffer for the parameters of this pass, and of that for its gradients.
+    // WRITE 06.L: Return the addresses of two buffers: for the parameters of this pass, and for its gradients.
     //   kept_ and turns_ are described below, and plan_ says how many of turns_ the passes use in turn. `k` counts
-    //   forward and backward passes together. The last forward and the first backward pass are neighbors, too: with
-    //   `pre`, both units exist at the same time. DeviceBuffer::data() is the address.
+    //   forward and backward passes together. The last forward and the first backward pass are neighbors, too. Both go
+    //   through the last unit, but with `pre`, the gather for the backward pass runs during the forward pass, so the
+    //   two passes need different buffers. DeviceBuffer::data() is the address.
     const int turns = pass.backward ? plan_.backward : plan_.forward;
     Real* values = kept_.empty() ? turns_[k % turns].data() : kept_[pass.unit].data();
     Real* grads = turns_[plan_.backward + k % plan_.gradients].data();
@@ -185,7 +187,7 @@ class UnitBuffers {
           reuse(&PassBuffers::grads, first_backward));
   }
 
-  // After how many passes the buffer of each pass from `first` on is used again; 0: not again in the batch.
+  // For each pass from `first` on: after how many passes its buffer is used again; 0: not again in the batch.
   std::vector<int> reuse(Real* PassBuffers::*buffer, int first) const {
     std::vector<int> after;
     for (auto pass = passes_.begin() + first; pass != passes_.end(); ++pass) {
@@ -198,7 +200,7 @@ class UnitBuffers {
 
   BufferPlan plan_;
   std::vector<DeviceBuffer<Real>> kept_;   // one per unit with --no-reshard-after-forward, else empty
-  std::vector<DeviceBuffer<Real>> turns_;  // plan_.backward for parameters, then those for gradients
+  std::vector<DeviceBuffer<Real>> turns_;  // in a backward pass: plan_.backward for parameters, the rest for gradients
   std::vector<PassBuffers> passes_;        // of each pass
 };
 
@@ -242,9 +244,9 @@ class FullyShardedModel {
     // WRITE 06.M: Enqueue the forward passes of the batch, 0 … units() - 1, and set `output` to the last one's output.
     //   For each pass k, call begin(k), which returns its Unit; then enqueue its work on compute_, and call end(k,
     //   result, n), where the work writes n values to `result`. unit.model.forward(batch, unit.activations) reads its
-    //   input from the batch and returns its output, unit.model.output_size() values for each of batch.samples;
-    //   batch.with_x(x) is the batch with the input x. The first unit reads `batch` itself. The timeline shows the work
-    //   as a Range({"forward of ", unit_name(u)}, compute_).
+    //   input from the batch and returns its output, unit.model.output_size() values for each of the batch.samples
+    //   samples; batch.with_x(x) is the batch with the input x. The first unit reads `batch` itself. The timeline shows
+    //   what you enqueue during the lifetime of a Range({"forward of ", unit_name(passes_[k].unit)}, compute_).
     const void* x = batch.x;
     for (int k = 0; k < units(); ++k) {
       Unit& unit = begin(k);
@@ -259,7 +261,7 @@ class FullyShardedModel {
     return output;
   }
 
-  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  // Adds this batch's share of the mean loss over `samples_of_step` samples to *loss, and prepares the backward pass.
   void loss(const void* y, int samples_of_step, float* loss) {
     const Range range("loss", compute_);
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
@@ -272,10 +274,11 @@ class FullyShardedModel {
     // WRITE 06.N: Enqueue the backward passes of the batch, units() … 2 * units() - 1, and the reduction after each.
     //   passes_[k].unit is the number u of the unit. For each pass k, call begin(k), which returns the Unit; enqueue
     //   its work on compute_; call end(k, buffers_[k].grads, number of parameters), and reduce(k, first, last). The
-    //   work: clear_padding(k), then unit.model.backward(unit.activations, accumulate, {}, dx), which writes its
-    //   gradients to that buffer or, with `accumulate`, adds to them, and writes the gradient of its input to dx,
-    //   unless that is null: where the pass below finds the gradient of its output, model.output_gradient(). The sum
-    //   over the batches is reduce()'s matter. The Range is {"backward of ", unit_name(u)}.
+    //   work is clear_padding(k), then unit.model.backward(unit.activations, accumulate, {}, dx). It writes the
+    //   gradients of the unit to buffers_[k].grads or, with `accumulate`, adds to them. It writes the gradient of its
+    //   input to dx, unless dx is null. Pass the place where the unit below finds the gradient of its output:
+    //   model.output_gradient() of that unit. reduce() computes the sum over the batches. The Range is {"backward of ",
+    //   unit_name(u)}.
     for (int k = units(); k < 2 * units(); ++k) {
       const int u = passes_[k].unit;
       Unit& unit = begin(k);
@@ -295,7 +298,7 @@ class FullyShardedModel {
  private:
   // ---- one pass: begin, its work, end; if it is a backward pass, reduce, too ----
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
   Event fetched_[2];         // recorded after the gather for pass k: fetched_[k % 2]
   Event worked_;             // recorded after the work of a pass
   Event reduced_, updated_;  // recorded after all reductions of a step, and after its update
@@ -303,12 +306,12 @@ class FullyShardedModel {
   // When the gather for pass k is enqueued. No pass comes before the first one, so nothing can prefetch for it. No
   // reduction comes between the last forward and the first backward pass, so `post` means nothing there.
   Prefetch prefetch(int k) const {
-    // WRITE 06.O: Return when the gather for pass k is enqueued: pre, post or none.
+    // WRITE 06.O: Say when the gather for pass k is enqueued: return pre, post or none.
     //   Passes 0 … units() - 1 are forward passes, the next units() are backward passes. The forward pass prefetches
-    //   with `pre` if fsdp_.prefetch, else not at all; fsdp_.backward() is the Prefetch of the backward pass. The
-    //   gather for the first backward pass is enqueued before the last forward pass (pre), or when its own work begins
-    //   (none): return none there in place of post. k may be one too large: there is no such pass, so nothing is
-    //   gathered for it, and the value is none.
+    //   with `pre` if fsdp_.prefetch, else not at all; fsdp_.backward() is the Prefetch of the backward pass. For the
+    //   first backward pass, the gather is enqueued before the last forward pass (pre), or when the backward pass
+    //   itself begins (none): return none in place of post. k may be one too large: there is no such pass, so nothing
+    //   is gathered for it, and the value is none.
     if (k == 0 || k >= 2 * units()) return Prefetch::none;
     if (k < units()) return fsdp_.prefetch ? Prefetch::pre : Prefetch::none;
     return k == units() && fsdp_.backward() == Prefetch::post ? Prefetch::none : fsdp_.backward();
@@ -321,11 +324,11 @@ class FullyShardedModel {
     probe("06.P", "given to begin: pass", std::array{k});
     Unit& unit = units_[passes_[k].unit];
     // WRITE 06.P: Enqueue the gathers whose turn it is, let compute_ wait for that of pass k, and bind `unit`.
-    //   fetch(k) enqueues the gather for pass k, even if there is nothing to gather, and records the event
-    //   fetched_[k % 2] behind it. prefetch(k) says when that must be: here (none), at the beginning of the pass before
-    //   it (pre), or at the end of the pass before it (post; end() does that). Nothing is fetched twice. The work of
-    //   pass k must not wait for the gather of a later pass. The host does not wait. unit.model.bind(values, grads)
-    //   makes the unit use these addresses: buffers_[k].values and buffers_[k].grads.
+    //   fetch(k) enqueues the gather for pass k, if the pass needs one, and always records the event fetched_[k % 2]
+    //   behind it. So every pass needs its fetch(k). prefetch(k) says when: here (none), at the beginning of the pass
+    //   before it (pre), or at the end of the pass before it (post; end() does that). Nothing is fetched twice. The
+    //   work of pass k must not wait for the gather of a later pass. The host does not wait. unit.model.bind(values,
+    //   grads) makes the unit use these addresses: buffers_[k].values and buffers_[k].grads.
     // TODO 06.9: Fetch the units whose turn it is, and let the compute stream wait for the gather of this pass.
     //   fetch(k) enqueues the gather for pass k on the communication stream and records the event fetched_[k % 2] after
     //   it. prefetch(k) says when to call fetch(k): at the beginning of pass k itself (Prefetch::none), at the
@@ -359,9 +362,9 @@ class FullyShardedModel {
     ++fetches_;
     // WRITE 06.Q: Gather unit u in `whole` on communication_ if pass k needs that, and record its event in any case.
     //   passes_[k].gather says whether it does. shard_on_device(u, whole, communication_) returns this rank's shard, of
-    //   units_[u].sharding.shard values of type kReal, and may put it into its place in `whole` for that: call it only
-    //   if you gather. The ranks that hold the other shards are those of groups_.shard. The timeline shows the gather
-    //   as a Range({"gather ", unit_name(u)}, communication_). Nobody waits here, neither a stream nor the host.
+    //   units_[u].sharding.shard values of type kReal, and may have to copy it to its place in `whole`: call it only if
+    //   you gather. The ranks that hold the other shards are those of groups_.shard. The timeline shows the gather as a
+    //   Range({"gather ", unit_name(u)}, communication_). Nobody waits here, neither a stream nor the host.
     if (passes_[k].gather) {
       const Range range({"gather ", unit_name(u)}, communication_);
       const Real* shard = shard_on_device(u, whole, communication_);
@@ -377,9 +380,9 @@ class FullyShardedModel {
     const std::string of = unit_name(passes_[k].unit) + (passes_[k].backward ? ", its gradients" : ", its output");
     probe("06.R", {"given to end: ", of}, result, {n}, compute_);
     // WRITE 06.R: Let communication_ wait for the work of pass k, and enqueue the next gather if that comes now.
-    //   Use the event worked_. What communication_ does next overwrites parameters that this work reads, or reads
-    //   gradients that it writes. fetch(k) enqueues the gather for pass k, and prefetch(k) says when that must be, as
-    //   in begin(). The host does not wait.
+    //   Use the event worked_. The next operation on communication_ either overwrites parameters that the work of pass
+    //   k reads, or reads gradients that this work writes. fetch(k) enqueues the gather for pass k, and prefetch(k)
+    //   says when that must be, as in begin(). The host does not wait.
     // TODO 06.10: Make the communication stream wait for the work of pass k.
     //   Record the event worked_ on one stream, and let the other wait for it. The next operation on the communication
     //   stream overwrites parameters that this work reads, or reads gradients that it writes.
@@ -403,12 +406,12 @@ class FullyShardedModel {
     // WRITE 06.S: Average the unit's gradients, `whole`, over all ranks; add this rank's shard of them to `sum`.
     //   All of it on communication_. In the `first` batch of a step, overwrite `sum`, [size], instead of adding.
     //   Average over groups_.shard, in one NCCL call that leaves this rank its shard. If groups_.replicate has several
-    //   ranks, average over them, too: only the shard, and only in the `last` batch of the step, with the sum of its
-    //   batches. With fsdp_.cpu_offload, `sum` is on the host, where NCCL would be slow: let it use memory of the
-    //   device only. A kernel can read `sum` there, and cudaMemcpyAsync can write it. Then, or if you need a place for
-    //   results that are not in `sum` yet, use this rank's place in `whole`, at units_[u].sharding.offset.
-    //   launch(add_scaled, n, communication_, y, x, 1.0f, n) computes y += 1.0f · x for n numbers. The timeline shows a
-    //   Range({"reduce ", unit_name(u)}, communication_).
+    //   ranks, average over them, too. Average only the shard, and only in the `last` batch of the step, after you have
+    //   added up all its batches. With fsdp_.cpu_offload, `sum` is on the host, where NCCL would be slow: let it use
+    //   memory of the device only. A kernel can read `sum` there, and cudaMemcpyAsync can write it. With cpu_offload,
+    //   or if you need a place for results that are not in `sum` yet, use this rank's place in `whole`, at
+    //   units_[u].sharding.offset. launch(add_scaled, n, communication_, y, x, 1.0f, n) computes y += 1.0f · x for n
+    //   numbers. The timeline shows a Range({"reduce ", unit_name(u)}, communication_).
     const Range range({"reduce ", unit_name(u)}, communication_);
     // A result that is added to earlier ones, or copied to the host, first goes to this rank's place in `whole`.
     const bool direct = first && !fsdp_.cpu_offload;
@@ -444,9 +447,9 @@ class FullyShardedModel {
     // WRITE 06.T: Finish the step: clip the gradients if asked for, and update all shards of this rank, on compute_.
     //   compute_ must wait for the reductions, and communication_ for the update; use the events reduced_ and updated_.
     //   The host does not wait. If clipping_.enabled(), call clipping_.clip(gradients_, group,
-    //   training.losses().gradient_norm()), where the ranks of the Group `group` hold the shards of one gradient. It
-    //   and optimizer_.step(values, grads, training.lr_factor()) enqueue their work on compute_. values_.data() and
-    //   grads_.data() have the shards of all units, one after the other.
+    //   training.losses().gradient_norm()), where the ranks of the Group `group` hold the shards of one gradient.
+    //   clipping_.clip() and optimizer_.step(values, grads, training.lr_factor()) enqueue their work on compute_.
+    //   values_.data() and grads_.data() have the shards of all units, one after the other.
     // TODO 06.12: Make the compute stream wait until all gradients are reduced.
     //   Record the event reduced_ on one stream, and let the other wait for it. On which stream are the reductions?
     CUDA_CHECK(cudaEventRecord(reduced_, communication_));

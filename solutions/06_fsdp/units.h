@@ -21,8 +21,8 @@ struct Sharding {
   Sharding(int count, int ranks, int rank) : count(count), ranks(ranks), rank(rank) {
     // WRITE 06.A: Cut the array into one shard per rank: set `shard`, `offset` and `unpadded`, declared below.
     //   All shards have the same length, as short as possible, and lie in the order of the ranks. Together they may be
-    //   longer than the array: the rest is padding, at the end. It may fill several shards, because there may be more
-    //   ranks than values.
+    //   longer than the array: the rest is padding, at the end. It may fill several shards, for example if there are
+    //   more ranks than values.
     // TODO 06.1: Cut the array into shards, one per rank. Which one is this rank's?
     //   Set `shard` to the number of values in a shard, and `offset` to the index where this rank's shard begins. All
     //   shards have the same length, including padding, because NCCL's calls take one count for all ranks. Make them as
@@ -48,7 +48,8 @@ struct Sharding {
   int padded() const { return shard * ranks; }
 };
 
-// Consecutive layers of the network. Before each pass, bind it to the memory of its parameters and gradients.
+// Consecutive layers of the network. Bind it to the memory of its parameters and gradients before its first pass, and
+// again whenever that memory changes.
 struct Unit {
   Unit(const Network& network, LayerRange layers, int batch_size, int ranks, int rank, cudaStream_t stream)
       : model(network, batch_size, stream, layers, Storage::bound),
@@ -101,8 +102,8 @@ inline std::deque<Unit> make_units(const Network& network, UnitSize size, int ba
 
 inline std::string unit_name(int u) { return "unit " + std::to_string(u); }
 
-// Copies this rank's shard of the unit's initial values to `shard`; padding is 0. Every rank draws the values of the
-// whole model and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
+// Copies this rank's shard of the unit's initial values to `shard`; padding is 0. Every rank draws all values up to the
+// unit's last and keeps its own, so that they do not depend on the number of ranks. Waits for the stream.
 inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, cudaStream_t stream) {
   const Sharding& sharding = unit.sharding;
   std::vector<float> drawn = unit.model.initial_values(seed);
@@ -112,8 +113,8 @@ inline void initialize_shard(const Unit& unit, std::uint64_t seed, Real* shard, 
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// The parts of the model's tensors that a checkpoint saves for this rank's shard, which lies in float32 at `weights`.
-// Omits padding.
+// Returns the parts of the model's tensors that are in this rank's shard, for a checkpoint. `weights` points to the
+// shard's values in float32. Omits padding.
 inline std::vector<TensorPart> parts_of_shard(const Model& model, const Sharding& sharding, float* weights) {
   return range_of(parts_of(model, nullptr), sharding.offset, sharding.offset + sharding.shard, weights);
 }

@@ -81,8 +81,9 @@ class ShardedUpdate {
   // Third: gathers every rank's `shard` [sharding.shard values] into `full` [padded() values], on all ranks.
   void gather(const Real* shard, Real* full) const {
     // WRITE 06.D: Give every rank the shards of all ranks in `full`, in the order of the ranks.
-    //   One NCCL call over ranks_.comm(), on stream_. This rank's values are at `shard`. It may lie within `full`, at
-    //   sharding_.offset, or elsewhere; then `full` still has the values of a different array.
+    //   One NCCL call over ranks_.comm(), on stream_. This rank's values are at `shard`. `shard` may lie within `full`,
+    //   at sharding_.offset. Or it may lie elsewhere: then several arrays share `full`, which still has the values of
+    //   another array.
     const int count = sharding_.shard;
     // TODO 06.3: Gather the shards of all ranks, `count` values each, in `full`.
     //   Use one NCCL call over ranks_.comm(), on stream_: the second half of an all-reduce. It works in place on a rank
@@ -170,8 +171,8 @@ class ZeroModel {
       const Real* output = nullptr;
       // TODO 06.4: Run the forward pass of unit u, and gather its values first if necessary.
       //   gather(u) gathers the values; gathers_ says whether this stage needs that. unit.model.forward(batch,
-      //   activations) takes its input from the batch: pass batch.with_x(x), which is this batch with the output x of
-      //   the unit below as its input. Store the returned pointer in `output`.
+      //   activations) takes its input from the batch. So pass batch.with_x(x), which is this batch with the input x,
+      //   the output of the unit below. Store the returned pointer in `output`.
       if (gathers_.before_forward) gather(u);
       output = unit.model.forward(batch.with_x(x), unit.activations);
       // END TODO 06.4
@@ -186,7 +187,7 @@ class ZeroModel {
     }
   }
 
-  // Adds this batch's share of the mean over `samples_of_step` samples to *loss and prepares the backward pass.
+  // Adds this batch's share of the mean loss over `samples_of_step` samples to *loss, and prepares the backward pass.
   void loss(const void* y, int samples_of_step, float* loss) {
     units_.back().model.loss(units_.back().activations, y, samples_of_step, loss);
   }
@@ -231,7 +232,7 @@ class ZeroModel {
     //   If clipping_.enabled(), call clipping_.clip(gradients_, group, training.losses().gradient_norm()), where
     //   `group` is the Group whose ranks hold the parts of the gradient: at stage 0 alone_, else ranks_. Then
     //   updates_[u].step(values, grads, training.lr_factor()) updates a shard; values_[u].shard and grads_[u].shard are
-    //   this rank's. gathers_ and gather(u) are as in forward().
+    //   this rank's. Go from the first unit to the last. gathers_ and gather(u) are as in forward().
     if (clipping_.enabled()) {
       clipping_.clip(gradients_, stage_ == 0 ? alone_ : ranks_, training.losses().gradient_norm());
     }
@@ -310,9 +311,9 @@ class ZeroModel {
     // WRITE 06.H: Average the gradients at `full` over the ranks, as the comment above says.
     //   At stage 0, average all of them over ranks_.comm() in place, in one NCCL call; nothing is ever added. At the
     //   other stages, scatter(u, to) averages them and writes this rank's shard to `to`, [sharding.shard], which may be
-    //   `shard` or this rank's place in `full`. It sends the padding, too: all values behind the first sharding.count
-    //   of the sharding.padded(). No backward pass writes it; set it to 0. launch(add_scaled, n, stream_, y, x, 1.0f,
-    //   n) computes y += 1.0f · x for n numbers.
+    //   `shard` or this rank's place in `full`. scatter() also sends the padding: the values of `full` from index
+    //   sharding.count on, up to its length, sharding.padded(). No backward pass writes it; set it to 0.
+    //   launch(add_scaled, n, stream_, y, x, 1.0f, n) computes y += 1.0f · x for n numbers.
     if (stage_ == 0) {
       NCCL_CHECK(ncclAllReduce(full, full, sharding.count, kReal, ncclAvg, ranks_.comm(), stream_));
     } else {

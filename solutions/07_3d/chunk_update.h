@@ -62,14 +62,14 @@ class ChunkUpdate {
           std::array{part_.offset, part_.count, int{model.values() != nullptr}});
   }
 
-  // With --ep, experts are averaged over their own replicas: in ranges of the chunk, after the backward pass. Call
-  // before the model gets its parameters.
+  // With --ep, experts have other replicas than shared parameters. So the ranges of the chunk with experts and those
+  // without are averaged separately, after the backward pass. Call this before the model gets its parameters.
   void spread_experts(const Options& options, const Mesh& mesh) {
     mesh_ = &mesh;
     reducer_.reset();
     if (shards_) {
       shards_.reset();
-      values_ = {};  // before there are others, or both would be held at once
+      values_ = {};  // freed before others are allocated, or both would be held at once
       grads_ = {};
       spread_shards_.emplace(options, model_, mesh, stream_);
       part_ = {0, model_.count()};
@@ -93,9 +93,10 @@ class ChunkUpdate {
     }
     // WRITE 07.D: Average the gradients of the chunk over the replicas, or make stream_ wait for their averages.
     //   shards_ and reducer_ are optional: each is there or not, as the constructor has decided. shards_->scatter(full,
-    //   shard) averages the gradients and writes this rank's shard of them to `shard`, which is where grads() is.
-    //   reducer_ has averaged the buckets on another stream since layer_ready() was called for their layers;
-    //   reducer_->finish() makes stream_ wait for that. Without other replicas, nothing is to be done.
+    //   shard) averages `full`, the gradients of the chunk, and writes this rank's shard of the averages to `shard`;
+    //   grads() is the place for it. reducer_ has averaged the buckets on another stream since layer_ready() was called
+    //   for their layers; reducer_->finish() makes stream_ wait for that. Without other replicas, nothing is to be
+    //   done.
     if (shards_) shards_->scatter(model_.grads(), grads());
     if (reducer_) reducer_->finish();
     // END WRITE 07.D
@@ -117,8 +118,8 @@ class ChunkUpdate {
     if (spread_shards_) return spread_shards_->update(lr_factor);
     // WRITE 07.E: Update this replica's part of the chunk, and give every replica the whole chunk.
     //   values() and grads() are this replica's part. optimizer() is its Optimizer, whose step(values, grads,
-    //   lr_factor) makes an update. If there are shards, shards_->gather(shard, full) gives all replicas the shards of
-    //   all.
+    //   lr_factor) makes an update. If there are shards, shards_->gather(shard, full) gathers the shards of all
+    //   replicas in `full`, on each of them.
     optimizer().step(values(), grads(), lr_factor);
     if (shards_) shards_->gather(values(), model_.values());
     // END WRITE 07.E
@@ -147,7 +148,7 @@ class ChunkUpdate {
   Model& model_;
   cudaStream_t stream_;
   Extent part_;
-  DeviceBuffer<Real> values_, grads_;  // the model's and padding, if sharded
+  DeviceBuffer<Real> values_, grads_;  // if sharded: the model's memory, with padding
   std::optional<ShardedUpdate> shards_;
   std::optional<GradientReducer> reducer_;     // unless sharded, or there is nothing to average
   std::optional<Optimizer> optimizer_;         // unless sharded

@@ -36,8 +36,8 @@ class MeshClipping {
     //   *norm, as far as they count here (05.11); sum_over(group, norm) adds up *norm over the ranks of a group;
     //   take_root(norm) replaces *norm by its root; scale(mine_, norm) clips this rank's gradients. Every element of
     //   the whole gradient must count once. The groups are mesh_.tensor, mesh_.pipeline and mesh_.data; sharded_ says
-    //   whether each replica has only its shard of the averages. If mesh_.shape.expert > 1, mesh_.experts is a group,
-    //   too.
+    //   whether each replica has only its shard of the averages. If mesh_.shape.expert > 1, there is one more
+    //   group: mesh_.experts, the ranks of mesh_.data that together have all experts.
     clipping_.add_squares(mine_, norm);
     const auto sum_over = [&](const Group& group) { clipping_.sum_over(group, norm); };
     // TODO 07.7: Sum the squares over the groups, so that every element of the whole gradient counts once.
@@ -73,7 +73,7 @@ class MeshClipping {
         if (sharded || mesh.experts.rank() == 0) count(part);
       }
       if (sharded || mesh.experts.rank() == 0) continue;
-      // With --ep, all but the experts counts on one of the ranks that have all experts together.
+      // With --ep, a parameter of no expert counts on only one of the ranks that together have all experts.
       int offset = 0;
       for (const Parameter& p : parameters) {
         if (is_of_expert(p)) count({offset, p.count()});

@@ -27,7 +27,7 @@ int choose_micro_batches(int rows, int stages) {
   return std::max(rows, 1);
 }
 
-// Returns the numbers of micro-batches of 1, 2, 4, … 64 sequences that divide the rows of a replica.
+// Returns into how many micro-batches of 1, 2, 4, … 64 sequences each the rows of a replica can be divided.
 std::vector<int> possible_micro_batches(int rows) {
   std::vector<int> numbers;
   for (int sequences = 1; sequences <= std::min(rows, 64); sequences *= 2) {
@@ -144,8 +144,8 @@ std::vector<Layout> make_layouts(const PlanSettings& s, const ModelShape& model)
 
 // ---- the plans, the best first -------------------------------------------------------------------------------------
 
-// Sorts by whether a plan fits, then by time, and plans that are equally fast up to rounding by memory. Plans of gpt
-// that do not fit are sorted by memory only.
+// Returns what to sort plans by: whether they fit, then the time, then, if the times are equal up to rounding, the
+// memory. Plans of gpt that do not fit are sorted by memory only.
 auto order_of(const Plan& plan, bool gpt) {
   const double total = plan.fullest().memory.total();
   return std::tuple(!plan.fits, gpt && !plan.fits ? 0.0f : static_cast<float>(plan.seconds), total);

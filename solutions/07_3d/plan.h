@@ -28,7 +28,7 @@ struct MemoryPlan {
 // Bytes that a GPU sends per step, by group.
 struct Traffic {
   double tensor = 0, data = 0, pipeline = 0, context = 0;
-  double copies = 0;    // hybrid sharding: to the ranks with the same shard of the model's other copies
+  double copies = 0;    // hybrid sharding: to the ranks with the same shard in the model's other copies
   double experts = 0;   // rows, to the experts and back
   double replicas = 0;  // gradients and parameters of experts, to the ranks with the same ones
 
@@ -37,8 +37,8 @@ struct Traffic {
 
 // How a stage spends a step, in seconds.
 struct StageTimes {
-  double busy = 0;      // computing, and what every layer waits for: the tensor group, the ring as far as it shows, the
-                        // exchange of rows
+  double busy = 0;      // computing, and what every layer waits for: the tensor group, the part of the ring that is not
+                        // hidden, the exchange of rows
   double backward = 0;  // the part of `busy` that hides `reduce`
   double transfer = 0;  // one micro-batch, from one stage or chunk to the next
   double reduce = 0;    // the gradients
@@ -179,12 +179,12 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
   probe("07.K", "given to add_activations: parameters, rows, stage",
         std::array{part.parameters, replica_rows(model, layout), 1.0 * s});
   // WRITE 07.K: Set memory.activations and memory.buckets of stage `s`, in bytes.
-  //   A value takes model.bytes(). All counts of values are per row, and a buffer has the rows of one micro-batch, of
-  //   layout.micro_batches in replica_rows(model, layout). The stage keeps part.kept values of each micro-batch in
-  //   flight: forwards_ahead() says how many there are, but counts a micro-batch once per chunk (layout.chunks), and
-  //   each time only a chunk's share of part.kept is there. It also needs part.room values for recomputation, and
-  //   2 · part.widest for the gradients that a backward computes with. If it receives, it keeps part.in values for each
-  //   forward that is ahead and for the next one, but for no more than all of them.
+  //   A value takes model.bytes(). All counts of values are per row. A buffer has the rows of one micro-batch;
+  //   replica_rows(model, layout) are those of all layout.micro_batches. The stage keeps part.kept values of each
+  //   micro-batch in flight. forwards_ahead() says how many are in flight, but counts a micro-batch once per chunk
+  //   (layout.chunks), and each time the stage keeps only a chunk's share of part.kept. It also needs part.room values
+  //   for recomputation, and 2 · part.widest for the gradients that a backward computes with. If it receives inputs, it
+  //   keeps part.in values for each forward that is ahead, and for the next one if there is any.
   //   The buckets are for messages: part.out values of gradients that come down, if the stage has one above, and
   //   2 · part.in of gradients that go down, if it has one below. In an interleaved schedule, with several chunks,
   //   every stage has both.
@@ -200,8 +200,9 @@ inline void add_activations(MemoryPlan& memory, const ModelShape& model, const L
 }
 
 // Adds the buffers for what ZeRO does not keep: one unit's gradients before they are reduced, in stage 3 also its
-// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Adds
-// those of a context group's ring and of the exchange of rows, too, and the experts, which fewer ranks share.
+// gathered parameters, and with prefetch both for two units (chapter 06). A unit is an MLP's layer or a gpt block. Also
+// adds the buffers of a context group's ring and of the exchange of rows, and the parameters, gradients and optimizer
+// state of the experts, which fewer ranks share.
 inline void add_gathered(MemoryPlan& memory, const ModelShape& model, const Layout& layout, const StageShape& part) {
   const int units = layout.zero < 2 ? 0 : layout.zero == 2 ? 1 : layout.prefetch ? 4 : 2;
   memory.buckets += model.bytes() * part.largest * units;
@@ -365,7 +366,7 @@ inline void add_data_seconds(StageTimes& times, const ModelShape& model, const C
   const int ranks = layout.sharing(), copies = layout.data() / ranks;
   const int gathers = layout.zero == 0 ? 0 : layout.zero == 3 ? 2 * layout.micro_batches : 1;
   double all = 0;
-  // Adds the time of a kind of parameters, which `size` ranks that are `stride` apart have: `bytes` are sent.
+  // Adds the time for one kind of parameters. The `size` ranks that share them are `stride` apart; each sends `bytes`.
   const auto add = [&](double parameters, int units, int stride, int size, double bytes) {
     const Link link = group_link(model, cluster, stride, size);
     const double whole = model.bytes() * parameters;
@@ -410,15 +411,15 @@ inline double step_seconds(const Layout& layout, double bubble, const StageTimes
   probe("07.M", "given to step_seconds: times of the stage", std::array{t.busy, t.transfer, t.reduce, t.gather});
   double seconds = 0;
   // WRITE 07.M: Set `seconds` to the time of a step.
-  //   All times in `t` are per step, except t.transfer, which is that of one message. The pipeline's time consists of
-  //   t.busy and of the share `bubble` of the whole, in which the stage idles. A step is as long as M + p - 1
-  //   micro-batches (chapter 04); for each of these, the stage waits for two messages. With layout.pp == 1, there are
-  //   no messages. The stage also waits for t.gather. t.reduce hides behind t.backward, as far as it fits.
+  //   All times in `t` are per step, except t.transfer, which is that of one message. During the share `bubble` of the
+  //   pipeline's time, the stage idles; the rest of that time is t.busy. A step is as long as M + p - 1 micro-batches
+  //   (chapter 04); for each of these, the stage waits for two messages. With layout.pp == 1, there are no messages.
+  //   The stage also waits for t.gather. t.reduce hides behind t.backward, as far as it fits.
   // In 1F1B, a stage may have to wait for the activation and for the gradient of each micro-batch (chapter 04).
   const double messages = layout.pp == 1 ? 0 : 2 * t.transfer * (layout.micro_batches + layout.pp - 1);
   // TODO 07.13: Compute the time of a step.
   //   t.busy is all of the pipeline's time except the share `bubble`. Add `messages` and t.gather, because the stage
-  //   waits for them. t.reduce hides behind t.backward: add only the part of t.reduce that is longer.
+  //   waits for them. t.reduce hides behind t.backward: add only the time by which t.reduce is longer.
   seconds = t.busy / (1 - bubble) + messages + t.gather + std::max(0.0, t.reduce - t.backward);
   // END TODO 07.13
   // END WRITE 07.M

@@ -58,7 +58,7 @@ void train_stage(Training& training, const Schedule& schedule, PipelineStage& st
   //   Then training.losses() are on the stage of the model's last part, and the first stage reports them:
   //     send_losses(losses, schedule, ranks of the stages, stream) sends them there
   //     average_losses(losses, replicas, stream) averages them on the first stage, if there are several replicas
-  //   Before that, part.average(losses) makes the losses of a rank's own positions those of whole samples.
+  //   Before that, part.average(losses) turns the losses of a rank's own positions into those of whole samples.
   //   evaluate(training, mesh.replicas, stream, add_loss) evaluates. Its add_loss(batch, loss) adds the loss of a batch
   //   to a float on the device: evaluate_batch(stage, schedule, ranks of the stages, part(batch), training.evaluated()
   //   * mesh.shape.context, loss, stream). All ranks of a tensor group compute the same loss. It must count once, so
@@ -105,9 +105,9 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   probe("07.I", "given to train: whether sharded", std::array{int{settings.sharded()}});
   OwnPositions part(options, mesh, stream);
   // WRITE 07.I: Create what this rank needs for its part of the training, and call train_stage() with it and `part`.
-  //     Network: if settings.cuts_more(), cut_network(options, settings, mesh); else
-  //       make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}), with layers that
-  //       are cut over several ranks, or make_network(options)
+  //     Network: if settings.cuts_more(), cut_network(options, settings, mesh); else, if several ranks share a layer,
+  //       make_parallel_network(options, ranks, {.sequence_parallel = settings.sequence_parallel}); else
+  //       make_network(options)
   //     Schedule: make_schedule(settings)
   //     std::vector<int>, the bounds: partition_layers(network.counts(), settings.parts(), default_partition(options))
   //     PipelineStage(network, options.batch_size, schedule, number of the stage, bounds, recompute, stream, storage)
@@ -115,14 +115,13 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   //     PipelineExecutor(schedule, stage, ranks of the stages, stream, clock)
   //     std::deque<ChunkUpdate>: make_updates()
   //     MeshClipping(options, updates, mesh, sharded, stream)
-  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs. whole_samples(data,
-  //       options, mesh) returns it for samples of all positions
+  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs. Training takes
+  //       whole_samples(data, options, mesh), the same source with samples of all positions
   //     Training(options, job, place, data, stream)
   //   Replicas share the optimizer state if settings.sharded(). Then `storage` is Storage::bound, because the updates
   //   bring the stage's memory; else it is Storage::own. `recompute` is options.gpt.recompute == "stages". A bucket has
-  //   settings.bucket_mb MiB. Nothing is sent to start with equal parameters: a chunk's
-  //   model.initialize(options.model_seed) draws those of the whole network and keeps its own. Each update belongs in
-  //   the checkpoints: add_to(training).
+  //   settings.bucket_mb MiB. No initial parameters are sent: a chunk's model.initialize(options.model_seed) draws
+  //   those of the whole network and keeps its own. Each update belongs in the checkpoints: add_to(training).
   const bool sharded = settings.sharded();  // ZeRO: each replica updates its shard of the parameters
 
   // The whole network, with its layers cut over the tensor group.

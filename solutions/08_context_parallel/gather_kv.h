@@ -56,10 +56,10 @@ class GatherAttention : public Attention {
     // WRITE 08.I: Compute the gradients of the keys and values of all ranks, and bring each rank its own in home_.
     //   kv_ has the keys and values of all ranks one after the other, `count` elements each, and dkv_ has as much room
     //   for their gradients, in floats. The sums of the last call are still in it. parts_.add_gradients(blas, values,
-    //   gradients, kv, source, dkv, samples, dropout) adds what this rank's queries contribute to the gradients of kv,
-    //   those of rank `source`, to dkv: call it for each rank, in their order. Then one NCCL call sums dkv_ over the
-    //   ranks of group_.comm(), and leaves each rank the `count` sums of its own keys and values in home_. Everything
-    //   is on `stream`.
+    //   gradients, kv, source, dkv, samples, dropout) adds to dkv what this rank's queries contribute to the gradients
+    //   of kv, the keys and values of rank `source`. Call it for each rank, in their order. Then one NCCL call sums
+    //   dkv_ over the ranks of group_.comm(), and leaves each rank the `count` sums of its own keys and values in
+    //   home_. Everything is on `stream`.
     CUDA_CHECK(cudaMemsetAsync(dkv_.data(), 0, group_.size() * count * sizeof(float), stream));
     for (int source = 0; source < group_.size(); ++source) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(source) * count;

@@ -4,8 +4,8 @@
 // into one softmax: the result is that of all keys at once. ring_attention.h and gather_kv.h bring the keys and values.
 //
 // A rank has n = T/c of the T positions of each sample, for c ranks. E: features of this rank's heads. Its positions
-// are one run of consecutive ones, or two (sequence.h). A run of queries sees a run of keys fully, not at all, or, if
-// they are the same positions, each query its own and the earlier ones.
+// are one run of consecutive ones, or two (sequence.h). A run of queries sees a run of keys fully or not at all. But if
+// both are the same positions, each query sees its own and the earlier ones.
 #pragma once
 
 #include <algorithm>
@@ -37,11 +37,12 @@ static __global__ void merge_part(float* context, float* log_sums, const float* 
                                   int features) {
   // WRITE 08.C: Merge each row's part into its context and its log_sum.
   //   Row i of the part has the context sums_of_values[i·width … i·width + width - 1] / sums[i]; the logarithm of its
-  //   sum of e^score is largest[i] + log sums[i]. The earlier parts have given the context from context +
-  //   at.row_of_whole(i)·features on, and the logarithm log_sums[i / m · heads · m + i % m], where m is at.count. If
-  //   `first`, nothing has written these yet. Replace both by those of all parts together: the contexts are means of
-  //   the values, weighted with e^score. No exponential may overflow. Use warp_stride() and lanes(), and call
-  //   sync_lanes() between reading log_sums[…] and writing it, as softmax_of_block() in chapter 01 does.
+  //   sum of e^score is largest[i] + log sums[i]. The context of the earlier parts begins at context +
+  //   at.row_of_whole(i)·features; their logarithm is log_sums[i / m · heads · m + i % m], where m is at.count. If
+  //   `first`, nothing has written these yet. Replace them by the context and the logarithm of all parts together. A
+  //   context is a mean of the values, weighted with e^score. No exponential may overflow. Use warp_stride() and
+  //   lanes(), and call sync_lanes() between reading log_sums[…] and writing it, as softmax_of_block() in chapter 01
+  //   does.
   for (int row : warp_stride(rows)) {
     float* to = context + static_cast<std::ptrdiff_t>(at.row_of_whole(row)) * features;
     float* log_sum = log_sums + row / at.count * heads * at.count + row % at.count;
@@ -103,26 +104,27 @@ class PartialAttention {
     part_ = DeviceBuffer<Real>(2 * max_samples * run_.positions * all_.width, Memory::activations);
   }
 
-  // Copies this rank's keys and values to kv[samples·n, 2F].
+  // Copies this rank's keys and values to kv[samples·n, 2E].
   void pack(Real* kv, const AttentionValues& values, int samples, cudaStream_t stream) const {
     const int rows = samples * all_.positions, E = all_.features();
     launch(pack_keys_and_values, rows * 2 * E, stream, kv, values.qkv, rows, E);
   }
 
-  // Run `query` of this rank's queries and run `key` of a rank's keys: the query in row i of its run sees the keys 0 to
-  // i + ahead of theirs.
+  // Run `query` of this rank's queries and run `key` of a rank's keys: the query in row i of its run sees the keys in
+  // rows 0 to i + ahead of their run.
   struct Pair {
     int query, key, ahead;
   };
 
-  // Returns the pairs of which at least one query sees a key of rank `source`.
+  // Returns the pairs in which at least one query sees a key of rank `source`.
   std::vector<Pair> pairs_with(int source) const {
     const std::vector<int> mine = cut_.runs(rank_), theirs = cut_.runs(source);
     std::vector<Pair> pairs;
-    // WRITE 08.B: Append {a, b, ahead} to `pairs` for each pair of runs of which at least one query sees a key.
+    // WRITE 08.B: Append {a, b, ahead} to `pairs` for each pair of runs in which at least one query sees a key.
     //   mine[a] is the position where run `a` of this rank's queries begins, theirs[b] that of run b of the keys. All
     //   runs are equally long. A position sees itself and those before it: the query in row i of its run sees the keys
-    //   0 to i + ahead of theirs. Go through the runs of the queries, and for each through those of the keys.
+    //   in rows 0 to i + ahead of their run. Go through the runs of the queries, and for each through those of the
+    //   keys.
     for (int a = 0; a < static_cast<int>(mine.size()); ++a) {
       for (int b = 0; b < static_cast<int>(theirs.size()); ++b) {
         int ahead = 0;
@@ -130,8 +132,9 @@ class PartialAttention {
         // TODO 08.2: Set `ahead` and `skip`.
         //   The queries begin at position mine[a], the keys at theirs[b]; both runs are equally long, and they are the
         //   same positions or have none in common. A position sees itself and those before it: the query in row i of
-        //   its run sees the keys 0 to i + ahead of theirs. `ahead` may be larger than the run: then the query sees all
-        //   of its keys. `skip`: no query of the run sees any of these keys, so there is nothing to compute.
+        //   its run sees the keys in rows 0 to i + ahead of their run. `ahead` may be larger than the run: then the
+        //   query sees all of its keys. `skip`: no query of the run sees any of these keys, so there is nothing to
+        //   compute.
         ahead = mine[a] - theirs[b];
         skip = ahead < 0;
         // END TODO 08.2
@@ -188,8 +191,8 @@ class PartialAttention {
     CUDA_CHECK(cudaMemsetAsync(sums_.data(), 0, samples * all_.positions * E * sizeof(float), stream));
   }
 
-  // Adds the gradients of kv, the keys and values of rank `source`, by way of this rank's queries, to dkv[samples·n,
-  // 2F], and keeps those of the queries.
+  // Adds what this rank's queries contribute to the gradients of kv, the keys and values of rank `source`, to
+  // dkv[samples·n, 2E]. Also adds up the gradients of the queries, for finish_backward().
   void add_gradients(const Blas& blas, const AttentionValues& values, const AttentionValues& gradients, const Real* kv,
                      int source, float* dkv, int samples, const Dropout& dropout) {
     const cudaStream_t stream = blas.stream();
@@ -230,7 +233,7 @@ class PartialAttention {
   void probe_pairs(const std::vector<Pair>& pairs) const {
     if (!probing()) return;
     std::vector<int> numbers;
-    for (const auto& [query, key, ahead] : pairs)  // further ahead, too, a query sees all keys of a run
+    for (const auto& [query, key, ahead] : pairs)  // a larger `ahead` means the same: all keys of a run
       numbers.insert(numbers.end(), {query, key, std::min(ahead, run_.positions - 1)});
     probe("08.2", "run of queries, run of keys, keys ahead (at most a run's) of each pair", numbers);
   }

@@ -46,10 +46,10 @@ class RingAttention : public Attention {
     // WRITE 08.E: In each step, attend to the keys and values that are here, while the next ones arrive.
     //   There are c = group_.size() steps. parts_.attend(blas, values, kv, source, samples, dropout) merges what this
     //   rank's queries see among kv, the keys and values of rank `source`, into the context, on `compute`. source(step)
-    //   says whose are here in a step. In step 0, these are the rank's own, in kv_[0]; those that arrive during step i
-    //   go to kv_[(i + 1) % 2]. begin_exchange(i, samples, compute) sends and receives beside the computation; after
-    //   end_exchange(compute), what has arrived can be read. In the last step, nothing has to arrive: you may call both
-    //   functions, or neither.
+    //   says whose keys and values are here in a step. In step 0, these are the rank's own, in kv_[0]; those that
+    //   arrive during step i go to kv_[(i + 1) % 2]. begin_exchange(i, samples, compute) sends and receives beside the
+    //   computation; after end_exchange(compute), what has arrived can be read. In the last step, nothing has to
+    //   arrive: you may call both functions, or neither.
     for (int step = 0; step < group_.size(); ++step) {
       if (step + 1 < group_.size()) begin_exchange(step, samples, compute);
       parts_.attend(blas, values, kv_[step % 2].data(), source(step), samples, dropout);
@@ -74,12 +74,12 @@ class RingAttention : public Attention {
     //   - begin_exchange(i, samples, compute, true), in every step, the last one, too. From step 1 on, it also sends
     //     dkv_[(i - 1) % 2], which step i - 1 has completed, and receives in dkv_[i % 2] what the earlier ranks have
     //     added up.
-    //   - Meanwhile, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds what this
-    //     rank's queries contribute to the gradients of kv to dkv. For dkv, take mine_, and clear it in each step:
+    //   - Meanwhile, parts_.add_gradients(blas, values, gradients, kv, source, dkv, samples, dropout) adds to dkv what
+    //     this rank's queries contribute to the gradients of kv. For dkv, take mine_, and clear it in each step:
     //     clear(sums) sets `count` floats to zero. In step 0, no gradients arrive: take dkv_[0] itself.
     //   - After end_exchange(compute), the kernel add_floats(y, x, factor, n) adds mine_ to what has arrived.
-    //   After the last step comes one more exchange, begin_exchange(c, samples, compute, true). It sends the gradients
-    //   to the rank whose keys they are, and brings this rank's to dkv_[c % 2]. With one rank, they stay in dkv_[0].
+    //   After the last step comes one more exchange, begin_exchange(c, samples, compute, true). It brings every rank
+    //   the gradients of its own keys and values, to dkv_[c % 2]. With one rank, they stay in dkv_[0].
     for (int step = 0; step < group_.size(); ++step) {
       float* sums = dkv_[step % 2].data();
       float* own = step == 0 ? sums : mine_.data();
@@ -142,9 +142,9 @@ class RingAttention : public Attention {
     //   `gradients`, dkv_[(step - 1) % 2] goes to the next rank, and the previous rank's arrives in dkv_[step % 2].
     //   With neither, nothing is sent. All have `count` elements; keys and values are of type kReal, the gradients are
     //   floats (ncclFloat). One group of NCCL calls over group_.comm() sends and receives all of it; a second one would
-    //   only start after the first. What is sent is there, and what is overwritten is not read any more, when
-    //   everything that is enqueued on `compute` by now is done: use the event computed_. Neither the host nor
-    //   `compute` may wait.
+    //   only start after the first. communication_ must wait for everything that is enqueued on `compute` by now, which
+    //   writes what is sent and reads what is overwritten: use the event computed_. Neither the host nor `compute` may
+    //   wait.
     // TODO 08.6: Make communication_ wait for what `compute` has been given so far.
     //   It has written what is sent, and reads what will be overwritten. Use the event computed_:
     //   cudaEventRecord(event, stream), cudaStreamWaitEvent(stream, event) (docs/calls.md). The host must not wait.
@@ -196,7 +196,7 @@ class RingAttention : public Attention {
   std::span<const Real> arriving_;             // what end_exchange() records: the keys and values under way,
   std::span<const float> arriving_gradients_;  // and the gradients
   Event computed_, arrived_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 }  // namespace workshop

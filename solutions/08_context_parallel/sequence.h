@@ -16,9 +16,9 @@
 
 namespace workshop {
 
-// Which positions go together. The last position sees all others, the first sees only itself: if each rank has
-// neighbors (none), the last rank computes nearly twice as much as the ranks do on average. With zigzag, each rank has
-// a piece from the front and the piece as far from the end.
+// Which positions each rank has. The last position sees all others, the first sees only itself. So with `none`, where a
+// rank has consecutive positions, the last rank computes nearly twice as much as the ranks do on average. With
+// `zigzag`, each rank has a piece from the front and the piece as far from the end.
 enum class Balance { none, zigzag };
 
 // How the positions of a sequence are cut over the ranks. `ranks` divides `whole`; with zigzag, 2·ranks does.

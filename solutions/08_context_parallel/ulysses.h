@@ -42,8 +42,8 @@ struct HeadExchange {
   }
 };
 
-// by_rank[i] is what goes to, or has come from, rank i. heads: all positions of this rank's heads; rows: all heads of
-// its positions.
+// by_rank has a block for each rank, with what goes to that rank or has come from it. heads: all positions of this
+// rank's heads; rows: all heads of its positions.
 static __global__ void rows_to_ranks(Reals by_rank, ConstReals rows, HeadExchange e, int n) {
   for (int i : grid_stride(n)) by_rank[i] = rows[e.among_rows(i)];
 }
@@ -84,11 +84,11 @@ class UlyssesAttention : public Attention {
     const cudaStream_t stream = blas.stream();
     // WRITE 08.K: Exchange positions for heads, attend, and exchange them back.
     //   values.qkv has the queries, keys and values of all heads of this rank's positions: 3 parts. to_heads(x, y,
-    //   parts, samples, stream) turns such rows x into those of all positions of this rank's heads, y, which may be x;
-    //   to_rows() does the opposite. inside_->forward(blas, values, samples, 0, T, dropout) computes the attention of
-    //   this rank's heads over all T positions, inside_->heads().positions; all_positions(values, samples) are the
-    //   AttentionValues that it works on, and of_heads(dropout) is their dropout. The context, 1 part, belongs in
-    //   values.context, for all heads of this rank's positions.
+    //   parts, samples, stream) turns such rows, x, into y, the rows of all positions with this rank's heads only. y
+    //   may be x. to_rows() does the opposite. inside_->forward(blas, values, samples, 0, T, dropout) computes the
+    //   attention of this rank's heads over all T positions, inside_->heads().positions; all_positions(values, samples)
+    //   are the AttentionValues that it works on, and of_heads(dropout) is their dropout. The context, 1 part, belongs
+    //   in values.context, for all heads of this rank's positions.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(values.qkv, whole.qkv, 3, samples, stream);
     inside_->forward(blas, whole, samples, 0, inside_->heads().positions, of_heads(dropout));
@@ -103,10 +103,10 @@ class UlyssesAttention : public Attention {
     // WRITE 08.L: Go back through forward(), from gradients.context to gradients.qkv.
     //   Both are of all heads of this rank's positions. dcontext_ has room for the gradient of the context of this
     //   rank's heads. inside_->backward(blas, values, gradients, samples, dropout) goes back through its attention,
-    //   with the values and the dropout of inside_->forward(), which are all_positions(values, samples) and
-    //   of_heads(dropout): from gradients.context to gradients.qkv of all positions, with gradients.p as scratch
-    //   memory. AttentionValues are {qkv, p, context}: here those of `gradients`, but with dcontext_ as their context.
-    //   gradients.qkv is large enough for either form.
+    //   from gradients.context to gradients.qkv of all positions, with gradients.p as scratch memory. Its values and
+    //   its dropout are those of inside_->forward(): all_positions(values, samples) and of_heads(dropout).
+    //   AttentionValues are {qkv, p, context}. As its gradients, pass qkv and p of `gradients`, and dcontext_ as the
+    //   context. gradients.qkv is large enough for either form.
     const AttentionValues whole = all_positions(values, samples);
     to_heads(gradients.context, dcontext_.data(), 1, samples, stream);
     inside_->backward(blas, whole, {gradients.qkv, gradients.p, dcontext_.data()}, samples, of_heads(dropout));

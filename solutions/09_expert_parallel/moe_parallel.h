@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expert parallelism (Lepikhin et al., 2020): each rank has a part of every block's experts. All else is data
 // parallelism: the ranks have their own samples. In each block, the rows that the router has sorted by expert travel to
-// the ranks that have these experts, and what they compute travels back.
+// the ranks that have these experts, and the results travel back.
 //
 //   rank 0: router ─ sort ─┐                 ┌─ experts 0, 1 ─┐                 ┌─ combine
 //   rank 1: router ─ sort ─┴─ all-to-all ────┴─ experts 2, 3 ─┴─ all-to-all ────┴─ combine
@@ -28,8 +28,8 @@ namespace workshop {
 // ---- groups --------------------------------------------------------------------------------------------------------
 
 struct ExpertGroups {
-  Group experts;   // ranks that have all experts together
-  Group replicas;  // ranks that have the same ones
+  Group experts;   // ranks that together have all experts
+  Group replicas;  // ranks that have the same experts
 };
 
 // Makes this rank's two groups: `size` adjacent ranks that together hold all experts, and the ranks that hold the same
@@ -51,7 +51,7 @@ static __global__ void count_parts(int* counts, const int* starts, int samples, 
   }
 }
 
-// Writes starts[experts·samples + 1] with `rows` rows for each expert, `places` of them for a sample.
+// Writes starts[experts·samples + 1] with `rows` rows for each expert, `places` of them for each sample.
 static __global__ void fixed_rows(int* starts, int samples, int experts, int rows, int places) {
   for (int i : grid_stride(experts * samples + 1)) {
     starts[i] = samples == 0 ? 0 : i / samples * rows + i % samples * places;
@@ -62,7 +62,7 @@ static __global__ void fixed_rows(int* starts, int samples, int experts, int row
 
 class ParallelExperts : public Experts {
  public:
-  // The group must outlive this. Its size must divide the number of experts.
+  // `group` must outlive this object. Its size must divide the number of experts.
   ParallelExperts(const GptOptions& options, int positions, const ExpertOptions& how, const Group& group,
                   FeatureCut cut = {})
       : Experts(group.rank() * options.experts / group.size(), options.experts / group.size(), options.experts,
@@ -157,14 +157,14 @@ class ParallelExperts : public Experts {
     locate(saved.numbers);
     const ExpertRows received = received_rows(saved);
     Gradients own = g;
-    own.ones = ones_.data();  // for the rows of all ranks
+    own.ones = ones_.data();  // enough for the rows of all ranks
     probe("09.L", {name(), ": given to the experts: dy"}, dy, {saved.numbers.back(), width_}, compute);
-    // WRITE 09.L: Send the rows of dy to their experts, go back through these, and bring the gradients of x back to dy.
+    // WRITE 09.L: Send the rows of dy to their experts, go backward there, and bring the gradients of x back to dy.
     //   The parts travel as in forward(), to and from room_.data(), which holds the rows of dy that this rank's experts
     //   receive. compute_backward(received, first_rows_of(part), room_.data(), scratch, own) replaces these rows with
     //   the gradients of the rows of x. It adds to the gradients of the parameters if own.accumulate is 1 and
-    //   overwrites them if it is 0: g.accumulate is meant for the whole batch. What do the parts after the first one
-    //   need?
+    //   overwrites them if it is 0. g.accumulate says which of the two the batch as a whole must do: what do the parts
+    //   after the first one need?
     begin_communication(compute);
     for (int part = 0; part < parts_; ++part) {
       exchange(dy, room_.data(), saved.numbers, part, Direction::to_experts);
@@ -186,15 +186,15 @@ class ParallelExperts : public Experts {
  private:
   enum class Direction { to_experts, back };
 
-  // Rows per sample that a rank sends, at most.
+  // Returns how many rows per sample a rank sends at most.
   static int rows_per_sample(const GptOptions& o, int positions, const ExpertOptions& how) {
     return how.counts == "fixed" ? o.experts * Router(o, positions).places() : positions * o.top_k;
   }
   int places_of_sample() const { return rows_ / all_; }  // with fixed counts
   int rows_of_expert() const { return max_samples_ * places_of_sample(); }
 
-  // Returns the received rows of x, and what the experts compute from them. Rows of x are sorted by part, expert and
-  // source.
+  // Returns the received rows of x, and what the experts compute from them. The rows are sorted by part, then by
+  // expert, then by the rank that has sent them.
   ExpertRows received_rows(const Saved& saved) const {
     const auto at = [&](int i) { return saved.buffers[kFirst + i].data(); };
     return {at(0), at(1), at(2), room_.data()};
@@ -202,9 +202,11 @@ class ParallelExperts : public Experts {
 
   // Experts::compute(), for the rows of a part.
   void compute(const Blas& blas, const ExpertRows& rows, const int* first) const {
-    probe("09.16", {"given to compute: first rows of a part at ", name()}, std::span(first, count() + 1));
-    probe("09.16", {"given to compute: rows of a part at ", name()}, rows.x + first[0] * width_,
-          {first[count()] - first[0], width_}, blas.stream());
+    if (first[count()] > first[0]) {  // a part without rows may be left out
+      probe("09.16", {"given to compute: first rows of a part at ", name()}, std::span(first, count() + 1));
+      probe("09.16", {"given to compute: rows of a part at ", name()}, rows.x + first[0] * width_,
+            {first[count()] - first[0], width_}, blas.stream());
+    }
     Experts::compute(blas, rows, first);
   }
 
@@ -226,7 +228,7 @@ class ParallelExperts : public Experts {
     //   Rank r has the experts r * count() … (r + 1) * count() - 1. sent[all_, parts_] has the number of this rank's
     //   rows for each expert and part. Send the from_each numbers for the experts of rank r to rank r, and receive
     //   from_each numbers from it into received + r * from_each. Use ncclSend() and ncclRecv() of ints (ncclInt) over
-    //   group_.comm(), in one group, on `stream`. This rank is one of them: it sends to itself, too.
+    //   group_.comm(), in one group, on `stream`. This rank sends to itself, too.
     NCCL_CHECK(ncclGroupStart());
     for (int rank = 0; rank < group_.size(); ++rank) {
       NCCL_CHECK(ncclSend(sent + rank * from_each, from_each, ncclInt, rank, group_.comm(), stream));
@@ -261,8 +263,8 @@ class ParallelExperts : public Experts {
     numbers.push_back(all_ * rows_of_expert());
   }
 
-  // Finds a place for what is received: begin_[parts_, count(), group_.size()] gets the first row of what each rank
-  // sends for each expert in each part.
+  // Decides where the received rows go: begin_[parts_, count(), group_.size()] gets the first of the rows that each
+  // rank sends for each expert in each part.
   void locate(const std::vector<int>& numbers) {
     int next = 0, i = 0;
     for (int part = 0; part < parts_; ++part) {
@@ -291,8 +293,14 @@ class ParallelExperts : public Experts {
   void exchange(Real* sorted, Real* received, const std::vector<int>& numbers, int part, Direction direction) {
     const ncclComm_t comm = group_.comm();
     const int* first = numbers.data() + all_ * parts_;
+    if (direction == Direction::to_experts) {
+      probe("09.14", {"given to exchange: part to send, of ", name()}, std::array{part});
+    } else {
+      probe("09.15", {"given to exchange: part to return, 1 if from room_, of ", name()},
+            std::array{part, static_cast<int>(received == room_.data())});
+    }
     // WRITE 09.J: Exchange the rows of a part with all ranks of the group, on communication_.
-    //   Expert i of rank r is number r * count() + i of all. This rank's rows for expert e in this part begin at row
+    //   Expert i of rank r has the number r * count() + i. This rank's rows for expert e in this part begin at row
     //   first[e * parts_ + part] of `sorted`, and end before row first[e * parts_ + part + 1]. What rank r sends for
     //   expert i of this rank begins at row begin_[(part * count() + i) * group_.size() + r] of `received`, and has
     //   numbers[(r * count() + i) * parts_ + part] rows. A row has width_ values of type kReal. With
@@ -307,10 +315,10 @@ class ParallelExperts : public Experts {
         const int theirs = begin_[(part * count() + i) * group_.size() + rank], m = numbers[mine] * width_;
         Real *from_here = sorted + first[mine] * width_, *from_there = received + theirs * width_;
         if (direction == Direction::to_experts) {
-          // TODO 09.14: Send this rank's rows to expert i of rank `rank`, and receive that rank's for expert i here.
-          //   from_here has n values to send, from_there has room for m values: ncclSend(buffer, count, kReal, rank,
-          //   comm, communication_) and ncclRecv() in the same way. Either may be 0. Leave such messages out on both
-          //   sides: the other rank knows the number, too.
+          // TODO 09.14: Send this rank's rows for expert i of rank `rank`; receive its rows for this rank's expert i.
+          //   from_here has n values to send, from_there has room for m values. Call ncclSend(buffer, count, kReal,
+          //   rank, comm, communication_), and ncclRecv() with arguments of the same kind. If n or m is 0, leave that
+          //   message out. The other rank knows the number, too, and does the same.
           if (n > 0) NCCL_CHECK(ncclSend(from_here, n, kReal, rank, comm, communication_));
           if (m > 0) NCCL_CHECK(ncclRecv(from_there, m, kReal, rank, comm, communication_));
           // END TODO 09.14
@@ -331,7 +339,7 @@ class ParallelExperts : public Experts {
     }
   }
 
-  // Makes communication_ wait for what `compute` has been given so far, and the other way around.
+  // Makes communication_ wait for the work enqueued on `compute` so far. end_communication() does the reverse.
   void begin_communication(cudaStream_t compute) {
     CUDA_CHECK(cudaEventRecord(begun_, compute));
     CUDA_CHECK(cudaStreamWaitEvent(communication_, begun_));
@@ -343,7 +351,7 @@ class ParallelExperts : public Experts {
 
   const Group& group_;
   int parts_;   // of the samples; with two, one part's rows travel while the other's are computed
-  bool fixed_;  // counts
+  bool fixed_;  // the counts are fixed
   int positions_, max_samples_ = 0;
   int received_rows_;         // per sample, at most
   DeviceBuffer<int> counts_;  // sent, received: [all_, parts_] each
@@ -353,14 +361,14 @@ class ParallelExperts : public Experts {
   DeviceBuffer<Real> ones_;
   Event begun_, ended_;
   std::array<Event, 2> arrived_, computed_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 // Returns whether a parameter belongs to an expert.
 inline bool is_of_expert(const Parameter& p) { return p.name.find(".experts.") != std::string::npos; }
 
-// Records the parameters of this rank. Experts count as those of replica groups.replicas.rank(), all others as those of
-// replica `rank`.
+// Records the parameters of this rank: those of experts as replica groups.replicas.rank(), all others as replica
+// `rank`.
 inline void record_parameters(const Model& model, const ExpertGroups& groups, int rank, cudaStream_t stream) {
   for (const Parameter& p : model.parameters()) {
     record_whole(is_of_expert(p) ? groups.replicas.rank() : rank, p, p.value, stream);
@@ -400,7 +408,7 @@ inline GradientRanges ranges_of(const Model& model) {
 }
 
 // Averages the gradients over the ranks. Each rank has computed the gradients of the mean loss over its own samples.
-// Those of an expert already are sums over all ranks of its group, whose samples have come to it.
+// Those of an expert are already sums over all ranks of its group, because their rows have come to it.
 inline void average_gradients(const GradientRanges& ranges, const Group& world, const ExpertGroups& groups,
                               cudaStream_t stream) {
   probe_ranges("given to average_gradients", ranges, stream);
@@ -408,8 +416,8 @@ inline void average_gradients(const GradientRanges& ranges, const Group& world, 
   //   For both kinds of ranges, a range has range.size() gradients of type kReal from range.data() on. All ranks of
   //   `world` have the shared parameters; only those of groups.replicas have the same experts. Each rank has computed
   //   the gradients of the mean loss over its own samples, and all ranks have the same number of samples. A rank's
-  //   gradients of an expert already are the sums over the ranks of groups.experts. Work in place; one NCCL call per
-  //   range; the kernel scale_by(y, factor, n) multiplies.
+  //   gradients of an expert are already sums over the ranks of groups.experts. Work in place, with one NCCL call per
+  //   range. The kernel scale_by(y, factor, n) multiplies.
   for (const std::span<Real>& range : ranges.shared) {
     NCCL_CHECK(ncclAllReduce(range.data(), range.data(), range.size(), kReal, ncclAvg, world.comm(), stream));
   }

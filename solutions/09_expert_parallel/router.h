@@ -8,9 +8,9 @@
 //   weights = their scores / their sum         [tokens, K]
 //
 // With --capacity-factor, each sequence has a limited number of places at each expert, taken in the order of positions.
-// A token that finds none gets nothing from that expert. Places are counted per sequence, and so is the auxiliary loss,
-// which balances the load of the experts (--aux-loss). So no result depends on how the sequences of a batch are
-// distributed over the ranks.
+// A token that finds no place gets nothing from that expert. Places are counted per sequence. The auxiliary loss, which
+// balances the load of the experts (--aux-loss), is computed per sequence, too. So no result depends on how the
+// sequences of a batch are distributed over the ranks.
 #pragma once
 
 #include <array>
@@ -32,11 +32,11 @@ namespace workshop {
 static __global__ void choose_experts(float* logits, int* chosen, float* weights, int tokens, int experts, int K) {
   // WRITE 09.A: Turn each token's logits into scores, in place, and choose its K experts and their weights.
   //   A token's scores are the softmax of its logits over all experts; no exponential may overflow. chosen[token·K + k]
-  //   is the expert with the k-th largest score; of equal scores, the expert of the lower number comes first. Its
+  //   is the expert with the k-th largest score; of equal scores, the expert with the lower number comes first. Its
   //   weight, weights[token·K + k], is its score divided by the sum of the K chosen scores. If the scores are NaN,
   //   chosen[] must still hold valid expert numbers, 0 to experts - 1. `for (int token : warp_stride(tokens))` goes
   //   over the tokens of this warp, and `for (int e : lanes(experts))` over the experts that belong to this lane.
-  //   Outside of the inner loop, all lanes may together call max_of(experts, f), which returns the largest f(e);
+  //   Outside of the inner loop, all lanes together may call max_of(experts, f), which returns the largest f(e);
   //   sum_of(experts, f), the sum of all f(e); and first_of(experts, f), the first e for which f(e) is true. Before a
   //   lane reads what others wrote, all lanes call sync_lanes().
   for (int token : warp_stride(tokens)) {
@@ -52,10 +52,10 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
     int last = -1;
     for (int k = 0; k < K; ++k) {
       // TODO 09.1: Choose the best expert that has not been chosen yet: its number into `last`, its score into `best`.
-      //   The experts chosen so far come first if all are sorted by descending score and, on a tie, by number. So e is
-      //   still available if scores[e] < best, or if scores[e] == best and e > last. max_of(experts, f) is the largest
-      //   f(e), and first_of(experts, f) the first e for which f(e) is true; f(e) = -INFINITY leaves e out. All lanes
-      //   call them.
+      //   Imagine all experts sorted by descending score and, on a tie, by ascending number: the experts chosen so far
+      //   are the first ones. So e is still available if scores[e] < best, or if scores[e] == best and e > last.
+      //   max_of(experts, f) is the largest f(e), and first_of(experts, f) the first e for which f(e) is true; f(e) =
+      //   -INFINITY leaves e out. All lanes call them.
       const auto left = [=](int e) { return scores[e] < best || (scores[e] == best && e > last); };
       const float next = max_of(experts, [=](int e) { return left(e) ? scores[e] : -INFINITY; });
       last = first_of(experts, [=](int e) { return left(e) && scores[e] == next; });
@@ -92,15 +92,15 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
   //   begin at t·K. places[c] of choice c is the number of earlier choices of the same expert in the same sequence if
   //   that is less than places_of_expert, else -1. counts[i] is the number of all choices of the pair, with or without
   //   a place. `for (int pair : warp_stride(sequences * experts))` goes over the pairs of this warp. All its lanes call
-  //   number(n, f, g). It calls g(i, k) for each i in [0, n) for which f(i) is true, where k = 0, 1, 2, … counts these
-  //   i, and returns their number.
+  //   number(n, f, g). For each i in [0, n) for which f(i) is true, it calls g(i, k), where k = 0, 1, 2, … numbers
+  //   these i. number() returns how many there are.
   for (int pair : warp_stride(sequences * experts)) {
     const int expert = pair % experts, choices = positions * K, first = pair / experts * choices;
     // TODO 09.3: Number the choices of this expert among chosen[first] … chosen[first + choices - 1], and count them.
-    //   Position t has the choices t·K … t·K + K - 1, so these are in the order of positions. number(choices, f, g)
-    //   calls g(i, k) for each i in [0, choices) for which f(i) is true, where k = 0, 1, 2, … counts these i, and
-    //   returns their number. Write places[] of the choices of this expert, and counts[pair], which includes those that
-    //   find no place.
+    //   Position t has the choices t·K … t·K + K - 1, so these are in the order of positions. For each i in [0,
+    //   choices) for which f(i) is true, number(choices, f, g) calls g(i, k), where k = 0, 1, 2, … numbers these i.
+    //   number() returns how many there are. Write places[] of the choices of this expert, and counts[pair], which
+    //   includes those that find no place.
     counts[pair] = number(
         choices, [=](int i) { return chosen[first + i] == expert; },
         [=](int i, int k) { places[first + i] = k < places_of_expert ? k : -1; });
@@ -110,8 +110,8 @@ static __global__ void take_places(int* places, int* counts, const int* chosen, 
 }
 
 // Computes balance[sequences, experts], the f·g of each expert in each sequence. With J experts and T positions, f is
-// J/(K·T) times the number of tokens that chose the expert, and g is its mean score. A warp has a sequence and an
-// expert.
+// J/(K·T) times the number of tokens that chose the expert, and g is its mean score. Each warp handles one pair of a
+// sequence and an expert.
 static __global__ void balance_of_experts(float* balance, const float* scores, const int* counts, int sequences,
                                           int positions, int experts, int K) {
   for (int pair : warp_stride(sequences * experts)) {
@@ -130,8 +130,8 @@ static __global__ void add_loads(int* loads, const int* counts, int sequences, i
 }
 
 // Computes dlogits[tokens, experts] from dweights[tokens, K], the gradients of the weights. Adds the gradient of the
-// auxiliary loss: `balance_factor` times that of Σ f·g over the experts, for the token's sequence. A warp shares a
-// token.
+// auxiliary loss: `balance_factor` times that of Σ f·g over the experts, for the token's sequence. The lanes of a warp
+// share a token.
 static __global__ void choose_experts_backward(Reals dlogits, const float* dweights, const float* scores,
                                                const float* weights, const int* chosen, const int* counts, int tokens,
                                                int positions, int experts, int K, float balance_factor) {
@@ -176,17 +176,18 @@ static __global__ void choose_experts_backward(Reals dlogits, const float* dweig
 
 // ---- the router ----------------------------------------------------------------------------------------------------
 
-// What the router keeps of `tokens` tokens for the backward pass, on the device.
+// What the router keeps for the backward pass about `tokens` tokens, on the device.
 struct Routing {
   float* scores;   // [tokens, experts]
   float* weights;  // [tokens, K]
   int* chosen;     // [tokens, K]: experts, the best one first
   int* places;     // [tokens, K]: see take_places()
   int* counts;     // [sequences, experts]: tokens that have chosen the expert
-  int* rows;       // the same: how many of them may have a row; first_rows() limits it to the places
+  int* rows;       // [sequences, experts]: how many of those may get a row; first_rows() caps it at the places
 };
 
-// ContextRouter (support/context_router.h) derives from it, for sequences that are split across ranks (chapter 08).
+// Chooses the experts of each token. ContextRouter (support/context_router.h) derives from it, for sequences that are
+// split across ranks (chapter 08).
 class Router {
  public:
   Router(const GptOptions& options, int positions)
@@ -231,7 +232,7 @@ class Router {
     probe("09.E", {"given to router_.forward: x of ", name_}, x, {tokens, width_}, stream);
     float *scores = kept.scores + first * experts_, *weights = kept.weights + first * K_;
     int *chosen = kept.chosen + first * K_, *places = kept.places + first * K_;
-    // The scores are float32 in either precision: rounded ones would be equal too often.
+    // The scores are float32 in both precisions: if they were rounded, too many would be equal.
     add_batched_gemm(blas, Op::as_is, Op::transposed, tokens, experts_, width_, {const_cast<Real*>(x), width_, 0},
                      {weight_, width_, 0}, 0, {scores, experts_, 0}, 1);
     launch(choose_experts, tokens * experts_, stream, scores, chosen, weights, tokens, experts_, K_);
@@ -256,7 +257,7 @@ class Router {
                       : 0.0f;
     launch(choose_experts_backward, tokens * experts_, stream, dlogits_.data(), dweights, kept.scores, kept.weights,
            kept.chosen, kept.counts, tokens, positions_, experts_, K_, factor);
-    if (factor == 0) {  // what TODO 09.10 does, by itself
+    if (factor == 0) {  // without the auxiliary loss, the result of TODO 09.10
       probe("09.10", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
     } else {
       probe("09.11", {name_, ": gradient of the logits"}, dlogits_.data(), {tokens, experts_}, stream);
@@ -278,9 +279,9 @@ class Router {
     launch(take_places, sequences * experts_ * kWarp, stream, kept.places, kept.counts, kept.chosen, sequences,
            positions, experts_, K_, places_);
   }
-  // Returns the share of a sequence's positions that `positions` are, and the ranks whose gradients will be averaged
-  // though they have parts of the same sequences.
+  // Returns which fraction of a whole sequence the positions_ positions are.
   virtual double share() const { return 1; }
+  // Returns how many ranks have parts of the same sequences. The gradients will be averaged over these ranks, too.
   virtual int ranks_of_sequence() const { return 1; }
 
   int positions_, width_, experts_, K_;

@@ -227,8 +227,8 @@ static __global__ void make_scale(float* scale, const float* of_piece, Code code
 static __global__ void encode(std::uint8_t* bytes, const float* values, const float* scale, Code code, int n) {
   // WRITE 10.M: Write the code of values[n] to `bytes`, as decoded() above reads it.
   //   Code::int8: byte i is the integer nearest to values[i] / *scale, which is from -127 to 127. A scale of zero means
-  //   that all values are zero. Code::sign: value i has bit i % 8 of byte i / 8, which is 1 if it is at least 0; the
-  //   bits after the last value are 0. Each iteration of the loop, for (int b : grid_stride(code_bytes(code, n))),
+  //   that all values are zero. Code::sign: value i has bit i % 8 of byte i / 8, which is 1 if the value is at least 0;
+  //   the bits after the last value are 0. Each iteration of the loop, for (int b : grid_stride(code_bytes(code, n))),
   //   writes byte b, and no other.
   for (int b : grid_stride(code_bytes(code, n))) {
     if (code == Code::int8) {

@@ -86,10 +86,10 @@ class Compressor {
     // WRITE 10.K: Replace values[n] by the mean of the k largest values of each rank, k = options_.kept(n).
     //   A rank counts as zero at places that it does not pick. largest_.pick(picked, places, k, values, n, stream_)
     //   picks the values with the largest magnitudes, in the order of their places. picked_ has ranks·k elements of
-    //   type kReal, places_ ranks·k ints. Gather what all ranks pick with one call for each of them. With
-    //   options_.error_feedback, call keep_rest(left_out, values, …) with what this rank picks. Everything runs on
-    //   stream_, over comm_; replicas_ is the group. launch(add_at, k, stream_, …) of compression.h adds k values at
-    //   their places.
+    //   type kReal, places_ ranks·k ints. Gather what all ranks pick, with one call for the values and one for the
+    //   places. With options_.error_feedback, call keep_rest(left_out, values, …) with what this rank picks. Everything
+    //   runs on stream_, over comm_; replicas_ is the group. launch(add_at, k, stream_, …) of compression.h adds k
+    //   values at their places.
     const int k = options_.kept(n), ranks = replicas_.size(), rank = replicas_.rank();
     Real *picked = picked_.data(), *mine = picked + static_cast<std::size_t>(rank) * k;
     int *places = places_.data(), *my_places = places + static_cast<std::size_t>(rank) * k;
@@ -120,10 +120,10 @@ class Compressor {
     const int k = options_.kept(n);
     // WRITE 10.L: Replace values[n] by the mean of k values of each rank, at random places that all ranks share.
     //   Elsewhere, the result is zero. Use picked_ (kReal), places_, and the kernels of compression.h: draw_places with
-    //   the seed static_cast<std::uint64_t>(number) << 32, then take_at. Its for_all is true without error feedback
-    //   only: then nothing is sent later, so what is picked must stand for all values. With options_.error_feedback,
-    //   call keep_rest(left_out, values, …) with what this rank picks. One NCCL call over comm_ is enough. Everything
-    //   runs on stream_.
+    //   the seed static_cast<std::uint64_t>(number) << 32, then take_at. Its for_all is true only without error
+    //   feedback: then nothing is sent later, so what is picked must stand for all values. With
+    //   options_.error_feedback, call keep_rest(left_out, values, …) with what this rank picks. One NCCL call over
+    //   comm_ is enough. Everything runs on stream_.
     launch(draw_places, k, stream_, places_.data(), static_cast<std::uint64_t>(number) << 32, k, n);
     launch(take_at, k, stream_, picked_.data(), values, places_.data(), !options_.error_feedback, k, n);
     if (options_.error_feedback) keep_rest(left_out, values, picked_.data(), places_.data(), k, n);
@@ -154,10 +154,10 @@ class Compressor {
     }
     // WRITE 10.N: Let each rank average its part of the array, from the codes that the others send it.
     //   codes[ranks, bytes] is this rank's code of all values, part r of them for rank r, and *my_scale is its scale.
-    //   Gather the ranks' scales in scales[ranks], and receive the code that rank r has of this rank's part at
-    //   received[r, bytes]; its type is ncclUint8. Replace part[mine], this rank's part of `values`, by the mean over
-    //   the ranks of what these codes stand for. launch(add_decoded, …) of compression.h adds factor times each value
-    //   of a code. Everything runs on stream_, over comm_.
+    //   Gather the ranks' scales in scales[ranks]. At received[r, bytes], receive rank r's code of this rank's part;
+    //   its type is ncclUint8. Replace part[mine], this rank's part of `values`, by the mean over the ranks of what
+    //   these codes stand for. launch(add_decoded, …) of compression.h adds factor times each value of a code.
+    //   Everything runs on stream_, over comm_.
     NCCL_CHECK(ncclAllGather(my_scale, scales, 1, ncclFloat, comm_, stream_));
     // TODO 10.12: Send part r of codes[ranks, bytes] to rank r; received[r] gets rank r's code of this rank's part.
     //   An all-to-all with `bytes` elements of type ncclUint8 per part: one group with a send and a receive for each
@@ -181,9 +181,10 @@ class Compressor {
     // WRITE 10.O: Send the code of this rank's mean to all ranks, and replace values[n] by what all ranks' codes say.
     //   make_code(code, scale, values, n) makes the code of part[mine] at my_code, with its scale at my_scale. Gather
     //   the codes in codes[ranks, bytes] and the scales in scales[ranks]. The part of rank r begins at values +
-    //   r·length and has in_part(r, n) values. With options_.error_feedback, add what the code of the mean loses to
-    //   this rank's part of left_out. Only this rank knows it, so it keeps that for all ranks.
-    //   add_floats of model/elementwise.h adds a factor times an array. Everything runs on stream_, over comm_.
+    //   r·length and has in_part(r, n) values. With options_.error_feedback, this rank's part of left_out must also get
+    //   what the code of the mean loses. Only this rank knows that loss, so it keeps it for all ranks: a later average
+    //   divides it by their number. add_floats of model/elementwise.h adds a factor times an array. Everything runs on
+    //   stream_, over comm_.
     make_code(my_code, my_scale, part, mine);
     if (options_.error_feedback) {  // only this rank knows what the code of the mean loses, so it keeps that for all
       float* part_left_out = left_out + (part - values);
@@ -315,7 +316,7 @@ class CompressedReducer {
   Event done_;
   const Group& replicas_;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
   int steps_ = 0;                 // steps so far
   DeviceBuffer<float> left_out_;  // [total_], with --error-feedback
   DeviceBuffer<float> exact_;     // in mixed precision: a bucket's gradients as floats, which are compressed

@@ -56,8 +56,8 @@ class NeighborAverage {
     // WRITE 10.B: Send the parameters to each neighbor and receive its parameters, on communication_.
     //   neighbors_ lists their ranks in `comm`. Send values[count], floats that the work enqueued on compute_ by now
     //   may still change. Receive those of neighbors_[k] at received_.data() + k·count; k·count may not fit into an
-    //   int. Use the event updated_. Neither the host nor compute_ may wait, and no rank may wait for another one's
-    //   receive.
+    //   int. Use the event updated_. Neither the host nor compute_ may wait, and no rank may wait for the receive of
+    //   another rank.
     // TODO 10.1: Make the communication stream wait for the parameters, which the compute stream has yet to update.
     //   Record the event updated_ on one stream, and let the other wait for it, as in TODO 02.7.
     CUDA_CHECK(cudaEventRecord(updated_, compute_));
@@ -134,7 +134,7 @@ class NeighborAverage {
   Event updated_, exchanged_;
   int steps_ = 0;
   cudaStream_t compute_;
-  Stream communication_{"communication"};
+  Stream communication_{"communication", Priority::high};
 };
 
 __global__ void average_with(float* values, const float* received, int neighbors, int n) {

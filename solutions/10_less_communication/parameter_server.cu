@@ -42,9 +42,9 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
                          settings.order_of(updates, workers), stream);
   // WRITE 10.S: Make the updates, each with the gradient of one worker, and keep the workers busy.
   //   training has one step per update, and one loss: training.loss(). server.answer() sends the current parameters to
-  //   all workers that wait and may continue; without it, no worker computes. server.next_gradient(loss) waits for a
-  //   gradient, writes its loss to a float on the device, and returns the gradient. Clip and update as ddp.cu does.
-  //   After each epoch, call training.evaluate(add_loss).
+  //   all workers that wait and may continue; without it, no worker computes. So call it before the first update and
+  //   after each one. server.next_gradient(loss) waits for a gradient, writes its loss to a float on the device, and
+  //   returns the gradient. Clip and update as ddp.cu does. After each epoch, call training.evaluate(add_loss).
   server.answer();
   while (training.next_epoch()) {
     while (training.next_step()) {
@@ -74,7 +74,7 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
 
   // WRITE 10.T: Compute gradients until the server has enough of them.
   //   A step begins with share.next_step(). worker.pull() gets the parameters, and returns false if there is no step
-  //   left to make. share.batch() is the step's batch: its samples are at batch.y, and there are batch.samples of them.
+  //   left to make. share.batch() is the step's batch: it has batch.samples samples, whose targets are at batch.y.
   //   model.loss(activations, batch.y, batch.samples, worker.loss()) adds to a float on the device, which still holds
   //   the loss of the step before. Compute everything after pull() `passes` times, so that a straggler takes longer,
   //   and push only the last result, with worker.push().

@@ -65,11 +65,11 @@ class Clocks {
   std::vector<int> start() {
     std::vector<int> started;
     // WRITE 10.P: Start a step of every worker that waits and may continue, and append those workers to `started`.
-    //   workers_[w] is the Clock of worker w, w = 1, 2, …, count(). It has the flag `computes`, otherwise the worker
-    //   waits; `updates`, how many updates have been made with the worker's gradients; and `version`, that of the
-    //   parameters it gets when it starts: version_ is the current one. A worker may have made at most bound_ updates
-    //   more than the slowest. left_ is the number of updates for which no worker has started a step yet: no worker
-    //   starts if it is 0. Take the workers in order.
+    //   workers_[w] is the Clock of worker w, w = 1, 2, …, count(). It has the flag `computes`, which is false while
+    //   the worker waits; `updates`, how many updates have been made with the worker's gradients; and `version`, that
+    //   of the parameters it gets when it starts: version_ is the current one. A worker may have made at most bound_
+    //   updates more than the slowest. left_ is the number of updates for which no worker has started a step yet: no
+    //   worker starts if it is 0. Take the workers in order.
     for (int worker = 1; worker <= count(); ++worker) {
       bool may = false;
       // TODO 10.14: Set `may` to whether this worker may start another step: is it too far ahead of the slowest one?

@@ -139,6 +139,12 @@ TESTS(bad) {
     expect_output(run(on(1, mlp, "--layers 1024,1024,1024").in("WORKSHOP_DEVICE_MEMORY=1M")), 1,
                   {"cudaMalloc.*cudaErrorMemoryAllocation"});
   });
+  // A training that leaves no memory to measure the device in ends all the same.
+  test("solution.01.no_memory_for_the_peak", {.cpu_only = "WORKSHOP_DEVICE_MEMORY is a setting of the cpu backend"},
+       [] {
+         expect_output(run(on(1, gpt, "--words 4000 --max-steps 30 --log-every 0").in("WORKSHOP_DEVICE_MEMORY=10M")), 0,
+                       {"tokens/s, [0-9.e-]+ TFLOP/s(\\n|$)"});
+       });
   refusals("solution.01.bad.", on(2, mlp), "ranks | | mlp trains on one GPU; it was started on 2 ranks");
   refusals("solution.01.bad.", on(1, mlp), R"(
     layers | --layers 6                 | --layers is '6'; expected two or more

@@ -91,7 +91,7 @@ TESTS(zero_bubble) {
             "zb-v");
   like_1f1b("bf16", 4, network + " --micro-batches 8 --precision bf16 --validation-samples 100", "zb-v");
   for (int ranks : {2, 3, 4}) like_1f1b(text("gpt.", ranks), ranks, gpt + " --micro-batches 8 --dropout 0.1", "zb-v");
-  // The norm sums the squares of all stages. In a V, these have other layers, so the order of the sum is another one.
+  // The norm sums the squares of all stages. In a V, the stages have other layers, which changes the order of the sum.
   const std::string clipped = gpt + " --micro-batches 8 --clip-norm 0.5";
   same_training("solution.04.zb-v.clipped", kBound, on(3, pipeline, clipped),
                 on(3, pipeline, clipped, "--schedule zb-v"));

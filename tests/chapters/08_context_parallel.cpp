@@ -83,7 +83,7 @@ TESTS(bf16) {
   }
 }
 
-// A checkpoint of one way goes on with another one, on another number of ranks.
+// A run of one way resumes from a checkpoint of another way, on another number of ranks.
 TESTS(checkpoints) {
   test("solution.08.resume", {.ranks = 4}, [] {
     const auto steps = [](int last) { return text(options, "--dropout 0.1 --max-steps ", last, " "); };

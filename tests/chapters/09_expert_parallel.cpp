@@ -109,7 +109,7 @@ TESTS(bf16) {
   }
 }
 
-// Mixtures alone, with all tokens at the same experts, and with ranks that have no sample.
+// Mixtures without a model around them, with all tokens at the same experts, and with ranks that have no sample.
 TESTS(spread) {
   const Path program = {WORKSHOP_BUILD "/tests/chapters/mixture_on_ranks"};
   const std::string small = "--words 500 --vocabulary 40 --context 12 --width 16 --batch-size 4 --experts 8 ";

@@ -31,6 +31,12 @@ class Blas : public testing::Test {
     CUBLAS_CHECK(cublasSetStream(handle_, stream_));
     CUBLAS_CHECK(cublasSetMathMode(
         handle_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    // cuBLAS may load a kernel at its first launch, and wait for the device: not while a test holds a stream.
+    const DeviceBuffer<float> x = device({1});
+    const float one = 1;
+    float dot = 0;
+    CUBLAS_CHECK(cublasSaxpy(handle_, 1, &one, x.data(), 1, x.data(), 1));
+    CUBLAS_CHECK(cublasSdot(handle_, 1, x.data(), 1, x.data(), 1, &dot));
   }
   ~Blas() override { cublasDestroy(handle_); }
 

@@ -30,9 +30,10 @@ class Blocking : public testing::Test {
     if (!kCpu || std::getenv("WORKSHOP_BLOCKING") == nullptr) GTEST_SKIP() << "needs WORKSHOP_BLOCKING=1";
   }
   // Enqueues work that takes a while.
-  void keep_busy() const {
+  void keep_busy() const { keep_busy(stream_); }
+  static void keep_busy(const Stream& stream) {
     CUDA_CHECK(cudaLaunchHostFunc(
-        stream_, [](void*) { std::this_thread::sleep_for(50ms); }, nullptr));
+        stream, [](void*) { std::this_thread::sleep_for(50ms); }, nullptr));
   }
   const Stream stream_;
 };
@@ -101,6 +102,55 @@ TEST_F(Blocking, CollectivesWaitUntilAllRanksHaveCalledThem) {
   EXPECT_TRUE(called.is_there());
   finish(stream_);
   EXPECT_EQ(x.values()[0], job().world());
+}
+
+TEST_F(Blocking, TheFirstCollectiveOfEachKindWaitsForTheDevice) {
+  ncclComm_t comm = nullptr;
+  NCCL_CHECK(ncclCommSplit(job().comm(), 0, job().rank(), &comm, nullptr));
+  const Stream busy;
+  const Array x(ncclFloat, 1, 1);
+  const auto all_reduce = [&] { NCCL_CHECK(ncclAllReduce(x.data(), x.data(), 1, ncclFloat, ncclSum, comm, stream_)); };
+  const auto broadcast = [&] { NCCL_CHECK(ncclBroadcast(x.data(), x.data(), 1, ncclFloat, 0, comm, stream_)); };
+  keep_busy(busy);
+  all_reduce();
+  EXPECT_TRUE(finished(busy));
+  keep_busy(busy);
+  broadcast();
+  EXPECT_TRUE(finished(busy)) << "it may take other connections than an all-reduce";
+  Gate gate(busy);
+  all_reduce();
+  broadcast();
+  EXPECT_FALSE(finished(busy)) << "the second ones return at once";
+  gate.open();
+  finish(busy);
+  finish(stream_);
+  NCCL_CHECK(ncclCommDestroy(comm));
+}
+
+TEST_F(Blocking, TheFirstMessageToAPeerWaitsForTheDevice) {
+  if (job().world() < 2) GTEST_SKIP() << "needs two ranks";
+  const int rank = job().rank();
+  ncclComm_t comm = nullptr;
+  NCCL_CHECK(ncclCommSplit(job().comm(), 0, rank, &comm, nullptr));
+  const Stream busy;
+  const Array x(ncclFloat, 1, rank);
+  const auto message = [&] {
+    if (rank == 0) NCCL_CHECK(ncclSend(x.data(), 1, ncclFloat, 1, comm, stream_));
+    if (rank == 1) NCCL_CHECK(ncclRecv(x.data(), 1, ncclFloat, 0, comm, stream_));
+  };
+  keep_busy(busy);
+  message();
+  if (rank < 2) {
+    EXPECT_TRUE(finished(busy));
+  }
+  finish(busy);
+  Gate gate(busy);
+  message();
+  EXPECT_FALSE(finished(busy)) << "the second one returns at once";
+  gate.open();
+  finish(busy);
+  finish(stream_);
+  NCCL_CHECK(ncclCommDestroy(comm));
 }
 
 TEST_F(Blocking, TheFirstMessageFromAPeerWaitsForIt) {

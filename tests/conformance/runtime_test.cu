@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/conformance/support.h"
 #ifdef WORKSHOP_BACKEND_CPU
@@ -112,6 +113,21 @@ TEST(Streams, QueueMoreThanTheRingHolds) {
   finish(stream);
   opener.join();
   EXPECT_EQ(first(x), 3000);
+}
+
+// A device without priorities has a range of one.
+TEST(Streams, HaveAPriority) {
+  int least = 1, greatest = 1;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  EXPECT_EQ(least, 0);
+  EXPECT_LE(greatest, 0);
+  const Stream computing, communicating("communication", workshop::Priority::high);
+  auto x = floats(1);
+  launch(add, 1, communicating, x.data(), 1.0f, 1);
+  finish(communicating);
+  launch(add, 1, computing, x.data(), 1.0f, 1);
+  finish(computing);
+  EXPECT_EQ(first(x), 2);
 }
 
 TEST(Streams, FinishTheirWorkAfterDestruction) {
@@ -284,6 +300,22 @@ TEST(Events, WithoutTimingOrRecordHaveNoTime) {
   cudaGetLastError();
 }
 
+__global__ void extremes(float* x) {
+  for (int i : grid_stride(1)) {
+    x[i] = static_cast<float>(min(3, -2));
+    x[1] = static_cast<float>(max(3, 4u));
+    x[2] = min(NAN, 2.5f);
+    x[3] = max(1.5f, NAN);
+    x[4] = rsqrtf(4.0f);
+  }
+}
+
+TEST(Kernels, HaveMinimaMaximaAndRoots) {
+  DeviceBuffer<float> buffer(5, Memory::data);
+  launch(extremes, 1, nullptr, buffer.data());
+  EXPECT_EQ(buffer.download(nullptr), (std::vector<float>{-2, 4, 2.5, 1.5, 0.5}));
+}
+
 TEST(Memory, IsAlignedAndCopied) {
   void* p = nullptr;
   CUDA_CHECK(cudaMalloc(&p, 100));
@@ -305,6 +337,24 @@ TEST(Memory, StartsAsNaN) {
   const DeviceBuffer<float> x(1000, Memory::data);
   const Stream stream;
   for (float value : x.download(stream)) ASSERT_TRUE(std::isnan(value));
+}
+
+// The cpu backend's memory always starts as NaN, so here it is also filled a second time.
+TEST(Memory, IsFilledWithNaNDuringChecks) {
+  if (std::getenv("WORKSHOP_JOURNAL") == nullptr) GTEST_SKIP() << "needs WORKSHOP_JOURNAL=1";
+  const Stream stream;
+  DeviceBuffer<float> x(3, Memory::data);
+  HostBuffer<float> y(3);
+  for (float value : x.download(stream)) EXPECT_TRUE(std::isnan(value));
+  EXPECT_TRUE(std::isnan(y.data()[0]));
+  x.upload({1, 2, 3}, stream);
+  std::fill_n(y.data(), 3, 1.0f);
+  workshop::fill_in_checks(x.data(), 2 * sizeof(float), Memory::data);
+  workshop::fill_in_checks(y.data(), 2 * sizeof(float), Memory::host);
+  const std::vector<float> values = x.download(stream);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(values[i]) && std::isnan(y.data()[i])) << i;
+  EXPECT_EQ(values[2], 3);
+  EXPECT_EQ(y.data()[2], 1);
 }
 
 TEST(Memory, OfTheHostIsSharedWithKernels) {

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
+
+#include "common/device/grid_stride.h"
 
 #define __global__
 #define __device__
@@ -213,6 +216,20 @@ __global__ void shuffle_or_barrier(float*, int) {
   }
 }
 TEST(EmulatedGpu, ShuffleAndBarrierAreFound) { EXPECT_FOUND(shuffle_or_barrier, 1, "diverge"); }
+
+// ---- loops ----
+
+// A GPU's threads step by up to 2²⁰, so the last step may pass 2³¹.
+TEST(EmulatedGpu, LoopsEndAtTheLargestCount) {
+  int visited = 0, last = 0;
+  for (int i : workshop::Strided(/*first=*/7, /*stride=*/1u << 20, /*n=*/std::numeric_limits<int>::max())) {
+    ++visited;
+    last = i;
+  }
+  EXPECT_EQ(visited, 2048);
+  EXPECT_EQ(last, 2047 * (1 << 20) + 7);
+  for (int i : workshop::Strided(0, 1, -1)) FAIL() << "visits " << i;
+}
 
 // After a fault, the next kernel runs as if nothing had been.
 TEST(EmulatedGpu, GoesOnAfterAFault) {

@@ -131,7 +131,7 @@ TEST(Kernels, LargeMatrix) {
   check({1025, 257, 7, 100, 0}, worst, kSoak ? nullptr : "bf16");
 }
 
-// A word may stand in most places of a batch. A sum of so many bfloat16s would stop growing at 256 times a term, so the
+// A word may fill most places of a batch. A sum of that many bfloat16s would stop growing at 256 times a term, so the
 // kernels add up in float32 and round once.
 TEST(Kernels, FrequentWords) {
   int most = 0;

@@ -282,8 +282,8 @@ int main(int argc, char** argv) {
     }
     // Disables probes by default, because they take longer than the steps and most tests only compare results. Tests
     // that need probes enable them.
-    std::istringstream environment("WORKSHOP_BACKEND=" WORKSHOP_BACKEND
-                                   "|WORKSHOP_TIMEOUT=20|WORKSHOP_PROBES=0|" WORKSHOP_ENVIRONMENT);
+    std::istringstream environment("WORKSHOP_BACKEND=" WORKSHOP_BACKEND "|WORKSHOP_TIMEOUT=" +
+                                   std::string(kCuda ? "80" : "20") + "|WORKSHOP_PROBES=0|" WORKSHOP_ENVIRONMENT);
     for (std::string variable; std::getline(environment, variable, '|');) {
       const std::size_t equals = variable.find('=');
       setenv(variable.substr(0, equals).c_str(), variable.substr(equals + 1).c_str(), 0);

@@ -187,6 +187,28 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
        t.read(t.second, t.a.data());
      }},
+    {"other_event",
+     [](Case& t) {
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.other, t.first));
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       t.read(t.second, t.a.data());
+     }},
+    {"not_yet_recorded",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.other));
+       t.read(t.second, t.a.data());
+     }},
+    {"waited_before",
+     [](Case& t) {
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       t.read(t.second, t.a.data());
+     }},
     {"never_recorded",
      [](Case& t) {
        t.write(t.first, t.a.data());

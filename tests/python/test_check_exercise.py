@@ -104,8 +104,9 @@ def test_a_todo_in_a_kernel_is_told_with_its_text(exercise):
     (exercise.folder / "mine.h").write_text("// A kernel.\n  // TODO 02.2: More.\n  //   Of this.\n  todo(\"02.2\");\n")
     place = f"{exercise.folder}/mine.h:4"
     line = f"{place}: 02.2: block: [0,0,0], thread: [0,0,0] Assertion this TODO is not filled in yet failed."
-    status, said = exercise.judge(does=f"echo '{line}'; exit 77")
-    assert status == 77
+    other_rank = line.replace("thread: [0,", "thread: [7,")
+    status, said = exercise.judge(does=f"echo '{line}'; echo other; echo '{other_rank}'; exit 77")
+    assert status == 77 and "other" in said
     assert f"Not filled in yet:\n  TODO 02.2: More.\n    Of this.\n  at {place}\n" in said
     assert "Assertion" not in said and said.count("TODO 02.2: More.") == 1
 
@@ -117,6 +118,15 @@ def test_a_bad_address_is_looked_for_with_a_host_that_waits(exercise):
     )
     assert status == 1 and "x.cu:2: cudaErrorIllegalAddress" in said and "x.cu:4" not in said
     assert (exercise.folder / "mine.starts").read_text().count("started") == 2
+
+
+def test_a_schedule_that_refuses_to_wait_is_run_as_before(exercise):
+    status, said = exercise.judge(
+        does="[ ${CUDA_LAUNCH_BLOCKING-0} = 0 ] || { echo error: CUDA_LAUNCH_BLOCKING; exit 2; }\n"
+        "echo 'rank 0: f() failed at x.cu:4: cudaErrorIllegalAddress'; exit 1"
+    )
+    assert status == 1 and "x.cu:4: cudaErrorIllegalAddress" in said and "CUDA_LAUNCH_BLOCKING" not in said
+    assert (exercise.folder / "mine.starts").read_text().count("started") == 3
 
 
 def test_the_solution_runs_once_as_long_as_it_is_the_same(exercise):
@@ -231,6 +241,13 @@ def test_a_signal_ends_the_program(exercise):
         not os.path.exists(f"/proc/{pid.read_text().strip()}/cmdline")
         or "sleep" not in open(f"/proc/{pid.read_text().strip()}/cmdline").read()
     )
+
+
+@pytest.mark.parametrize("backend,seconds,patience", [("cpu", 60, 10), ("cuda", 240, 40)])
+def test_a_gpu_that_ranks_share_gets_more_time(monkeypatch, backend, seconds, patience):
+    monkeypatch.setenv("WORKSHOP_BACKEND", backend)
+    check = check_exercise.Check(["-n", "1"])
+    assert (check.seconds, check.patience()) == (seconds, patience)
 
 
 @pytest.mark.parametrize("seconds,patience", [(3, 1), (20, 6), (30, 10), (60, 10), (90, 15)])

@@ -70,7 +70,9 @@ def workshop(*words, **environment):
         ("list --backend tpu", "cpu or cuda, not 'tpu'"),
         ("list all", "list takes no arguments, not 'all'"),
         ("demo fast", "demo takes no arguments, not 'fast'"),
-        ("setup --what", "setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '--what'"),
+        ("setup --packages --prebuilt", "--packages builds nothing, and --prebuilt does"),
+        ("setup --prebuilt --packages", "--packages builds nothing, and --prebuilt does"),
+        ("setup --what", "setup knows -y, --with-slurm, --with-fuzz, --packages and --prebuilt, not '--what'"),
         ("hint", "expects the number of a TODO, such as 02.4, not ''"),
         ("hint 02", "expects the number of a TODO, such as 02.4, not '02'"),
         ("hint 02.4a", "expects the number of a TODO, such as 02.4, not '02.4a'"),
@@ -643,3 +645,36 @@ def test_a_question_on_the_terminal(answer, agreed):
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.close(terminal)
     assert status == (42 if agreed else 43)
+
+
+def test_apptainers_recipe_installs_what_setup_would(monkeypatch):
+    """It cannot call setup, because no clone is there when Apptainer builds. tools/Containerfile does."""
+    monkeypatch.setattr(machine, "has", lambda *_: False)
+    monkeypatch.setattr(machine, "has_cmake", lambda: False)
+    monkeypatch.setattr(machine, "has_pytest", lambda: False)
+    needed = {package for line in machine.missing("cpu") for package in line.packages} | set(machine.wanted())
+    of_cmake = chapters.read(os.path.join(ROOT, "tools", "cmake", "Dependencies.cmake"))
+    for packages in re.findall(r'^ *_needs\("[^"]*" "[^"]*" "([^"]*)"\)', of_cmake, re.M):
+        needed |= set(packages.split())
+    assert len(needed) > 12
+    recipe = chapters.read(os.path.join(ROOT, "tools", "workshop.def")).replace("\\\n", " ")
+    installed = set(re.search(r"apt-get install -y -q --no-install-recommends (.*)", recipe)[1].split())
+    assert installed - needed == {"ca-certificates", "python3"} and needed <= installed
+
+
+def test_setup_of_packages_builds_nothing(monkeypatch, capsys):
+    class Clone:
+        backend, folder = "cpu", "build/cpu"
+
+        class builder:
+            installed = 0
+
+            @classmethod
+            def install_missing(cls):
+                cls.installed += 1
+
+        def build(self, *targets):
+            raise AssertionError(targets)
+
+    assert verbs_setup.setup(Clone(), ["-y", "--packages"]) == 0
+    assert Clone.builder.installed == 1 and "nothing was built" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu_report: what can be tried without a GPU."""
 
+import glob
 import json
 import os
 import subprocess
@@ -24,6 +25,20 @@ def said(*words):
     done = subprocess.run([os.path.join(ROOT, "tools", "gpu_report"), *words], capture_output=True, text=True,
                           check=False, env={"PATH": "/usr/bin:/bin"})
     return done.returncode, done.stdout + done.stderr
+
+
+def test_every_program_is_run():
+    run = {program for _, program, _ in gpu_report.PROGRAMS}
+    for path in sorted(glob.glob(os.path.join(ROOT, "solutions", "[0-9]*", "*.cu"))):
+        with open(path, encoding="utf-8") as file:
+            if "int main(" in file.read():
+                program = os.path.relpath(path, os.path.join(ROOT, "solutions"))[:-3]
+                assert program in run | {"07_3d/plan"}, program  # plan uses no device
+
+
+def test_only_trainings_end_after_some_steps():
+    assert gpu_report.options_of("00_collectives/hello", "", 6) == ""
+    assert gpu_report.options_of("02_ddp/ddp", "--lr 1", 6) == "--lr 1 --max-steps 6"
 
 
 def test_bad_words_are_refused_in_one_line():

@@ -34,7 +34,7 @@ class Machine:
         program(folder / "bin/ninja", "echo no work to do")
         program(folder / "bin/cmake", '[ "$1" != --version ] || echo cmake version 3.25.1')
         program(folder / "bin/nvidia-smi", f"echo \"$*\" >>'{folder}/asked'; cat '{folder}/free'")
-        program(folder / "tools/launch", f"echo \"$*\" >>'{folder}/launched'")
+        program(folder / "tools/launch", f"echo \"$* probes=${{WORKSHOP_PROBES-all}}\" >>'{folder}/launched'")
         for backend, todo in (("cpu", "02.1"), ("cuda", "02.2")):
             self._add_build(folder / "build" / backend, todo)
         self.tests = folder / "build/cuda/CTestTestfile.cmake"
@@ -214,9 +214,18 @@ def test_check_fails_if_only_the_cpu_backend_shows_a_mistake(machine):
 
 def test_bench_hands_mpi_no_device_memory(machine):
     """What measures MPI's all-reduce is not started."""
+    machine.set_free(*[81000] * 4)
     machine.workshop("bench")
     launched = (machine.folder / "launched").read_text()
     assert launched.count("bandwidth --op all_reduce") == 1 and "part all_reduce" not in launched
+
+
+@pytest.mark.parametrize("gpus,ranks", [(1, {"1"}), (2, {"1", "2"}), (4, {"1", "2", "4"})])
+def test_bench_does_not_time_ranks_that_share_a_gpu(machine, gpus, ranks):
+    machine.set_free(*[81000] * gpus)
+    done = machine.workshop("bench")
+    assert set(re.findall("^-n ([0-9]+)", (machine.folder / "launched").read_text(), re.M)) == ranks
+    assert ("Left out" in done.stdout) == (gpus < 4)
 
 
 def participants_files():
@@ -248,3 +257,38 @@ def test_gpus_per_task_is_named_in_warnings_alone():
                 if "--gpus-per-task" in line and not re.search("not (use )?`?--gpus-per-task", line, re.I)
             ]
     assert named == []
+
+
+def test_what_is_timed_records_no_probes(machine):
+    machine.set_free(*[81000] * 4)
+    machine.workshop("bench")
+    machine.workshop("scaling", "02", "--solution", "--ranks", "1,2")
+    launched = (machine.folder / "launched").read_text().splitlines()
+    recorded = [line for line in launched if " --record " in line]
+    assert len(recorded) > 10 and all(line.endswith(" probes=0") for line in recorded)
+    assert sum("02_ddp/ddp --log-every 0" in line for line in recorded) == 2
+
+
+def test_bench_compares_with_torch_on_the_same_gpu(machine):
+    program(machine.folder / "bin/torch_python")
+    program(machine.folder / "tools/gpu_report", f"echo \"$*\" >'{machine.folder}/compared'")
+    machine.workshop("bench", "--torch", str(machine.folder / "bin/torch_python"))
+    words = (machine.folder / "compared").read_text().split()
+    assert words[:2] == ["--built", "--python"] and words[-1] == "times"
+
+
+# ---- doctor ----
+
+
+def test_doctor_warns_of_what_makes_tests_fail(machine):
+    def warnings(driver, nvcc, **environment):
+        program(machine.folder / "bin/nvidia-smi", f"echo '| Driver Version: 550.54.14  CUDA Version: {driver} |'")
+        program(machine.folder / "bin/nvcc", f"echo 'Cuda compilation tools, release {nvcc}, V{nvcc}.88'")
+        return re.findall("^warning +(.*)", machine.workshop("doctor", **environment).stdout, re.M)
+
+    assert warnings("13.0", "13.0") == warnings("13.0", "12.4") == warnings("12.2", "12.4") == []
+    assert warnings("12.4", "13.0") == [
+        "the driver runs CUDA 12, and nvcc builds for CUDA 13: update the driver"
+    ]
+    for name in ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION"):
+        assert warnings("13.0", "13.0", **{name: "1"}) == [f"{name}=1 changes how cuBLAS rounds: tests may fail"]

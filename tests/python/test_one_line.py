@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-NOTE = "echo note: 2 ranks share 1 GPU; echo 'warning: 1 GPU stays idle';"
+NOTE = "echo note: 2 ranks share 1 GPU; echo note: 3 parts share 1 GPU; echo 'warning: 1 GPU stays idle';"
 
 
 @pytest.mark.parametrize("status,pattern,command,passes", [

@@ -66,6 +66,40 @@ def test_links_and_marks(tmp_path, monkeypatch):
     assert list(pages.check_marks("a.md")) == ["a.md:6: no comment says what prints this block (tools/pages)"]
 
 
+@pytest.mark.parametrize(
+    "before,comment,shown",
+    [
+        ("`./workshop run 02 -n 2`:", "output: ./workshop run 02 -n 2", True),
+        ("`./workshop run 02 -n\n2 -- --lr 1`:", "measured: ./workshop run 02 -n 2 -- --lr 1 | tail -1", True),
+        ("```sh\n\nX=1 ./workshop run 02 \\\n  -n 2   # why\nls\n```", "measured: X=1 ./workshop run 02 -n 2; slow", True),
+        ("`./workshop run 02 -n 2`:", "output: X=1 ./workshop run 02 -n 2", False),
+        ("`./workshop run 02 -n 2`:", "output: ./workshop run 02 -n 2 -- --lr 1", False),
+        ("`./workshop run 02 ddp_overlap -n 2`:", "output: ./workshop run 02 -n 2", False),
+        ("./workshop run 02 -n 2:", "output: ./workshop run 02 -n 2", False),
+        ("`./workshop run 02 -n 2`\n# Next", "output: ./workshop run 02 -n 2", False),
+        ("`./workshop run 02 -n 2`" + 20 * "\n", "output: ./workshop run 02 -n 2", False),
+        ("<!-- example -->\n```\n./workshop run 02\n```", "output: ./workshop run 02", False),
+        ("`./workshop run 02 -n 2`, with `--lr 1`:", "output: ./workshop run 02 -n 2 -- --lr 1", True),
+        ("`./workshop run 02 -- --lr 1`, with `--lr 2`:", "output: ./workshop run 02 -- --lr 2", True),
+        ("`./workshop run 02 -- --lr 1`, without `--lr`:", "output: ./workshop run 02", True),
+        ("`./workshop run 02 -- --record r`:", "output: f=$(mktemp); ./workshop run 02 -- --record $f >f; cat $f", True),
+        ("`./workshop run 02 -n 1`:", "output: f=$(mktemp); ./workshop run 02 -n 2 -- --record $f; cat $f", False),
+        ("Nothing:", "output: ls", True),
+        ("Nothing:", "example", True),
+    ],
+)
+def test_samples_show_their_command(before, comment, shown, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", str(tmp_path))
+    (tmp_path / "a.md").write_text(f"# Run\n\n{before}\n\n<!-- {comment} -->\n```\nprinted\n```\n")
+    assert (not list(pages.check_commands("a.md"))) == shown
+
+
+def test_a_sample_may_begin_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", str(tmp_path))
+    (tmp_path / "a.md").write_text("<!-- measured: ./workshop demo -->\n```\n$ ./workshop demo\nprinted\n```\n")
+    assert not list(pages.check_commands("a.md"))
+
+
 def test_places_are_those_of_the_solution(tmp_path):
     solution = pages.read("solutions/02_ddp/ddp.h").split("\n")
     (tmp_path / "fillings" / "02_ddp").mkdir(parents=True)

@@ -22,7 +22,7 @@ def prefix(tmp_path):
 
 
 def refusal(prefix):
-    """What a second run is told; empty if it gets the lock."""
+    """The message that refuses a second run; empty if it gets the lock."""
     try:
         with run_lock(prefix, "is writing here", "go elsewhere"):
             return ""

@@ -50,13 +50,13 @@ def test_slides_fit(deck):
         assert "\nNotes: " in slide, "nothing to say: " + slide
 
 
-def test_figures_are_those_of_the_readme(deck):
+def test_figures_are_those_of_the_pages(deck):
     chapter, text = deck
     figures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
     for figure in figures:
         assert os.path.isfile(os.path.join(ROOT, slides.FOLDER, figure)), figure
-    of_readme = re.findall(r"!\[[^\]]*\]\(([^)/]+\.svg)\)", read(ROOT, chapter.name, "README.md"))
-    assert {f"../../{chapter.name}/{figure}" for figure in of_readme} <= set(figures)
+    of_pages = re.findall(r"!\[[^\]]*\]\(([^)/]+\.svg)\)", "".join(chapter.pages(ROOT)))
+    assert {f"../../{chapter.name}/{figure}" for figure in of_pages} <= set(figures)
 
 
 def test_questions_have_their_answers_in_the_notes(deck):

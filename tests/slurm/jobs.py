@@ -162,7 +162,8 @@ class Cluster(Checks):
         return self.read(f"{job}.out")
 
     def says(self, job: str, regex: str) -> None:
-        """Expects such a line in its output."""
+        """Expects such a line in its output, which may arrive a little later than the news that it has ended."""
+        until(lambda: matches(regex, self.output(job)), 10)
         self.expect_line(f"job {job}", regex, self.output(job))
 
     @staticmethod
@@ -221,5 +222,5 @@ class Cluster(Checks):
         return found
 
     def nothing_left(self, job: str) -> None:
-        until(lambda: not self.processes(job), 10)
+        until(lambda: not self.processes(job), 30)
         self.expect(f"job {job}: left behind", self.processes(job), [])

@@ -132,7 +132,7 @@ class JobsTest(jobs.Cluster):
             f"--wrap={self.solution('00_collectives', 'hello')}",
             WORKSHOP_DEVICE_COUNT="2",
         )
-        self.ends(job, 30, "FAILED", 1)
+        self.ends(job, 60, "FAILED", 1)
         self.says(
             job,
             "^warning: this node has 2 GPUs for this job and 1 rank: 1 stays idle; "
@@ -144,7 +144,7 @@ class JobsTest(jobs.Cluster):
         """The status is that rank's, not that of the ranks that are ended because of it. --tp 2 needs a node with two
         ranks."""
         job = self.submit("--ntasks-per-node=1", "slurm/07_3d.sbatch", "--solution", "--tp", "2")
-        self.ends(job, 30, "FAILED", 2)
+        self.ends(job, 60, "FAILED", 2)
         self.says(job, "error: --tp is '2', .* on several nodes")
 
     # ---- ./workshop submit ----
@@ -178,7 +178,7 @@ class JobsTest(jobs.Cluster):
         said = run("./workshop", "submit", "04", "--solution", WORKSHOP_SRUN_MPI="none")
         self.expect("submit: status and lines", (said.status, said.out.count("\n")), (0, 1))
         job = jobs.job_in(said.out)
-        self.ends(job, 30, "FAILED", 2)
+        self.ends(job, 60, "FAILED", 2)
         self.says(job, "error: the cpu backend needs mpirun or srun --mpi=pmix to start several ranks")
 
     # ---- ./workshop scaling in a job ----
@@ -258,7 +258,7 @@ class JobsTest(jobs.Cluster):
         ]
         tokens, gpus = [], set()
         for job in started:
-            self.ends(job, 30, "COMPLETED", 0)
+            self.ends(job, 60, "COMPLETED", 0)
             self.says(job, rf"^Job {job}: .* on 4 rank\(s\) of node1 node2, srun --mpi=none")
             for rank in range(4):
                 self.says(job, f"^rank {rank} of 4, {rank % 2} on its node, meets at node1 lo --epochs 3$")
@@ -283,7 +283,7 @@ class JobsTest(jobs.Cluster):
         job = self.begin("ends", "--checkpoints", self.path("ends"))
         self.expect("may be started again", self.of_job(job).get("Requeue"), "0")
         self.near_its_limit(job)
-        self.ends(job, 30, "FAILED", 75)
+        self.ends(job, 60, "FAILED", 75)
         self.says(job, "^job.sh: the run has saved its state; with --resume,")
 
     def requeued_until_done(self) -> None:
@@ -294,7 +294,8 @@ class JobsTest(jobs.Cluster):
         words = ["ddp", "--solution", *saving, *options, self.path("long.found")]
         job = self.submit(script, *words, WORKSHOP_SLOW="collectives")
         for times in (1, 2):
-            if not jobs.until(lambda: self.output(job).count("epoch ") > 4 * times, 30):
+            trained = self.output(job).count("epoch ")
+            if not jobs.until(lambda: self.output(job).count("epoch ") > trained + 4, 60):
                 self.fail(f"job {job} does not train: {self.output(job)}")
             self.near_its_limit(job)
             self.queues_again(job, times)
@@ -318,7 +319,7 @@ class JobsTest(jobs.Cluster):
         time.sleep(2)
         self.expect("without checkpoints, near the limit", self.state(job), "RUNNING")
         self.write("lasts/enough", "")
-        self.ends(job, 30, "COMPLETED", 0)
+        self.ends(job, 60, "COMPLETED", 0)
 
     def time_limit(self) -> None:
         """The signal that Slurm sends by itself, at most three minutes before the limit."""
@@ -334,7 +335,7 @@ class JobsTest(jobs.Cluster):
         os.makedirs(self.path(folder), exist_ok=True)
         words = ["--parsable", f"--time={limit}", "slurm/02_ddp.sbatch", *options]
         job = run("env", "-u", "SBATCH_REQUEUE", "sbatch", *words, WORKSHOP_BUILD=self.path("saves")).out.strip()
-        if not jobs.until(lambda: self.output(job).count("saved: no") == 4, 30):
+        if not jobs.until(lambda: self.output(job).count("saved: no") == 4, 60):
             self.fail(f"job {job} does not start: {self.output(job)}")
         return job
 
@@ -344,7 +345,7 @@ class JobsTest(jobs.Cluster):
     def queues_again(self, job: str, times: int) -> None:
         """It has saved so many times and is in the queue; it starts soon."""
         queued = f"job.sh: the run has saved its state; job {job} goes back to the queue\n"
-        if not jobs.until(lambda: self.output(job).count(queued) == times and self.state(job) == "PENDING", 30):
+        if not jobs.until(lambda: self.output(job).count(queued) == times and self.state(job) == "PENDING", 60):
             self.fail(f"job {job} is not in the queue: {self.output(job)}")
         # Else it waits for two minutes. In the second in which it was stopped, the nodes would refuse to start it.
         run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
@@ -352,7 +353,7 @@ class JobsTest(jobs.Cluster):
     def goes_on(self, job: str) -> None:
         """All ranks save; the job is in the queue, then continues, and its output has both."""
         self.queues_again(job, 1)
-        self.ends(job, 30, "COMPLETED", 0)
+        self.ends(job, 60, "COMPLETED", 0)
         for text, count in ((f"Job {job}: ", 2), ("has saved\n", 4), ("saved: no\n", 4), ("saved: yes\n", 4)):
             self.expect(f"job {job}: '{text}'", self.output(job).count(text), count)
         self.nothing_left(job)
@@ -385,10 +386,10 @@ class JobsTest(jobs.Cluster):
         for pid in self.processes(killed, rank=3):
             os.kill(pid, signal.SIGKILL)
         run("scancel", cancelled)
-        self.ends(killed, 10, "FAILED")
+        self.ends(killed, 60, "FAILED")
         self.says(killed, "^srun: error: node2: task 3: Killed$")
         self.nothing_left(killed)
-        self.ends(cancelled, 10, "CANCELLED")
+        self.ends(cancelled, 60, "CANCELLED")
         self.says(cancelled, f"JOB {cancelled} ON node1 CANCELLED AT")
         self.nothing_left(cancelled)
         alone = self.launch(
@@ -411,7 +412,7 @@ class JobsTest(jobs.Cluster):
         run("scontrol", "update", f"JobId={job}", "Requeue=0")
         os.kill(int(self.read("node2.pid")), signal.SIGKILL)
         self.ends(job, 60, "NODE_FAIL")
-        self.says(job, "^srun: error: Node failure on node2$")
+        # srun mostly says 'Node failure on node2', too, unless the request that ends it overtakes this news.
         self.says(job, f"JOB {job} ON node1 CANCELLED AT .* DUE TO NODE FAILURE")
         self.expect("the daemon of node2, anew", run("slurmd", "-N", "node2").status, 0)
         self.nothing_left(job)

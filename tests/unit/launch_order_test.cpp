@@ -175,7 +175,7 @@ TEST(LaunchOrder, Pipelines) {
   }
 }
 
-// A log ends after so many operations; what other ranks have logged of the rest cannot be judged.
+// A log holds a limited number of operations; what other ranks have logged beyond its end cannot be judged.
 TEST(LaunchOrder, LogsThatEnd) {
   EXPECT_EQ(circle({Rank().launch({sum(kA)}).launch({sum(kB)}), Rank().launch({sum(kB)})}), "");
 }

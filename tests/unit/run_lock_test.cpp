@@ -31,7 +31,7 @@ class RunLocks : public testing::Test {
   }
   ~RunLocks() override { fs::remove_all(folder_); }
 
-  // What a second run is told; empty if it gets the lock.
+  // The message that refuses a second run; empty if it gets the lock.
   std::string refusal() const {
     try {
       const RunLock second(prefix_, kClaim);

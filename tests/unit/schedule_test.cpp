@@ -128,7 +128,7 @@ TEST(Schedule, ZbH1IsAsShortAsItsFormulaInTheMemoryOf1F1B) {
   }
 }
 
-// The warm-up of 2·(stages - 1 - stage) forwards; forwards of both chunks in turns; and so on (zero_bubble.md).
+// The warm-up of 2·(stages - 1 - stage) forwards; alternating forwards of both chunks; and so on (zero_bubble.md).
 TEST(Schedule, OrdersOfZbV) {
   const Schedule s = zb_v(3, 6);
   EXPECT_EQ(s.placement, (std::vector<int>{0, 1, 2, 2, 1, 0}));

@@ -335,7 +335,8 @@ function(workshop_test name)
     set(arg_TIMEOUT 300)  # the test takes a few seconds on a machine that is not busy
   endif()
   math(EXPR arg_TIMEOUT "${WORKSHOP_PATIENCE} * ${arg_TIMEOUT}")
-  if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_BLOCKING|WORKSHOP_DEVICE_[A-Z]+)=")
+  math(EXPR deadline "${WORKSHOP_PATIENCE} * 20")
+  if("${arg_ENVIRONMENT}" MATCHES "(WORKSHOP_SLOW|WORKSHOP_BLOCKING|WORKSHOP_ORDER|WORKSHOP_SIMULATE|WORKSHOP_DRIVER_LOCK|WORKSHOP_DEVICE_[A-Z]+)=")
     set(arg_CPU_ONLY "${CMAKE_MATCH_1} is a setting of the cpu backend")
   endif()
   if(WORKSHOP_BACKEND STREQUAL "cuda" AND arg_CPU_ONLY)
@@ -354,5 +355,5 @@ function(workshop_test name)
            WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/tests/run/${folder})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77
                        RESOURCE_GROUPS "${arg_MOST_RANKS},gpus:1"
-                       ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=20;${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
+                       ENVIRONMENT "WORKSHOP_BACKEND=${WORKSHOP_BACKEND};WORKSHOP_TIMEOUT=${deadline};${WORKSHOP_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
 endfunction()

@@ -44,7 +44,7 @@ struct Arrays {
   std::int32_t* targets;  // [kRows]
 };
 
-// What a kernel does with emulated threads.
+// The outcome of a kernel that runs on emulated threads.
 struct Outcome {
   bool open = false;  // its TODO is not filled in
   std::string fault;  // empty: none

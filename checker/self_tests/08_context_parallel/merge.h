@@ -16,7 +16,7 @@ struct Arrays {
   float *log_sums, *largest, *sums;  // [kRows]
 };
 
-// What the kernel does with emulated threads.
+// The outcome of the kernel, run on emulated threads.
 struct Outcome {
   bool open = false;  // its TODO is not filled in
   std::string fault;  // empty: none

@@ -43,7 +43,7 @@ struct Arrays {
   Real* dlogits;                  // [kTokens, kExperts]
 };
 
-// What a kernel does with emulated threads.
+// The outcome of a kernel that runs on emulated threads.
 struct Outcome {
   bool open = false;  // its TODO is not filled in
   std::string fault;  // empty: none

@@ -51,7 +51,7 @@ void draw(Generator& generator, Room<T>& values) {
   for (int i = 0; i < values.count; ++i) values[i] = T(numbers[i]);
 }
 
-// What a call is given and, at the same places, what it should leave there.
+// The values that a call is given and, at the same places, those that it should leave there.
 struct Call {
   Values given, expected;
 };

@@ -52,7 +52,8 @@ class TimingCheck {
     const double one = 1.0 / calls_;
     if (share < 0) return ": start and stop are swapped";
     if (share > 0.3 * one && share < 3 * one) {
-      return ": this is the time of one call; the program divides by `iterations` later";
+      return ": this is the time of one call. Record the two events once, around all calls; the program divides by "
+             "`iterations` later";
     }
     if (share > 0.3e-3 && share < 3e-3) return ": expected milliseconds, and the calls between the two events";
     return ": are the events recorded around the calls, on the same stream?";

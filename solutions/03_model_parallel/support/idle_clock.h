@@ -57,10 +57,10 @@ class IdleClock {
   }
 
   // Returns the idle share of the rank's time, between 0 and 1: the median over the steps, so that a step during which
-  // the machine was busy with something else does not count. Returns 0 if there was no step. The stream must have
-  // reached the end.
+  // the machine was busy with something else does not count. Returns 0 if there was no step. Waits for the stream.
   double idle_share() const {
     if (begins_.size() < 2) return 0;
+    CUDA_CHECK(cudaEventSynchronize(marks_[begins_.back()]));
     std::vector<double> shares;
     for (std::size_t step = 0; step + 1 < begins_.size(); ++step) {
       const std::size_t begin = begins_[step], end = begins_[step + 1];

@@ -155,8 +155,8 @@ class ScheduleCheck {
     }
   }
 
-  // The n-th send to a stage meets the n-th receive from this one there: both must mean the same micro-batch and
-  // boundary.
+  // The n-th send to another stage meets that stage's n-th receive from this one. Both must mean the same micro-batch
+  // and boundary.
   void check_partners(int stage) {
     for (Instruction::Kind kind : {Instruction::send_activation, Instruction::send_gradient}) {
       for (int other = 0; other < schedule_.stages; ++other) {

@@ -9,9 +9,9 @@
 
 namespace workshop {
 
-// Adds the batch's share of the mean loss over `samples_of_mean` samples to *loss, on the last stage. Runs one
-// micro-batch after the other, because a chunk has room for only that many samples; nothing overlaps. Collective over
-// the stages.
+// Adds the batch's share of the mean loss over `samples_of_mean` samples to *loss, on the stage with the model's last
+// part. Runs one micro-batch after the other, because a chunk has room for the samples of only one; nothing overlaps.
+// Collective over the stages.
 inline void evaluate_batch(PipelineStage& stage, const Schedule& schedule, const Group& stages, const Batch& batch,
                            int samples_of_mean, float* loss, cudaStream_t stream) {
   stage.begin_step(batch, loss);

@@ -16,7 +16,7 @@ namespace workshop {
 
 struct PipelineOptions {
   std::string schedule = "1f1b";
-  int micro_batches = 0;  // 0: 4, and 1 if there is only one stage
+  int micro_batches = 0;  // 0 stands for 4, or for 1 if there is only one stage
   int chunks = 0, in_flight = 0, ahead = 0;
   std::optional<Schedule> from_file = std::nullopt;
 

@@ -18,9 +18,8 @@
 
 namespace workshop {
 
-// Returns the share of the time in which a stage idles, if all forwards take the same time and all backwards do. The
-// gradients of the weights take `weights` times as long as a forward and as the rest of a backward each take; for a
-// split schedule, at most as long.
+// Returns the share of the time in which a stage idles. A forward, and a backward without the gradients of the weights,
+// take equally long; these gradients take `weights` times as long. For a split schedule, `weights` is at most 1.
 inline double bubble(const Schedule& s, double weights) {
   const double busy = s.chunks * s.micro_batches * (2 + weights);
   double idle = (s.stages - 1) * (2 + weights);
@@ -48,8 +47,8 @@ inline int largest_in_flight(const Schedule& s, int stage) {
   return largest;
 }
 
-// Prints the chart and the bubble. The numbers come from the lists of the stages, so they are also those of a wrong
-// order.
+// Prints the chart and the bubble. The numbers come from the lists of the stages, not from a formula, so they hold for
+// a wrong order, too.
 inline void print_schedule(const Schedule& s, const ScheduleSlots& lengths) {
   const double slots = makespan(s, lengths);
   const double busy =
@@ -78,7 +77,7 @@ inline double expected_step(const std::vector<LayerTime>& times, const std::vect
   return all + (micro_batches - 1) * slowest;
 }
 
-// Prints and records the time of each layer and the predicted step of each partition.
+// Prints the time of each layer; prints and records the predicted step of each partition.
 inline void print_layer_times(const Schedule& schedule, const std::vector<std::int64_t>& parameters,
                               const std::vector<LayerTime>& times) {
   print0("layer  parameters  forward    backward\n");
@@ -103,8 +102,9 @@ inline void print_layer_times(const Schedule& schedule, const std::vector<std::i
   }
 }
 
-// Prints and records the activations that each stage holds and the share of its time that it idles; in a simulation,
-// also the bubble and what it is expected to be. Collective; stays out of the ledger.
+// Prints the activations that each stage holds and the share of its time for which it idles; in a simulation, also the
+// measured bubble and the expected one. Records the shares and the measured bubble. Collective; stays out of the
+// ledger.
 inline void print_idle_shares(PipelineStage& stage, const IdleClock& clock,
                               const std::optional<double>& expected_bubble, const Job& job, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -7,8 +7,8 @@
 //
 // F1 is the forward of micro-batch 1, B1 its backward. If the file has a W, backwards are split, and W1 stands for the
 // gradients of the weights of micro-batch 1. With several chunks, a letter says which one: F1a is chunk 0's. A line
-// "parts | 0 1 1 0" gives the stage of each part of the model; without one, part i is on stage i % stages. Dots only
-// make a chart; the order counts. The messages are inserted as in the other schedules. Whether the schedule can run is
+// "parts | 0 1 1 0" gives the stage of each part of the model; without one, part i is on stage i % stages. Dots are
+// ignored; only the order counts. The messages are inserted as in the other schedules. Whether the schedule can run is
 // for check_schedule() to say.
 #pragma once
 

@@ -20,8 +20,8 @@ Network make_parallel_network(const Options& options, const Group& group, const 
 
 class Attention;
 using MakeAttention = std::function<std::shared_ptr<Attention>()>;
-// Makes the language model in this way for these positions of each sample (chapter 08). `attention` returns the
-// attention of a block, for this rank's heads; call require_heads() first.
+// Makes make_parallel_network()'s language model for these positions of each sample (chapter 08). `attention` returns
+// the attention of a block, for this rank's heads; call require_heads() first.
 Network make_parallel_gpt(const Options& options, const Group& group, const TensorParallelOptions& how,
                           const Positions& positions, const MakeAttention& attention);
 // Ends the job with status 2 unless the number of ranks divides that of the heads.

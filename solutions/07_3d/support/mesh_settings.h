@@ -26,7 +26,7 @@ struct MeshSettings {
   bool has_experts = false;
 
   int parts() const { return mesh.pipeline * pipeline.chunks; }
-  // Sequences, experts, or blocks with a mixture of experts.
+  // Whether more is cut than in chapter 05: sequences, experts, or blocks with a mixture of experts.
   bool cuts_more() const { return mesh.context > 1 || mesh.expert > 1 || (has_experts && mesh.tensor > 1); }
   bool sharded() const { return zero == 1 && mesh.data > 1; }
 };
@@ -113,7 +113,8 @@ inline void print_mesh(const MeshShape& shape) {
   const int replicas = shape.data / shape.context, parts = shape.context * shape.tensor;
   if (shape.context == 1) {
     print0("mesh of %d x %d x %d ranks: pipeline, data, tensor\n", shape.pipeline, shape.data, shape.tensor);
-    if (shape.expert > 1) print0("every %d neighbors along the data dimension have all experts together\n", shape.expert);
+    if (shape.expert > 1)
+      print0("every %d neighbors along the data dimension have all experts together\n", shape.expert);
   } else {
     print0("mesh of %d x %d x %d x %d ranks: pipeline, data, context, tensor\n", shape.pipeline, replicas,
            shape.context, shape.tensor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans mixtures of experts (chapter 09): the rows that ranks compute, keep and exchange. A row is a token at one of
-// its experts. J, K and χ: experts, experts of a token, capacity factor; e: ranks that have all experts together.
+// its experts. J, K and χ: experts, experts of a token, capacity factor; e: ranks that together have all experts.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline double received_rows(const GptShape& g, const Layout& layout) {
 }
 
 // Returns which share of the positions of a tensor group a rank sorts and sends. Without sequence parallelism, all
-// ranks of the group send the same rows, each to the features of the experts that it has.
+// ranks of the group send the same rows, each to the ranks with the same part of the experts' features as its own.
 inline double sent_share(const Layout& layout) { return layout.sequence_parallel ? 1.0 / layout.tp : 1; }
 
 // ---- memory --------------------------------------------------------------------------------------------------------
@@ -48,13 +48,14 @@ inline void add_mixtures(StageShape& part, const ModelShape& model, const Layout
   const double E = g.width, J = g.experts, K = g.top_k, share = sent_share(layout);
   const double sent = sent_rows(g) * share, received = received_rows(g, layout);
   part.widest = std::max(part.widest, T * (sent * E + received * g.mlp_width / layout.tp));
-  // Gradients of logits and weights, first rows, and shares of the auxiliary loss. All micro-batches use the same.
+  // Gradients of the logits and of the weights; for each expert, its first row and its share of the auxiliary loss. All
+  // micro-batches use the same memory.
   part.room += part.blocks * (share * T * (J + K) + 2 * J) * 4 / model.bytes();
   if (layout.ep > 1) part.exchange = part.blocks * T * received * share * E * model.bytes();
   if (layout.tp == 1) return;
   if (layout.sequence_parallel) {
-    // The tensor ranks gather the rows of each other before their experts, and reduce-scatter them afterwards: of
-    // the all-reduces that an MLP would need, each has all rows of a token instead of one.
+    // The tensor ranks gather each other's rows before their experts, and reduce-scatter them afterwards. For each row
+    // of a token, this sends as much as the all-reduces that an MLP would need.
     part.summed += part.blocks * (layout.recompute ? 3 : 2) * (received - 1) * T * E;
   } else {
     part.summed += part.blocks * T * K * 4 / model.bytes();  // the gradients of the weights
@@ -77,8 +78,8 @@ inline double exchange_bytes(const ModelShape& model, const Layout& layout, doub
   return blocks * ((forwards + 1) * moved + forwards * counts) * (layout.ep - 1) / layout.ep;
 }
 
-// Returns the time of an all-to-all of the ranks that have all experts together, of which the fullest sends or receives
-// `bytes`, with those to itself. Those for its node and those for other nodes travel at the same time.
+// Returns the time of an all-to-all among ranks that together have all experts. The fullest of them sends or receives
+// `bytes`, including those to itself. Bytes within a node and bytes between nodes travel at the same time.
 inline double all_to_all_seconds(const Cluster& cluster, const Layout& layout, double bytes) {
   const bool within = cluster.gpus <= cluster.gpus_per_node || cluster.gpus_per_node % (layout.tp * layout.ep) == 0;
   const int on_node = within ? layout.ep : std::clamp(cluster.gpus_per_node / layout.tp, 1, layout.ep);

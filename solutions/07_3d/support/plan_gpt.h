@@ -116,8 +116,8 @@ inline StageShape make_gpt_part(const ModelShape& model, const Layout& layout, i
               (head ? T * head_bytes(model, layout) / model.bytes() : 0);
   part.room = layout.recompute ? block : 0;
   if (layout.cp > 1) {
-    // In float32: the sums of the context or of the queries' gradients, and a rank's own part of those of keys and
-    // values.
+    // In float32: the sums of the context or of the queries' gradients, and a rank's own part of the gradients of keys
+    // and values.
     part.room += (1 + 2 * g.kv_share()) * T * E / tp * 4 / model.bytes();
     part.ring = 2 * (2 * T * g.kv_share() * E / tp) * (model.bytes() + 4);  // two each; gradients travel in float32
   }
@@ -213,7 +213,7 @@ inline double context_seconds(const ModelShape& model, const Cluster& cluster, c
   return layout.micro_batches * blocks * ((layout.recompute ? 2 : 1) * forward + backward);
 }
 
-// Returns from how many positions per rank on attention hides all of the ring but its last step.
+// Returns how many positions per rank it takes for attention to hide all of the ring but its last step.
 inline double hidden_from(const ModelShape& model, const Cluster& cluster, const Link& link) {
   const double bytes = model.gpt->kv_share() * std::max(model.bytes(), 0.4 * (model.bytes() + 4));
   return bytes * cluster.flops / link.bandwidth;

@@ -105,7 +105,7 @@ inline void print_table(const std::vector<Plan>& plans, const ModelShape& model,
   if (plans.size() > rows) print0("and %zu more (--rows)\n", plans.size() - rows);
 }
 
-// Says from which length on attention hides what the best plan with a context group sends around its ring.
+// Says how long sequences must be for attention to hide what the best plan with a context group sends around its ring.
 inline void print_hidden(const std::vector<Plan>& plans, const ModelShape& model, const Cluster& cluster) {
   const auto cut = std::ranges::find_if(plans, [](const Plan& plan) { return plan.layout.cp > 1; });
   if (cut == plans.end()) return;

@@ -61,7 +61,7 @@ struct PlanSettings {
 };
 
 inline void add_model_options(Options& options, PlanSettings& s) {
-  // Nothing is trained, so only those of the common options remain that describe the model.
+  // Nothing is trained, so only the common options that describe the model remain.
   options.without({"--optimizer", "--lr", "--weight-decay", "--samples", "--batch-size", "--epochs", "--max-steps",
                    "--shuffle", "--seed", "--model-seed", "--log-every", "--verbose", "--timeline"});
   options.add("--model", s.model, "what is planned", {"mlp", "gpt"});

@@ -34,7 +34,7 @@ struct GptShape {
   int experts = 0;         // J, in place of each block's MLP (chapter 09); 0: none
   int top_k = 0;           // K
   double capacity = 0;     // χ; 0: exact counts
-  double imbalance = 1;    // rows of the fullest of the ranks with all experts, as a multiple of their mean
+  double imbalance = 1;    // rows of the fullest of the ranks that together have all experts, divided by their mean
 
   // The values of a key, or of a value, as a share of E.
   double kv_share() const { return static_cast<double>(kv_heads) / heads; }
@@ -89,10 +89,10 @@ struct Layout {
   bool sequence_parallel = false;  // between the cut layers, a tensor rank has only its share of the positions
   bool scatter = false;            // between stages, a tensor rank sends only its share of a message
   int cp = 1;                      // ranks that share a sequence, with ring attention and zigzag (chapter 08)
-  int ep = 1;                      // neighbors among the ranks of data() that have all experts together (chapter 09)
+  int ep = 1;                      // neighbors among the ranks of data() that together have all experts (chapter 09)
 
   std::int64_t gpus() const { return std::int64_t{dp} * cp * pp * tp; }
-  int data() const { return dp * cp; }  // ranks with the same parameters: those of all replicas, and positions
+  int data() const { return dp * cp; }  // ranks with the same parameters: dp replicas of cp ranks each
   int sharing() const { return hybrid > 0 ? hybrid : data(); }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuts the sequences in train_3d (--cp, chapter 08), and spreads experts (--ep, chapter 09). Without --cp, what
-// follows the network does nothing.
+// What cuts the sequences in train_3d (--cp, chapter 08), and spreads experts (--ep, chapter 09). Without --cp,
+// everything except cut_network() does nothing.
 #pragma once
 
 #include <optional>
@@ -14,8 +14,8 @@
 
 namespace workshop {
 
-// Returns the place among the replicas of a rank that shares its samples with the others of its context group; `place`
-// counts each of them as a replica. One of them reports the losses.
+// In `place`, each rank of a context group counts as a replica, although these ranks share their samples. Returns the
+// place in which the whole group counts as one replica. Only one rank of the group reports the losses.
 inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
   place.replicas /= mesh.shape.context;
   place.replica /= mesh.shape.context;
@@ -23,8 +23,8 @@ inline ReplicaPlace share_samples(ReplicaPlace place, const Mesh& mesh) {
   return place;
 }
 
-// Makes the language model with this rank's experts; or for this rank's positions, with ring attention over the context
-// group, and its layers cut over the tensor group.
+// Makes the language model with its layers cut over the tensor group and its sequences over the context group (ring
+// attention). With --experts, it has this rank's experts.
 inline Network cut_network(const Options& options, const MeshSettings& settings, const Mesh& mesh) {
   if (options.gpt.experts > 0) return make_expert_network(options, {mesh.experts, mesh.tensor, mesh.context});
   const SequenceCut cut = cut_of(options, mesh.shape.context, "zigzag");

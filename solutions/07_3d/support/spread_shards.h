@@ -32,7 +32,8 @@ class SpreadShards {
     int largest = 0;
     for (const auto& [range, of_experts] : ranges_of_parameters(model.parameters())) {
       const Group& ranks = of_experts ? mesh.expert_replicas : mesh.data;
-      // The gradients of an expert are sums over the ranks of a group (average_gradients() of chapter 09).
+      // The gradients of an expert are sums over the ranks of mesh.experts, so they are divided by the number of these
+      // ranks, too (average_gradients() of chapter 09).
       const float factor = of_experts ? 1.0f / static_cast<float>(mesh.shape.expert) : 1.0f;
       shards_.emplace_back(options, range, ranks, factor, stream);
       largest = std::max(largest, shards_.back().sharding.padded());

@@ -15,10 +15,10 @@
 
 namespace workshop {
 
-// A run is a range of consecutive positions that a rank holds, and pieces = sequences·runs. From counts[ranks, pieces,
-// experts], computes totals[pieces, experts], how many tokens of the piece's whole sequence have chosen each expert,
-// and rows[pieces, experts], how many of those in this rank's piece find a place. Run i of rank r begins at position
-// firsts[r·runs + i].
+// A run is a range of consecutive positions that a rank holds. A piece is one run of one sequence, so a rank has
+// sequences·runs pieces. From counts[ranks, pieces, experts], computes totals[pieces, experts], how many tokens of the
+// piece's whole sequence have chosen each expert, and rows[pieces, experts], how many of the tokens in this rank's
+// piece find a place there. Run i of rank r begins at position firsts[r·runs + i].
 static __global__ void total_counts(int* totals, int* rows, const int* counts, const int* firsts, int rank, int ranks,
                                     int runs, int pieces, int experts, int places) {
   for (int i : grid_stride(pieces * experts)) {

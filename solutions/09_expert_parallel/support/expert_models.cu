@@ -30,7 +30,7 @@ Network make_expert_network(const Options& options, const ExpertMesh& mesh) {
   const bool cuts_layers = tensor.size() > 1, cuts_sequences = context.size() > 1;
   const SequenceCut cut = cut_of(options, context.size(), "zigzag");
   const Positions mine = cut.of(context.rank());
-  std::shared_ptr<Attention> ring;  // of all blocks
+  std::shared_ptr<Attention> ring;  // shared by all blocks
   if (cuts_sequences) {
     ring =
         std::make_shared<RingAttention>(heads_of(options, mine.count, tensor.size()), cut, o.attention_block, context);
@@ -55,7 +55,7 @@ Network make_expert_network(const Options& options, const ExpertMesh& mesh) {
     return std::make_shared<MixtureOfRuns>(mine, o.width, mixture());
   };
 
-  // The whole layers, of which chapter 05 takes parts: their attention and router are not used.
+  // The whole layers. Chapter 05's layers take their parts from these, whose attention and router are not used.
   Network network = make_gpt(options, [&](const GptOptions&, int positions) {
     return std::make_shared<Mixture>(o, positions, make_experts(o, positions, mesh.experts));
   });

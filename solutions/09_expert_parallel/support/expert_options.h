@@ -10,9 +10,9 @@
 namespace workshop {
 
 struct ExpertOptions {
-  int ranks = 0;                 // that have all experts together; 0: all
-  std::string counts = "exact";  // rows that are sent to an expert: as many as there are, or "fixed"
-  bool overlap = false;          // send one half of the samples' rows while those of the other are computed
+  int ranks = 0;                 // that together have all experts; 0: all ranks
+  std::string counts = "exact";  // how many rows are sent to an expert: as many as there are, or "fixed"
+  bool overlap = false;          // send the rows of one half of the samples while the other half is computed
 
   void add_to(Options& options) {
     options.add("--expert-ranks", ranks, "ranks that have all experts together; default: all", 1);

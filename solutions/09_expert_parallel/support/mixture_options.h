@@ -29,8 +29,8 @@ inline void require_experts(const Options& options) {
   if (options.gpt.experts == 0) usage_error("--experts is '0'; expected at least 1");
 }
 
-// Records how this rank's choices of an epoch are spread over the experts of a block. Rank 0 also prints its own, in
-// percent.
+// Records how this rank's choices of an epoch are spread over the experts of a block. Rank 0 also prints its own, as
+// percentages.
 inline void print_loads(int block, const std::vector<int>& loads) {
   const double all = std::max(1, std::accumulate(loads.begin(), loads.end(), 0));
   std::string line;

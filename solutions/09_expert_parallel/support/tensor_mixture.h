@@ -56,8 +56,8 @@ class TensorMixture : public Mixture {
 // whole norms and router.
 class TensorMixtureBlock : public ParallelLayer {
  public:
-  // `whole` is the block with all features of this rank's experts; `mixture` computes with this rank's features, for
-  // these positions of each sample.
+  // `whole` is the block with all features of this rank's experts. `mixture` computes with this rank's features, for
+  // `positions` of each sample.
   TensorMixtureBlock(const std::shared_ptr<const Layer>& whole, int number, const GptOptions& options,
                      std::uint64_t seed, const Positions& positions, std::shared_ptr<Attention> attention,
                      std::shared_ptr<FeedForward> mixture, const std::shared_ptr<TensorParallelContext>& tp)

@@ -151,7 +151,8 @@ def title(text: str) -> str:
 
 
 def quiz(root: str, chapter: Chapter) -> str:
-    """A chapter's questions on a page: those of predict, which ask for a number, and those of its README."""
+    """A chapter's questions on a page: those of predict, which ask for a number, and those of its README and of
+    its programs' pages."""
     readme = read(os.path.join(root, chapter.name, "README.md"))
     text = f"# {title(readme)}: quiz\n\nPredict the numbers before you unfold the answers. Each one can be measured.\n"
     for question in predict.questions(read(os.path.join(root, "solutions", chapter.name, "predict.txt"))):
@@ -160,8 +161,7 @@ def quiz(root: str, chapter: Chapter) -> str:
             f"{question.answer} {question.unit}. {question.why}\n\n"
             f"```sh\n./workshop predict {question.number} {question.answer}    # measures it\n```\n\n</details>\n"
         )
-    others = readme.partition("\n## Questions\n")[2].partition("\n## ")[0]
-    return f"{text}\n## Why is it so?\n{others}\n"
+    return f"{text}\n## Why is it so?\n{chapter.questions(root)}\n"
 
 
 def folded(question: str, answer: str) -> str:

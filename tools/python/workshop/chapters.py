@@ -27,6 +27,15 @@ class Chapter:
             raise Refused(f"no program '{name}' in {self.name}; there is {' '.join(self.programs)}")
         return name
 
+    def pages(self, root: str = ".") -> list[str]:
+        """The texts of its README and of the pages of programs that have one of their own, such as one_process.md."""
+        texts = (read_if_there(os.path.join(root, self.name, page + ".md")) for page in ["README", *self.programs])
+        return [text for text in texts if text]
+
+    def questions(self, root: str = ".") -> str:
+        """The sections "Questions" of these pages."""
+        return "".join(page.partition("\n## Questions\n")[2].partition("\n## ")[0] for page in self.pages(root))
+
     def sources(self, root: str = ".") -> list[str]:
         """The files with its solutions; those of this clone if another one has none."""
         folder = os.path.join(root, "solutions", self.name)

@@ -76,10 +76,11 @@ USAGE = """\
                                    and furo in a virtual environment, or takes the Python of WORKSHOP_SPHINX
   slides [--pdf] [-o FOLDER]       slides for each chapter, in build/slides, with notes for the speaker; installs
                                    sphinx-revealjs in the same way; --pdf: also as PDF, by Chromium
-  setup [-y] [--with-slurm] [--with-fuzz] [--prebuilt]
+  setup [-y] [--with-slurm] [--with-fuzz] [--packages | --prebuilt]
                                    installs what is missing (asks first, unless -y or without a terminal) and builds;
-                                   on request also Slurm, or clang for tests/fuzz; --prebuilt: what other clones take
-                                   from here, with WORKSHOP_PREBUILT naming this one, to build only their own programs
+                                   on request also Slurm, or clang for tests/fuzz; --packages: installs and builds nothing;
+                                   --prebuilt: what other clones take from here, with WORKSHOP_PREBUILT naming this one,
+                                   to build only their own programs
   doctor                           says what is here and what is missing
   doctor --cluster [--nodes N] [--gpus N]
                                    tries a cluster with a job on N nodes (2): launch, shared folders, clocks, GPUs, NCCL

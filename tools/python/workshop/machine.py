@@ -42,6 +42,18 @@ def has_gpu() -> bool:
     return bool(said("nvidia-smi", "-L"))
 
 
+def free_mib() -> list[str]:
+    """The free memory of each GPU that a program may see, in MiB."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    free = said(
+        "nvidia-smi",
+        *([f"--id={visible}"] if visible else []),
+        "--query-gpu=memory.free",
+        "--format=csv,noheader,nounits",
+    )
+    return free.split()
+
+
 def has_slurm() -> bool:
     """Debian keeps daemons where an ordinary user's PATH does not lead."""
     return all(has(program, "/usr/sbin:/sbin") for program in ("sbatch", "slurmctld", "slurmd", "munged"))

@@ -3,7 +3,8 @@
 
 docs/slides/NN_name.md is the deck of a chapter. `##` begins a block of docs/teaching.md; its first line names the TODOs
 and the minutes. `###` begins a slide. What follows `Notes:`, up to the next heading, is for the speaker (press S). The
-questions of `predict` and of the chapter's README become slides at the end, with their answers in the notes.
+questions of `predict`, of the chapter's README and of its programs' pages become slides at the end, with their answers
+in the notes.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ def with_notes(text: str) -> str:
     return re.sub(r"^Notes: (.*?)(?=^#|\Z)", lambda found: notes(found[1]) + "\n", text, flags=re.M | re.S)
 
 
-def asked(readme: str) -> list[tuple[str, str]]:
-    """The questions of a README and their answers."""
-    text = readme.partition("\n## Questions\n")[2].partition("\n## ")[0]
+def asked(text: str) -> list[tuple[str, str]]:
+    """The questions of a chapter and their answers."""
     found = re.findall(
         r"^[0-9]+\. (.*?)\n *<details><summary>Answer</summary>\n(.*?)\n *</details>", text, flags=re.M | re.S
     )
@@ -84,7 +84,7 @@ def deck(root: str, chapter: Chapter) -> str:
             f"`./workshop predict {question.number} {question.answer}` measures it."
         )
     text += "\n## Questions\n\nTo discuss before you look at the answers\n"
-    for number, (question, answer) in enumerate(asked(read(os.path.join(root, chapter.name, "README.md"))), 1):
+    for number, (question, answer) in enumerate(asked(chapter.questions(root)), 1):
         text += f"\n### Question {number}\n\n{question}\n{notes(answer)}"
     return re.sub(r"(?<!!)\[([^\]]+)\]\([^)]+\)", r"\1", text)  # there are no other pages to link to
 

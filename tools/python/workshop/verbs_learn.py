@@ -502,13 +502,11 @@ def reset(context: Context, words: list[str]) -> int:
     if words and re.fullmatch(r"[0-9]{1,2}\.([0-9]+|[A-Za-z])", words[0]):
         require(not [word for word in words[1:] if word != "-y"], f"reset {words[0]} takes only -y")
         return reset_todo(context, words[0])
-    rest = Words(words)
-    chapter, yes, level = chapters.choose(rest.next()), False, chapters.GUIDED
+    rest, yes = Words([word for word in words if word != "-y"]), "-y" in words
+    chapter, level = chapters.choose(rest.next()), chapters.GUIDED
     while rest:
         word = rest.next()
-        if word == "-y":
-            yes = True
-        elif word == "--level":
+        if word == "--level":
             level = rest.next("nothing")
         else:
             raise Refused(f"reset takes one chapter, --level and -y, not '{word}'")

@@ -178,6 +178,12 @@ def bench(context: Context, words: list[str]) -> int:
             there = False
         require(there, f"bench: '{torch}' is no Python with torch")
     runs = [line.split() for line in BENCH.strip().split("\n")]
+    # The times of ranks that share a GPU would say nothing, and take long.
+    most = len(machine.free_mib()) if context.backend == "cuda" else 4
+    require(most, "bench: nvidia-smi shows no GPU")
+    if most < 4:
+        print(f"Left out: runs on more ranks than the {most} GPU(s) here")
+    runs = [line for line in runs if int(line[1]) <= most]
     context.build(
         "bench",
         "bench_report",
@@ -188,7 +194,7 @@ def bench(context: Context, words: list[str]) -> int:
     with Scratch(context.folder, "bench") as folder:
         if context.backend == "cpu":
             blas_in_use(context)
-        names = ("all_reduce.json", "mlp_step.json", "overlap.timeline.json", "kernels.json")
+        names = ("mlp_step.json", "kernels.json", *(("all_reduce.json", "overlap.timeline.json") if most >= 2 else ()))
         parts = [os.path.join(folder, name) for name in names]
         bandwidth = (
             [context.path("tools", "bench"), "--part", "all_reduce"]
@@ -197,30 +203,11 @@ def bench(context: Context, words: list[str]) -> int:
             # There is no bare MPI call to compare with: the sizes, times and bandwidths of nccl-tests.
             [context.path("solutions", "00_collectives", "bandwidth"), "--op", "all_reduce"]
         )
-        run([LAUNCH, "-n", "2", "--", *bandwidth, "--json", parts[0]])
-        run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "mlp_step", "--json", parts[1]])
-        run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "kernels", "--json", parts[3]])
-        # Kernels that wait, as if on a device: on cores that are all busy, nothing could overlap. A simulated machine
-        # would say nothing of how streams and NCCL run here.
-        run(
-            [
-                LAUNCH,
-                "-n",
-                "2",
-                "--",
-                context.path("solutions", "02_ddp", "ddp_overlap"),
-                "--layers",
-                "256,256,256,256,256",
-                "--bucket-mb",
-                "0.2",
-                "--max-steps",
-                "10",
-                "--timeline",
-                parts[2],
-            ],
-            env=dict(os.environ, WORKSHOP_SLOW="kernels"),
-            stdout=subprocess.DEVNULL,
-        )
+        run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "mlp_step", "--json", parts[0]])
+        run([LAUNCH, "-n", "1", "--", context.path("tools", "bench"), "--part", "kernels", "--json", parts[1]])
+        if most >= 2:
+            run([LAUNCH, "-n", "2", "--", *bandwidth, "--json", parts[2]])
+            measure_overlap(context, parts[3])
         # Long epochs: in a short one, the host has launched most of the small steps before the device's thread is
         # awake, and the time of launching would not be seen.
         for program, ranks, *options in runs:
@@ -242,6 +229,7 @@ def bench(context: Context, words: list[str]) -> int:
                     "--record",
                     parts[-1],
                 ],
+                env=dict(os.environ, WORKSHOP_PROBES="0"),
                 stdout=subprocess.DEVNULL,
             )
         if torch and context.backend == "cuda":
@@ -255,6 +243,17 @@ def bench(context: Context, words: list[str]) -> int:
     return 0
 
 
+def measure_overlap(context: Context, timeline: str) -> None:
+    """Kernels that wait, as if on a device: on cores that are all busy, nothing could overlap. A simulated machine
+    would say nothing of how streams and NCCL run here."""
+    options = ["--layers", "256,256,256,256,256", "--bucket-mb", "0.2", "--max-steps", "10", "--timeline", timeline]
+    run(
+        [LAUNCH, "-n", "2", "--", context.path("solutions", "02_ddp", "ddp_overlap"), *options],
+        env=dict(os.environ, WORKSHOP_SLOW="kernels"),
+        stdout=subprocess.DEVNULL,
+    )
+
+
 def blas_in_use(context: Context, label: str = "") -> None:
     """Prints a label, the processor that OpenBLAS's kernels are for, and the cores they run on: what a program asks
     itself."""
@@ -263,13 +262,13 @@ def blas_in_use(context: Context, label: str = "") -> None:
     run([context.path("tools", "blas_in_use")])
 
 
-def run_recorded(start: list[str], binary: str, options: list[str], place: str, **environment: str) -> list[str]:
+def run_recorded(start: list[str], binary: str, options: list[str], place: str) -> list[str]:
     """Starts a program that prints nothing. Returns the files that it writes: PLACE.jsonl, its record, and PLACE.json,
-    its timeline."""
+    its timeline. No probes: they would take time and memory."""
     files = [place + ".jsonl", place + ".json"]
     run(
         [*start, "--", binary, "--log-every", "0", *options, "--record", files[0], "--timeline", files[1]],
-        env=dict(os.environ, **environment),
+        env=dict(os.environ, WORKSHOP_PROBES="0"),
         stdout=subprocess.DEVNULL,
     )
     return files
@@ -438,7 +437,7 @@ def record_runs(
                 )
                 binary = context.program(chapter, program, solution)
                 start = [LAUNCH, "-n", str(n)]
-                files += run_recorded(start, binary, options, place, WORKSHOP_PROBES="0")  # a report needs no probes
+                files += run_recorded(start, binary, options, place)
     return files
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Callable
 
 from . import chapters, machine
 from .context import Context, Words, is_number, require, targets_of
@@ -29,15 +30,21 @@ def setup(context: Context, words: list[str]) -> int:
             builder.with_slurm = True
         elif word == "--with-fuzz":
             builder.with_fuzz = True
+        elif word == "--packages":
+            targets = []
         elif word == "--prebuilt":
             require(
                 context.folder == f"build/{context.backend}",
                 f"other clones look in build/{context.backend}: --prebuilt is not for WORKSHOP_BUILD",
             )
             targets = ["programs", "prebuilt"]
+            require("--packages" not in words, "--packages builds nothing, and --prebuilt does")
         else:
-            raise Refused(f"setup knows -y, --with-slurm, --with-fuzz and --prebuilt, not '{word}'")
+            raise Refused(f"setup knows -y, --with-slurm, --with-fuzz, --packages and --prebuilt, not '{word}'")
     builder.install_missing()
+    if not targets:
+        print("All packages are installed; nothing was built")
+        return 0
     context.build(*targets)
     if "prebuilt" in targets:
         print(f"Prebuilt: clones with WORKSHOP_PREBUILT={os.getcwd()} build no more than their own programs")
@@ -46,6 +53,15 @@ def setup(context: Context, words: list[str]) -> int:
 
 
 # ---- doctor --------------------------------------------------------------------------------------------------------
+
+
+def warn_of_old_driver(show: Callable[[str, str], None], of_driver: str, of_nvcc: str) -> None:
+    """A driver runs programs of its own major version of CUDA and of older ones
+    (https://docs.nvidia.com/deploy/cuda-compatibility)."""
+    runs = re.search(r"CUDA Version: *([0-9]+)", of_driver)
+    builds = re.search(r"release ([0-9]+)", of_nvcc)
+    if runs and builds and int(runs[1]) < int(builds[1]):
+        show("warning", f"the driver runs CUDA {runs[1]}, and nvcc builds for CUDA {builds[1]}: update the driver")
 
 
 def doctor(context: Context, words: list[str]) -> int:
@@ -67,6 +83,10 @@ def doctor(context: Context, words: list[str]) -> int:
     path = os.environ.get("PATH", os.defpath) + ":/usr/local/cuda/bin"
     release = re.search(".*release.*", machine.said("nvcc", "--version", env=dict(os.environ, PATH=path)))
     show("nvcc", release[0] if release else "")
+    warn_of_old_driver(show, machine.said("nvidia-smi"), release[0] if release else "")
+    for name in ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION"):
+        if os.environ.get(name):
+            show("warning", f"{name}={os.environ[name]} changes how cuBLAS rounds: tests may fail")
     show("Slurm", machine.said("sinfo", "--version"))
     show("libFuzzer", machine.said("clang++", "--version") if machine.has_libfuzzer() else "")
     if context.backend == "cpu" and os.path.exists(context.path("build.ninja")):
@@ -113,14 +133,7 @@ def gpu_slots(free_mib: list[str]) -> dict:
 
 def slots_file(folder: str) -> str:
     """Writes the slots of the visible GPUs to a file for ctest's --resource-spec-file; returns its path."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    free = machine.said(
-        "nvidia-smi",
-        *([f"--id={visible}"] if visible else []),
-        "--query-gpu=memory.free",
-        "--format=csv,noheader,nounits",
-    ).split("\n")
-    free = [line.strip() for line in free if line.strip()]
+    free = machine.free_mib()
     require(free, "nvidia-smi shows no GPU")
     spec = os.path.abspath(os.path.join(folder, "gpus.json"))
     with open(spec, "w", encoding="utf-8") as file:
