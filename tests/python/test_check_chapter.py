@@ -131,7 +131,17 @@ def test_the_first_that_is_certainly_wrong_is_shown(chapter):
     assert status == 1
     assert said == (
         "TODO 02.3 (x) first\nThis run: ./workshop run 02 c -n 4 -- --epochs 3\nStuck? ./workshop hint 02.3\n"
-        "right so far 02.1 · wrong 02.2 02.3 02.10\n3 runs are wrong in all: --verbose shows them\n"
+        "right so far 02.1 · wrong 02.3, and perhaps because of that 02.2 02.10\n3 runs are wrong in all: --verbose shows them\n"
+    )
+
+
+def test_what_is_right_may_not_compile_for_another_precision(chapter):
+    chapter.checks(
+        "one|a|2|0|fine|right 02.1",
+        "two|a|2|1|The program does not compile for --precision bf16: read the compiler's messages.||--precision bf16",
+    )
+    assert chapter.judge("--todo", "02.1")[1].startswith(
+        "TODO 02.1: right in float32 (a on 2 ranks), not checked in another precision:\nThe program does not compile"
     )
 
 

@@ -234,6 +234,7 @@ class Verdict:
     def __init__(self, chapter: str, checks: list[Check], narrowed: bool):
         self.known: dict[str, str] = {}
         self.best: Check | None = None
+        self.shown = ""  # the TODO that it blames
         self.status = RIGHT
         self.others = 0  # runs that are wrong
         best_key = None
@@ -241,10 +242,10 @@ class Verdict:
             of_run = check.status
             if of_run is None:
                 continue
-            certainty, blamed, is_known = "", (99, 99), False
+            certainty, named, blamed, is_known = "", "", (99, 99), False
             for words in check.todos():
                 if words[0] == "blame":
-                    certainty, blamed, is_known = words[1], order(words[2]), len(words) > 3
+                    certainty, named, blamed, is_known = words[1], words[2], order(words[2]), len(words) > 3
                     continue
                 word, todo = words[0], words[1]
                 # Of earlier chapters only what is in the way: with WORKSHOP_BUILD_ON=mine, theirs are known, too.
@@ -260,7 +261,7 @@ class Verdict:
             kind = {"certain": 0, "likely": 1}.get(certainty, {WRONG: 2, OPEN: 4}.get(of_run, 3))
             key = (kind, blamed, not is_known)
             if best_key is None or key < best_key:
-                best_key, self.best, self.status = key, check, of_run
+                best_key, self.best, self.status, self.shown = key, check, of_run, named
         if self.status not in (RIGHT, WRONG, OPEN):
             self.status = NOT_COMPARABLE
         if narrowed:  # that a part of the chapter does not reach a TODO is no news
@@ -282,7 +283,10 @@ class Verdict:
         cut_short = bool(self.those("open") or self.those("wrong"))
         for word in ("right", "wrong", "open", "unreached", "unchecked"):
             todos = self.those(word)
-            if todos:
+            if word == "wrong" and self.shown in todos and len(todos) > 1:
+                others = " ".join(todo for todo in todos if todo != self.shown)
+                parts.append(f"wrong {self.shown}, and perhaps because of that {others}")
+            elif todos:
                 so_far = " so far" if word == "right" and cut_short else ""
                 why = ", because of what is open or wrong" if word == "unchecked" else ""
                 parts.append(f"{word.replace('un', 'not ', 1)}{so_far} {' '.join(todos)}{why}")
@@ -417,8 +421,10 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
     if arguments.todo:
         word = verdict.known.get(arguments.todo, "unreached")
         covered = f" ({right_in(checks, arguments.todo)})" if word == "right" else ""
+        if word == "right" and verdict.best and "does not compile for --precision" in text:
+            word, covered = "right in float32", covered + ", not checked in another precision:"
         asked = f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
-        text = asked + text if word == "right" else text + asked  # what else is open comes behind what was asked for
+        text = asked + text if word.startswith("right") else text + asked  # what else is open comes behind what was asked for
     if verdict.best:
         todo = next_todo(verdict)
         text += f"Stuck? ./workshop hint {todo}\n" if todo else ""
