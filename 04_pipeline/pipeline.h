@@ -60,7 +60,7 @@ class PipelineExecutor {
   // layer are enqueued: in the chunk's last backward or, if the schedule splits backwards, in its last `weights`. So
   // the caller can average them over other ranks while the rest of the step runs. Calls update() once the gradients of
   // all layers are enqueued; the idle clock does not count update() as computing.
-  void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
+  void step(const std::function<void()>& update, const std::function<void(int, int)>& ready) {
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const Task& task = tasks_[t];
       const Instruction& i = task.instructions[0];

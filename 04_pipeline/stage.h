@@ -151,7 +151,7 @@ class PipelineStage {
     // micro-batch comes first depends on the schedule.
     const bool accumulate = chunk.backwards > 0;
     const auto layer_done = [&](int layer) {
-      if (ready && !splits_backward_ && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
+      if (!splits_backward_ && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
     };
     if (batch.samples > 0 && splits_backward_) {
       model.backward(chunk.activations[m], accumulate, chunk.later[m], chunk.input_gradient[m]);
@@ -182,7 +182,7 @@ class PipelineStage {
     //   model.backward(chunk.later[m], accumulate, layer_done) computes it and calls layer_done(layer) behind each
     //   layer. chunk.weights counts the earlier calls of this function in this step. As in backward(), the first call
     //   overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
-    //   average the gradients of a layer over other ranks: in which call may it do that? `ready` may be empty.
+    //   average the gradients of a layer over other ranks: in which call may it do that?
     todo("04.10");
     // END TODO 04.10
     ++chunk.weights;

@@ -199,13 +199,14 @@ cudaError_t release(Heap& heap, void* pointer) {
   return cudaSuccess;
 }
 
+bool is_on_device(const void* pointer) { return device_heap().find(pointer).has_value(); }
+
 // Ends the program if the kind of a copy does not fit its pointers. CUDA leaves undefined what happens then.
 void check_kind(const char* call, const void* to, const void* from, cudaMemcpyKind kind) {
   if (kind == cudaMemcpyDefault || to == nullptr || from == nullptr) return;
-  const auto on_device = [](const void* pointer) { return device_heap().find(pointer).has_value(); };
   const bool says_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   const bool says_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-  const bool is_from = on_device(from), is_to = on_device(to);
+  const bool is_from = is_on_device(from), is_to = is_on_device(to);
   if (says_from == is_from && says_to == is_to) return;
   const SourceCall site = source_call(call);
   const auto side = [](bool is_device) { return is_device ? "device memory" : "host memory"; };
@@ -223,7 +224,13 @@ cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   check_kind(call, to, from, kind);
   check_call(call, stream, {{"the source", from, bytes, false}, {"the destination", to, bytes, true}});
-  const Position copied = enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  const bool over_link = simulates() && is_on_device(to) != is_on_device(from);
+  const bool is_late = checks_order() && is_on_device(from) && pinned_heap().find(to);
+  const Position copied = enqueue(stream, [=] {
+    if (is_late) wait_for_waiting_host();
+    std::memmove(to, from, bytes);
+    if (over_link) simulate_host_copy(bytes);
+  });
   if (blocks_host() && !(find_block(to) && find_block(from))) wait_for(copied);
   return cudaSuccess;
 }

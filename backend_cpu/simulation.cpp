@@ -63,10 +63,14 @@ bool set_part(const std::string& name, const std::string& value, SimulatedMachin
     machine.node = static_cast<int>(*ranks);
     return true;
   }
-  if (name != "link" && name != "between") return false;
+  LinkSpeed* link = nullptr;
+  if (name == "link") link = &machine.link;
+  if (name == "between") link = &machine.between;
+  if (name == "host") link = &machine.host;
   const auto speed = link_speed(value);
-  if (speed) (name == "link" ? machine.link : machine.between) = *speed;
-  return speed.has_value();
+  if (link == nullptr || !speed) return false;
+  *link = *speed;
+  return true;
 }
 
 // ---- resources with one user at a time -----------------------------------------------------------------------------
@@ -223,8 +227,9 @@ const SimulatedMachine* read_machine() {
   const ParsedMachine parsed = parse_machine(value);
   if (!parsed.machine) {
     std::fprintf(stderr,
-                 "WORKSHOP_SIMULATE has '%s'; expected compute=OPERATIONS, link=TIME+BYTES/s, node=RANKS or "
-                 "between=TIME+BYTES/s, as in compute=500G,link=5us+1G/s,node=4,between=20us+100M/s\n",
+                 "WORKSHOP_SIMULATE has '%s'; expected compute=OPERATIONS, link=TIME+BYTES/s, node=RANKS, "
+                 "between=TIME+BYTES/s or host=TIME+BYTES/s, as in "
+                 "compute=500G,link=5us+1G/s,node=4,between=20us+100M/s,host=2us+10G/s\n",
                  parsed.error.c_str());
     std::_Exit(2);
   }
@@ -265,6 +270,11 @@ void simulate_copy(std::size_t bytes) {
   const Duration time = message_time(bytes, simulated_machine()->link);
   const Moment end = use_link(Direction::out, /*between=*/false, now_simulated, now_simulated, time.transfer);
   now_simulated = later(end, time.latency);
+}
+
+void simulate_host_copy(std::size_t bytes) {
+  const Duration time = message_time(bytes, simulated_machine()->host);
+  now_simulated = later(now_simulated, time.latency + time.transfer);
 }
 
 Moment use_link(Direction direction, bool between, Moment first, Moment earliest, double seconds) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated machine, WORKSHOP_SIMULATE="compute=500G,link=5us+1G/s,node=4,between=20us+100M/s". Everything is
-// computed and sent here, as usual. In addition, the backend adds up how long it would take there, and events report
-// those times.
+// A simulated machine, WORKSHOP_SIMULATE="compute=500G,link=5us+1G/s,node=4,between=20us+100M/s,host=2us+10G/s".
+// Everything is computed and sent here, as usual. In addition, the backend adds up how long it would take there, and
+// events report those times.
 //
 // Each stream, and each thread of the host, has its own clock that starts at 0. An operation begins when the previous
 // one on its stream has ended, when the host has enqueued it, and when the work that it waits for has ended. A kernel
@@ -33,6 +33,7 @@ struct LinkSpeed {
 struct SimulatedMachine {
   double seconds_per_operation = 0;
   LinkSpeed link, between;                     // between ranks on one node; between ranks on different nodes
+  LinkSpeed host;                              // between a device and its host
   int node = std::numeric_limits<int>::max();  // ranks of the world per node
 };
 
@@ -68,9 +69,11 @@ Moment moment();
 // Moves the clock on to `end`, when something that the thread has waited for has ended.
 void wait_until(Moment end);
 
-// Adds the time of a kernel on a device, or of a copy from one device of the process to another.
+// Adds the time of a kernel on a device, of a copy from one device of the process to another, or of one between a
+// device and the host.
 void simulate_kernel(double operations, int device);
 void simulate_copy(std::size_t bytes);
+void simulate_host_copy(std::size_t bytes);
 
 // Occupies the link in a direction for `seconds`, from `earliest` on. Returns the end. `first`: when the first of the
 // messages begins, for overlaps() in workshop_cpu.h.

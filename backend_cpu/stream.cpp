@@ -19,6 +19,7 @@ namespace {
 
 thread_local StreamWorker* current_worker = nullptr;
 std::atomic<int> blocked_hosts = 0;  // threads that wait for room in a queue
+std::atomic<int> waiting_hosts = 0;  // threads of the program that wait for some work
 
 // All streams of the process. Like everything that a worker may touch, it is never destroyed: workers run until the
 // process ends, even while the destructors of static objects run.
@@ -161,6 +162,13 @@ void enqueue_delay(cudaStream_t stream, int milliseconds) {
   enqueue(stream, [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
 }
 
+void wait_for_waiting_host() {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+  while (waiting_hosts.load() == 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 void bad_environment(const char* name, const char* value, const char* expected) {
   std::fprintf(stderr, "%s is '%s'; expected %s\n", name, value, expected);
   std::_Exit(2);
@@ -247,12 +255,16 @@ void CUstream_st::wait_for_room(std::uint64_t number) {
 }
 
 void CUstream_st::wait_for(std::uint64_t number) {
+  if (passed(number)) return;
+  const int hosts = current_worker == nullptr ? 1 : 0;
+  waiting_hosts += hosts;
   while (!passed(number)) {
     const int finished = finished_.load();
     want(number);
     if (passed(number)) break;
     finished_.wait(finished);
   }
+  waiting_hosts -= hosts;
 }
 
 // The time of an operation long past is not known any more, and does not matter.

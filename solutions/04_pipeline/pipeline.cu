@@ -36,7 +36,7 @@ void simulate(const Options& options, PipelineStage& stage, PipelineExecutor& ex
   for (int step = 0; step < steps; ++step) {
     clock.next_step();
     stage.begin_step({.x = x.data(), .samples = options.batch_size}, nullptr);
-    executor.step([] {});
+    executor.step([] {}, [](int, int) {});
   }
   clock.stop();
 }

@@ -60,7 +60,7 @@ class PipelineExecutor {
   // layer are enqueued: in the chunk's last backward or, if the schedule splits backwards, in its last `weights`. So
   // the caller can average them over other ranks while the rest of the step runs. Calls update() once the gradients of
   // all layers are enqueued; the idle clock does not count update() as computing.
-  void step(const std::function<void()>& update, const std::function<void(int, int)>& ready = {}) {
+  void step(const std::function<void()>& update, const std::function<void(int, int)>& ready) {
     // WRITE 04.I: Enqueue the stage's tasks_, in their order.
     //   Pass a task that consists of messages, as is_message(kind) says, to exchange(task, channel). Activations and
     //   gradients have different channels: channels_[channel_of(schedule_, rank_, i)] is that of message i. Behind the

@@ -164,11 +164,11 @@ class PipelineStage {
     //   added up, but those of the step before are overwritten. chunk.backwards counts the backwards before this one;
     //   which micro-batch comes first depends on the schedule. In the model's first chunk, input_gradient is nullptr.
     //   In others, the gradient of the input goes into one of the two buffers chunk.input_gradients, alternating, and
-    //   chunk.input_gradient[m] must say which. Call ready(i.chunk, layer), unless `ready` is empty, for each layer
-    //   from the last to the first, but only when its gradients are final. A micro-batch without samples has no
-    //   backward, but everything else must still happen, including the call of model.loss(). With splits_backward_,
-    //   model.backward(activations, accumulate, chunk.later[m], input_gradient) leaves the gradients of the weights for
-    //   weights(), and ready() must not be called here.
+    //   chunk.input_gradient[m] must say which. Call ready(i.chunk, layer) for each layer from the last to the first,
+    //   but only when its gradients are final. A micro-batch without samples has no backward, but everything else must
+    //   still happen, including the call of model.loss(). With splits_backward_, model.backward(activations,
+    //   accumulate, chunk.later[m], input_gradient) leaves the gradients of the weights for weights(), and ready()
+    //   must not be called here.
     const Range range("backward " + std::to_string(m), stream_);
     Model& model = chunk.model;
     const Batch batch = micro_batch(m);
@@ -183,7 +183,7 @@ class PipelineStage {
     // micro-batch comes first depends on the schedule.
     const bool accumulate = chunk.backwards > 0;
     const auto layer_done = [&](int layer) {
-      if (ready && !splits_backward_ && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
+      if (!splits_backward_ && chunk.backwards == micro_batches_ - 1) ready(i.chunk, layer);
     };
     if (batch.samples > 0 && splits_backward_) {
       model.backward(chunk.activations[m], accumulate, chunk.later[m], chunk.input_gradient[m]);
@@ -213,18 +213,18 @@ class PipelineStage {
     //   chunk.model.backward(later, accumulate, layer_done) computes them and calls layer_done(layer) behind each
     //   layer, from the last to the first; a micro-batch without samples has left nothing, but must not be treated
     //   differently. The gradients of a step's micro-batches are added up, but those of the step before are
-    //   overwritten. chunk.weights counts the calls before this one. Call ready(i.chunk, layer), unless `ready` is
-    //   empty, as soon as the gradients of a layer are final. An object Range("weights 3", stream_) shows those of
-    //   micro-batch 3 in the timeline, from its construction to its destruction.
+    //   overwritten. chunk.weights counts the calls before this one. Call ready(i.chunk, layer) as soon as the
+    //   gradients of a layer are final. An object Range("weights 3", stream_) shows those of micro-batch 3 in the
+    //   timeline, from its construction to its destruction.
     const Range range("weights " + std::to_string(m), stream_);
     Model& model = chunk.model;
     // TODO 04.10: Compute what the backward of micro-batch m has left, and call ready() for each layer that is final.
     //   model.backward(chunk.later[m], accumulate, layer_done) computes it and calls layer_done(layer) behind each
     //   layer. chunk.weights counts the earlier calls of this function in this step. As in backward(), the first call
     //   overwrites the gradients of the step before, and the others add to them. ready(i.chunk, layer) starts to
-    //   average the gradients of a layer over other ranks: in which call may it do that? `ready` may be empty.
+    //   average the gradients of a layer over other ranks: in which call may it do that?
     model.backward(chunk.later[m], /*accumulate=*/chunk.weights > 0, [&](int layer) {
-      if (ready && chunk.weights == micro_batches_ - 1) ready(i.chunk, layer);
+      if (chunk.weights == micro_batches_ - 1) ready(i.chunk, layer);
     });
     // END TODO 04.10
     // END WRITE 04.L

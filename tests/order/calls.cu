@@ -2,10 +2,13 @@
 // calls NAME: makes the calls of one case, correct or not, and ends. CMakeLists.txt has the expected report.
 #include <cublas_v2.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "common/device/device.h"
 #include "common/device/launch.h"
@@ -111,6 +114,20 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        t.read(t.second, t.a.data());
        while (cudaStreamQuery(t.second) == cudaErrorNotReady) cudaGetLastError();
        t.write(t.first, t.a.data());
+     }},
+    // Not reported, but the host reads the old value, however long it takes.
+    {"host_reads_early",
+     [](Case& t) {
+       t.host.data()[0] = 2;
+       t.write(t.first, t.a.data());
+       t.first.synchronize();
+       t.read(t.first, t.a.data());
+       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+       const float early = t.host.data()[0];
+       t.first.synchronize();
+       if (early == 2 && t.host.data()[0] == 1) return;
+       print0("the host has read %g and %g\n", early, t.host.data()[0]);
+       std::exit(1);
      }},
     {"readers",
      [](Case& t) {
