@@ -75,11 +75,11 @@ class DoctorTest(jobs.Cluster):
     def node2_with(self, mount: list[str]) -> None:
         """Restarts its daemon, after a command in a mount namespace of its own."""
         os.kill(int(self.read("node2.pid")), signal.SIGTERM)
-        jobs.until(lambda: not os.path.exists(self.path("node2.pid")), 5)
+        jobs.until(lambda: not os.path.exists(self.path("node2.pid")), 30)
         started = jobs.run(
             "unshare", "--mount", "--propagation", "private", "sh", "-c", f"{shlex.join(mount)} && exec slurmd -N node2"
         )
-        idle = jobs.until(lambda: jobs.said("sinfo", "-h", "-n", "node2", "-o", "%t") == "idle\n", 20)
+        idle = jobs.until(lambda: jobs.said("sinfo", "-h", "-n", "node2", "-o", "%t") == "idle\n", 60)
         if started.status or not idle:
             self.fail(f"node2 does not start with '{shlex.join(mount)}': status {started.status}")
 

@@ -209,7 +209,7 @@ def bring_up(folder: str) -> bool:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60, check=False)
             if done.returncode:
                 return False
-    return jobs.until(lambda: jobs.said("sinfo", "-h", "-o", "%D %t") == "2 idle\n", 20)
+    return jobs.until(lambda: jobs.said("sinfo", "-h", "-o", "%D %t") == "2 idle\n", 60)
 
 
 def show_logs(folder: str) -> None:
