@@ -223,8 +223,8 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
   //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
-  //   g.forward(share, y, rows, l.out, stream). Every rank has the whole bias [l.out]. Add it to each of this rank's
-  //   rows with the kernel add_bias, as in TODO 01.2: before the sum or after it, and to how many rows?
+  //   g.forward(share, y, rows, l.out, stream). Every rank has the whole bias [l.out]. Add it to each row of the
+  //   sum that this rank has, with the kernel add_bias, as in TODO 01.2: how many are these?
   todo("05.3");
   // END TODO 05.3
   probe("05.3", {l.name, ": x W^T, summed over the ranks, + b"}, y, {tp.local_rows(rows), l.out}, stream);

@@ -190,7 +190,8 @@ class ZeroModel {
       //   accumulate, adds to them. reduce(u, add) averages them over the ranks; with `add`, it adds the averages to
       //   those of the step's earlier batches. A rank that keeps `whole` gradients adds up those of its batches and
       //   reduces the sum once per step. Otherwise all units share one buffer for gradients: how long does it hold
-      //   those of a unit? At stage 3, all units share one buffer for values, too: how long does it hold those?
+      //   those of a unit? gather(u) gathers the values; gathers_ says, for all units alike, whether this stage needs
+      //   that in each backward pass.
       todo("06.5");
       // END TODO 06.5
     }

@@ -74,6 +74,7 @@ class Compressor {
     todo("10.8");
     // END TODO 10.8
     probe("10.8", "left out by this rank", left_out, {n}, stream_);
+    probe("10.J", "values, which stay as they are", values, {n}, stream_);
   }
 
   // The ranks' largest values are at different places, so every rank needs all values and their places.

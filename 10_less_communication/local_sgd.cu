@@ -70,7 +70,7 @@ class LocalSgd {
     const int count = model_.count();
     const ncclComm_t comm = replicas_.comm();
     // TODO 10.5: Replace the parameters of all replicas by their mean, in place.
-    //   They are one array, values[count], so one NCCL call on stream_ is enough: that of TODO 02.2.
+    //   They are one array, values[count]. Use one NCCL call on stream_, that of TODO 02.2.
     todo("10.5");
     // END TODO 10.5
     probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);

@@ -202,9 +202,9 @@ class ParameterServer {
     Channel& channel = channels_[worker - 1];
     Real* gradient = channel.gradient.data();
     NCCL_CHECK(ncclRecv(gradient, length_, kReal, kWorker, channel.pair.comm(), channel.stream));
-    CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
     probe("10.16", "gradient and loss of worker " + std::to_string(worker), gradient, {shown_of_message(count_)},
           channel.stream);
+    CUDA_CHECK(cudaEventRecord(channel.arrived, channel.stream));
     arrivals_.add_after(worker, channel.stream);
   }
 

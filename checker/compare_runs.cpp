@@ -631,7 +631,7 @@ bool Comparison::calls_differ(const ProbeKey& key, const char* what) {
   for (const std::string& loop : loops_of_program()) {
     if (caller.empty() && todos_.calls(loop, key.id)) caller = loop;
   }
-  if (!is_write(caller) || caller == key.id) return false;
+  if (!todos_.contains(caller) || caller == key.id) return false;
   const std::string sentence = known(key, caller);
   blame(caller, true);
   std::printf("%s %s\n%s  %s: %s\n", todos_.heading(caller).c_str(),

@@ -277,8 +277,8 @@ inline void row_parallel_forward(const TensorParallelContext& tp, const Blas& bl
   Real* share = tp.share_of(y);
   // TODO 05.3: Multiply, sum over the ranks with g, and add the bias.
   //   Compute this rank's `share` [rows, l.out] = x Wᵀ with gemm(), as in TODO 01.1. Sum the shares with
-  //   g.forward(share, y, rows, l.out, stream). Every rank has the whole bias [l.out]. Add it to each of this rank's
-  //   rows with the kernel add_bias, as in TODO 01.2: before the sum or after it, and to how many rows?
+  //   g.forward(share, y, rows, l.out, stream). Every rank has the whole bias [l.out]. Add it to each row of the
+  //   sum that this rank has, with the kernel add_bias, as in TODO 01.2: how many are these?
   gemm(blas, Op::as_is, Op::transposed, rows, l.out, l.in, x, l.weight, 0, share);
   g.forward(share, y, rows, l.out, stream);
   const int local = tp.local_rows(rows);

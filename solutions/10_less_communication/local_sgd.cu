@@ -75,7 +75,7 @@ class LocalSgd {
     //   in `values`. At the end, call optimizer_.weights_changed(model_.values()): in mixed precision, it rounds the
     //   new parameters for the model.
     // TODO 10.5: Replace the parameters of all replicas by their mean, in place.
-    //   They are one array, values[count], so one NCCL call on stream_ is enough: that of TODO 02.2.
+    //   They are one array, values[count]. Use one NCCL call on stream_, that of TODO 02.2.
     NCCL_CHECK(ncclAllReduce(values, values, count, ncclFloat, ncclAvg, comm, stream_));
     // END TODO 10.5
     probe("10.5", "mean of the replicas' parameters", values, {count}, stream_);
