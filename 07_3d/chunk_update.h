@@ -145,8 +145,8 @@ inline std::deque<ChunkUpdate> updates_of(const Options& options, PipelineStage&
   std::deque<ChunkUpdate> updates;
   // TODO 07.6: Create a ChunkUpdate for each chunk in stage.chunks().
   //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) creates one that averages over
-  //   `group`. A mean makes sense for gradients of the same parameters and different samples: which group of `mesh`
-  //   has those?
+  //   `group`. A mean makes sense for gradients of the same parameters and different samples, or different positions of
+  //   the samples: which group of `mesh` has those?
   todo("07.6");
   // END TODO 07.6
   return updates;
