@@ -36,7 +36,7 @@ constexpr int kAllRanks = -1;
 MPI_Request meet(const Operation& o) {
   ncclComm& comm = *o.comm;
   MPI_Request request = MPI_REQUEST_NULL;
-  const bool collective = o.kind != Kind::send && o.kind != Kind::receive;
+  const bool collective = is_collective(o.kind);
   if (!collective && o.root == comm.rank) return request;
   const bool connects = comm.connected.insert({o.kind, collective ? kAllRanks : o.root}).second;
   if (connects) may_wait_for_device();  // NCCL allocates device memory for a connection

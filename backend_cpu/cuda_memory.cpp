@@ -227,7 +227,7 @@ cudaError_t copy_async(const char* call, void* to, const void* from, std::size_t
   const bool over_link = simulates() && is_on_device(to) != is_on_device(from);
   const bool is_late = checks_order() && is_on_device(from) && pinned_heap().find(to);
   const Position copied = enqueue(stream, [=] {
-    if (is_late) wait_for_waiting_host();
+    if (is_late) wait_until_host_waits();
     std::memmove(to, from, bytes);
     if (over_link) simulate_host_copy(bytes);
   });

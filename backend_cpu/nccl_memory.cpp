@@ -96,8 +96,7 @@ void check_order(const std::vector<GroupedOperation>& grouped) {
   for (const GroupedOperation& first : grouped) {
     const ncclComm* comm = first.operation.comm;
     if (copies(first.operation)) {
-      const OrderedCall call = ordered(first);
-      order_calls({&call, 1}, nullptr);
+      order_call(ordered(first));
       continue;
     }
     if (std::find(done.begin(), done.end(), comm) != done.end()) continue;

@@ -162,7 +162,7 @@ void enqueue_delay(cudaStream_t stream, int milliseconds) {
   enqueue(stream, [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
 }
 
-void wait_for_waiting_host() {
+void wait_until_host_waits() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
   while (waiting_hosts.load() == 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));

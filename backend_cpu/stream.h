@@ -89,7 +89,7 @@ struct Slow {
 const Slow& slow();
 void enqueue_delay(cudaStream_t stream, int milliseconds);
 // Makes the calling stream wait until a thread of the host waits for some work, at most 10 ms.
-void wait_for_waiting_host();
+void wait_until_host_waits();
 
 // Ends the program with status 2 because an environment variable makes no sense.
 [[noreturn]] void bad_environment(const char* name, const char* value, const char* expected);

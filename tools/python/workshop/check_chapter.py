@@ -424,7 +424,8 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
         if word == "right" and verdict.best and "does not compile for --precision" in text:
             word, covered = "right in float32", covered + ", not checked in another precision:"
         asked = f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
-        text = asked + text if word.startswith("right") else text + asked  # what else is open comes behind what was asked for
+        # What else is open comes behind what was asked for.
+        text = asked + text if word.startswith("right") else text + asked
     if verdict.best:
         todo = next_todo(verdict)
         text += f"Stuck? ./workshop hint {todo}\n" if todo else ""
