@@ -241,13 +241,19 @@ class Checker {
 
   std::string advice(const Access& first, const Access& second) const {
     const Lane &from = lanes_[first.lane], &to = lanes_[second.lane];
-    if (from.recorded.moment > first.moment) {
+    const bool waits_after = to.waited.moment > first.moment;
+    // A record after that wait, at another place, is there for another wait: it says nothing about this pair.
+    const Mark& early = to.waited.mark;
+    const bool recorded_early = waits_after && to.waited.moment < from.recorded.moment && early.moment > 0 &&
+                                early.moment < first.moment && early.time.lane == first.lane &&
+                                place_of(early.site) != place_of(from.recorded.site);
+    if (from.recorded.moment > first.moment && !recorded_early) {
       std::string advice = "the event recorded on " + from.name + " at " + place_of(from.recorded.site) +
                            " comes after the first, but " + to.name + " does not wait for it before " +
                            place_of(second.site);
       const std::string wait = "the wait of " + to.name + " at " + place_of(to.waited.site);
       const Mark& awaited = to.waited.mark;
-      if (to.waited.moment <= first.moment) return advice;
+      if (!waits_after) return advice;
       if (to.waited.moment < from.recorded.moment) return advice + "; " + wait + " came before that event was recorded";
       if (awaited.moment == 0) return advice + "; " + wait + " is for an event that had not been recorded yet";
       if (awaited.time.lane != first.lane) {
@@ -258,7 +264,7 @@ class Checker {
       }
       return advice;
     }
-    if (to.waited.moment > first.moment && to.waited.mark.moment == 0) {
+    if (waits_after && to.waited.mark.moment == 0) {
       return "the event that " + to.name + " waits for at " + place_of(to.waited.site) +
              " had not been recorded yet, so this wait has no effect";
     }
@@ -269,7 +275,7 @@ class Checker {
     }
     advice += "record an event on " + from.name + " after " + place_of(first.site) + ", and have " + to.name +
               " wait for it before " + place_of(second.site);
-    if (to.waited.moment > first.moment && to.waited.mark.time.lane == first.lane) {
+    if (waits_after && to.waited.mark.time.lane == first.lane) {
       advice += "; the one that it waits for at " + place_of(to.waited.site) + " was recorded too early, at " +
                 place_of(to.waited.mark.site);
     }

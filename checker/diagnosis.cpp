@@ -377,7 +377,8 @@ std::string only_a_part(const Symptom& s) {
   if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
     return "";
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
-         " values are right and all others wrong: is a count or an offset wrong? Counts are elements, not bytes.";
+         " values are right and all others wrong: is a count or an offset wrong? NCCL counts elements; cudaMemcpy and "
+         "cudaMemset count bytes.";
 }
 
 std::string reordered(const Symptom& s) {

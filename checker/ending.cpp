@@ -91,8 +91,14 @@ std::string orderer(const std::string& id, const Todos& todos, const std::string
 }
 
 // The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
-// probe's TODO. The rest of the line is advice.
+// probe's TODO. The rest of the line is advice, which only says for certain that an event was recorded too early.
 std::string of_order(const std::string& line, const Todos& todos) {
+  constexpr std::string_view kEarly = " was recorded too early, at ";
+  if (const std::size_t early = line.find(kEarly); early != std::string::npos) {
+    for (const Place& place : places(line.substr(early))) {
+      if (const std::string id = todos.at(place); !id.empty()) return id;
+    }
+  }
   constexpr std::string_view kProbe = "(the probe of ";
   const std::size_t middle = std::min(line.find(") and "), line.size());
   const std::size_t end = std::min(line.find(" use the same memory"), line.size());

@@ -129,10 +129,11 @@ std::string all_times(const Symptom& s) {
   }
   if (factor <= 0 || factor == 1) return "";
   const double times = std::max(factor, 1 / factor);
-  if (m.size() == 1 && times != std::round(times)) return "";  // any two numbers have some quotient
   std::string why;
   if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way around?";
   if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way around?";
+  const bool is_small = m.size() == 1 && std::max(m[0], e[0]) <= 4;  // it may be the number of a kind of copy
+  if (m.size() == 1 && (why.empty() || is_small)) return "";         // any two numbers have some quotient
   return "Every entry is " + exact(times) + (factor > 1 ? " times too large" : " times too small") +
          (why.empty() ? "." : why);
 }

@@ -204,6 +204,14 @@ const std::map<std::string, std::function<void(Case&)>> kCases = {
        CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
        t.read(t.second, t.a.data());
      }},
+    {"too_early_and_again",  // for another wait
+     [](Case& t) {
+       CUDA_CHECK(cudaEventRecord(t.event, t.first));
+       t.write(t.first, t.a.data());
+       CUDA_CHECK(cudaStreamWaitEvent(t.second, t.event));
+       CUDA_CHECK(cudaEventRecord(t.other, t.first));
+       t.read(t.second, t.a.data());
+     }},
     {"other_event",
      [](Case& t) {
        CUDA_CHECK(cudaEventRecord(t.event, t.first));
