@@ -118,9 +118,6 @@ endfunction()
 # [MACHINE machine] [OPTIONS …] [CPU_ONLY reason]): a program with this mistake from checker/mistakes/02_ddp.txt, and no other, is judged
 # wrong at these levels (with RIGHT, it is judged right), and the verdicts match EXPECT and SAYS.
 function(workshop_filling chapter program mistake)
-  if(WORKSHOP_PREBUILT)
-    return()  # the tests of the checker belong to the clone that builds it
-  endif()
   cmake_parse_arguments(arg "RIGHT" "LEVELS;SAYS;TIMEOUT;MACHINE;CPU_ONLY" "EXPECT;RANKS;OPTIONS" ${ARGN})
   _workshop_machine(machine "${arg_MACHINE}")
   set(status 1)
@@ -185,7 +182,11 @@ function(workshop_exercises chapter)
   _workshop_sources(sources ${chapter})  # fillings may be changes of the solution's code
   list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/solutions/)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
-  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/python/start mistakes cmake ${CMAKE_BINARY_DIR} ${chapter}
+  set(wanted cmake ${CMAKE_BINARY_DIR})
+  if(NOT WORKSHOP_TESTS)
+    set(wanted checks)
+  endif()
+  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/python/start mistakes ${wanted} ${chapter}
                   OUTPUT_VARIABLE calls ERROR_VARIABLE wrong RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
     message(FATAL_ERROR "${wrong}")
@@ -194,7 +195,7 @@ function(workshop_exercises chapter)
 
   get_property(checks GLOBAL PROPERTY WORKSHOP_CHECKS_${chapter})
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/checks/${chapter} CONTENT "${checks}")
-  if(WORKSHOP_PREBUILT)
+  if(NOT WORKSHOP_TESTS)
     return()
   endif()
 

@@ -616,6 +616,26 @@ def test_prebuilt(tmp_path, monkeypatch):
     assert builder.prebuilt() == ""  # the clone that others take from
 
 
+def test_a_participant_configures_without_tests(tmp_path, monkeypatch):
+    (tmp_path / "CMakeLists.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORKSHOP_PREBUILT", raising=False)
+    builder = building.Builder("cpu", "build/cpu")
+    configured = []
+
+    def configure(command):
+        configured.append(command[-1] if command[-1] != "--fresh" else command[-2])
+        (tmp_path / "build/cpu/build.ninja").touch()
+        (tmp_path / "build/cpu/CMakeCache.txt").write_text(configured[-1].replace("=", ":BOOL="))
+
+    monkeypatch.setattr(building.machine, "quietly", configure)
+    monkeypatch.setattr(builder, "install_missing", lambda: None)
+    monkeypatch.setattr(builder, "_ninja", lambda targets: None)
+    for tests in (False, False, True, True, False):
+        builder.build("programs", tests=tests)
+    assert configured == ["WORKSHOP_TESTS=OFF", "WORKSHOP_TESTS=ON"]
+
+
 def test_cores_are_not_those_of_openmp(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     assert machine.cores() == len(os.sched_getaffinity(0))

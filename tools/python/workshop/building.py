@@ -178,9 +178,11 @@ class Builder:
         with open(list_of_contents, "w", encoding="utf-8") as output:  # its date is that of the last build
             output.writelines(f"{checksum} {file}\n" for file, checksum in now.items())
 
-    def _unconfigured(self, prebuilt: str) -> bool:
-        return not os.path.exists(os.path.join(self.folder, "build.ninja")) or prebuilt != self._cached(
-            "WORKSHOP_PREBUILT"
+    def _unconfigured(self, prebuilt: str, tests: bool) -> bool:
+        return (
+            not os.path.exists(os.path.join(self.folder, "build.ninja"))
+            or prebuilt != self._cached("WORKSHOP_PREBUILT")
+            or (tests and self._cached("WORKSHOP_TESTS") == "OFF")
         )
 
     def install_missing(self) -> None:
@@ -193,16 +195,17 @@ class Builder:
         if odd:
             raise Refused(f"CMake cannot build in {path!r}, which has {odd[0]!r}: move this clone to another folder")
 
-    def build(self, *targets: str) -> None:
-        """Installs, configures and builds what these targets need. With WORKSHOP_PREBUILT, only a participant's own
-        programs are built here; their targets begin with their chapter or golf_."""
+    def build(self, *targets: str, tests: bool = False) -> None:
+        """Installs, configures and builds what these targets need. Without `tests`, a new folder is configured for
+        participants, which takes half the time. With WORKSHOP_PREBUILT, only a participant's own programs are built
+        here; their targets begin with their chapter or golf_."""
         prebuilt = self.prebuilt()
         for path in (os.getcwd(), os.path.abspath(self.folder), prebuilt):
             self.require_plain_path(path)
         with Lock(self.folder, "build.lock", "Waiting for another build to end"):
             self._forget_other_source()
             os.makedirs(self.folder, exist_ok=True)
-            if self._unconfigured(prebuilt):
+            if self._unconfigured(prebuilt, tests):
                 print(
                     f"Configuring for the {self.backend} backend{' with what is prebuilt in ' + prebuilt if prebuilt else ''}",
                     file=sys.stderr,
@@ -212,9 +215,10 @@ class Builder:
                     self.install_missing()
                 configure = ["cmake", "--preset", self.backend, "-B", self.folder]
                 configure += ["-D", f"WORKSHOP_PREBUILT={prebuilt}"]
+                configure += ["-D", f"WORKSHOP_TESTS={'ON' if tests or self._cached('WORKSHOP_TESTS') == 'ON' else 'OFF'}"]
                 if not os.path.exists(os.path.join(self.folder, "build.ninja")):
                     configure.append("--fresh")  # an attempt that failed may have left its settings behind
-                if self._unconfigured(prebuilt) and machine.quietly(configure):
+                if self._unconfigured(prebuilt, tests) and machine.quietly(configure):
                     raise Failed(1)
             wanted = [target for target in targets if not prebuilt or re.match("[0-9]|golf_|programs$", target)]
             if wanted:

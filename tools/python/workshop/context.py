@@ -24,8 +24,8 @@ class Context:
         self.folder = folder  # what is built
         self.builder = building.Builder(backend, folder)
 
-    def build(self, *targets: str) -> None:
-        self.builder.build(*targets)
+    def build(self, *targets: str, tests: bool = False) -> None:
+        self.builder.build(*targets, tests=tests)
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.folder, *parts)

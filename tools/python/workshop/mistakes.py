@@ -2,6 +2,7 @@
 """Reads checker/mistakes/NN_name.txt: how a chapter's programs are checked, and wrong fillings of its TODOs.
 
   mistakes cmake BUILD CHAPTER    prints what CMake has to do for a chapter; writes the fillings to BUILD/fillings/
+  mistakes checks CHAPTER         prints only what it has to do for ./workshop check
 
 checker/mistakes/README.md describes the format. checker/mutants/NN_name.txt has the same.
 """
@@ -265,7 +266,10 @@ def escaped(text: str) -> str:
 
 def for_cmake(chapter: Chapter, fingerprints: str) -> str:
     """Calls of the functions in checker/Exercises.cmake: a check per line, and a test per wrong filling."""
-    by_checkers = only_by_checkers(fingerprints)
+    return checks_for_cmake(chapter) + fillings_for_cmake(chapter, fingerprints)
+
+
+def checks_for_cmake(chapter: Chapter) -> str:
     lines = []
     for check in chapter.checks:
         lines.append(
@@ -285,6 +289,12 @@ def for_cmake(chapter: Chapter, fingerprints: str) -> str:
         )
         if check.is_bf16:
             lines.append(f"_workshop_needs_bf16({chapter.name} {check.program})")
+    return "\n".join(lines) + "\n"
+
+
+def fillings_for_cmake(chapter: Chapter, fingerprints: str) -> str:
+    by_checkers = only_by_checkers(fingerprints)
+    lines = []
     for use in chapter.uses:
         levels, expects = levels_of(chapter, use)
         words = [chapter.name, use.run.program, use.name, "RANKS", *map(str, use.run.ranks)]
@@ -336,17 +346,21 @@ def write_fillings(chapter: Chapter, folder: str) -> None:
 
 
 def main(words: list[str]) -> int:
-    if len(words) != 3 or words[0] != "cmake":
+    only_checks = words[:1] == ["checks"]
+    if len(words) != (2 if only_checks else 3) or words[0] not in ("checks", "cmake"):
         print(__doc__, file=sys.stderr)
         return 2
-    _, build, name = words
+    name = words[-1]
     try:
-        chapter = read_chapter(name, with_mutants=True)
+        chapter = read_chapter(name, with_mutants=not only_checks)
+        if only_checks:
+            sys.stdout.write(checks_for_cmake(chapter))
+            return 0
         apply_edits(chapter)
     except (Wrong, OSError) as error:
         print(f"mistakes: {error}", file=sys.stderr)
         return 1
-    write_fillings(chapter, os.path.join(build, "fillings"))
+    write_fillings(chapter, os.path.join(words[1], "fillings"))
     path = os.path.join(MISTAKES, "fingerprints", name + ".txt")
     sys.stdout.write(for_cmake(chapter, read_text(path) if os.path.exists(path) else ""))
     return 0

@@ -283,7 +283,8 @@ def checked(
     """Builds, and runs the checks. Returns the status."""
     with Lock(context.folder, "check.lock", "Waiting for another check to end"):
         if wanted.todo:
-            context.build("compare_runs", "workshop_common", f"solution_{wanted.chapter.name}_{first_program(wanted)}")
+            first = f"{wanted.chapter.name}_{first_program(wanted)}"
+            context.build("compare_runs", "workshop_common", f"solution_{first}", first)
             status = check_chapter.check(arguments, lambda group: build_for_group(context, wanted.chapter, group))
         else:
             build_checks(context, wanted)

@@ -151,7 +151,7 @@ def test(context: Context, words: list[str]) -> int:
         not os.environ.get("WORKSHOP_PREBUILT"),
         "the tests are those of the clone that has built what WORKSHOP_PREBUILT names",
     )
-    context.build(target)
+    context.build(target, tests=True)
     # More tests at a time than there are cores, because many of them wait for a deadline. On GPUs, as many as have
     # room.
     command = ["ctest", "--test-dir", context.folder, "-j", str(2 * context.builder.jobs + 1)]
