@@ -61,6 +61,11 @@ struct ProbeKey {
 };
 using Probes = std::map<ProbeKey, const Probe*>;
 
+bool is_bf16(const RunRecord& run) {
+  const auto precision = run.settings.find("precision");
+  return precision != run.settings.end() && precision->second == "bf16";
+}
+
 constexpr double kRounding = 0.1;  // fraction of the tolerance: rounding within one TODO stays below it
 constexpr double kGrowth = 5;      // within one TODO, an error grows by at most this factor
 
@@ -337,8 +342,7 @@ std::string Comparison::differing(const Tensor& mine, const Tensor& expected, do
 }
 
 bool Comparison::one_rounding_apart(const Tensor& mine, const Tensor& expected) const {
-  const auto precision = expected_.settings.find("precision");
-  if (precision == expected_.settings.end() || precision->second != "bf16" || expected.integers) return false;
+  if (!is_bf16(expected_) || expected.integers) return false;
   constexpr double kStep = 1.0 / 128;  // largest relative distance between neighboring bfloat16 numbers
   if (mine.shape != expected.shape || mine.values.size() != expected.values.size()) return false;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
@@ -1169,7 +1173,7 @@ int compare(const Settings& settings) {
     throw std::runtime_error("the records are of different programs or numbers of ranks");
   }
   if (!expected.complete) throw std::runtime_error(settings.expected + " is not a complete run");
-  const Ending ending(settings.status, content(settings.output));
+  const Ending ending(settings.status, content(settings.output), is_bf16(expected));
   static const std::map<std::string, Level> kLevels = {
       {"", Level::found}, {"guided", Level::guided}, {"blank", Level::blank}};
   if (!kLevels.contains(settings.level))

@@ -151,7 +151,9 @@ int rank_at_the_end(const std::string& line) {
 }
 
 // Advice on a collective that is out of bounds, by its count or its place.
-std::string advice_on_count(const std::string& bounds) {
+std::string advice_on_count(const std::string& bounds, bool bf16) {
+  if (bf16 && bounds.find("buff of nccl") != std::string::npos && bounds.find(" floats, ") != std::string::npos)
+    return "  In this run, weights, activations and gradients have two bytes: does the call take them for floats?\n";
   const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
   if (bounds.find("buff of nccl") != std::string::npos && bounds.find(" beyond the end of ") != std::string::npos &&
       !gather && bounds.find(" of ncclReduceScatter") == std::string::npos)
@@ -198,7 +200,8 @@ std::string advice_on_call(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-Ending::Ending(int status, const std::string& output) : status_(status), sighting_(failure(status, output)) {
+Ending::Ending(int status, const std::string& output, bool bf16)
+    : status_(status), bf16_(bf16), sighting_(failure(status, output)) {
   std::istringstream all(output);
   for (std::string line; std::getline(all, line);) {
     if (of_open_mpi(line)) continue;
@@ -285,7 +288,7 @@ std::string Ending::headline(int world, bool after_todo) const {
 
 std::string Ending::quote() const {
   if (has_verdict()) return listed({order_}, 1);
-  if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_);
+  if (!bounds_.empty()) return listed({bounds_}, 1) + advice_on_count(bounds_, bf16_);
   if (!memory_.empty()) return listed({memory_}, 1);
   if (!verdict_.empty()) {
     const bool all_receive = verdict_[0].find("all receive first") != std::string::npos;

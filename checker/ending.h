@@ -14,7 +14,8 @@ namespace workshop::tools {
 class Ending {
  public:
   // The exit status of the launcher, and what the ranks printed.
-  Ending(int status, const std::string& output);
+  // `bf16`: in this run, weights, activations and gradients have two bytes.
+  Ending(int status, const std::string& output, bool bf16);
 
   // True if the order checker found two accesses in no defined order. That is the verdict, even if more went wrong.
   bool has_verdict() const { return !order_.empty(); }
@@ -47,6 +48,7 @@ class Ending {
   std::string quote() const;
 
   int status_;
+  bool bf16_;
   int rank_ = -1;
   std::string signal_;
   std::optional<Sighting> sighting_;
