@@ -34,6 +34,7 @@ class ChunkUpdate {
               cudaStream_t stream)
       : model_(model), stream_(stream), part_{0, model.count()} {
     probe("07.6", "ranks that average their gradients", replicas.members());
+    probe("07.6", "bytes of a full bucket", std::array{bucket_bytes});
     probe("07.C", "given to emplace_back: whether sharded, parameters", std::array{int{sharded}, model.count()});
     if (sharded) {
       const Sharding sharding(model.count(), replicas.size(), replicas.rank());
@@ -106,6 +107,7 @@ class ChunkUpdate {
 
   // Adds the chunk and this rank's optimizer state to the checkpoints.
   void add_to(Training& training) {
+    probe("07.I", "given to add_to: parameters of the chunk", std::array{model_.count()});
     if (spread_shards_) return spread_shards_->add_to(training);
     float* weights = optimizer().weights(values());
     OptimizerState state = optimizer().state(values());
@@ -142,6 +144,7 @@ inline std::deque<ChunkUpdate> updates_of(const Options& options, PipelineStage&
         std::array{int{sharded}, static_cast<int>(stage.chunks().size())});
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.F", "given to make_updates: parameters of a chunk", std::array{chunk.model.count()});
+  probe("07.F", "given to make_updates: bytes of a full bucket", std::array{bucket_bytes});
   std::deque<ChunkUpdate> updates;
   // TODO 07.6: Create a ChunkUpdate for each chunk in stage.chunks().
   //   updates.emplace_back(options, chunk.model, group, sharded, bucket_bytes, stream) creates one that averages over

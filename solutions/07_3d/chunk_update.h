@@ -34,6 +34,7 @@ class ChunkUpdate {
               cudaStream_t stream)
       : model_(model), stream_(stream), part_{0, model.count()} {
     probe("07.6", "ranks that average their gradients", replicas.members());
+    probe("07.6", "bytes of a full bucket", std::array{bucket_bytes});
     probe("07.C", "given to emplace_back: whether sharded, parameters", std::array{int{sharded}, model.count()});
     // WRITE 07.C: Create what averages and updates: `shards_`, or `reducer_` and `optimizer_`.
     //   Each is empty: emplace(arguments) creates it. Sharded: Sharding(count, ranks, rank) divides the chunk's
@@ -128,6 +129,7 @@ class ChunkUpdate {
 
   // Adds the chunk and this rank's optimizer state to the checkpoints.
   void add_to(Training& training) {
+    probe("07.I", "given to add_to: parameters of the chunk", std::array{model_.count()});
     if (spread_shards_) return spread_shards_->add_to(training);
     float* weights = optimizer().weights(values());
     OptimizerState state = optimizer().state(values());
@@ -164,6 +166,7 @@ inline std::deque<ChunkUpdate> updates_of(const Options& options, PipelineStage&
         std::array{int{sharded}, static_cast<int>(stage.chunks().size())});
   for (const ModelChunk& chunk : stage.chunks())
     probe("07.F", "given to make_updates: parameters of a chunk", std::array{chunk.model.count()});
+  probe("07.F", "given to make_updates: bytes of a full bucket", std::array{bucket_bytes});
   // WRITE 07.F: Return a ChunkUpdate for each chunk in stage.chunks(), in their order.
   //   std::deque has emplace_back(arguments), which creates one at the end; the model of a ModelChunk is .model. Which
   //   ranks have to average their gradients, those of mesh.tensor, mesh.data or mesh.pipeline?

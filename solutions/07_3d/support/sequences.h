@@ -33,6 +33,7 @@ inline Network cut_network(const Options& options, const MeshSettings& settings,
 
 // Returns `data` with samples of all positions, from which OwnPositions takes this rank's.
 inline DataSource whole_samples(DataSource data, const Options& options, const Mesh& mesh) {
+  probe("07.I", "given to whole_samples: whether this rank reads the inputs", std::array{int{data.needs_x}});
   if (mesh.shape.context > 1) data.in = data.out = options.gpt.context;
   return data;
 }
