@@ -13,7 +13,7 @@ from workshop import check_chapter, processes
 # A check that leaves behind what its arguments say: status, verdict, lines of todos.txt.
 SAY = """#!/bin/bash
 while [[ $1 == --todos || $1 == --fingerprints ]]; do shift 2; done
-echo "$2" >verdict.txt
+echo -e "$2" >verdict.txt
 printf '%s\\n' "${@:3}" | sed '/^--$/,$d' >todos.txt
 exit "$1"
 """
@@ -133,6 +133,26 @@ def test_the_first_that_is_certainly_wrong_is_shown(chapter):
         "TODO 02.3 (x) first\nThis run: ./workshop run 02 c -n 4 -- --epochs 3\nStuck? ./workshop hint 02.3\n"
         "right so far 02.1 · wrong 02.3, and perhaps because of that 02.2 02.10\n3 runs are wrong in all: --verbose shows them\n"
     )
+
+
+def test_a_known_mistake_is_that_of_the_todo_that_its_sentence_names(chapter):
+    # What differs belongs to an earlier chapter, or to the TODO before.
+    text = "TODO 01.2 is reached too often\nTODO 02.3: You call it twice."
+    a_line = text.replace("\n", r"\n")
+    chapter.checks(f"one|a|2|1|{a_line}|right 02.1,right 02.3", "two|b|2|0|fine|right 02.1,right 02.3")
+    run = "This run: ./workshop run 02 a -n 2 -- --epochs 3\n"
+    assert chapter.judge()[1] == text + f"\n{run}Stuck? ./workshop hint 02.3\nright so far 02.1 · wrong 02.3\n"
+    text = "TODO 02.1 is the one to look at\n  TODO 02.3: You call it twice."
+    a_line = text.replace("\n", r"\n")
+    chapter.checks(f"one|a|2|1|{a_line}|wrong 02.1,right 02.3,blame likely 02.1 known", "two|b|2|0|fine|right 02.1")
+    assert chapter.judge()[1] == text + f"\n{run}Stuck? ./workshop hint 02.3\nright so far 02.1 · wrong 02.3\n"
+
+
+def test_a_wrong_run_is_never_summed_up_as_right(chapter):
+    chapter.checks("one|a|2|1|TODO 01.2 is reached too often|right 02.1,right 02.3", "two|b|2|0|fine|right 02.1")
+    said = chapter.judge("--todo", "02.1")[1]
+    assert "TODO 02.1: right so far (a on 2 ranks)\n" in said
+    assert said.endswith("\nright so far 02.1 02.3 · wrong one of these, in how it uses TODO 01.2\n")
 
 
 def test_what_is_right_may_not_compile_for_another_precision(chapter):

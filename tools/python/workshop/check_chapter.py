@@ -105,7 +105,17 @@ class Check:
         return int(text) if text else None
 
     def todos(self) -> list[list[str]]:
-        return [line.split() for line in self.read("todos.txt").splitlines() if line.strip()]
+        """What is known of each TODO: lines such as "right 02.1" and "blame certain 02.2 known", word by word."""
+        lines = [line.split() for line in self.read("todos.txt").splitlines() if line.strip()]
+        blame = next((words for words in lines if words[0] == "blame"), [])
+        # What differs may belong to other code that the TODO calls, but the mistake is known: "TODO 02.3: You …".
+        found = re.search(r"^ *(?:TODO|WRITE) ([0-9]+\.[0-9A-Z]+): ", self.read("verdict.txt"), re.M)
+        mistaken = found[1] if found and self.status == WRONG and "certain" not in blame else ""
+        if not any(words[1:] == [mistaken] for words in lines):
+            return lines
+        others = [words for words in lines if words != blame and words[1] not in (mistaken, *blame[2:3])]
+        unclear = [["unchecked", todo] for todo in blame[2:3] if todo != mistaken]
+        return [*others, *unclear, ["wrong", mistaken], ["blame", "certain", mistaken, "known"]]
 
 
 # ---- running the checks --------------------------------------------------------------------------------------------
@@ -267,6 +277,11 @@ class Verdict:
         if narrowed:  # that a part of the chapter does not reach a TODO is no news
             self.known = {todo: word for todo, word in self.known.items() if word != "unreached"}
 
+    @property
+    def unplaced(self) -> bool:
+        """Whether a run is wrong, but nobody knows which TODO of the chapter is."""
+        return self.status == WRONG and not self.those("wrong")
+
     def those(self, word: str) -> list[str]:
         return sorted((todo for todo, known in self.known.items() if known == word), key=order)
 
@@ -280,7 +295,7 @@ class Verdict:
     def summary(self) -> str:
         parts = []
         # A run stops at the first open TODO, and is judged up to the first mistake.
-        cut_short = bool(self.those("open") or self.those("wrong"))
+        cut_short = self.unplaced or bool(self.those("open") or self.those("wrong"))
         for word in ("right", "wrong", "open", "unreached", "unchecked"):
             todos = self.those(word)
             if word == "wrong" and self.shown in todos and len(todos) > 1:
@@ -290,6 +305,9 @@ class Verdict:
                 so_far = " so far" if word == "right" and cut_short else ""
                 why = ", because of what is open or wrong" if word == "unchecked" else ""
                 parts.append(f"{word.replace('un', 'not ', 1)}{so_far} {' '.join(todos)}{why}")
+            elif word == "wrong" and self.unplaced:
+                todo = next_todo(self)
+                parts.append(f"wrong one of these, in how it uses {called(todo)}" if todo else "wrong one of these")
         return " · ".join(parts)
 
 
@@ -310,6 +328,8 @@ def shown_check(chapter: str, check: Check, verbose: bool) -> str:
 def next_todo(verdict: Verdict) -> str:
     """The TODO to work on next."""
     assert verdict.best
+    if verdict.shown:
+        return verdict.shown
     for line in verdict.best.read("verdict.txt").splitlines():
         found = re.match(r"(?:Next: )?(?:TODO|WRITE) ([0-9]+\.[0-9A-Z]+)", line)
         if found:
@@ -423,6 +443,8 @@ def report(arguments: Arguments, checks: list[Check], verdict: Verdict) -> str:
         covered = f" ({right_in(checks, arguments.todo)})" if word == "right" else ""
         if word == "right" and verdict.best and "does not compile for --precision" in text:
             word, covered = "right in float32", covered + ", not checked in another precision:"
+        elif word == "right" and verdict.unplaced:
+            word = "right so far"
         asked = f"{called(arguments.todo)}: {word.replace('un', 'not ', 1)}{covered}\n"
         # What else is open comes behind what was asked for.
         text = asked + text if word.startswith("right") else text + asked
