@@ -169,11 +169,11 @@ class ParallelBlock : public ParallelLayer {
     const Dropout on_gelu = on_features(saved.batch);
     // TODO 05.15: Go back through the MLP: turn dy from the gradient of v.y into that of v.residual, in place.
     //   The attention below works in the same way. `dmlp` is the gradient of linear2_'s output, v.a its input. Write
-    //   the gradient of v.a to `spare`. Apply the dropout on_gelu to it in place, with 4 * features values per sample,
-    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows.
-    //   Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to `beside`.
-    //   Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the
-    //   branch's gradient to dy: for how many rows?
+    //   the gradient of v.a to `spare`. First apply the dropout on_gelu to it in place, with 4 * features values per
+    //   sample; then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all
+    //   rows. Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to
+    //   `beside`. Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream)
+    //   adds the branch's gradient to dy: for how many rows?
     todo("05.15");
     // END TODO 05.15
     probe("05.15", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);

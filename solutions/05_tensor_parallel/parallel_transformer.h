@@ -194,23 +194,23 @@ class ParallelBlock : public ParallelLayer {
     probe("05.Q", {"given to the block: dy of ", name}, dy, {local, E_}, stream);
     // WRITE 05.Q: Go back through forward(), from dy to dx and to the gradients of all parameters.
     //   dy[local, E_] is the gradient of v.y, dx[local, E_] that of x. They may be the same memory, and dy may be
-    //   overwritten. The steps are those of Block::backward() in solutions/01_single_gpu/transformer.h, with
-    //   branch_gradient(), attention_.backward() and the same places in memory. `features` is T_ * heads_.features().
-    //   `spare` has room for 4 * features values per sample; `beside` has room for `local` rows, or for the attention
-    //   probabilities. The dropouts are those of forward(). Call norm_backward(norm, x, statistics, dy, past, dx, rows,
-    //   norm_gradients_.accumulate(g), stream), where `past` is the gradient that reaches x past the norm, or null.
-    //   Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients of both norms.
+    //   overwritten. The steps are those of Block::backward() in solutions/01_single_gpu/transformer.h, in their order,
+    //   with branch_gradient(), attention_.backward() and the same places in memory. `features` is T_ *
+    //   heads_.features(). `spare` has room for 4 * features values per sample; `beside` has room for `local` rows, or
+    //   for the attention probabilities. The dropouts are those of forward(). Call norm_backward(norm, x, statistics,
+    //   dy, past, dx, rows, norm_gradients_.accumulate(g), stream), where `past` is the gradient that reaches x past
+    //   the norm, or null. Then norm_gradients_.sum(*tp_, parameters[8].grad, g) completes the gradients of both norms.
     const float norm_accumulate = norm_gradients_.accumulate(g);
 
     const Real* dmlp = branch_gradient(on_rows(Block::mlp_place, saved, rows), dy, beside, g.samples, out, stream);
     const Dropout on_gelu = on_features(saved.batch);
     // TODO 05.15: Go back through the MLP: turn dy from the gradient of v.y into that of v.residual, in place.
     //   The attention below works in the same way. `dmlp` is the gradient of linear2_'s output, v.a its input. Write
-    //   the gradient of v.a to `spare`. Apply the dropout on_gelu to it in place, with 4 * features values per sample,
-    //   and then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all rows.
-    //   Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to `beside`.
-    //   Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream) adds the
-    //   branch's gradient to dy: for how many rows?
+    //   the gradient of v.a to `spare`. First apply the dropout on_gelu to it in place, with 4 * features values per
+    //   sample; then activation_backward(Activation::gelu, spare, v.z, n, stream), for this rank's features of all
+    //   rows. Then go back through linear1_, whose input was v.normed2, and write the gradient of v.normed2 to
+    //   `beside`. Last, norm_backward(norm2_, v.residual, v.statistics2, beside, dy, dy, rows, norm_accumulate, stream)
+    //   adds the branch's gradient to dy: for how many rows?
     row_parallel_backward(*tp_, blas, linear2_, v.a, dmlp, spare, g.ones, rows, g.accumulate);
     on_gelu.apply(spare, spare, g.samples, 4 * features, stream);
     activation_backward(Activation::gelu, spare, v.z, 4 * g.samples * features, stream);

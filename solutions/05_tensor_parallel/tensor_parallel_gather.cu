@@ -180,6 +180,7 @@ int main(int argc, char** argv) {
   Options options("05_tensor_parallel/tensor_parallel_gather", "Trains an MLP of column-parallel layers only.");
   options.shuffle = false;
   options.with_precision();
+  options.with_accumulation();
   options.with_validation();
   options.with_checkpoints("sharded");
   options.parse(argc, argv);
@@ -197,10 +198,11 @@ int main(int argc, char** argv) {
 
   while (training.next_epoch()) {
     while (training.next_step()) {
-      const Batch batch = training.batch();
-      model.forward(batch, activations);
-      model.loss(activations, batch.y, batch.samples, training.loss());
-      model.backward(activations);
+      for (MicroBatch batch; training.next_batch(batch);) {
+        model.forward(batch, activations);
+        model.loss(activations, batch.y, training.samples(), training.loss());
+        model.backward(activations, /*accumulate=*/!batch.first);
+      }
       optimizer.step(model.values(), model.grads());
     }
     training.evaluate([&](const Batch& batch, float* loss) {  // every rank has the whole loss

@@ -43,6 +43,9 @@ TESTS(equal) {
                     on(1, mlp, columns, steps), on(ranks, gather, columns, steps));
     }
   }
+  const std::string batches = columns + "--accumulation-steps 2 --epochs 2";
+  same_training("solution.05.tensor_parallel_gather.accumulation", kBound, on(1, gather, batches),
+                on(4, gather, batches));
   // AdamW divides a gradient by its own size: with η = 0.001, a relative error of 10⁻³ in a gradient costs 10⁻⁶ per
   // step; there are 21 steps.
   const std::string adamw = pairs + "--optimizer adamw --lr 0.001 --activation relu";
