@@ -177,6 +177,7 @@ class ParallelBlock : public ParallelLayer {
     todo("05.15");
     // END TODO 05.15
     probe("05.15", {name, ": gradient of x + attention"}, dy, {local, E_}, stream);
+    probe("05.15", {name, ": gradients of norm2, of this rank's rows"}, norm2_.gamma_grad, {2 * E_}, stream);
 
     const Real* dattention =
         branch_gradient(on_rows(Block::attention_place, saved, rows), dy, beside, g.samples, out, stream);
