@@ -3,6 +3,7 @@
 // previous one. Compares the result with ncclAllReduce.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "00_collectives/support/sum_check.h"
@@ -171,6 +172,10 @@ int main(int argc, char** argv) {
 
   const double difference = difference_of(by_ring.download(stream), by_nccl.download(stream), "the ring", job);
   const int steps = 2 * (job.world() - 1);
+  if (time_is_simulated() && steps > 0) {  // whole milliseconds: how long a kernel takes does not count
+    probe("00.10", "time of a step of the ring, in ms",
+          std::array{static_cast<int>(std::lround(seconds * 1e3 / steps))});
+  }
   print0("%d ranks, %d elements: %d steps, each sending one chunk of at most %d elements\n", job.world(), count, steps,
          RingChunks(count, job.world())[0].size);
   print0("a rank sends about 2(P-1)/P x %d = %.1f elements: less than twice the vector, however many ranks\n", count,
