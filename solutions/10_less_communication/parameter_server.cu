@@ -4,6 +4,8 @@
 // rank waits for all others, but a gradient may belong to parameters that have been updated in the meantime,
 //   w_{i+1} = w_i - η ∇f(w_{i-δ}), where δ is the update's staleness.
 // The communication, with the TODOs, is in parameter_server.h.
+#include <array>
+
 #include "01_single_gpu/models.h"
 #include "01_single_gpu/optimizer.h"
 #include "10_less_communication/parameter_server.h"
@@ -33,6 +35,7 @@ void serve(const Options& options, const ServerOptions& settings, const Network&
   Activations activations;
   if (options.validates() || network.text != nullptr) activations = model.make_activations();
   const auto add_loss = [&](const Batch& batch, float* loss) {
+    probe("10.S", "samples in a batch of the evaluation", std::array{batch.samples});
     model.forward(batch, activations);
     model.loss(activations, batch.y, training.evaluated(), loss);
   };
