@@ -707,6 +707,8 @@ bool Comparison::probe_agrees(std::size_t position) {
       const std::string caller = function.empty() ? "" : one_that_calls(function, position);
       if (is_write(caller)) own = caller;
     }
+    if (const std::string of_known = known_.todo(expected_, mine_, sighting_of(key), own); todos_.contains(of_known))
+      own = of_known;
     blame(own, false);
     std::printf("%s is the one to look at: it passes on wrong values, or overwrites right ones.\n%s",
                 todos_.heading(own).c_str(), todos_.place_line(own).c_str());
@@ -726,13 +728,16 @@ bool Comparison::probes_agree() {
     if (expected_probes_.contains(key)) continue;
     if (!given_to(key).empty()) continue;  // what comes of it is found elsewhere
     if (calls_differ(key, "calls %s() more often than expected.")) return false;
-    blame(key.id, true);
+    const Sighting seen{
+        workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank, key.step),
+        {}};
+    const std::string of_known = todos_.contains(key.id) ? "" : known_.todo(expected_, mine_, seen, "");
+    blame(todos_.contains(of_known) ? of_known : key.id, true);
+    if (todos_.contains(of_known)) std::printf("%s is the one to look at.\n", todos_.heading(of_known).c_str());
     std::printf("%s is reached more often than expected.\n%s  %s: recorded %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
                 key.occurrence + 1);
-    explain({workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank,
-                                 key.step),
-             {}});
+    explain(seen);
     return false;
   }
   return true;

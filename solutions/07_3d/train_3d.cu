@@ -115,7 +115,7 @@ void train(const Options& options, const MeshSettings& settings, const Mesh& mes
   //     PipelineExecutor(schedule, stage, ranks of the stages, stream, clock)
   //     std::deque<ChunkUpdate>: make_updates()
   //     MeshClipping(options, updates, mesh, sharded, stream)
-  //     DataSource: network.data(); its member needs_x says whether this rank reads the inputs. Training takes
+  //     DataSource: network.data(). Set its member needs_x: whether this rank reads the inputs. Training takes
   //       whole_samples(data, options, mesh), the same source with samples of all positions
   //     Training(options, job, place, data, stream)
   //   Replicas share the optimizer state if settings.sharded(). Then `storage` is Storage::bound, because the updates
