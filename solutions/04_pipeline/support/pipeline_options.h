@@ -95,6 +95,13 @@ struct PipelineOptions {
       }
       return s;
     }
+    const Schedule s = built_in(stages);
+    probe_schedule(schedule, s);
+    return s;
+  }
+
+ private:
+  Schedule built_in(int stages) const {
     if (schedule == "gpipe") return gpipe(stages, micro_batches);
     if (schedule == "1f1b") return one_f_one_b(stages, micro_batches);
     if (schedule == "zb-h1") return zb_h1(stages, micro_batches);
@@ -102,7 +109,6 @@ struct PipelineOptions {
     return interleaved(stages, micro_batches, chunks);
   }
 
- private:
   static constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
 };
 

@@ -175,6 +175,11 @@ class Runner:
         return (code if code >= 0 else 128 - code), printed.all()
 
 
+def anywhere(options: list[str]) -> list[str]:
+    """The options of a check for a program that runs in any folder: a file of the checker has its whole path."""
+    return [os.path.join(ROOT, word) if word.startswith("checker/") else word for word in options]
+
+
 def of_ranks(record: str) -> list[str]:
     """The journals that ranks have written beside a record."""
     name = os.path.basename(record) + ".rank"
@@ -200,7 +205,7 @@ def run_program(
     """Runs a program with a record and journals; its output goes to RECORD.out, too."""
     remove([record, *of_ranks(record)])
     status, output = runner.run(
-        [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *check.options, "--record", record],
+        [LAUNCH, "-n", check.ranks, "-t", str(seconds), "--", program, *anywhere(check.options), "--record", record],
         {
             "WORKSHOP_TIMEOUT": str(check.patience()),
             "WORKSHOP_GRACE": "0",  # a check that is ended ends at once

@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 from . import chapters, mistakes
-from .check_exercise import LAUNCH, of_ranks, remove
+from .check_exercise import LAUNCH, anywhere, of_ranks, remove
 
 ROOT = mistakes.ROOT
 
@@ -59,7 +59,7 @@ class Runs:
             environment["WORKSHOP_SIMULATE"] = run.machine
         with open(record + ".out", "wb") as output:
             return subprocess.run(
-                [LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *run.options, "--record", record],
+                [LAUNCH, "-n", str(ranks), "-t", "60", "--", program, *anywhere(run.options), "--record", record],
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
