@@ -117,9 +117,24 @@ void copy(Part& to, void* target, Part& from, const void* source, std::size_t by
   // END TODO 03.7
 }
 
+// Records what the forward pass begins with. Reads the old inputs, because the copies of new ones must wait for that.
+void probe_before_forward(Parts& parts, const Batch& batch) {
+  if (!probing()) return;
+  probe("03.I", "given to forward_parts: samples and step of the batch", std::array{batch.samples, batch.step});
+  for (const auto& part : parts) {
+    const OnDevice on_device(part->device);
+    const ModelStage& stage = part->stage;
+    const std::string of = " of " + part->name;
+    probe("03.I", "given to forward_parts: steps of the clock and whether it measures" + of, stage.clock.steps());
+    probe("03.I", "given to forward_parts: parameters" + of, stage.model.values(), {stage.model.count()}, part->stream);
+    if (part == parts.front()) continue;
+    probe("03.I", "given to forward_parts: old input" + of, stage.received.data(), {1, stage.in}, part->stream);
+  }
+}
+
 // Forward pass: starts from the batch on the first device and ends with the predictions on the last.
 void forward_parts(Parts& parts, const Batch& batch) {
-  probe("03.G", "given to forward_parts: samples", std::array{batch.samples});
+  probe_before_forward(parts, batch);
   const void* x = batch.x;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = *parts[i];
@@ -221,6 +236,8 @@ class LossOfLast {
   // *batch.correct. Call it after forward_parts(). It copies both sums so far to the last device and back.
   void add(const Batch& batch, int samples_of_step, float* loss) {
     probe("03.I", "samples in the loss", std::array{samples_of_step});
+    probe("03.I", "given to loss.add: samples that the last part has computed",
+          std::array{parts_.back()->stage.activations.samples});
     Part &first = *parts_.front(), &last = *parts_.back();
     const OnDevice on_device(last.device);
     if (&first == &last) return last.stage.loss(batch.y, samples_of_step, loss);

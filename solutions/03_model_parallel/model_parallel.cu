@@ -32,6 +32,8 @@ void compute_backward(ModelStage& stage, int rows, Real* dx) {
 
 // Forward pass: the first rank starts from the batch, and the last rank ends with the predictions.
 void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t stream) {
+  probe("03.E", "given to forward: samples and step of the batch", std::array{batch.samples, batch.step});
+  probe("03.E", "given to forward: steps of the clock and whether it measures", stage.clock.steps());
   probe("03.C", "given to forward: parameters", stage.model.values(), {stage.model.count()}, stream);
   // WRITE 03.C: Get this rank's input, compute, and hand the output on.
   //   compute_forward(stage, batch, input) returns the output. The input has batch.samples x stage.in elements, the
@@ -59,6 +61,7 @@ void forward(ModelStage& stage, const Batch& batch, const Job& job, cudaStream_t
 
 // Backward pass: the last rank already has the gradient of its output, from the loss.
 void backward(ModelStage& stage, int rows, const Job& job, cudaStream_t stream) {
+  probe("03.D", "given to backward: samples that the stage has computed", std::array{stage.activations.samples});
   if (job.rank() == job.world() - 1)
     probe("03.D", "given to backward: gradient of the loss", stage.model.output_gradient(), {rows, stage.out}, stream);
   probe("03.D", "given to backward: parameters", stage.model.values(), {stage.model.count()}, stream);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -44,7 +45,9 @@ class IdleClock {
     if (counting_) idle_.emplace("idle", stream_);
   }
 
-  // For the checker: whether compute() is running, and how often it was called in this step.
+  // For the checker: how many steps have begun, and whether the last one is measured; whether compute() is running, and
+  // how often it was called in this step.
+  std::array<int, 2> steps() const { return {steps_, int{counting_}}; }
   bool is_computing() const { return computing_ > 0; }
   int computations() const { return computations_; }
 
