@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -128,8 +127,7 @@ inline void print_idle_shares(PipelineStage& stage, const IdleClock& clock,
   record_value("idle share", mine.idle);
   // The last stage waits until the first micro-batch arrives. Only on a simulated machine, the times are always the
   // same.
-  const char* machine = std::getenv("WORKSHOP_SIMULATE");
-  if (machine != nullptr && *machine != '\0' && job.rank() + 1 == job.world()) {
+  if (time_is_simulated() && job.rank() + 1 == job.world()) {
     probe("04.I", "1 if the last stage is idle while it waits for messages", std::array{int{mine.idle > 0.2f}});
   }
   if (!expected_bubble) return;
