@@ -104,10 +104,12 @@ std::string not_combined(const Symptom& s) {
 std::string quantities(const Symptom& s, double factor) {
   std::vector<std::pair<std::string, double>> known;
   if (s.options != nullptr) {
-    for (const char* name : {"dp", "pp", "tp", "micro-batches", "accumulation-steps", "batch-size", "chunks", "hybrid",
-                             "heads", "width", "context", "sequence", "vocabulary"}) {
+    for (const char* name :
+         {"dp", "pp", "tp", "micro-batches", "accumulation-steps", "batch-size", "chunks", "hybrid", "heads", "width",
+          "context", "sequence", "vocabulary", "lr", "outer-lr", "outer-momentum"}) {
       const auto option = s.options->find(name);
-      if (option != s.options->end()) known.emplace_back(std::string("--") + name, option->second);
+      if (option != s.options->end() && option->second > 0)
+        known.emplace_back(std::string("--") + name, option->second);
     }
     const auto width = s.options->find("width"), heads = s.options->find("heads");
     if (width != s.options->end() && heads != s.options->end() && heads->second > 0)
@@ -121,8 +123,10 @@ std::string quantities(const Symptom& s, double factor) {
   for (const bool root : {false, true}) {
     std::string names, number;
     for (const auto& [name, value] : known) {
-      const double size = root ? std::sqrt(value) : value;
-      if (value < 2 || std::abs(times - size) > kTolerance * size || names.find(name) != std::string::npos) continue;
+      const double at_least_one = value < 1 ? 1 / value : value;  // a learning rate, for example
+      const double size = root ? std::sqrt(at_least_one) : at_least_one;
+      if (!(at_least_one >= 2) || std::abs(times - size) > kTolerance * size || names.find(name) != std::string::npos)
+        continue;
       names += (names.empty() ? "" : " and ") + name;
       number = (root ? "√" : "") + rounded(value);
     }
@@ -154,8 +158,12 @@ std::string constant_factor(const Symptom& s) {
   const double times = fraction ? 1 / factor : factor;
   // Any two numbers have some quotient, but it is a whole number only rarely by chance.
   if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
-  return "Every value is " + rounded(times) + (fraction ? " times smaller than" : " times") + " what is expected" +
-         (known.empty() ? ": is it a mean where a sum belongs, or divided by the wrong count?" : "." + known);
+  const bool is_count = std::abs(times - std::round(times)) <= kTolerance * times;
+  const std::string why = !known.empty() ? "." + known
+                          : !is_count    ? ": is a factor missing, wrong, or one too many?"
+                          : fraction     ? ": is it a mean where a sum belongs, or divided by the wrong count?"
+                                         : ": is it a sum where a mean belongs, or is a factor one too many?";
+  return "Every value is " + rounded(times) + (fraction ? " times smaller than" : " times") + " what is expected" + why;
 }
 
 std::string another_rank(const Symptom& s) {

@@ -306,7 +306,9 @@ std::optional<Mistake> Fingerprints::find(const RunRecord& run, const Sighting& 
     std::erase_if(found, [](const Fingerprint* f) { return !is_write(f->mistake.substr(0, f->mistake.find('-'))); });
     mistake = common(found, todo);
   }
-  if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0;
+  // Many mistakes leave nothing but zeros, but few another shape.
+  const bool other_shape = sighting.where.find(" shape [") != std::string::npos;
+  if (mistake) mistake->certain = sighting.numbers.empty() || sighting.numbers.front().l2 > 0 || other_shape;
   return mistake;
 }
 
