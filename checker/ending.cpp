@@ -12,9 +12,9 @@
 namespace workshop::tools {
 namespace {
 
-constexpr int kStuck = 86, kTimedOut = 124;  // exit statuses of common/base/check.h and tools/launch
-constexpr std::size_t kQuotedLines = 20;     // at most
-constexpr std::size_t kQuotedLength = 600;   // bytes of a line
+constexpr int kTimedOut = 124;              // exit status of tools/launch
+constexpr std::size_t kQuotedLines = 20;    // at most
+constexpr std::size_t kQuotedLength = 600;  // bytes of a line
 
 // Recognizes Open MPI's lines: "[host:1234] …", and the lines of dashes around a note.
 bool of_open_mpi(const std::string& line) {

@@ -221,6 +221,8 @@ std::optional<Sighting> failure(int status, const std::string& output) {
   for (const char* checker : {"order: ", "bounds: ", "memory: ", "this is stage "}) {
     if (first->starts_with(checker)) status = 1;
   }
+  // After the watchdog's verdict, a rank may be stopped before it ends by itself.
+  if (first->starts_with("verdict: ")) status = kStuck;
   return Sighting{"status " + std::to_string(status) + ", " + *first, {}};
 }
 

@@ -47,6 +47,8 @@ Sighting sighting_alone(const RunRecord& expected, const RunRecord& mine, const 
 // The sighting of NCCL calls whose number or bytes differ.
 Sighting traffic_sighting(const RunRecord& expected, const RunRecord& mine);
 
+constexpr int kStuck = 86;  // exit status of a run whose ranks wait in vain (common/base/check.h)
+
 // The sighting of a program that failed or did not finish: the line of its output that says why, without the places in
 // files. Empty if no line says why.
 std::optional<Sighting> failure(int status, const std::string& output);
