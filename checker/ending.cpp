@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cstddef>
 #include <cstdio>
+#include <regex>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -90,8 +91,23 @@ std::string orderer(const std::string& id, const Todos& todos, const std::string
   return std::ranges::find(callers, next) != callers.end() ? next : id;
 }
 
+// The TODO that records an event in the solution and not in this code; "" if there is none, or if there are several.
+std::string without_its_record(const Todos& todos) {
+  static const std::regex kRecord(R"(cudaEventRecord\((\w+))");
+  TodoIds found;
+  for (const auto& [id, todo] : todos.all()) {
+    const std::string& solution = todo.code_in_solution;
+    for (std::sregex_iterator match(solution.begin(), solution.end(), kRecord), end; match != end; ++match) {
+      const bool records = todo.code.find((*match)[0].str()) != std::string::npos;
+      if (!records && todo.code.find("todo(") == std::string::npos) found.insert(id);
+    }
+  }
+  return found.size() == 1 ? *found.begin() : "";
+}
+
 // The order checker names two accesses, the later one second. It names each by its place or, if a probe made it, by the
-// probe's TODO. The rest of the line is advice, which only says for certain that an event was recorded too early.
+// probe's TODO. The rest of the line is advice, which only says for certain that an event was recorded too early or not
+// at all.
 std::string of_order(const std::string& line, const Todos& todos) {
   constexpr std::string_view kEarly = " was recorded too early, at ";
   if (const std::size_t early = line.find(kEarly); early != std::string::npos) {
@@ -100,6 +116,9 @@ std::string of_order(const std::string& line, const Todos& todos) {
     }
   }
   constexpr std::string_view kProbe = "(the probe of ";
+  if (line.find(" had not been recorded yet") != std::string::npos) {
+    if (const std::string id = without_its_record(todos); !id.empty()) return id;
+  }
   const std::size_t middle = std::min(line.find(") and "), line.size());
   const std::size_t end = std::min(line.find(" use the same memory"), line.size());
   const std::string later = line.substr(middle, end - middle), earlier = line.substr(0, middle);
