@@ -166,6 +166,8 @@ class Comparison {
   std::string caller(std::size_t position) const;
   // Of the TODOs that call a function, the first whose own probe follows a position, else a WRITE region.
   std::string one_that_calls(const std::string& function, std::size_t position) const;
+  // The TODO that alone calls a function that was called more often than in the solution's run; "" if there is none.
+  std::string the_one_that_calls_more_often() const;
   // Whether the last that a region has recorded before a position is a result, and not what it was given.
   bool has_recorded(const std::string& id, std::size_t position) const;
   // Whether the function of this probe was called as often as it should, as far as it records what it was given.
@@ -719,6 +721,14 @@ bool Comparison::probe_agrees(std::size_t position) {
   return false;
 }
 
+std::string Comparison::the_one_that_calls_more_often() const {
+  for (const auto& [key, probe] : mine_probes_) {
+    if (given_to(key).empty() || expected_probes_.contains(key)) continue;
+    if (const TodoIds callers = todos_.that_call(given_to(key)); callers.size() == 1) return *callers.begin();
+  }
+  return "";
+}
+
 bool Comparison::probes_agree() {
   for (std::size_t i = 0; i < expected_order_.size(); ++i) {
     if (!probe_agrees(i)) return false;
@@ -731,9 +741,10 @@ bool Comparison::probes_agree() {
     const Sighting seen{
         workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank, key.step),
         {}};
-    const std::string of_known = todos_.contains(key.id) ? "" : known_.todo(expected_, mine_, seen, "");
-    blame(todos_.contains(of_known) ? of_known : key.id, true);
-    if (todos_.contains(of_known)) std::printf("%s is the one to look at.\n", todos_.heading(of_known).c_str());
+    std::string caller = todos_.contains(key.id) ? "" : the_one_that_calls_more_often();
+    if (!todos_.contains(key.id) && caller.empty()) caller = known_.todo(expected_, mine_, seen, "");
+    blame(todos_.contains(caller) ? caller : key.id, true);
+    if (todos_.contains(caller)) std::printf("%s is the one to look at.\n", todos_.heading(caller).c_str());
     std::printf("%s is reached more often than expected.\n%s  %s: recorded %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
                 key.occurrence + 1);
@@ -774,6 +785,10 @@ bool Comparison::losses_agree() {
     }
   }
   if (mine_.losses.size() == theirs.size()) return true;
+  if (const std::string loop = loop_of_program(); !loop.empty()) {
+    blame(loop, false);
+    std::printf("%s is the one to look at.\n%s", todos_.heading(loop).c_str(), todos_.place_line(loop).c_str());
+  }
   std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n",
               mine_.losses.size(), theirs.size());
   return false;
