@@ -166,8 +166,9 @@ class Comparison {
   std::string caller(std::size_t position) const;
   // Of the TODOs that call a function, the first whose own probe follows a position, else a WRITE region.
   std::string one_that_calls(const std::string& function, std::size_t position) const;
-  // The TODO that alone calls a function that was called more often than in the solution's run; "" if there is none.
-  std::string the_one_that_calls_more_often() const;
+  // The TODO that alone calls a function that was called more often than in the solution's run, and that function.
+  // Empty if there is none.
+  std::pair<std::string, std::string> the_one_that_calls_more_often() const;
   // Whether the last that a region has recorded before a position is a result, and not what it was given.
   bool has_recorded(const std::string& id, std::size_t position) const;
   // Whether the function of this probe was called as often as it should, as far as it records what it was given.
@@ -721,7 +722,7 @@ bool Comparison::probe_agrees(std::size_t position) {
   return false;
 }
 
-std::string Comparison::the_one_that_calls_more_often() const {
+std::pair<std::string, std::string> Comparison::the_one_that_calls_more_often() const {
   std::set<std::string> functions;
   for (const auto& [key, probe] : mine_probes_) {
     if (!given_to(key).empty() && !expected_probes_.contains(key)) functions.insert(given_to(key));
@@ -730,9 +731,9 @@ std::string Comparison::the_one_that_calls_more_often() const {
     const TodoIds callers = todos_.that_call(function);
     // One that is itself called too often is not to blame.
     if (callers.size() == 1 && !functions.contains(todos_.all().at(*callers.begin()).function_in_solution))
-      return *callers.begin();
+      return {*callers.begin(), function};
   }
-  return "";
+  return {};
 }
 
 bool Comparison::probes_agree() {
@@ -747,10 +748,15 @@ bool Comparison::probes_agree() {
     const Sighting seen{
         workshop::formatted("%s '%s' rank %d step %d more often", key.id.c_str(), key.name.c_str(), key.rank, key.step),
         {}};
-    std::string caller = todos_.contains(key.id) ? "" : the_one_that_calls_more_often();
-    if (!todos_.contains(key.id) && caller.empty()) caller = known_.todo(expected_, mine_, seen, "");
-    blame(todos_.contains(caller) ? caller : key.id, true);
-    if (todos_.contains(caller)) std::printf("%s is the one to look at.\n", todos_.heading(caller).c_str());
+    if (!todos_.contains(key.id)) {
+      auto [todo, function] = the_one_that_calls_more_often();
+      if (function.empty()) todo = known_.todo(expected_, mine_, seen, "");
+      blame(todo, true);
+      const std::string what =
+          function.empty() ? "is the one to look at." : "calls " + function + "() more often than expected.";
+      if (todos_.contains(todo)) std::printf("%s %s\n", todos_.heading(todo).c_str(), what.c_str());
+    }
+    blame(key.id, true);
     std::printf("%s is reached more often than expected.\n%s  %s: recorded %d times or more\n",
                 todos_.heading(key.id).c_str(), todos_.place_line(key.id).c_str(), tensor_of(key).c_str(),
                 key.occurrence + 1);
