@@ -70,7 +70,7 @@ Moment moment();
 void wait_until(Moment end);
 
 // Adds the time of a kernel on a device, of a copy from one device of the process to another, or of one between a
-// device and the host.
+// device and the host. A function on the host takes as long as a copy of nothing.
 void simulate_kernel(double operations, int device);
 void simulate_copy(std::size_t bytes);
 void simulate_host_copy(std::size_t bytes);
