@@ -41,10 +41,14 @@ std::optional<double> rate(const std::string& text, const std::string& suffix) {
   return value && *value > 0 ? value : std::nullopt;
 }
 
+std::optional<double> seconds_of(const std::string& text) {
+  return number_with_unit(text, {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}});
+}
+
 std::optional<LinkSpeed> link_speed(const std::string& text) {
   const std::size_t plus = text.find('+');
   if (plus == std::string::npos) return std::nullopt;
-  const auto latency = number_with_unit(text.substr(0, plus), {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}});
+  const auto latency = seconds_of(text.substr(0, plus));
   const auto bandwidth = rate(text.substr(plus + 1), "/s");
   if (!latency || !bandwidth) return std::nullopt;
   return LinkSpeed{*latency, 1 / *bandwidth};
@@ -62,6 +66,11 @@ bool set_part(const std::string& name, const std::string& value, SimulatedMachin
     if (!ranks || *ranks != std::floor(*ranks) || *ranks > 1e6) return false;
     machine.node = static_cast<int>(*ranks);
     return true;
+  }
+  if (name == "call") {
+    const auto seconds = seconds_of(value);
+    machine.call = seconds.value_or(0);
+    return seconds.has_value();
   }
   LinkSpeed* link = nullptr;
   if (name == "link") link = &machine.link;
@@ -228,8 +237,8 @@ const SimulatedMachine* read_machine() {
   if (!parsed.machine) {
     std::fprintf(stderr,
                  "WORKSHOP_SIMULATE has '%s'; expected compute=OPERATIONS, link=TIME+BYTES/s, node=RANKS, "
-                 "between=TIME+BYTES/s or host=TIME+BYTES/s, as in "
-                 "compute=500G,link=5us+1G/s,node=4,between=20us+100M/s,host=2us+10G/s\n",
+                 "between=TIME+BYTES/s, host=TIME+BYTES/s or call=TIME, as in "
+                 "compute=500G,link=5us+1G/s,node=4,between=20us+100M/s,host=2us+10G/s,call=2us\n",
                  parsed.error.c_str());
     std::_Exit(2);
   }
@@ -258,6 +267,11 @@ Duration collective_time(Pattern pattern, int ranks, std::size_t bytes, const Li
 }
 
 Moment moment() { return now_simulated; }
+
+Moment simulate_call() {
+  now_simulated = later(now_simulated, simulated_machine()->call);
+  return now_simulated;
+}
 
 void wait_until(Moment end) { now_simulated = std::max(now_simulated, end); }
 

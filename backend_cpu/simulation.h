@@ -8,8 +8,8 @@
 // takes its operations divided by the speed of the device, which runs one kernel at a time. A message takes the latency
 // of its link, and its bytes divided by the bandwidth, which messages of a rank in the same direction share. A
 // collective takes the steps of its ring or tree, from when the last of its ranks begins. The operations of a
-// communicator run one after the other. The host takes no time. So the times do not depend on how fast this machine is,
-// and nothing has to wait for them.
+// communicator run one after the other. The host takes time only to enqueue operations, and only with "call=2us". So the
+// times do not depend on how fast this machine is, and nothing has to wait for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,6 +34,7 @@ struct SimulatedMachine {
   double seconds_per_operation = 0;
   LinkSpeed link, between;                     // between ranks on one node; between ranks on different nodes
   LinkSpeed host;                              // between a device and its host
+  double call = 0;                             // seconds in which the host enqueues an operation
   int node = std::numeric_limits<int>::max();  // ranks of the world per node
 };
 
@@ -66,6 +67,8 @@ inline Duration message_time(std::size_t bytes, const LinkSpeed& link) {
 // ---- the clock of the thread that calls ----------------------------------------------------------------------------
 
 Moment moment();
+// Adds the time in which the host enqueues an operation. Returns when it has done so.
+Moment simulate_call();
 // Moves the clock on to `end`, when something that the thread has waited for has ended.
 void wait_until(Moment end);
 

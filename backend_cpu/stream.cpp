@@ -237,7 +237,7 @@ std::uint64_t CUstream_st::push(Run run, const void* task, std::size_t bytes) {
   }
   Slot& slot = slots_[number % kSlots];
   slot.run = run;
-  if (simulates()) slot.pushed = moment();
+  if (simulates()) slot.pushed = simulate_call();
   std::memcpy(slot.task, task, bytes);
   tail_.store(number + 1);
   if (asleep_.load() != 0 && asleep_.exchange(0) != 0) asleep_.notify_one();

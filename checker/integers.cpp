@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -96,9 +97,12 @@ std::string all_off_by(const Symptom& s) {
     if (m[i] - e[i] != off) return "";
   }
   if (m.size() < 2 && std::abs(off) != 1) return "";
-  const auto names = [&](const char* what) { return s.expected.name.find(what) != std::string::npos; };
-  if (m.size() == 1 && (names("1 if ") || names("whether") || names(": accumulate") || names("rank")))
-    return "";  // flags and ranks count nothing
+  // A single number may be a flag, a rank or a place in a list, which count nothing.
+  static const std::regex kFlag("1 if |whether|: accumulate");
+  static const std::regex kCount(
+      "number of|samples|steps|rows|bytes|values|elements|parameters|batches|layers|calls|gathers|messages|events");
+  const std::string& name = s.expected.name;
+  if (m.size() == 1 && (std::regex_search(name, kFlag) || !std::regex_search(name, kCount))) return "";
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
   if (std::abs(off) != 1) return entries + size + ".";

@@ -24,6 +24,8 @@ TEST(SimulatedMachine, IsReadFromItsDescription) {
 TEST(SimulatedMachine, WhatIsNotSaidTakesNoTime) {
   EXPECT_DOUBLE_EQ(machine("host=2us+10G/s").host.seconds_per_byte, 1e-10);
   EXPECT_EQ(machine("host=2us+10G/s").link.latency, 0);
+  EXPECT_DOUBLE_EQ(machine("call=2us").call, 2e-6);
+  EXPECT_EQ(machine("host=2us+10G/s").call, 0);
   const SimulatedMachine m = machine("link=1ms+2T/s");
   EXPECT_EQ(m.host.latency, 0);
   EXPECT_EQ(m.seconds_per_operation, 0);
@@ -34,7 +36,7 @@ TEST(SimulatedMachine, WhatIsNotSaidTakesNoTime) {
 TEST(SimulatedMachine, NamesThePartThatMakesNoSense) {
   for (const std::string part :
        {"compute=", "compute=fast", "compute=0", "compute=-1G", "compute=5X", "link=5us", "link=5+1G/s", "link=5us+1G",
-        "link=5us+0/s", "node=0", "node=1.5", "host=1G/s", "gpu=8", "x"}) {
+        "link=5us+0/s", "node=0", "node=1.5", "host=1G/s", "call=2", "gpu=8", "x"}) {
     const ParsedMachine parsed = parse_machine("compute=1T," + part);
     EXPECT_FALSE(parsed.machine.has_value()) << part;
     EXPECT_EQ(parsed.error, part);
