@@ -878,7 +878,8 @@ bool Comparison::time_agrees() {
   if (call) verdict.todo = call->caller;
   const Sighting seen{"time of a step: " + verdict.where + (call ? ", " + call->function + " misplaced" : ""),
                       {summary({mine_.seconds_per_step * 1e3}), summary({expected_.seconds_per_step * 1e3})}};
-  if (const std::string of_known = known_.todo_of_time(expected_, seen); !of_known.empty()) verdict.todo = of_known;
+  const std::string of_known = verdict.host_waits_in_todo ? "" : known_.todo_of_time(expected_, seen);
+  if (!of_known.empty()) verdict.todo = of_known;
   blame(verdict.todo, true);
   std::printf("%s: the right numbers, but %s\n%s%s",
               verdict.todo.empty() ? "Your program" : todos_.heading(verdict.todo).c_str(), verdict.headline.c_str(),
@@ -887,7 +888,7 @@ bool Comparison::time_agrees() {
     std::printf("  %s() is called %s than in the solution.\n", call->function.c_str(),
                 call->early ? "earlier" : "later");
   }
-  explain(seen);
+  explain(seen, !verdict.host_waits_in_todo);
   return false;
 }
 
@@ -1081,6 +1082,7 @@ int Comparison::print_ending() {
   std::string named = on_default_stream.empty() ? ending_->todo(todos_, next) : on_default_stream;
   // A TODO that worked before was called with wrong arguments: blame the TODO that calls it.
   if (on_default_stream.empty() && passed.contains(named) && todos_.calls(next, named)) named = next;
+  bool of_others = true;  // what looks like this may be a mistake of another TODO
   // A known mistake tells best which TODO it is: a mistake may show in a different TODO, or after the last probe.
   if (ending_->sighting() && !ending_->uses_memory_twice()) {
     // Of several that look alike, prefer one with a line that the output names.
@@ -1091,7 +1093,10 @@ int Comparison::print_ending() {
       of_known = known_.todo(expected_, mine_, *ending_->sighting(), id, settled());
       if (of_known == id) break;
     }
-    if (todos_.contains(of_known)) named = of_known;
+    // Code that was not reached cannot have crashed.
+    const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& p) { return p.id == of_known; });
+    of_others = !ending_->crashed() || of_known == next || !probed || passed.contains(of_known);
+    if (todos_.contains(of_known) && of_others) named = of_known;
   }
   blame(named.empty() ? next : named, !named.empty());
   const std::string& id = named.empty() ? next : named;
@@ -1099,7 +1104,7 @@ int Comparison::print_ending() {
               ending_->headline(expected_.world, !id.empty()).c_str(), todos_.place_line(id).c_str());
   if (!last.empty()) std::printf("  Last probe passed: %s\n", last.c_str());
   std::printf("%s", ending_->quote(todos_).c_str());
-  if (ending_->sighting()) explain(*ending_->sighting(), !ending_->uses_memory_twice(), settled());
+  if (ending_->sighting()) explain(*ending_->sighting(), of_others && !ending_->uses_memory_twice(), settled());
   print_right();
   return 1;
 }

@@ -144,6 +144,7 @@ TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const
     if (!excess.todo.empty() && (excess.expected == 0 || !is_new)) {
       verdict.todo = excess.todo;
       is_new = excess.expected == 0;
+      verdict.host_waits_in_todo = is_new && excess.on == "host";
     }
     verdict.where += (verdict.where.empty() ? "" : "; ") + kind_of(excess);
   }

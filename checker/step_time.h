@@ -11,10 +11,11 @@
 namespace workshop::tools {
 
 struct TimeVerdict {
-  std::string headline;  // "a step takes longer than it needs to."
-  std::string text;      // what waits for what, in indented lines; empty if nothing is wrong
-  std::string todo;      // the one that makes it longer; empty if it is not known
-  std::string where;     // the same for every run with the same cause
+  std::string headline;             // "a step takes longer than it needs to."
+  std::string text;                 // what waits for what, in indented lines; empty if nothing is wrong
+  std::string todo;                 // the one that makes it longer; empty if it is not known
+  std::string where;                // the same for every run with the same cause
+  bool host_waits_in_todo = false;  // the host waits in the code of `todo`, where the solution's never does
 };
 // The record of both runs must be of the same simulated machine; else nothing is compared. Times there do not depend on
 // the real machine, so a step may be only slightly longer than the solution's.
