@@ -55,9 +55,8 @@ inline void wait_a_moment() {
   sleep_milliseconds(2);
   if (probing() && ++moments > 500 && Clock::now() - begin > std::chrono::seconds(3)) {
     fail(kFailed,
-         "a save waits in vain, for files that nobody writes, that lie in another folder, or whose folder another rank "
-         "has "
-         "renamed by now: see TODO 02.14");
+         "a save waits in vain, for files that nobody writes, that lie in another folder, or whose folder has another "
+         "name by now: see TODO 02.14");
   }
 }
 
