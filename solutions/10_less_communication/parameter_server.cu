@@ -76,8 +76,9 @@ void work(const Options& options, const ServerOptions& settings, const Network& 
   const int passes = job.rank() == settings.slow_rank ? settings.slowness : 1;  // for a straggler, more
 
   // WRITE 10.T: Compute gradients until the server has enough of them.
-  //   A step begins with share.next_step(). worker.pull() gets the parameters, and returns false if there is no step
-  //   left to make. share.batch() is the step's batch: it has batch.samples samples, whose targets are at batch.y.
+  //   A step begins with share.next_step(), which returns nothing. worker.pull() gets the parameters, and returns false
+  //   if there is no step left to make. share.batch() is the step's batch: its targets are at batch.y, and it has
+  //   batch.samples samples.
   //   model.loss(activations, batch.y, batch.samples, worker.loss()) adds to a float on the device, which still holds
   //   the loss of the step before. Compute everything after pull() `passes` times, so that a straggler takes longer,
   //   and push only the last result, with worker.push().
