@@ -217,7 +217,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     in_host_function = true;
     function(user_data);
     in_host_function = false;
-    if (simulated_machine() != nullptr) simulate_host_copy(0);
+    if (simulates()) simulate_host_copy(0);
   });
   return cudaSuccess;
 }
