@@ -9,6 +9,7 @@
 
 #include "common/base/place.h"
 #include "common/nccl/nccl_calls.h"
+#include "common/record/json_lines.h"
 #include "common/record/recorder.h"
 
 namespace workshop {

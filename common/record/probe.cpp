@@ -26,6 +26,7 @@
 #include "common/base/format.h"
 #include "common/base/roll_call.h"
 #include "common/nccl/nccl_calls.h"
+#include "common/record/json_lines.h"
 #include "common/record/recorder.h"
 
 namespace workshop {

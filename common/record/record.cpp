@@ -20,6 +20,7 @@
 #include "common/base/ranks.h"
 #include "common/nccl/gather.h"
 #include "common/options/options.h"
+#include "common/record/json_lines.h"
 #include "common/record/recorder.h"
 #ifdef WORKSHOP_BACKEND_CPU
 #include <workshop_cpu.h>

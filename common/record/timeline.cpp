@@ -16,6 +16,7 @@
 #include "common/base/format.h"
 #include "common/device/device.h"
 #include "common/nccl/nccl_calls.h"
+#include "common/record/json_lines.h"
 #include "common/record/record.h"
 #include "common/record/recorder.h"
 
