@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # How chapters and tests are built and run.
 
-# Optimization of programs on the CPU: kernels vectorize and run as fast as with -O3, and the rest, whose run time does
-# not matter, compiles in two thirds of the time.
+# Optimization of programs and the cpu backend: loops over elements vectorize and run as fast as with -O3, and the rest,
+# whose run time does not matter, compiles in two thirds of the time.
 set(WORKSHOP_OPTIMIZATION "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1;-ftree-vectorize;-funswitch-loops>")
 # Optimization of what runs once per run, or beside it: options, checkpoints, the watchdog, the checker. It compiles in
 # four fifths of the time of -O1, and a participant waits for the compiler before the first verdict.
