@@ -31,6 +31,7 @@ ReplicaPlace place_in(const Mesh& mesh) {
   // TODO 07.5: Set the number of shares of the samples, this rank's share, and whether this rank reports the losses.
   //   These are place.replicas, place.replica and place.reports. All ranks of a replica work on the same batch,
   //   whichever layers or features they have. One rank of each replica reports; in the first replica it is rank 0.
+  //   Count the data coordinate; --cp is taken into account afterwards.
   place.replicas = mesh.shape.data;
   place.replica = mesh.at.data;
   place.reports = mesh.at.pipeline == 0 && mesh.at.tensor == 0;
