@@ -73,6 +73,7 @@ class RingAttention : public Attention {
       todo("08.9");
       // END TODO 08.9
       probe("08.9", "gradients of keys and values so far", sums, {count}, compute);
+      probe("08.9", "what this rank contributes (one way)", own, {count}, compute);
     }
     if (group_.size() > 1) {
       begin_exchange(group_.size(), samples, compute, true);

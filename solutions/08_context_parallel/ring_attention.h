@@ -94,6 +94,7 @@ class RingAttention : public Attention {
       if (step > 0) launch(add_floats, count, compute, sums, own, 1.0f, count);
       // END TODO 08.9
       probe("08.9", "gradients of keys and values so far", sums, {count}, compute);
+      probe("08.9", "what this rank contributes (one way)", own, {count}, compute);
     }
     if (group_.size() > 1) {
       begin_exchange(group_.size(), samples, compute, true);
