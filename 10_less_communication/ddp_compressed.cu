@@ -3,6 +3,7 @@
 // Compare the two programs: CompressedReducer replaces GradientReducer and has the same buckets, streams and events.
 // Its Compressor averages a bucket, with the kernels of compression.h.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -56,7 +57,10 @@ class Compressor {
   // Replaces values[n] by the mean of what the ranks send. With --error-feedback, left_out[n] receives what this rank
   // does not send. `number` must differ for every call (it seeds randomk).
   void average(float* values, float* left_out, int n, int number) {
-    if (options_.error_feedback) probe("10.7", "bucket with what was left out before", values, {n}, stream_);
+    if (options_.error_feedback) {
+      probe("10.I", "given to compressor_.average: whether left_out is there", std::array{int{left_out != nullptr}});
+      probe("10.7", "bucket with what was left out before", values, {n}, stream_);
+    }
     if (options_.kind == "topk") return send_largest(values, left_out, n);
     if (options_.kind == "randomk") return send_random(values, left_out, n, number);
     send_codes(values, left_out, n);
