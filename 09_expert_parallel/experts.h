@@ -20,10 +20,13 @@ namespace workshop {
 // the total number of rows. counts[sequences, experts] is Routing::rows. Each warp computes one of these numbers.
 static __global__ void first_rows(int* starts, const int* counts, int sequences, int experts, int places) {
   for (int i : warp_stride(experts * sequences + 1)) {
+    if (sequences == 0) {  // of a rank without samples: only the total number of rows
+      starts[i] = 0;
+      continue;
+    }
     // TODO 09.4: Set starts[i] to the number of rows before those of entry i.
     //   Entry i belongs to expert i / sequences and sequence i % sequences. An expert gets counts[sequence * experts +
     //   expert] rows of a sequence, but at most `places`. sum_of(i, f) adds up f(j) for all j < i; it returns a float.
-    //   A rank may have no sequences; then there is only starts[0].
     todo("09.4");
     // END TODO 09.4
   }
