@@ -13,8 +13,9 @@ bool has(const std::string& code, const char* pattern) { return std::regex_searc
 std::string without_comments(const std::string& code) { return std::regex_replace(code, std::regex("//[^\n]*"), ""); }
 
 // The solution widens a factor before it multiplies; the participant's code, which has a product too, widens nothing.
+// The * of a product, unlike that of a declaration, has a space on both sides or on neither.
 bool multiplies_ints(const std::string& mine, const std::string& solution) {
-  return has(solution, R"(static_cast<std::size_t>\(\w+\) \* )") && has(mine, R"([\w)\]] *\* *[\w(])") &&
+  return has(solution, R"(static_cast<std::size_t>\(\w+\) \* )") && has(mine, R"([\w)\]]( \* |\*)[\w(])") &&
          !has(mine, R"(size_t|ptrdiff_t|int64|\blong\b)");
 }
 
