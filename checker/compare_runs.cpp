@@ -107,6 +107,8 @@ class Comparison {
   // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
   // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
+  // The next TODO of this program but `before` that records a result on this rank in this step; "" if there is none.
+  std::string own_after(std::size_t position, const std::string& before) const;
   // The root mean square that errors in this tensor are relative to: the larger of its own and that over all ranks,
   // because a rank's part of a tensor may be only zeros and one small value. A tensor named "left out of …" is a small
   // difference of large values of the same TODO. Its rounding errors are as large as theirs, so their scale counts too.
@@ -544,6 +546,15 @@ bool Comparison::was_called(const ProbeKey& key) const {
   return expected > 0 && mine == expected;
 }
 
+std::string Comparison::own_after(std::size_t position, const std::string& before) const {
+  const ProbeKey& at = expected_order_[position];
+  for (std::size_t i = position + 1; i < expected_order_.size() && expected_order_[i].step == at.step; ++i) {
+    const ProbeKey& key = expected_order_[i];
+    if (key.rank == at.rank && key.id != before && todos_.contains(key.id) && given_to(key).empty()) return key.id;
+  }
+  return "";
+}
+
 // Whether a tensor that differs, of this TODO, shows what an earlier TODO did; if so, prints that.
 bool Comparison::caused_before(const ProbeKey& key, const std::string& id, const std::string& difference,
                                double largest_before) {
@@ -704,11 +715,12 @@ bool Comparison::probe_agrees(std::size_t position) {
                 details.c_str());
   } else {
     std::string own = own_before(position);
-    // What this region has recorded is right, so look at its caller.
-    if (is_write(own) && has_recorded(own, position)) {
-      const std::string& function = todos_.all().at(own).function_in_solution;
+    // What this region has recorded is right, so look at its caller or, failing that, at the region that runs next.
+    if (has_recorded(own, position)) {
+      const std::string function = is_write(own) ? todos_.all().at(own).function_in_solution : "";
       const std::string caller = function.empty() ? "" : one_that_calls(function, position);
-      if (is_write(caller)) own = caller;
+      const std::string next = is_write(caller) ? caller : own_after(position, own);
+      if (!next.empty()) own = next;
     }
     if (const std::string of_known = known_.todo(expected_, mine_, sighting_of(key), own); todos_.contains(of_known))
       own = of_known;

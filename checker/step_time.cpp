@@ -154,8 +154,8 @@ TimeVerdict compare_time(const RunRecord& expected, const RunRecord& mine, const
   for (auto link = links.rbegin(); link != links.rend(); ++link) verdict.text += described(*link, expected.steps > 0);
   if (!longer) {
     if (waits > 0) {
-      verdict.text += (waits == 1 ? "  It waits once" : formatted("  It waits %.0f times", waits)) +
-                      " more than the solution's" + (expected.steps > 0 ? " during the steps" : "") + ".";
+      verdict.text += "  It waits " + (waits == 1 ? "one more time" : formatted("%.0f more times", waits)) +
+                      (expected.steps > 0 ? " during the steps" : "") + " than the solution's.";
     }
     verdict.text += std::string(waits > 0 ? "" : " ") + " A host that runs ahead hides the time that its calls take.\n";
   }

@@ -618,6 +618,16 @@ TEST_F(CompareRuns, TodoOfAnEarlierChapter) {
           own);
 }
 
+TEST_F(CompareRuns, TheTodoBeforeThatRecordedTheRightResultIsNotToBlame) {
+  const std::string own = "--todos " + folder_.write("ddp.cu", "// TODO 02.2: Gather.\n\n// TODO 02.3: Compute.\n");
+  for (Record* run : {&expected, &mine}) {
+    run->probe(1, "01.1", "output", 1, {1}, {run == &expected ? 1.0 : 2.0});
+    run->probe(1, "02.2", "grad", 1, {2, 3}, kOther);  // once more, before the one that has called it
+    run->probe(1, "02.3", "output", 1, {1}, {3});
+  }
+  verdict(1, {"TODO 02.3 (Compute.) is the one to look at", "result of TODO 01.1, here the solution's code"}, own);
+}
+
 // A WRITE region around TODOs: at the blank level, the TODOs inside are not the participant's.
 class Levels : public CompareRuns {
  protected:
@@ -846,7 +856,7 @@ TEST_F(StepTime, AHostThatWaitsIsWrongEvenIfTheStepIsNotLonger) {
   stall(mine, "host", "cudaStreamSynchronize(compute)", "02_ddp/ddp.cu:6", "compute", 0.006);
   verdict(1,
           {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
-           "It waits 2 times more than the solution's during the steps."},
+           "It waits 2 more times during the steps than the solution's."},
           sources());
 }
 
@@ -858,7 +868,7 @@ TEST_F(StepTime, AHostThatWaitsForEachCallMayWaitNoLonger) {
   }
   verdict(1,
           {"TODO 02.2 (Wait.): the right numbers, but the host waits where it should run ahead.",
-           "It waits once more than the solution's during the steps."},
+           "It waits one more time during the steps than the solution's."},
           sources());
 }
 
