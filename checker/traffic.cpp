@@ -230,9 +230,13 @@ TrafficVerdict compare_traffic(const RunRecord& expected, const RunRecord& mine,
   verdict.wrong = more || (one_call && yours.calls > theirs.calls) || (two_calls && yours.calls < theirs.calls);
   const std::string subject = verdict.todo.empty() ? "" : todos.heading(verdict.todo) + ": ";
   if (!verdict.wrong) {
-    verdict.text = "Note: " + subject + "different calls, which give the same numbers. In all, your ranks send " +
-                   number(yours.bytes) + " bytes, the solution's " + number(theirs.bytes) +
-                   ". The bytes below are those of the calls' counts:\n" + lines;
+    verdict.text = "Note: " + subject + "different calls, which give the same numbers. ";
+    // Copies between the devices of one process are sent by no rank.
+    if (yours.bytes > 0 || theirs.bytes > 0) {
+      verdict.text +=
+          "In all, your ranks send " + number(yours.bytes) + " bytes, the solution's " + number(theirs.bytes) + ". ";
+    }
+    verdict.text += "The bytes below are those of the calls' counts:\n" + lines;
     return verdict;
   }
   verdict.text = subject + "The numbers are right, but the traffic is not:\n" + todos.place_line(verdict.todo) + lines;
