@@ -55,8 +55,8 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
     p.shape[0] = static_cast<int>(first_row(rows / matrices, r + 1, P) - first_row(rows / matrices, r, P)) * matrices;
   }
   probe("05.1", name + ", this rank's part: first, rows, columns, stride",
-        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
-                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
+        std::vector<int>{static_cast<int>(part.first), static_cast<int>(part.rows), static_cast<int>(part.columns),
+                         static_cast<int>(part.stride)});
   probe("05.A", name + ", this rank's part: shape", p.shape);
   return p;
 }

@@ -75,8 +75,8 @@ inline Parameter shard(const std::string& name, const std::vector<int>& shape, C
   }
   // END WRITE 05.A
   probe("05.1", name + ", this rank's part: first, rows, columns, stride",
-        std::vector<double>{static_cast<double>(part.first), static_cast<double>(part.rows),
-                            static_cast<double>(part.columns), static_cast<double>(part.stride)});
+        std::vector<int>{static_cast<int>(part.first), static_cast<int>(part.rows), static_cast<int>(part.columns),
+                         static_cast<int>(part.stride)});
   probe("05.A", name + ", this rank's part: shape", p.shape);
   return p;
 }
