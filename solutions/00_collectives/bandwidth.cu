@@ -53,7 +53,7 @@ double bus_factor(CollectiveOp op, int world) {
 std::vector<double> bus_factors(int world) {
   std::vector<double> factors;
   for (std::size_t op = 0; op < kOps.size(); ++op) factors.push_back(bus_factor(static_cast<CollectiveOp>(op), world));
-  probe("00.14", "bus factors", factors);
+  probe("00.14", "bus factors of all_reduce, all_gather, reduce_scatter, broadcast, send_recv", factors);
   return factors;
 }
 
