@@ -135,6 +135,14 @@ def test_the_first_that_is_certainly_wrong_is_shown(chapter):
     )
 
 
+def test_a_known_mistake_is_shown_before_an_earlier_todo_that_differs(chapter):
+    chapter.checks(
+        "one|a|1|1|TODO 02.1 (x) first|wrong 02.1,blame certain 02.1",
+        "two|b|2|1|TODO 02.3 (x) known|wrong 02.3,blame certain 02.3 known",
+    )
+    assert chapter.judge()[1].startswith("TODO 02.3 (x) known\n")
+
+
 def test_a_known_mistake_is_that_of_the_todo_that_its_sentence_names(chapter):
     # What differs belongs to an earlier chapter, or to the TODO before.
     text = "TODO 01.2 is reached too often\nTODO 02.3: You call it twice."

@@ -265,11 +265,11 @@ class Verdict:
             if of_run == RIGHT:
                 continue
             self.others += of_run == WRONG
-            # A TODO that is certainly wrong, the first of them, from a run in which its mistake is known if there is
-            # one; then one that probably is; then a run that blames none; then what did not run; then what is not
-            # filled in.
+            # A TODO that is certainly wrong, from a run in which its mistake is known if there is one: such a mistake
+            # may be why others differ. Of these, the first one; then one that probably is wrong; then a run that blames
+            # none; then what did not run; then what is not filled in.
             kind = {"certain": 0, "likely": 1}.get(certainty, {WRONG: 2, OPEN: 4}.get(of_run, 3))
-            key = (kind, blamed, not is_known)
+            key = (kind, not is_known, blamed)
             if best_key is None or key < best_key:
                 best_key, self.best, self.status, self.shown = key, check, of_run, named
         if self.status not in (RIGHT, WRONG, OPEN):
