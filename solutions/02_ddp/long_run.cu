@@ -83,7 +83,7 @@ class Saver {
   Saver(const Model& model, const Group& world, const LongRunOptions& options, cudaStream_t compute)
       : world_(world),
         folder_(options.folder),
-        slow_(world.rank() == world.size() - 1 ? options.slow_disk : 0),
+        slow_(world.rank() == 1 ? options.slow_disk : 0),
         values_(model.values() + begin_of_share(model.count(), world.rank())),
         copy_(begin_of_share(model.count(), world.rank() + 1) - begin_of_share(model.count(), world.rank())),
         compute_(compute) {

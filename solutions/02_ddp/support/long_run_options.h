@@ -23,7 +23,7 @@ struct LongRunOptions {
   void add_to(Options& options) {
     options.with_checkpoints("full");
     options.without({"--resume", "--keep", "--checkpoint-format", "--optimizer", "--weight-decay"});
-    options.add("--slow-disk", slow_disk, "milliseconds that the last rank takes longer to write a file", 0, 10000);
+    options.add("--slow-disk", slow_disk, "milliseconds that rank 1 takes longer to write a file", 0, 10000);
     options.add("--warned-ranks", warned_ranks, "number of ranks, the last ones, that are told to stop", 0);
     options.add("--warned-at", warned_at, "number of steps before that", 0);
     options.add("--damaged-rank", damaged_rank, "rank on which a bit flips in the first step; -1: none", -1);
