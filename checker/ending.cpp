@@ -191,7 +191,7 @@ std::string advice_on_count(const std::string& bounds, bool bf16) {
 std::string advice_on_call(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
     if (line.find("Assertion '__n < this->size()' failed") != std::string::npos)
-      return "  An index is outside of a std::vector: it is negative, or not below the size.\n";
+      return "  An index is outside of a std::vector or the like: it is negative, or not below the size.\n";
     if (line.find("buff is NULL)") != std::string::npos)
       return "  The buffer of this call has no memory on this rank: is it the wrong buffer, or should this rank not "
              "make the call?\n";
@@ -212,7 +212,8 @@ std::string advice_on_call(const std::vector<std::string>& lines) {
       }
     }
     return "  There is no rank " + std::to_string(peer) + ": the ranks are 0 to " + std::to_string(last) +
-           ". Should it be the neighbor on the other side, or should " + of_rank + " not make this call?\n";
+           ". Should it be the neighbor on the other side or, in a ring, the rank at the other end? Or should " +
+           of_rank + " not make this call?\n";
   }
   return "";
 }

@@ -36,6 +36,9 @@ bool has_one_of(const std::string& text, std::initializer_list<const char*> word
   return std::ranges::any_of(words, [&](const char* word) { return text.find(word) != std::string::npos; });
 }
 
+// Whether these numbers are answers, yes or no.
+bool is_flag(const std::string& name) { return has_one_of(name, {"1 if ", "whether", ": accumulate"}); }
+
 std::string exact(double value) { return formatted("%.10g", value); }
 
 // The names of a list's entries, taken from its own name: "unit, backward and gather of each pass" gives the parts and
@@ -103,10 +106,9 @@ std::string all_off_by(const Symptom& s) {
   if (m.size() < 2 && std::abs(off) != 1) return "";
   // A single number may be a flag, a rank or a place in a list, which count nothing.
   const std::string& name = s.expected.name;
-  const bool is_flag = has_one_of(name, {"1 if ", "whether", ": accumulate"});
   const bool is_count = has_one_of(name, {"number of", "samples", "steps", "rows", "bytes", "values", "elements",
                                           "parameters", "batches", "layers", "calls", "gathers", "messages", "events"});
-  if (m.size() == 1 && (is_flag || !is_count)) return "";
+  if (m.size() == 1 && (is_flag(name) || !is_count)) return "";
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
   if (std::abs(off) != 1) return entries + size + ".";
@@ -147,7 +149,8 @@ std::string all_times(const Symptom& s) {
 }
 
 std::string of_another_rank(const Symptom& s) {
-  if (std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";  // -1, "none", fits many ranks
+  // -1, "none", fits many ranks, and so does yes or no.
+  if (is_flag(s.expected.name) || std::ranges::all_of(s.mine.values, [](double x) { return x < 0; })) return "";
   for (std::size_t rank = 0; rank < s.expected_by_rank.size(); ++rank) {
     const Tensor* other = s.expected_by_rank[rank];
     if (other == &s.expected || other->values != s.mine.values) continue;

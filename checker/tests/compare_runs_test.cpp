@@ -1008,9 +1008,10 @@ TEST_F(EndedRuns, ARankThatDoesNotExist) {
   const std::string line =
       "rank 1: ncclSend(x, 4, ncclFloat, rank + 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid "
       "argument (ncclSend: root or peer is 2; expected 0 to 1)\n";
-  ended(1, line,
-        {"There is no rank 2: the ranks are 0 to 1. Should it be the neighbor on the other side, or should rank 1 not "
-         "make this call?\n"});
+  ended(
+      1, line,
+      {"There is no rank 2: the ranks are 0 to 1. Should it be the neighbor on the other side or, in a ring, the rank "
+       "at the other end? Or should rank 1 not make this call?\n"});
 }
 
 TEST_F(EndedRuns, ABufferWithoutMemory) {

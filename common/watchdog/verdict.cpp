@@ -190,17 +190,24 @@ std::string find_missing_call(const std::vector<Note>& notes) {
   return "";
 }
 
-// Returns the waiting ranks if all of them wait in messages of this kind and only for each other; otherwise "".
+// Returns the waiting ranks if all of them wait in messages of this kind and only for each other; otherwise "". So too
+// if they have enqueued messages of the other kind, as in a group, but none that these wait for: the peers are wrong
+// then, not the order.
 std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
   std::vector<int> ranks;
+  bool have_others = false, have_these = false;
   for (const Note& note : notes) {
     const CallNote* pending = first_pending(note);
     if (pending == nullptr) continue;
     const Note* peer = member(notes, pending->communicator_id, pending->peer);
     if (!kind(*pending) || peer == nullptr || first_pending(*peer) == nullptr) return "";
     ranks.push_back(note.rank);
+    for (const CallNote& other : peer->calls) {
+      have_others = have_others || (!other.completed && is_message(other) && !kind(other));
+      have_these = have_these || (!kind(other) && meeting(*peer, other) == meeting(note, *pending));
+    }
   }
-  return ranks.size() < 2 ? "" : list_of_ranks(ranks);
+  return ranks.size() < 2 || (have_others && !have_these) ? "" : list_of_ranks(ranks);
 }
 
 std::string find_unmet_message(const std::vector<Note>& notes) {

@@ -108,6 +108,19 @@ TEST(Verdict, Messages) {
   EXPECT_PRED2(starts_with, of_all(message("ncclRecv", 1), collective(1, "ncclAllReduce", 1)), "missing call: ");
 }
 
+// In a ring of three ranks, each rank sends to the one from which it also receives.
+TEST(Verdict, MessagesOfAGroupToTheWrongRank) {
+  const auto message = [](const char* operation, int peer) {
+    return CallNote{operation, "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
+  };
+  const auto rank = [&](int number, int sends_to, int receives_from) {
+    return note(number, 0, {message("ncclSend", sends_to), message("ncclRecv", receives_from)});
+  };
+  EXPECT_PRED2(starts_with, find_verdict({rank(0, 2, 2), rank(1, 0, 0), rank(2, 1, 1)}, 3),
+               "missing call: no rank receives what rank 0 sends in ncclSend of 4 float32 to rank 2 of 'world'");
+  EXPECT_PRED2(starts_with, find_verdict({rank(0, 1, 2), rank(1, 2, 0), rank(2, 0, 1)}, 3), "all send first: ");
+}
+
 TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
   const auto receive = [](int peer) {
     return CallNote{"ncclRecv", "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
