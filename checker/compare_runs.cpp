@@ -1108,6 +1108,8 @@ int Comparison::print_ending() {
     // Code that was not reached cannot have crashed.
     const bool probed = std::ranges::any_of(expected_.probes, [&](const Probe& p) { return p.id == of_known; });
     of_others = !ending_->crashed() || of_known == next || !probed || passed.contains(of_known);
+    // A kernel that goes beyond its memory is that of the TODO that launches it.
+    if (ending_->names_a_kernel() && !named.empty()) of_others = of_others && of_known == named;
     if (todos_.contains(of_known) && of_others) named = of_known;
   }
   blame(named.empty() ? next : named, !named.empty());

@@ -22,6 +22,10 @@ class Ending {
   // True if both accesses are in one call, or in one group of calls. The mistake is then in that call or group, and not
   // in an earlier TODO.
   bool uses_memory_twice() const;
+  // True if a kernel went beyond its memory: the line names the kernel's launch.
+  bool names_a_kernel() const {
+    return bounds_.starts_with("bounds: a kernel") || bounds_.starts_with("bounds: the kernel");
+  }
   // True if ranks waited, or kept running, until they were stopped.
   bool waits() const;
   // Whether a signal ended it.
