@@ -19,6 +19,14 @@ bool multiplies_ints(const std::string& mine, const std::string& solution) {
          !has(mine, R"(size_t|ptrdiff_t|int64|\blong\b)");
 }
 
+// The participant's code counts the bytes of floats where the solution counts those of Reals.
+bool counts_floats(const std::string& mine, const std::string& solution) {
+  const auto counts = [](const std::string& code, const char* type) {
+    return code.find(std::string("sizeof(") + type) != std::string::npos;
+  };
+  return counts(solution, "Real)") && !counts(solution, "float)") && counts(mine, "float)") && !counts(mine, "Real)");
+}
+
 // The solution launches a kernel once per iteration of a loop; the participant's code has no loop.
 bool launches_once(const std::string& mine, const std::string& solution) {
   return has(solution, R"(for \([^\n]*\) \{?\s*launch\()") && has(mine, R"(\blaunch\()") &&
@@ -59,6 +67,11 @@ std::string notes_on_code(const Todos& todos) {
       note(id,
            "says kReal, which is wrong with --precision bf16: these numbers are floats there too, so the call would "
            "handle only half of their bytes.");
+    }
+    if (counts_floats(mine, solution)) {
+      note(id,
+           "counts with sizeof(float), which is right only as long as the numbers are floats. With --precision bf16, a "
+           "Real has two bytes.");
     }
     if (multiplies_ints(mine, solution)) {
       note(id,

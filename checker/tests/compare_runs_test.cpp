@@ -1260,6 +1260,9 @@ TEST_F(EndedRuns, WhatNoShortRunShowsIsANote) {
     folder_.write("chapters/02_ddp/ddp.cu", source(other, "while (r < ranks) launch(add, k, r++);\n"));
     EXPECT_EQ(compare(sources_).output.find("Note: TODO 02"), std::string::npos) << compare(sources_).output;
   }
+  folder_.write("solutions/02_ddp/ddp.cu", source("copy(x, n * sizeof(Real));\n", loop));
+  folder_.write("chapters/02_ddp/ddp.cu", source("copy(x, n * sizeof(float));\n", loop));
+  verdict(0, {"Note: TODO 02.1 counts with sizeof(float)"}, sources_);
 }
 
 TEST_F(EndedRuns, MoreGroupsAreANote) {
