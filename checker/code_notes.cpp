@@ -21,10 +21,8 @@ bool multiplies_ints(const std::string& mine, const std::string& solution) {
 
 // The participant's code counts the bytes of floats where the solution counts those of Reals.
 bool counts_floats(const std::string& mine, const std::string& solution) {
-  const auto counts = [](const std::string& code, const char* type) {
-    return code.find(std::string("sizeof(") + type) != std::string::npos;
-  };
-  return counts(solution, "Real)") && !counts(solution, "float)") && counts(mine, "float)") && !counts(mine, "Real)");
+  constexpr const char *kFloats = R"(sizeof\(float\))", *kReals = R"(sizeof\(Real\))";
+  return has(solution, kReals) && !has(solution, kFloats) && has(mine, kFloats) && !has(mine, kReals);
 }
 
 // The solution launches a kernel once per iteration of a loop; the participant's code has no loop.

@@ -107,7 +107,7 @@ class Comparison {
   // The TODO of this program to blame if the tensor at `position` belongs to a different chapter's TODO: the last one
   // that this rank reached before it or, failing that, the first one after it.
   std::string own_before(std::size_t position) const;
-  // The next TODO of this program but `before` that records a result on this rank in this step; "" if there is none.
+  // The next TODO of this program, other than `before`, that records a result on this rank in this step, or "".
   std::string own_after(std::size_t position, const std::string& before) const;
   // The root mean square that errors in this tensor are relative to: the larger of its own and that over all ranks,
   // because a rank's part of a tensor may be only zeros and one small value. A tensor named "left out of …" is a small

@@ -190,9 +190,9 @@ std::string find_missing_call(const std::vector<Note>& notes) {
   return "";
 }
 
-// Returns the waiting ranks if all of them wait in messages of this kind and only for each other; otherwise "". So too
-// if they have enqueued messages of the other kind, as in a group, but none that these wait for: the peers are wrong
-// then, not the order.
+// Returns the waiting ranks if all of them wait in messages of this kind and only for each other; otherwise "". Also
+// returns "" if they have enqueued messages of the other kind, as in a group, but none that fits: then the peers are
+// wrong, not the order.
 std::string find_all_in(const std::vector<Note>& notes, bool (*kind)(const CallNote&)) {
   std::vector<int> ranks;
   bool have_others = false, have_these = false;

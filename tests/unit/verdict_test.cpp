@@ -19,6 +19,11 @@ CallNote message(const std::string& operation, int peer, std::uint64_t count = 4
   return {operation, "pair", kPair, 1, count, "float32", peer, "a.cu:2", false};
 }
 
+CallNote of_world(CallNote call) {
+  call.communicator = "world", call.communicator_id = kWorld;
+  return call;
+}
+
 // Returns the note of a rank that has made `collectives` calls on the world communicator and is rank `rank` - 2 of a
 // communicator of ranks 2 and 3.
 Note note(int rank, std::int64_t collectives, std::vector<CallNote> calls, const std::string& in_call = "") {
@@ -110,11 +115,8 @@ TEST(Verdict, Messages) {
 
 // In a ring of three ranks, each rank sends to the one from which it also receives.
 TEST(Verdict, MessagesOfAGroupToTheWrongRank) {
-  const auto message = [](const char* operation, int peer) {
-    return CallNote{operation, "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
-  };
-  const auto rank = [&](int number, int sends_to, int receives_from) {
-    return note(number, 0, {message("ncclSend", sends_to), message("ncclRecv", receives_from)});
+  const auto rank = [](int number, int sends_to, int receives_from) {
+    return note(number, 0, {of_world(message("ncclSend", sends_to)), of_world(message("ncclRecv", receives_from))});
   };
   EXPECT_PRED2(starts_with, find_verdict({rank(0, 2, 2), rank(1, 0, 0), rank(2, 1, 1)}, 3),
                "missing call: no rank receives what rank 0 sends in ncclSend of 4 float32 to rank 2 of 'world'");
@@ -122,19 +124,13 @@ TEST(Verdict, MessagesOfAGroupToTheWrongRank) {
 }
 
 TEST(Verdict, ARankThatKeepsAWholePipelineWaiting) {
-  const auto receive = [](int peer) {
-    return CallNote{"ncclRecv", "world", kWorld, 1, 4, "float32", peer, "a.cu:2", false};
-  };
+  const auto receive = [](int peer) { return of_world(message("ncclRecv", peer)); };
   EXPECT_PRED2(starts_with, find_verdict({note(0, 0, {receive(1)}), note(1, 0, {receive(2)}), note(2, 0, {})}, 3),
                "missing call: no rank sends what rank 1 receives in ncclRecv of 4 float32 from rank 2 of 'world'");
 }
 
 TEST(Verdict, ACircleOfCallsThatFitTogether) {
   // Rank 0 reduces, then sends. Rank 1 receives this message first, then reduces.
-  const auto of_world = [](CallNote call) {
-    call.communicator = "world", call.communicator_id = kWorld;
-    return call;
-  };
   const CallNote sum = collective(1, "ncclAllReduce", 8);
   const std::vector<Note> notes = {note(0, 1, {sum, of_world(message("ncclSend", 1))}),
                                    note(1, 1, {of_world(message("ncclRecv", 0)), sum})};

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -21,12 +20,13 @@
 #include "common/base/check.h"
 #include "common/base/crc32.h"
 #include "common/base/format.h"
+#include "common/device/device.h"
 #include "common/record/probe.h"
 
 namespace workshop {
 
 // Whether ./workshop check runs this program: with probes, or on a simulated machine.
-inline bool in_a_check() { return probing() || std::getenv("WORKSHOP_SIMULATE") != nullptr; }
+inline bool in_a_check() { return probing() || time_is_simulated(); }
 
 // Makes the stream call a function on the host when the work enqueued so far is done. It must not call CUDA or NCCL.
 inline void call_on_host(cudaStream_t stream, std::function<void()> function) {
