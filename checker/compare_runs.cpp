@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "checker/code_difference.h"
 #include "checker/code_notes.h"
 #include "checker/diagnosis.h"
 #include "checker/ending.h"
@@ -86,15 +87,20 @@ class Comparison {
     }
   }
 
-  // Prints the verdict and returns the exit status.
+  // Prints the verdict, and where the code of the TODO to look at differs; returns the exit status.
   int run();
   // Writes the state of each TODO. Call it after run().
   void write_summary(std::ostream& file) const;
 
  private:
   static void index(const RunRecord& record, Probes& probes, std::vector<ProbeKey>* order);
-  // Makes this TODO the one to look at.
-  void blame(const std::string& id, bool certain);
+  // Makes this TODO the one to look at. If its code is the solution's, prints that another one is. Call it before the
+  // verdict is printed.
+  void blame(std::string id, bool certain);
+  // The TODOs whose code is not the solution's: one of them must be to blame.
+  std::vector<std::string> with_other_code() const;
+  // The one of these that is most likely to blame for what shows in a TODO whose code is the solution's.
+  std::string cause_among(const std::vector<std::string>& ids, const std::string& shows_in) const;
   // "tensor 'grad' on rank 1, step 0", and only " on rank 1, step 0".
   std::string tensor_of(const ProbeKey& key) const { return "tensor '" + key.name + "'" + rank_and_step(key); }
   std::string rank_and_step(const ProbeKey& key) const;
@@ -148,6 +154,7 @@ class Comparison {
   // The probes that this rank has reached; only known from a journal.
   const std::vector<Probe>& passed_by(int rank) const;
 
+  int verdict();
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
@@ -215,6 +222,7 @@ class Comparison {
   std::string blamed_;
   bool certain_ = false;
   mutable bool explained_ = false;  // a known mistake was named
+  mutable bool perhaps_ = false;    // as one that it may be
   std::string traffic_note_;
   double largest_ = 0;                  // largest relative difference so far
   double error_ = 0;                    // relative difference of the last tensor compared
@@ -234,7 +242,40 @@ void Comparison::index(const RunRecord& record, Probes& probes, std::vector<Prob
   }
 }
 
-void Comparison::blame(const std::string& id, bool certain) {
+std::vector<std::string> Comparison::with_other_code() const {
+  std::vector<std::string> ids;
+  for (const auto& [id, todo] : todos_.all()) {
+    const bool filled_in = todo.first > 0 && todo.code.find("todo(\"" + id + "\")") == std::string::npos;
+    if (filled_in && !is_solutions_code(todo)) ids.push_back(id);
+  }
+  return ids;
+}
+
+std::string Comparison::cause_among(const std::vector<std::string>& ids, const std::string& shows_in) const {
+  const auto position = [&](const std::string& id) {
+    return std::ranges::find(expected_order_, id, &ProbeKey::id) - expected_order_.begin();
+  };
+  const TodoIds surely_right = settled();
+  const auto here = position(shows_in);
+  // One that calls it; else, one whose results are not known to be right; of a run that failed, one that ran before.
+  return *std::ranges::min_element(ids, {}, [&](const std::string& id) {
+    const auto there = position(id);
+    return std::tuple(surely_right.contains(id), !todos_.calls(id, shows_in),
+                      ending_ != nullptr ? there > here : right_.contains(id), std::abs(there - here));
+  });
+}
+
+void Comparison::blame(std::string id, bool certain) {
+  const bool known = todos_.contains(id);
+  if (!known && !blamed_.empty()) return;
+  const std::vector<std::string> others = with_other_code();
+  if (known ? !others.empty() && is_solutions_code(todos_.all().at(id)) : others.size() == 1) {
+    const std::string shows_in = std::exchange(id, cause_among(others, id));
+    std::printf("%s is the one to look at: %s is the solution's.\n%s", todos_.heading(id).c_str(),
+                known ? ("the code of " + called(shows_in) + ", where it shows,").c_str() : "the code of all others",
+                todos_.place_line(id).c_str());
+    certain = others.size() == 1;
+  }
   if (!todos_.contains(id)) return;
   blamed_ = id;
   certain_ = certain;
@@ -420,6 +461,7 @@ std::string Comparison::known(const ProbeKey& key, const std::string& todo) cons
 std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
   const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
   explained_ |= !sentence.empty();
+  perhaps_ |= sentence.starts_with("Perhaps: ");
   return sentence;
 }
 
@@ -439,6 +481,7 @@ void Comparison::explain(const Sighting& seen, bool of_others, const TodoIds& se
   const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others, settled);
   if (sentence.empty()) return;
   explained_ = true;
+  perhaps_ |= sentence.starts_with("Perhaps: ");
   std::printf("%s\n", sentence.c_str());
 }
 
@@ -830,6 +873,7 @@ bool Comparison::parameters_agree() {
     const std::string difference = differing(*found->second, expected, expected.rms());
     if (difference.empty()) continue;
     const std::string sentence = diagnose({*found->second, expected});
+    blame("", false);
     std::printf("The losses agree, but not the parameter '%s' after the last step.\n%s%s", expected.name.c_str(),
                 difference.c_str(), sentence.empty() ? "" : ("  " + sentence + "\n").c_str());
     explain({"parameter " + expected.name, {summary(found->second->values), summary(expected.values)}});
@@ -1124,6 +1168,15 @@ int Comparison::print_ending() {
 }
 
 int Comparison::run() {
+  const int status = verdict();
+  if (status == 1 && (!explained_ || perhaps_) && todos_.contains(blamed_)) {
+    const std::string where = where_code_differs(blamed_, todos_.all().at(blamed_));
+    if (!where.empty()) std::printf("%s\n", where.c_str());
+  }
+  return status;
+}
+
+int Comparison::verdict() {
   if (!probes_agree()) {
     if (ending_ != nullptr) {
       std::printf("Your program %s This may be a consequence.\n%s", ending_->headline(expected_.world, false).c_str(),

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "checker/code_difference.h"
 #include "common/base/format.h"
 
 namespace workshop::tools {
@@ -229,6 +230,10 @@ std::optional<Sighting> failure(int status, const std::string& output) {
 Fingerprints::Fingerprints(const std::string& path, const Todos& todos) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
+  TodoIds not_to_blame;
+  for (const auto& [id, todo] : todos.all()) {
+    if (is_solutions_code(todo)) not_to_blame.insert(id);
+  }
   Fingerprint next{};
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') continue;
@@ -243,7 +248,8 @@ Fingerprints::Fingerprints(const std::string& path, const Todos& todos) {
     } else {
       next.mistake = word;
       next.todo = todos.region_of(word.substr(0, word.find('-')));
-      if (next.todo.empty()) continue;  // of a region that is not filled in at this level
+      // Of a region that is not filled in at this level, or whose code is the solution's.
+      if (next.todo.empty() || not_to_blame.contains(next.todo)) continue;
       next.sighting = parse(line.substr(std::min(line.size(), word.size() + 3)));
       fingerprints_.push_back(next);
     }

@@ -66,8 +66,8 @@ struct Mistake {
 //   02.1-sum | SIGHTING        what the mistake looks like in that run
 class Fingerprints {
  public:
-  // Mistakes of a TODO count as those of its region at the level of `todos`. Throws std::runtime_error if the file
-  // cannot be read.
+  // Mistakes of a TODO count as those of its region at the level of `todos`, unless the code of that is the solution's.
+  // Throws std::runtime_error if the file cannot be read.
   explicit Fingerprints(const std::string& path, const Todos& todos = {});
 
   // Returns the mistake that looks like this. If several do, calls and bytes decide; if several sentences are left,

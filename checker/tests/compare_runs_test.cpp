@@ -689,6 +689,28 @@ TEST_F(Levels, BlankIfTheyAreNot) {
   verdict(1, {"TODO 02.1 (Send.) was not reached"}, sources(kBlank) + " --level guided");
 }
 
+TEST_F(Levels, CodeThatIsTheSolutionsIsNotToBlame) {
+  const auto with = [&](const std::string& old, const std::string& by) {
+    std::string code = kGuided;
+    return sources(code.replace(code.find(old), old.size(), by));
+  };
+  mine.set_values("probe", 1, {5});
+  verdict(1,
+          {"TODO 02.3 (Stop.) is the one to look at: the code of TODO 02.1, where it shows, is the solution's.\n"
+           "  at 02_ddp/ddp.cu:15\nTODO 02.1 (Send.) is the first that differs."},
+          with("stop()", "go()"));
+  verdict(1, {"TODO 02.1 (Send.) is the first that differs.\n"}, with("send()", "receive()"));
+  verdict(1, {"TODO 02.1 (Send.) is the first that differs.\n"}, sources(kGuided));
+  EXPECT_EQ(compare(with("stop()", "todo(\"02.3\")")).output.find("one to look at"), std::string::npos);
+}
+
+TEST_F(Levels, QuotesTheCodeThatIsNotTheSolutions) {
+  std::string code = kGuided;
+  mine.set_values("probe", 1, {5});
+  verdict(1, {"\nLook again at '1': the rest of TODO 02.1 is as in the solution.\n"},
+          sources(code.replace(code.find("send()"), 6, "send(1)")));
+}
+
 TEST_F(Levels, TheSummaryNamesTheRegions) {
   const std::string summary = folder_ / "summary";
   verdict(0, {}, sources(kBlank) + " --summary " + summary);

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checker/code_difference.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstddef>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace workshop::tools {
+namespace {
+
+struct Token {
+  std::string text;
+  std::size_t begin = 0, end = 0;  // in the code
+};
+using Tokens = std::vector<Token>;
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+bool is_name(const Token& t) { return is_word(t.text[0]) && !std::isdigit(static_cast<unsigned char>(t.text[0])); }
+
+// The end of the token that begins at `at`.
+std::size_t end_of_token(std::string_view code, std::size_t at) {
+  std::size_t end = at + 1;
+  if (is_word(code[at])) {
+    // A number may have a point, an exponent's sign and digit separators.
+    const bool number = std::isdigit(static_cast<unsigned char>(code[at]));
+    const auto goes_on = [&](char c) { return is_word(c) || (number && (c == '.' || c == '\'')); };
+    while (end < code.size() && goes_on(code[end])) ++end;
+  } else if (code[at] == '"' || code[at] == '\'') {
+    while (end < code.size() && code[end] != code[at]) end += code[end] == '\\' ? 2 : 1;
+    end = std::min(end + 1, code.size());
+  } else {
+    constexpr std::array<std::string_view, 19> kPairs = {"::", "->", "<<", ">>", "==", "!=", "<=", ">=", "&&", "||",
+                                                         "++", "--", "+=", "-=", "*=", "/=", "%=", "|=", "&="};
+    if (std::ranges::find(kPairs, code.substr(at, 2)) != kPairs.end()) ++end;
+  }
+  return end;
+}
+
+Tokens tokens_of(std::string_view code) {
+  Tokens tokens;
+  for (std::size_t at = 0; at < code.size();) {
+    if (std::isspace(static_cast<unsigned char>(code[at]))) {
+      ++at;
+    } else if (code.substr(at, 2) == "//") {
+      at = std::min(code.find('\n', at), code.size());
+    } else if (code.substr(at, 2) == "/*") {
+      at = std::min(code.find("*/", at), code.size() - 2) + 2;
+    } else {
+      const std::size_t end = end_of_token(code, at);
+      tokens.push_back({std::string(code.substr(at, end - at)), at, end});
+      at = end;
+    }
+  }
+  return tokens;
+}
+
+// Without `const`, `std::`, a comma before a closing brace, and calls of probe().
+Tokens without_what_does_not_count(const Tokens& tokens) {
+  Tokens rest;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto is = [&](std::size_t k, std::string_view text) { return k < tokens.size() && tokens[k].text == text; };
+    if (is(i, "const") || (is(i, ",") && is(i + 1, "}"))) continue;
+    if (is(i, "std") && is(i + 1, "::")) {
+      ++i;
+    } else if (tokens[i].text.starts_with("probe") && is(i + 1, "(")) {
+      while (i < tokens.size() && !is(i, ";")) ++i;
+    } else {
+      rest.push_back(tokens[i]);
+    }
+  }
+  return rest;
+}
+
+// Gives local variables the names $0, $1, … in the order of their declarations.
+Tokens renamed(Tokens tokens) {
+  constexpr std::array<std::string_view, 8> kNoTypes = {"return", "else",  "new",  "delete",
+                                                        "case",   "throw", "goto", "sizeof"};
+  std::map<std::string, std::string> names;
+  const auto is_type = [&](const Token& t) {
+    return is_name(t) && std::ranges::find(kNoTypes, t.text) == kNoTypes.end();
+  };
+  for (std::size_t i = 1; i + 1 < tokens.size(); ++i) {
+    if (!is_name(tokens[i])) continue;
+    const std::string &before = tokens[i - 1].text, &after = tokens[i + 1].text;
+    // "T& x" and "vector<T> x" may be expressions, too, but not before these.
+    const bool initialized = after == "=" || after == ":" || after == "{";
+    if (is_type(tokens[i - 1]) || ((before == ">" || before == "&" || before == "*") && initialized))
+      names.try_emplace(tokens[i].text, "$" + std::to_string(names.size()));
+  }
+  for (Token& token : tokens) {
+    if (const auto name = names.find(token.text); name != names.end()) token.text = name->second;
+  }
+  return tokens;
+}
+
+// Where one list of tokens has some in place of some of the other's: [first, last) of each.
+struct Hunk {
+  std::size_t first, last, first_in_solution, last_in_solution;
+  bool is_missing() const { return first == last; }
+  bool is_added() const { return first_in_solution == last_in_solution; }
+};
+
+// The differences, by a longest common subsequence. Those with only a token or two between them are one.
+std::vector<Hunk> hunks(const Tokens& mine, const Tokens& solution) {
+  const std::size_t n = mine.size(), m = solution.size();
+  std::vector<std::vector<int>> longest(n + 1, std::vector<int>(m + 1, 0));  // of the ends that begin at i and j
+  for (std::size_t i = n; i-- > 0;) {
+    for (std::size_t j = m; j-- > 0;) {
+      longest[i][j] =
+          mine[i].text == solution[j].text ? longest[i + 1][j + 1] + 1 : std::max(longest[i + 1][j], longest[i][j + 1]);
+    }
+  }
+  std::vector<Hunk> found;
+  for (std::size_t i = 0, j = 0; i < n || j < m;) {
+    if (i < n && j < m && mine[i].text == solution[j].text) {
+      ++i;
+      ++j;
+      continue;
+    }
+    const bool take_mine = j == m || (i < n && longest[i + 1][j] >= longest[i][j + 1]);
+    const std::size_t next_i = i + (take_mine ? 1 : 0), next_j = j + (take_mine ? 0 : 1);
+    if (!found.empty() && i - found.back().last <= 2 &&
+        std::none_of(mine.begin() + static_cast<std::ptrdiff_t>(found.back().last),
+                     mine.begin() + static_cast<std::ptrdiff_t>(i), [](const Token& t) { return t.text == ";"; })) {
+      found.back().last = next_i;
+      found.back().last_in_solution = next_j;
+    } else {
+      found.push_back({i, next_i, j, next_j});
+    }
+    i = next_i;
+    j = next_j;
+  }
+  for (Hunk& h : found) {  // ", x" rather than "x,"
+    if (h.is_added() && h.first > 0 && mine[h.first - 1].text == "," && mine[h.last - 1].text == ",") {
+      --h.first;
+      --h.last;
+      --h.first_in_solution;
+      --h.last_in_solution;
+    }
+  }
+  return found;
+}
+
+std::size_t changed(const std::vector<Hunk>& found) {
+  std::size_t sum = 0;
+  for (const Hunk& h : found) sum += std::max(h.last - h.first, h.last_in_solution - h.first_in_solution);
+  return sum;
+}
+
+struct Difference {
+  Tokens mine, solution;
+  std::vector<Hunk> hunks;
+};
+
+// Local variables have their own names or, if that is more alike, numbers.
+Difference difference(const Todo& todo) {
+  const Tokens mine = without_what_does_not_count(tokens_of(todo.code));
+  const Tokens solution = without_what_does_not_count(tokens_of(todo.code_in_solution));
+  constexpr std::size_t kMost = 2000;  // the table above has the product of the two sizes
+  if (mine.empty() || solution.empty() || mine.size() > kMost || solution.size() > kMost)
+    return {mine, solution, {{0, mine.size(), 0, solution.size()}}};  // not compared
+  Difference as_is{mine, solution, hunks(mine, solution)};
+  if (as_is.hunks.empty()) return as_is;
+  Difference with_numbers{renamed(mine), renamed(solution), {}};
+  with_numbers.hunks = hunks(with_numbers.mine, with_numbers.solution);
+  return changed(with_numbers.hunks) < changed(as_is.hunks) ? with_numbers : as_is;
+}
+
+using Range = std::pair<std::size_t, std::size_t>;  // of tokens: [first, last)
+
+bool is_one_of(const Token& token, std::string_view characters) {
+  return token.text.size() == 1 && characters.find(token.text[0]) != std::string_view::npos;
+}
+
+// The argument, or the part of a statement, around some tokens.
+Range widened(const Tokens& tokens, std::size_t first, std::size_t last) {
+  // Parentheses that the tokens open and do not close, or the reverse.
+  int open = 0, closed = 0;
+  for (std::size_t i = first; i < last; ++i) {
+    if (is_one_of(tokens[i], "([")) ++open;
+    if (is_one_of(tokens[i], ")]")) open > 0 ? --open : ++closed;
+  }
+  for (int depth = closed; first > 0; --first) {
+    const Token& token = tokens[first - 1];
+    if (depth == 0 && is_one_of(token, "([,;{}=")) break;
+    depth += is_one_of(token, ")]") ? 1 : is_one_of(token, "([") ? -1 : 0;
+  }
+  for (int depth = open; last < tokens.size(); ++last) {
+    const Token& token = tokens[last];
+    if (depth == 0 && is_one_of(token, ")],;{}=")) break;
+    depth += is_one_of(token, "([") ? 1 : is_one_of(token, ")]") ? -1 : 0;
+  }
+  return {first, last};
+}
+
+// ", argument 3 of ncclBroadcast()" if these tokens are one of several arguments; "" otherwise.
+std::string which_argument(const Tokens& tokens, Range range) {
+  std::size_t number = 1, open = range.first;
+  for (int depth = 0; open > 0; --open) {
+    const Token& token = tokens[open - 1];
+    if (is_one_of(token, ";{}")) return "";
+    if (depth == 0 && token.text == ",") ++number;
+    if (depth == 0 && is_one_of(token, "([")) break;
+    depth += is_one_of(token, ")]") ? 1 : is_one_of(token, "([") ? -1 : 0;
+  }
+  const bool several = number > 1 || (range.second < tokens.size() && tokens[range.second].text == ",");
+  if (open < 2 || tokens[open - 1].text != "(" || !is_name(tokens[open - 2]) || !several) return "";
+  return ", argument " + std::to_string(number) + " of " + tokens[open - 2].text + "()";
+}
+
+// The participant's code of some tokens, on one line.
+std::string quoted(const std::string& code, const Tokens& tokens, Range range) {
+  std::string text;
+  for (std::size_t at = tokens[range.first].begin; at < tokens[range.second - 1].end; ++at) {
+    const bool space = std::isspace(static_cast<unsigned char>(code[at])) != 0;
+    if (!space || text.back() != ' ') text += space ? ' ' : code[at];
+  }
+  constexpr std::size_t kLongest = 90;
+  if (text.size() > kLongest) text = text.substr(0, kLongest - 4) + " ...";
+  return "'" + text + "'";
+}
+
+// "'p.count() - 1', argument 3 of ncclBroadcast()", or "what comes after 'x', where something is missing".
+std::string place(const std::string& code, const Tokens& mine, const Hunk& hunk) {
+  Range range = widened(mine, hunk.first, hunk.last);
+  if (range.first < range.second) return quoted(code, mine, range) + which_argument(mine, range);
+  const bool follows = range.first > 0;  // beyond the delimiter
+  const std::size_t at = follows ? range.first - 1 : range.first;
+  range = follows ? widened(mine, at, at) : widened(mine, at, at + 1);
+  if (range.first == range.second) range = {at, at + 1};
+  return std::string("what comes ") + (follows ? "after " : "before ") + quoted(code, mine, range) +
+         ", where something is missing";
+}
+
+// Whether the first hunk's tokens are the second's in the other code: a statement that stands elsewhere.
+bool is_moved(const Difference& d, const Hunk& a, const Hunk& b) {
+  if (!a.is_added() || !b.is_missing()) return false;
+  const auto at = [](const Tokens& tokens, std::size_t i) { return tokens.begin() + static_cast<std::ptrdiff_t>(i); };
+  return std::equal(at(d.mine, a.first), at(d.mine, a.last), at(d.solution, b.first_in_solution),
+                    at(d.solution, b.last_in_solution),
+                    [](const Token& x, const Token& y) { return x.text == y.text; });
+}
+
+}  // namespace
+
+bool is_solutions_code(const Todo& todo) {
+  if (todo.first == 0) return false;
+  const Difference d = difference(todo);
+  return d.hunks.empty() && !d.mine.empty();
+}
+
+std::string where_code_differs(const std::string& id, const Todo& todo) {
+  const Difference d = difference(todo);
+  constexpr std::size_t kMostHunks = 3;
+  if (d.mine.empty() || d.hunks.empty() || d.hunks.size() > kMostHunks) return "";
+  // Otherwise the participant goes another way, which may be as good.
+  if (5 * changed(d.hunks) > 2 * std::min(d.mine.size(), d.solution.size())) return "";
+  if (d.hunks.size() == 2) {
+    for (const auto& [a, b] : {std::pair(d.hunks[0], d.hunks[1]), std::pair(d.hunks[1], d.hunks[0])}) {
+      if (is_moved(d, a, b)) {
+        return "Look again at the place of " + quoted(todo.code, d.mine, {a.first, a.last}) +
+               ": it stands elsewhere in the solution. The rest of " + called(id) + " is the same there.";
+      }
+    }
+  }
+  std::vector<std::string> places;
+  for (const Hunk& h : d.hunks) {
+    const std::string next = place(todo.code, d.mine, h);
+    if (std::ranges::find(places, next) == places.end()) places.push_back(next);
+  }
+  std::string all;
+  for (std::size_t i = 0; i < places.size(); ++i)
+    all += (i == 0 ? "" : i + 1 < places.size() ? ", " : " and ") + places[i];
+  return "Look again at " + all + ": the rest of " + called(id) + " is as in the solution.";
+}
+
+}  // namespace workshop::tools
