@@ -95,6 +95,9 @@ std::string not_combined(const Symptom& s) {
                 : std::to_string(wrong.size()) + " elements, from " + std::to_string(wrong[0]) + " on, still have") +
            " each rank's own value; the others were combined. Is the count or an offset wrong?";
   }
+  if (!wrong.empty() && wrong.front() > 0 && wrong.size() == m.size() - wrong.front())
+    return "The elements from " + std::to_string(wrong.front()) +
+           " on still have each rank's own value; those before were combined. Is the count too small?";
   return std::string("The ") + (mean ? "mean" : "sum") +
          " over your ranks would be right, but each rank still has its own values: they were not combined. Is the "
          "collective missing, on a different tensor, or not finished when the values are used?";
@@ -384,9 +387,11 @@ std::string only_a_part(const Symptom& s) {
   const auto count = wrong - right.begin();
   if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
     return "";
+  // As many as a number of elements would give that is taken for one of bytes.
+  const bool bytes = std::abs(static_cast<double>(count) * sizeof(float) - s.expected.size()) < sizeof(float);
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
-         " values are right and all others wrong: is a count or an offset wrong? NCCL counts elements; cudaMemcpy and "
-         "cudaMemset count bytes.";
+         " values are right and all others wrong: is a count or an offset wrong?" +
+         (bytes ? " NCCL counts elements; cudaMemcpy and cudaMemset count bytes." : "");
 }
 
 std::string reordered(const Symptom& s) {

@@ -176,7 +176,7 @@ std::string advice_on_count(const std::string& bounds, bool bf16) {
   const bool gather = bounds.find(" of ncclAllGather") != std::string::npos;
   if (bounds.find("buff of nccl") != std::string::npos && bounds.find(" beyond the end of ") != std::string::npos &&
       !gather && bounds.find(" of ncclReduceScatter") == std::string::npos)
-    return "  The count of an NCCL call is in elements, not in bytes: is it too large, or does the buffer begin too "
+    return "  The count of an NCCL call is in elements of its type: is it too large, or does the buffer begin too "
            "late?\n";
   if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
   if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)

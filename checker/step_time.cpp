@@ -83,13 +83,14 @@ std::vector<Excess> chain(const std::vector<Excess>& all) {
   return links;
 }
 
-std::string milliseconds(double seconds) { return formatted("%.4g ms", seconds * 1e3); }
+std::string milliseconds(double seconds, int digits = 4) { return formatted("%.*g ms", digits, seconds * 1e3); }
 
 std::string described(const Excess& excess, bool has_steps) {
   const Stall& stall = *excess.stall;
   const std::string who = excess.on == "host" ? "The host" : "Stream '" + excess.on + "'";
-  const std::string times =
-      milliseconds(excess.mine) + (has_steps ? " per step" : "") + ", expected " + milliseconds(excess.expected) + "\n";
+  const int digits = milliseconds(excess.mine) == milliseconds(excess.expected) ? 8 : 4;
+  const std::string times = milliseconds(excess.mine, digits) + (has_steps ? " per step" : "") + ", expected " +
+                            milliseconds(excess.expected, digits) + "\n";
   if (stall.call.empty()) return "  " + who + " is idle because the host enqueues its work late: " + times;
   const std::string call = is_in_synchronize(stall) ? "Stream::synchronize()"
                                                     : stall.call + (stall.place.empty() ? "" : " at " + stall.place);

@@ -108,7 +108,7 @@ std::string calls_of(const std::string& todo, int rank, const RunRecord& expecte
     add_to(theirs, both.expected);
     differ = differ || !(both.mine == both.expected);
   }
-  if (!differ) return "";
+  if (!differ || yours == theirs) return "";  // equal: on other communicators
   return "  Its NCCL calls on rank " + std::to_string(rank) + ": yours " + (yours.empty() ? "none" : yours) +
          "; expected " + (theirs.empty() ? "none" : theirs) + "\n";
 }
