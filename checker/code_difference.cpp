@@ -23,6 +23,10 @@ using Tokens = std::vector<Token>;
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 bool is_name(const Token& t) { return is_word(t.text[0]) && !std::isdigit(static_cast<unsigned char>(t.text[0])); }
 
+bool is_one_of(const Token& token, std::string_view characters) {
+  return token.text.size() == 1 && characters.find(token.text[0]) != std::string_view::npos;
+}
+
 // The end of the token that begins at `at`.
 std::size_t end_of_token(std::string_view code, std::size_t at) {
   std::size_t end = at + 1;
@@ -93,8 +97,9 @@ Tokens renamed(Tokens tokens) {
     if (is_type(tokens[i - 1]) || ((before == ">" || before == "&" || before == "*") && initialized))
       names.try_emplace(tokens[i].text, "$" + std::to_string(names.size()));
   }
-  for (Token& token : tokens) {
-    if (const auto name = names.find(token.text); name != names.end()) token.text = name->second;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const bool is_member = i > 0 && (tokens[i - 1].text == "." || tokens[i - 1].text == "->");
+    if (const auto name = names.find(tokens[i].text); name != names.end() && !is_member) tokens[i].text = name->second;
   }
   return tokens;
 }
@@ -105,6 +110,19 @@ struct Hunk {
   bool is_missing() const { return first == last; }
   bool is_added() const { return first_in_solution == last_in_solution; }
 };
+
+// Tokens [first, last) that only one list has may be others that look the same, farther to the left: "f(a); g(" may be
+// "g(b); f(a);" without its beginning. Returns by how many to shift them so that they are a statement or, failing that,
+// begin with a comma; 0 if neither is possible.
+std::size_t shift_to_left(const Tokens& tokens, std::size_t first, std::size_t last) {
+  std::size_t at_comma = 0;
+  for (std::size_t shift = 0; shift <= first; ++shift) {
+    if (is_one_of(tokens[last - shift - 1], ";}")) return shift;
+    if (at_comma == 0 && tokens[first - shift].text == ",") at_comma = shift;
+    if (shift == first || tokens[first - shift - 1].text != tokens[last - shift - 1].text) break;
+  }
+  return at_comma;
+}
 
 // The differences, by a longest common subsequence. Those with only a token or two between them are one.
 std::vector<Hunk> hunks(const Tokens& mine, const Tokens& solution) {
@@ -136,13 +154,11 @@ std::vector<Hunk> hunks(const Tokens& mine, const Tokens& solution) {
     i = next_i;
     j = next_j;
   }
-  for (Hunk& h : found) {  // ", x" rather than "x,"
-    if (h.is_added() && h.first > 0 && mine[h.first - 1].text == "," && mine[h.last - 1].text == ",") {
-      --h.first;
-      --h.last;
-      --h.first_in_solution;
-      --h.last_in_solution;
-    }
+  for (Hunk& h : found) {
+    std::size_t shift = 0;
+    if (h.is_added()) shift = shift_to_left(mine, h.first, h.last);
+    if (h.is_missing()) shift = shift_to_left(solution, h.first_in_solution, h.last_in_solution);
+    h = {h.first - shift, h.last - shift, h.first_in_solution - shift, h.last_in_solution - shift};
   }
   return found;
 }
@@ -174,10 +190,6 @@ Difference difference(const Todo& todo) {
 
 using Range = std::pair<std::size_t, std::size_t>;  // of tokens: [first, last)
 
-bool is_one_of(const Token& token, std::string_view characters) {
-  return token.text.size() == 1 && characters.find(token.text[0]) != std::string_view::npos;
-}
-
 // The argument, or the part of a statement, around some tokens.
 Range widened(const Tokens& tokens, std::size_t first, std::size_t last) {
   // Parentheses that the tokens open and do not close, or the reverse.
@@ -192,6 +204,7 @@ Range widened(const Tokens& tokens, std::size_t first, std::size_t last) {
     depth += is_one_of(token, ")]") ? 1 : is_one_of(token, "([") ? -1 : 0;
   }
   for (int depth = open; last < tokens.size(); ++last) {
+    if (depth == 0 && first < last && is_one_of(tokens[last - 1], ";}")) break;
     const Token& token = tokens[last];
     if (depth == 0 && is_one_of(token, ")],;{}=")) break;
     depth += is_one_of(token, "([") ? 1 : is_one_of(token, ")]") ? -1 : 0;
@@ -201,6 +214,7 @@ Range widened(const Tokens& tokens, std::size_t first, std::size_t last) {
 
 // ", argument 3 of ncclBroadcast()" if these tokens are one of several arguments; "" otherwise.
 std::string which_argument(const Tokens& tokens, Range range) {
+  if (widened(tokens, range.first, range.first + 1) != range) return "";  // several
   std::size_t number = 1, open = range.first;
   for (int depth = 0; open > 0; --open) {
     const Token& token = tokens[open - 1];
@@ -227,11 +241,16 @@ std::string quoted(const std::string& code, const Tokens& tokens, Range range) {
 }
 
 // "'p.count() - 1', argument 3 of ncclBroadcast()", or "what comes after 'x', where something is missing".
-std::string place(const std::string& code, const Tokens& mine, const Hunk& hunk) {
+std::string place(const std::string& code, const Difference& d, const Hunk& hunk) {
+  const Tokens& mine = d.mine;
   Range range = widened(mine, hunk.first, hunk.last);
-  if (range.first < range.second) return quoted(code, mine, range) + which_argument(mine, range);
-  const bool follows = range.first > 0;  // beyond the delimiter
-  const std::size_t at = follows ? range.first - 1 : range.first;
+  const bool lacks_statement = hunk.is_missing() && (is_one_of(d.solution[hunk.first_in_solution], ";}") ||
+                                                     is_one_of(d.solution[hunk.last_in_solution - 1], ";}"));
+  if (range.first < range.second && !lacks_statement) return quoted(code, mine, range) + which_argument(mine, range);
+  const bool begins = hunk.first == 0 || is_one_of(mine[hunk.first - 1], "{}");
+  const bool follows = !begins || hunk.first == mine.size();
+  std::size_t at = follows ? hunk.first - 1 : hunk.first;
+  if (follows && !is_one_of(mine[at], ";{},(")) ++at;  // beyond the delimiter
   range = follows ? widened(mine, at, at) : widened(mine, at, at + 1);
   if (range.first == range.second) range = {at, at + 1};
   return std::string("what comes ") + (follows ? "after " : "before ") + quoted(code, mine, range) +
@@ -270,9 +289,11 @@ std::string where_code_differs(const std::string& id, const Todo& todo) {
     }
   }
   std::vector<std::string> places;
-  for (const Hunk& h : d.hunks) {
-    const std::string next = place(todo.code, d.mine, h);
-    if (std::ranges::find(places, next) == places.end()) places.push_back(next);
+  for (const bool missing : {false, true}) {
+    for (const Hunk& h : d.hunks) {
+      const std::string next = place(todo.code, d, h);
+      if (h.is_missing() == missing && std::ranges::find(places, next) == places.end()) places.push_back(next);
+    }
   }
   std::string all;
   for (std::size_t i = 0; i < places.size(); ++i)

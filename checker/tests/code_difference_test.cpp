@@ -67,6 +67,17 @@ TEST(CodeDifference, SaysWhereSomethingIsMissing) {
             "stream))', where something is missing: the rest of TODO 02.1 is as in the solution.");
 }
 
+TEST(CodeDifference, AStatementIsQuotedWhole) {
+  EXPECT_EQ(where(kLoop, "  add(", "  wait(x);\n  add("),
+            "Look again at 'wait(x);': the rest of TODO 02.1 is as in the solution.");
+  EXPECT_EQ(where("begin(a);\n" + kLoop + kCall, "add(to, x, n);", ""),
+            "Look again at what comes after 'from + i * n', where something is missing: the rest of TODO 02.1 is as in "
+            "the solution.");
+  EXPECT_EQ(where(kLoop + kCall + "CHECK(f(a));\n" + kCall, "CHECK(f(a));\n", ""),
+            "Look again at what comes after 'NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, "
+            "stream))', where something is missing: the rest of TODO 02.1 is as in the solution.");
+}
+
 TEST(CodeDifference, SaysWhatStandsElsewhere) {
   EXPECT_EQ(where_code_differs("02.1", todo("begin(a); wait(b); " + kCall + kLoop + "end(a);",
                                             "begin(a); " + kCall + kLoop + "wait(b); end(a);")),
