@@ -58,9 +58,9 @@ static __global__ void choose_experts(float* logits, int* chosen, float* weights
     sync_lanes();
     // TODO 09.2: Divide the weights by their sum.
     //   weight_of[k] is the score of the expert that was chosen k-th. After this, the K weights of a token add up to 1.
-    //   sum_of(K, f) adds up f(k); all lanes call it. Each lane writes its own weights, in a loop `for (int k :
-    //   lanes(K))`. It must not write before all lanes have read. sync_lanes() returns when all lanes have called it.
-    //   The name `sum` is taken.
+    //   sum_of(K, f) adds up f(k); all lanes call it, and together they read all K weights. Each lane writes its own
+    //   weights, in a loop `for (int k : lanes(K))`. No lane may write while another one may still read the weights for
+    //   the sum: sync_lanes() returns when all lanes have called it. The name `sum` is taken.
     todo("09.2");
     // END TODO 09.2
   }
