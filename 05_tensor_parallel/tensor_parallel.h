@@ -18,6 +18,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -117,6 +118,8 @@ class CopyToTensorParallel {
     //   `count` elements of type kReal.
     todo("05.2");
     // END TODO 05.2
+    probe("05.2", "f: rows, all is x, all is tp_.gathered()",
+          std::array<int, 3>{rows, all == x, all == tp_.gathered()});
     probe("05.2", "f: rows of all ranks", all, {rows, width}, stream);
     return all;
   }
@@ -124,6 +127,8 @@ class CopyToTensorParallel {
   // Computes dx[local rows, width], the gradient of f's input. `share` [rows, width] is the part of it that came back
   // through this rank's features; it must be tp.share_of(dx).
   void backward(const Real* share, Real* dx, int rows, int width, cudaStream_t stream) const {
+    probe("05.7", "given to f.backward: rows, width, share is tp.share_of(dx), dx is share",
+          std::array<int, 4>{rows, width, share == tp_.share_of(dx), dx == share});
     probe("05.7", "given to f.backward: share", share, {rows, width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of dx
@@ -149,6 +154,8 @@ class ReduceFromTensorParallel {
 
   // Computes y[local rows, width], the sum of the ranks' shares. `share` [rows, width] must be tp.share_of(y).
   void forward(const Real* share, Real* y, int rows, int width, cudaStream_t stream) const {
+    probe("05.4", "given to g.forward: rows, width, share is tp.share_of(y), y is share",
+          std::array<int, 4>{rows, width, share == tp_.share_of(y), y == share});
     probe("05.4", "given to g.forward: share", share, {rows, width}, stream);
     const ncclComm_t comm = tp_.group().comm();
     const int count = tp_.local_rows(rows) * width;  // of y
@@ -171,6 +178,8 @@ class ReduceFromTensorParallel {
     //   rows of dy does this rank already have, in each mode?
     todo("05.5");
     // END TODO 05.5
+    probe("05.5", "g: rows, all is dy, all is tp_.gathered()",
+          std::array<int, 3>{rows, all == dy, all == tp_.gathered()});
     probe("05.5", "g: gradient of this rank's share", all, {rows, width}, stream);
     return all;
   }
