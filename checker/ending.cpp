@@ -211,8 +211,10 @@ std::string advice_on_call(const std::vector<std::string>& lines) {
         break;
       }
     }
-    return "  There is no rank " + std::to_string(peer) + ": the ranks are 0 to " + std::to_string(last) +
-           ". Should it be the neighbor on the other side or, in a ring, the rank at the other end? Or should " +
+    return "  There is no rank " + std::to_string(peer) + ": the ranks of this communicator are 0 to " +
+           std::to_string(last) +
+           ". Should it be a neighbor on the other side or, in a ring, the rank at the other end? Is it a rank of "
+           "another communicator? Or should " +
            of_rank + " not make this call?\n";
   }
   return "";

@@ -123,7 +123,7 @@ std::string inverted(const Symptom& s) {
     const double m = s.mine.values[i], e = s.expected.values[i];
     if ((e != 0 && e != 1) || m != 1 - e) return "";
   }
-  return "Every flag is the opposite of what is expected: the condition is inverted.";
+  return "Every entry is the opposite of what is expected: is a condition inverted?";
 }
 
 // Every entry that is not zero is off by the same factor. A list of several entries needs two that are not zero,
@@ -140,7 +140,9 @@ std::string all_times(const Symptom& s) {
   if (factor <= 0 || factor == 1) return "";
   const double times = std::max(factor, 1 / factor);
   std::string why;
-  if (times == s.world) why = ", the number of ranks: is a part taken for the whole, or the other way around?";
+  const bool counts_calls = has_one_of(s.expected.name, {"so far", "calls", "times"});
+  if (times == s.world && !counts_calls)
+    why = ", the number of ranks: is a part taken for the whole, or the other way around?";
   if (times == sizeof(float) && s.world != times) why = ": bytes where elements are counted, or the other way around?";
   const bool is_small = m.size() == 1 && std::max(m[0], e[0]) <= 4;  // it may be the number of a kind of copy
   if (m.size() == 1 && (why.empty() || is_small)) return "";         // any two numbers have some quotient
@@ -163,7 +165,8 @@ std::string other_order(const Symptom& s) {
   Values m = s.mine.values, e = s.expected.values;
   std::ranges::sort(m);
   std::ranges::sort(e);
-  return m.size() > 1 && m == e ? "These are the right numbers in a different order." : "";
+  const bool flags = !e.empty() && e.back() <= 1;  // two lists of yes and no are easily alike
+  return m.size() > 1 && m == e && !flags ? "These are the right numbers in a different order." : "";
 }
 
 std::string wrong_entries(const Symptom& s) {

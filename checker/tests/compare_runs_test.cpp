@@ -510,7 +510,7 @@ TEST_F(CompareRuns, NumbersOfTheHost) {
   verdict(1, {"Every entry is 4 times too large: bytes where elements are counted"});
   both("gather", {0, 1, 1});
   mine.set_values("probe", 2, {1, 0, 0});
-  verdict(1, {"Every flag is the opposite"});
+  verdict(1, {"Every entry is the opposite"});
   // A single wrong flag does not show that all would be inverted.
   both("accumulate", {0});
   mine.set_values("probe", 2, {1});
@@ -1030,10 +1030,11 @@ TEST_F(EndedRuns, ARankThatDoesNotExist) {
   const std::string line =
       "rank 1: ncclSend(x, 4, ncclFloat, rank + 1, comm, stream) failed at 02_ddp/ddp.cu:6: invalid "
       "argument (ncclSend: root or peer is 2; expected 0 to 1)\n";
-  ended(
-      1, line,
-      {"There is no rank 2: the ranks are 0 to 1. Should it be the neighbor on the other side or, in a ring, the rank "
-       "at the other end? Or should rank 1 not make this call?\n"});
+  ended(1, line,
+        {"There is no rank 2: the ranks of this communicator are 0 to 1. Should it be a neighbor on the other side or, "
+         "in "
+         "a ring, the rank at the other end? Is it a rank of another communicator? Or should rank 1 not make this "
+         "call?\n"});
 }
 
 TEST_F(EndedRuns, ABufferWithoutMemory) {
