@@ -58,6 +58,7 @@ class StopVote {
       // END TODO 02.11
     }
     // END WRITE 02.I
+    require_no_query_left();
     probe("02.10", "combined flag", flag_.data(), {1}, stream_);
     if (step_ >= kLag) probe("02.11", "flag of kLag steps ago", any_.data() + (step_ - kLag) % kSlots, {1}, compute_);
     probe("02.11", "signal to stop because of", std::array{stop});
@@ -70,7 +71,7 @@ class StopVote {
   Group voters_;
   cudaStream_t compute_;
   Stream stream_{"vote"};
-  Event known_[kSlots];
+  KnownEvents<kSlots> known_;
   DeviceBuffer<int> flag_{1, Memory::data};
   HostBuffer<int> mine_{kSlots}, any_{kSlots};
   int step_ = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of long_run: their names, how they are written, and what runs on the host behind a stream's work.
+// Files of long_run: their names, how they are written, and what runs on the host behind a stream's work. Its events.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -52,6 +54,45 @@ inline void sleep_milliseconds(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
+// Events whose index is checked: beyond the end of an array, there may be anything.
+template <int count>
+class KnownEvents {
+ public:
+  const Event& operator[](int i) const {
+    if (i < 0 || i >= count)
+      fail(kFailed, "known_[%d] does not exist: the entries are 0 to %d: see TODO 02.11", i, count - 1);
+    return events_[i];
+  }
+
+ private:
+  Event events_[count];
+};
+
+// Ends the program if the host has asked for an event too early, and left the answer for a later call to find.
+inline void require_no_query_left() {
+  if (cudaPeekAtLastError() != cudaErrorNotReady) return;
+  fail(kFailed,
+       "cudaEventQuery() does not wait. It has returned cudaErrorNotReady, and the next launch of a kernel would fail "
+       "with this error: see TODO 02.11");
+}
+
+// The folder in which this rank has written its last file.
+inline std::filesystem::path written_to;
+
+// What a loop that waits in vain can see.
+inline std::string what_is_there() {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(written_to, error)) {
+    if (entry.path().extension() == ".bin") files.push_back(entry.path().filename().string());
+  }
+  if (error) return written_to.string() + " has got another name, so no file appears in it any more";
+  std::ranges::sort(files);
+  std::string all;
+  for (const std::string& file : files) all += (all.empty() ? "" : ", ") + file;
+  return written_to.string() + " has " + all + ", and nobody writes any other file";
+}
+
 // Sleeps for 2 ms, in a loop that waits for files. In a check, files take 100 ms at most: a loop that goes on for
 // seconds has no end. On a busy machine, it sleeps less often.
 inline void wait_a_moment() {
@@ -60,9 +101,7 @@ inline void wait_a_moment() {
   static std::atomic<int> moments = 0;
   sleep_milliseconds(2);
   if (in_a_check() && ++moments > 500 && Clock::now() - begin > std::chrono::seconds(3)) {
-    fail(kFailed,
-         "a save waits in vain, for files that nobody writes, that lie in another folder, or whose folder has another "
-         "name by now: see TODO 02.14");
+    fail(kFailed, "a save waits in vain: " + what_is_there() + ": see TODO 02.14");
   }
 }
 
@@ -75,6 +114,7 @@ inline void write_file(const std::filesystem::path& file, const void* data, std:
   if (!out) throw std::runtime_error(part.string() + ": cannot be written");
   out.close();
   std::filesystem::rename(part, file);
+  written_to = file.parent_path();
 }
 
 // Removes what a run that was killed has left.

@@ -17,14 +17,14 @@ struct LongRunOptions {
   std::string folder;  // of the checkpoints; empty: nothing is saved
   int save_every = 0, check_every = 0;
   int slow_disk = 0;                    // milliseconds
-  int warned_ranks = 0, warned_at = 0;  // the last ranks get a signal before this step
+  int warned_ranks = 0, warned_at = 0;  // ranks 1, 2, …, and 0 last, get a signal before this step
   int damaged_rank = -1;
 
   void add_to(Options& options) {
     options.with_checkpoints("full");
     options.without({"--resume", "--keep", "--checkpoint-format", "--optimizer", "--weight-decay"});
     options.add("--slow-disk", slow_disk, "milliseconds that rank 1 takes longer to write a file", 0, 10000);
-    options.add("--warned-ranks", warned_ranks, "number of ranks, the last ones, that are told to stop", 0);
+    options.add("--warned-ranks", warned_ranks, "number of ranks, from rank 1 on, that are told to stop", 0);
     options.add("--warned-at", warned_at, "number of steps before that", 0);
     options.add("--damaged-rank", damaged_rank, "rank on which a bit flips in the first step; -1: none", -1);
   }
@@ -39,7 +39,9 @@ struct LongRunOptions {
 
   // Returns the signal that this rank has got by now, after `step` steps, or 0.
   int signal(const Ranks& ranks, int step) const {
-    return ranks.rank >= ranks.world - warned_ranks && step >= warned_at ? SIGTERM : stop_signal();
+    // Neither rank 0 nor the last one may be the first: their flags are the easiest ones to send to all.
+    const int place = (ranks.rank + ranks.world - 1) % ranks.world;
+    return place < warned_ranks && step >= warned_at ? SIGTERM : stop_signal();
   }
   bool saves_after(int step) const { return !folder.empty() && save_every > 0 && step % save_every == 0; }
   bool saves_at_the_end(int step) const { return !folder.empty() && !saves_after(step); }
