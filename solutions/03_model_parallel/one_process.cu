@@ -45,6 +45,8 @@ struct Part {
   // Updates the part's parameters.
   void step(const float* whole_norm, double lr_factor) {
     if (probing()) probe("03.9", "factor of the learning rate of " + name, std::array{lr_factor});
+    if (probing() && stage.clipping.enabled())
+      probe("03.9", "1 if there is a norm to clip by, for " + name, std::array{int{whole_norm != nullptr}});
     stage.step(whole_norm, lr_factor);
   }
 

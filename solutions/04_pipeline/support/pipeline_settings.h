@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -102,6 +103,17 @@ inline Network make_pipeline_network(const PipelineSettings& s, const Options& o
   return network;
 }
 
+// Whether the parts go from stage 0 to the last stage and back, two on each.
+inline bool placed_in_v(const Schedule& schedule) {
+  std::vector<int> held(schedule.stages);
+  int before = 0;
+  for (int stage : schedule.placement) {
+    if (stage < 0 || stage >= schedule.stages || std::abs(stage - before) > 1 || ++held[stage] > 2) return false;
+    before = stage;
+  }
+  return before == 0;
+}
+
 // Returns the schedule that the options select. Ends all ranks with status 1 if it is wrong, because it might hang.
 inline Schedule checked_schedule(const PipelineSettings& s) {
   Schedule schedule = s.pipeline.make_schedule(s.stages);
@@ -111,8 +123,9 @@ inline Schedule checked_schedule(const PipelineSettings& s) {
                           : schedule.name == "gpipe" ? "TODO 04.1, part of WRITE 04.A"
                           : schedule.name == "1f1b"  ? "TODO 04.2, part of WRITE 04.B"
                           : schedule.name == "zb-h1" ? "TODO 04.8, part of WRITE 04.K"
-                          : schedule.name == "zb-v"  ? "TODO 04.12, part of WRITE 04.M"
-                                                     : "TODO 04.3, part of WRITE 04.C";
+                          : schedule.name != "zb-v"  ? "TODO 04.3, part of WRITE 04.C"
+                          : placed_in_v(schedule)    ? "TODO 04.12, part of WRITE 04.M"
+                                                     : "TODO 04.11, part of WRITE 04.M";
   print0("This schedule is wrong, so no rank runs it: see %s ('!' marks the place, '?' what never gets its turn)\n%s",
          see.c_str(), chart_and_errors(schedule, errors).c_str());
   // The first rank to end ends all others: give rank 0 time to print.
