@@ -159,6 +159,11 @@ std::string constant_factor(const Symptom& s) {
   if (is(0.5)) return "Every value is half of what is expected: a factor of 2 is missing." + known;
   const bool fraction = std::abs(factor) < 1;
   const double times = fraction ? 1 / factor : factor;
+  constexpr double kLargest = 1e6;
+  if (std::abs(times) > kLargest && known.empty()) {
+    return "Every value is " + std::string(fraction ? "far too small" : "far too large") +
+           ": are the values of one type taken for those of another?";
+  }
   // Any two numbers have some quotient, but it is a whole number only rarely by chance.
   if (m.size() < 3 && known.empty() && !(std::abs(times - std::round(times)) <= 1e-9 * std::abs(times))) return "";
   const bool is_count = std::abs(times - std::round(times)) <= kTolerance * times;

@@ -178,6 +178,7 @@ std::string advice_on_count(const std::string& bounds, bool bf16) {
       !gather && bounds.find(" of ncclReduceScatter") == std::string::npos)
     return "  The count of an NCCL call is in elements of its type: is it too large, or does the buffer begin too "
            "late?\n";
+  if (bounds.find(" is memory of ") != std::string::npos) return "";  // the count is right
   if (!gather && bounds.find(" of ncclReduceScatter") == std::string::npos) return "";
   if (bounds.find(gather ? "recvbuff" : "sendbuff") == std::string::npos)
     return "  The count must be that of one rank's part, in elements: is it the total here, or a number of bytes?\n";

@@ -108,7 +108,7 @@ std::string all_off_by(const Symptom& s) {
   const std::string& name = s.expected.name;
   const bool is_count = has_one_of(name, {"number of", "samples", "steps", "rows", "bytes", "values", "elements",
                                           "parameters", "batches", "layers", "calls", "gathers", "messages", "events"});
-  if (m.size() == 1 && (is_flag(name) || !is_count)) return "";
+  if (m.size() == 1 && (is_flag(name) || !is_count || m[0] < 0)) return "";
   const std::string entries = m.size() == 1 ? "It is " : "Every entry is ";
   const std::string size = exact(std::abs(off)) + (off > 0 ? " too large" : " too small");
   if (std::abs(off) != 1) return entries + size + ".";
