@@ -144,7 +144,8 @@ std::string constant_factor(const Symptom& s) {
   if (m.size() != e.size() || !(squares > 0)) return "";
   const double factor = std::inner_product(m.begin(), m.end(), e.begin(), 0.0) / squares;
   if (!same(m, scaled(e, factor))) return "";
-  const auto is = [factor](double value) { return std::abs(factor - value) <= kTolerance * std::abs(value); };
+  const double tolerance = m.size() < 3 ? 1e-6 : kTolerance;  // any two numbers have some quotient
+  const auto is = [&](double value) { return std::abs(factor - value) <= tolerance * std::abs(value); };
   const std::string ranks = std::to_string(s.world), known = quantities(s, factor);
   if (s.world > 1 && is(s.world)) {
     return "Every value is " + ranks + " times what is expected: summed over the " + ranks + " ranks, not averaged" +
