@@ -101,6 +101,25 @@ const SelfTest large_logits([](const Options&, cudaStream_t stream) {
   probe("01.18", "gradient of large logits", gradient.data(), {kRows, kVocabulary}, stream);
 });
 
+// Blocks of keys of which a position sees one more than its own number, as it may in chapter 08, and blocks that only
+// the last two positions look at.
+const SelfTest keys_ahead([](const Options& options, cudaStream_t stream) {
+  if (options.gpt.attention_block == 0) return;
+  constexpr Heads kHeads{4, 1, 1, 2};
+  DeviceBuffer<Real> qkv(kHeads.positions * 3, Memory::data), context(kHeads.positions, Memory::data),
+      room(BlockwiseRoom::size(kHeads), Memory::data);
+  qkv.upload(
+      {Real(1), Real(2), Real(1), Real(2), Real(1), Real(-1), Real(-1), Real(3), Real(2), Real(-2), Real(-1), Real(3)},
+      stream);
+  const Blas blas(stream);
+  const Head head(kHeads, {qkv.data(), nullptr, context.data()}, 0);
+  BlockwiseRoom in(kHeads, room.data(), 1);
+  in.ahead = 1;
+  sum_over_blocks(blas, kHeads, in, head, 1, 0, kHeads.positions, BlockDropout{});
+  in.ahead = 0;
+  sum_over_blocks(blas, kHeads, in, head, 1, 2, kHeads.positions, BlockDropout{});
+});
+
 // Due to rounding, the sum of all probabilities may be at or below the number that is drawn.
 const SelfTest draw_beyond_the_sum([](const Options& options, cudaStream_t) {
   if (!options.gpt.generate.empty()) next_token({0, 0, 0}, 1, 1);
