@@ -222,7 +222,6 @@ class Comparison {
   std::string blamed_;
   bool certain_ = false;
   mutable bool explained_ = false;  // a known mistake was named
-  mutable bool perhaps_ = false;    // as one that it may be
   std::string traffic_note_;
   double largest_ = 0;                  // largest relative difference so far
   double error_ = 0;                    // relative difference of the last tensor compared
@@ -461,7 +460,6 @@ std::string Comparison::known(const ProbeKey& key, const std::string& todo) cons
 std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
   const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
   explained_ |= !sentence.empty();
-  perhaps_ |= sentence.starts_with("Perhaps: ");
   return sentence;
 }
 
@@ -481,7 +479,6 @@ void Comparison::explain(const Sighting& seen, bool of_others, const TodoIds& se
   const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others, settled);
   if (sentence.empty()) return;
   explained_ = true;
-  perhaps_ |= sentence.starts_with("Perhaps: ");
   std::printf("%s\n", sentence.c_str());
 }
 
@@ -1169,7 +1166,7 @@ int Comparison::print_ending() {
 
 int Comparison::run() {
   const int status = verdict();
-  if (status == 1 && (!explained_ || perhaps_) && todos_.contains(blamed_)) {
+  if (status == 1 && todos_.contains(blamed_)) {
     const std::string where = where_code_differs(blamed_, todos_.all().at(blamed_));
     if (!where.empty()) std::printf("%s\n", where.c_str());
   }
