@@ -81,6 +81,46 @@ Tokens without_what_does_not_count(const Tokens& tokens) {
   return rest;
 }
 
+// Where the brace at `open` is closed.
+std::size_t closing(const Tokens& tokens, std::size_t open) {
+  std::size_t at = open;
+  for (int depth = 0; at < tokens.size(); ++at) {
+    depth += tokens[at].text == "{" ? 1 : tokens[at].text == "}" ? -1 : 0;
+    if (depth == 0) break;
+  }
+  return at;
+}
+
+// Whether these braces hold a single statement without an `else` behind it, so that they could be left out.
+bool hold_one_statement(const Tokens& tokens, std::size_t open, std::size_t close) {
+  int statements = 0, parentheses = 0;
+  for (std::size_t i = open + 1; i < close; ++i) {
+    if (is_one_of(tokens[i], "{}")) return false;
+    parentheses += is_one_of(tokens[i], "(") ? 1 : is_one_of(tokens[i], ")") ? -1 : 0;
+    statements += parentheses == 0 && tokens[i].text == ";" ? 1 : 0;
+  }
+  return statements == 1 && (close + 1 == tokens.size() || tokens[close + 1].text != "else");
+}
+
+enum class Braces { all_that_count, none };
+
+// Without the braces around the bodies of loops and conditions, at least those around single statements; with ++i for
+// i++ at the end of a loop's head.
+Tokens in_one_style(Tokens tokens, Braces braces) {
+  for (std::size_t i = tokens.size(); i-- > 1;) {  // inner braces first
+    if (tokens[i].text != "{" || (tokens[i - 1].text != ")" && tokens[i - 1].text != "else")) continue;
+    const std::size_t close = closing(tokens, i);
+    if (close == tokens.size() || (braces == Braces::all_that_count && !hold_one_statement(tokens, i, close))) continue;
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(close));
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  for (std::size_t i = 3; i < tokens.size(); ++i) {
+    const bool steps = tokens[i - 1].text == "++" || tokens[i - 1].text == "--";
+    if (steps && tokens[i].text == ")" && tokens[i - 3].text == ";") std::swap(tokens[i - 2], tokens[i - 1]);
+  }
+  return tokens;
+}
+
 // Gives local variables the names $0, $1, … in the order of their declarations.
 Tokens renamed(Tokens tokens) {
   constexpr std::array<std::string_view, 8> kNoTypes = {"return", "else",  "new",  "delete",
@@ -175,9 +215,9 @@ struct Difference {
 };
 
 // Local variables have their own names or, if that is more alike, numbers.
-Difference difference(const Todo& todo) {
-  const Tokens mine = without_what_does_not_count(tokens_of(todo.code));
-  const Tokens solution = without_what_does_not_count(tokens_of(todo.code_in_solution));
+Difference difference(const Todo& todo, Braces braces) {
+  const Tokens mine = in_one_style(without_what_does_not_count(tokens_of(todo.code)), braces);
+  const Tokens solution = in_one_style(without_what_does_not_count(tokens_of(todo.code_in_solution)), braces);
   constexpr std::size_t kMost = 2000;  // the table above has the product of the two sizes
   if (mine.empty() || solution.empty() || mine.size() > kMost || solution.size() > kMost)
     return {mine, solution, {{0, mine.size(), 0, solution.size()}}};  // not compared
@@ -240,13 +280,34 @@ std::string quoted(const std::string& code, const Tokens& tokens, Range range) {
   return "'" + text + "'";
 }
 
+// How often these tokens stand in the list.
+std::ptrdiff_t occurrences(const Tokens& tokens, Range range) {
+  const auto at = [&](std::size_t i) { return tokens.begin() + static_cast<std::ptrdiff_t>(i); };
+  const auto same = [](const Token& a, const Token& b) { return a.text == b.text; };
+  std::ptrdiff_t count = 0;
+  for (std::size_t i = 0; i + range.second - range.first <= tokens.size(); ++i)
+    count += std::equal(at(range.first), at(range.second), at(i), same);
+  return count;
+}
+
+// The statement around some tokens.
+Range statement_around(const Tokens& tokens, Range range) {
+  while (range.first > 0 && !is_one_of(tokens[range.first - 1], ";{}")) --range.first;
+  while (range.second < tokens.size() && !is_one_of(tokens[range.second], ";{}")) ++range.second;
+  return range;
+}
+
 // "'p.count() - 1', argument 3 of ncclBroadcast()", or "what comes after 'x', where something is missing".
 std::string place(const std::string& code, const Difference& d, const Hunk& hunk) {
   const Tokens& mine = d.mine;
   Range range = widened(mine, hunk.first, hunk.last);
   const bool lacks_statement = hunk.is_missing() && (is_one_of(d.solution[hunk.first_in_solution], ";}") ||
                                                      is_one_of(d.solution[hunk.last_in_solution - 1], ";}"));
-  if (range.first < range.second && !lacks_statement) return quoted(code, mine, range) + which_argument(mine, range);
+  if (range.first < range.second && !lacks_statement) {
+    const std::string argument = which_argument(mine, range);
+    if (argument.empty() && occurrences(mine, range) > 1) range = statement_around(mine, range);
+    return quoted(code, mine, range) + argument;
+  }
   const bool begins = hunk.first == 0 || is_one_of(mine[hunk.first - 1], "{}");
   const bool follows = !begins || hunk.first == mine.size();
   std::size_t at = follows ? hunk.first - 1 : hunk.first;
@@ -270,14 +331,18 @@ bool is_moved(const Difference& d, const Hunk& a, const Hunk& b) {
 
 bool is_solutions_code(const Todo& todo) {
   if (todo.first == 0) return false;
-  const Difference d = difference(todo);
+  const Difference d = difference(todo, Braces::all_that_count);
   return d.hunks.empty() && !d.mine.empty();
 }
 
 std::string where_code_differs(const std::string& id, const Todo& todo) {
-  const Difference d = difference(todo);
+  const Difference d = difference(todo, Braces::none);
   constexpr std::size_t kMostHunks = 3;
-  if (d.mine.empty() || d.hunks.empty() || d.hunks.size() > kMostHunks) return "";
+  if (d.mine.empty() || d.hunks.size() > kMostHunks) return "";
+  if (d.hunks.empty()) {
+    return is_solutions_code(todo) ? ""
+                                   : "Look again at the braces: the rest of " + called(id) + " is as in the solution.";
+  }
   // Otherwise the participant goes another way, which may be as good.
   if (5 * changed(d.hunks) > 2 * std::min(d.mine.size(), d.solution.size())) return "";
   if (d.hunks.size() == 2) {

@@ -25,6 +25,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -222,6 +223,7 @@ class Comparison {
   std::string blamed_;
   bool certain_ = false;
   mutable bool explained_ = false;  // a known mistake was named
+  mutable std::string mistaken_;    // whose mistake that is, if of a TODO other than the one in which it shows
   std::string traffic_note_;
   double largest_ = 0;                  // largest relative difference so far
   double error_ = 0;                    // relative difference of the last tensor compared
@@ -251,6 +253,10 @@ std::vector<std::string> Comparison::with_other_code() const {
 }
 
 std::string Comparison::cause_among(const std::vector<std::string>& ids, const std::string& shows_in) const {
+  std::string of_known = mistaken_;
+  if (of_known.empty() && ending_ != nullptr && ending_->sighting())
+    of_known = known_.todo(expected_, mine_, *ending_->sighting(), "", settled());
+  if (std::ranges::find(ids, of_known) != ids.end()) return of_known;
   const auto position = [&](const std::string& id) {
     return std::ranges::find(expected_order_, id, &ProbeKey::id) - expected_order_.begin();
   };
@@ -451,6 +457,14 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   return diagnose(symptom(key));
 }
 
+// "02.3" of "TODO 02.3: You …" and of "Perhaps: TODO 02.3: You …", which are about a TODO other than the one that is
+// asked about; "" for other sentences.
+std::string todo_at_the_beginning(const std::string& sentence) {
+  static const std::regex kOther(R"(^(?:Perhaps: )?(?:TODO|WRITE) (\d\d\.\w+): )");
+  std::smatch match;
+  return std::regex_search(sentence, match, kOther) ? match[1].str() : "";
+}
+
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
   const std::string sentence = known(sighting_of(key), todo);
   if (!sentence.empty() || mine_.complete) return sentence;
@@ -460,6 +474,7 @@ std::string Comparison::known(const ProbeKey& key, const std::string& todo) cons
 std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
   const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
   explained_ |= !sentence.empty();
+  if (const std::string other = todo_at_the_beginning(sentence); !other.empty()) mistaken_ = other;
   return sentence;
 }
 
@@ -849,12 +864,15 @@ bool Comparison::losses_agree() {
     }
   }
   if (mine_.losses.size() == theirs.size()) return true;
-  if (const std::string loop = loop_of_program(); !loop.empty()) {
-    blame(loop, false);
-    std::printf("%s is the one to look at.\n%s", todos_.heading(loop).c_str(), todos_.place_line(loop).c_str());
-  }
+  const Sighting seen{"losses", {summary({double(mine_.losses.size())}), summary({double(theirs.size())})}};
+  const std::string of_known = known_.todo(expected_, mine_, seen);
+  const std::string id = todos_.contains(of_known) ? of_known : loop_of_program();
+  blame(id, false);
+  if (!id.empty())
+    std::printf("%s is the one to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
   std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n",
               mine_.losses.size(), theirs.size());
+  explain(seen);
   return false;
 }
 

@@ -38,6 +38,18 @@ TEST(CodeDifference, WhatDoesNotCount) {
                                      "for (int i = 0; i < count; ++i) {\n  auto x = from + i * n; add(to, x, n); }")));
 }
 
+TEST(CodeDifference, Style) {
+  const std::string braces = "if (a) {\n  for (int i = 0; i < n; ++i) {\n    f(i);\n  }\n  g();\n}\n";
+  EXPECT_TRUE(is_solutions_code(todo("if (a) { for (int i = 0; i < n; i++) f(i); g(); }", braces)));
+  EXPECT_FALSE(is_solutions_code(todo("if (a) for (int i = 0; i < n; ++i) f(i); g();", braces)));
+  EXPECT_FALSE(is_solutions_code(todo("if (a) if (b) f(); else g();", "if (a) { if (b) f(); } else g();")));
+  EXPECT_TRUE(is_solutions_code(todo("if (a) f(); else { g(); }", "if (a) f(); else g();")));
+  EXPECT_EQ(where_code_differs("02.1", todo("if (a) for (int i = 0; i < n; ++i) f(i); g();", braces)),
+            "Look again at the braces: the rest of TODO 02.1 is as in the solution.");
+  EXPECT_EQ(where_code_differs("02.1", todo("if (a) { for (int i = 0; i <= n; i++) f(i); g(); }", braces)),
+            "Look again at 'i <= n': the rest of TODO 02.1 is as in the solution.");
+}
+
 TEST(CodeDifference, WhatCounts) {
   EXPECT_FALSE(is_solutions_code(todo(replaced(kCall, "0, comm", "1, comm"), kCall)));
   EXPECT_FALSE(is_solutions_code(todo("", kCall)));
@@ -65,6 +77,12 @@ TEST(CodeDifference, SaysWhereSomethingIsMissing) {
   EXPECT_EQ(where_code_differs("02.1", todo(kCall, two)),
             "Look again at what comes after 'NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, "
             "stream))', where something is missing: the rest of TODO 02.1 is as in the solution.");
+}
+
+TEST(CodeDifference, WhatStandsInSeveralPlacesIsQuotedWithItsStatement) {
+  EXPECT_EQ(where("to = (rank + 1) % world;\nfrom = (rank + world - 1) % world;\n", "(rank + world - 1) % world",
+                  "(rank + 1) % world"),
+            "Look again at 'from = (rank + 1) % world': the rest of TODO 02.1 is as in the solution.");
 }
 
 TEST(CodeDifference, AStatementIsQuotedWhole) {

@@ -84,7 +84,7 @@ class Saver {
   Saver(const Model& model, const Group& world, const LongRunOptions& options, cudaStream_t compute)
       : world_(world),
         folder_(options.folder),
-        slow_(world.rank() == 1 ? options.slow_disk : 0),
+        options_(options),
         values_(model.values() + begin_of_share(model.count(), world.rank())),
         copy_(begin_of_share(model.count(), world.rank() + 1) - begin_of_share(model.count(), world.rank())),
         compute_(compute) {
@@ -137,7 +137,7 @@ class Saver {
     const fs::path folder = folder_ / folder_of(step), unfinished = folder.string() + kUnfinished;
     if (rank == 0) fs::remove_all(folder);  // of an earlier run
     fs::create_directories(unfinished);
-    write_file(unfinished / file_of(rank), copy_.data(), copy_.bytes(), slow_);
+    write_file(unfinished / file_of(rank), copy_.data(), copy_.bytes(), options_.slow_disk_of(rank, ranks, step));
     // TODO 02.14: Give the folder its name when the files of all ranks are complete.
     //   A program that finds `folder` assumes that the files of all ranks in it are complete. `unfinished / file_of(r)`
     //   is the file of rank r, 0 … ranks - 1; it has this name only when it is complete. fs::exists(file) says whether
@@ -162,7 +162,7 @@ class Saver {
 
   Group world_;
   fs::path folder_;
-  int slow_;      // milliseconds
+  const LongRunOptions& options_;
   Real* values_;  // this rank's share
   HostBuffer<Real> copy_;
   cudaStream_t compute_;

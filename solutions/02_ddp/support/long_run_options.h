@@ -23,7 +23,8 @@ struct LongRunOptions {
   void add_to(Options& options) {
     options.with_checkpoints("full");
     options.without({"--resume", "--keep", "--checkpoint-format", "--optimizer", "--weight-decay"});
-    options.add("--slow-disk", slow_disk, "milliseconds that rank 1 takes longer to write a file", 0, 10000);
+    options.add("--slow-disk", slow_disk,
+                "milliseconds that rank 1 or, after even steps, the last rank takes longer to write a file", 0, 10000);
     options.add("--warned-ranks", warned_ranks, "number of ranks, from rank 1 on, that are told to stop", 0);
     options.add("--warned-at", warned_at, "number of steps before that", 0);
     options.add("--damaged-rank", damaged_rank, "rank on which a bit flips in the first step; -1: none", -1);
@@ -42,6 +43,10 @@ struct LongRunOptions {
     // Neither rank 0 nor the last one may be the first: their flags are the easiest ones to send to all.
     const int place = (ranks.rank + ranks.world - 1) % ranks.world;
     return place < warned_ranks && step >= warned_at ? SIGTERM : stop_signal();
+  }
+  // Milliseconds that this rank takes longer to write its file after `step` steps.
+  int slow_disk_of(int rank, int ranks, int step) const {
+    return rank == (step % 2 == 0 ? ranks - 1 : 1) ? slow_disk : 0;
   }
   bool saves_after(int step) const { return !folder.empty() && save_every > 0 && step % save_every == 0; }
   bool saves_at_the_end(int step) const { return !folder.empty() && !saves_after(step); }
