@@ -116,7 +116,7 @@ Tokens in_one_style(Tokens tokens, Braces braces) {
   }
   for (std::size_t i = 3; i < tokens.size(); ++i) {
     const bool steps = tokens[i - 1].text == "++" || tokens[i - 1].text == "--";
-    if (steps && tokens[i].text == ")" && tokens[i - 3].text == ";") std::swap(tokens[i - 2], tokens[i - 1]);
+    if (steps && tokens[i].text == ")" && tokens[i - 3].text == ";") std::swap(tokens[i - 2].text, tokens[i - 1].text);
   }
   return tokens;
 }
@@ -152,16 +152,15 @@ struct Hunk {
 };
 
 // Tokens [first, last) that only one list has may be others that look the same, farther to the left: "f(a); g(" may be
-// "g(b); f(a);" without its beginning. Returns by how many to shift them so that they are a statement or, failing that,
-// begin with a comma; 0 if neither is possible.
-std::size_t shift_to_left(const Tokens& tokens, std::size_t first, std::size_t last) {
+// "g(b); f(a);" without its beginning. Returns by how many of at most `most` to shift them so that they are a statement
+// or, failing that, begin with a comma; 0 if neither is possible.
+std::size_t shift_to_left(const Tokens& tokens, std::size_t first, std::size_t last, std::size_t most) {
   std::size_t at_comma = 0;
-  for (std::size_t shift = 0; shift <= first; ++shift) {
+  for (std::size_t shift = 0;; ++shift) {
     if (is_one_of(tokens[last - shift - 1], ";}")) return shift;
     if (at_comma == 0 && tokens[first - shift].text == ",") at_comma = shift;
-    if (shift == first || tokens[first - shift - 1].text != tokens[last - shift - 1].text) break;
+    if (shift == most || tokens[first - shift - 1].text != tokens[last - shift - 1].text) return at_comma;
   }
-  return at_comma;
 }
 
 // The differences, by a longest common subsequence. Those with only a token or two between them are one.
@@ -194,10 +193,13 @@ std::vector<Hunk> hunks(const Tokens& mine, const Tokens& solution) {
     i = next_i;
     j = next_j;
   }
+  std::size_t end = 0;  // of the hunk before
   for (Hunk& h : found) {
+    const std::size_t between = h.first - end;
     std::size_t shift = 0;
-    if (h.is_added()) shift = shift_to_left(mine, h.first, h.last);
-    if (h.is_missing()) shift = shift_to_left(solution, h.first_in_solution, h.last_in_solution);
+    if (h.is_added()) shift = shift_to_left(mine, h.first, h.last, between);
+    if (h.is_missing()) shift = shift_to_left(solution, h.first_in_solution, h.last_in_solution, between);
+    end = h.last;
     h = {h.first - shift, h.last - shift, h.first_in_solution - shift, h.last_in_solution - shift};
   }
   return found;
@@ -311,7 +313,7 @@ std::string place(const std::string& code, const Difference& d, const Hunk& hunk
   const bool begins = hunk.first == 0 || is_one_of(mine[hunk.first - 1], "{}");
   const bool follows = !begins || hunk.first == mine.size();
   std::size_t at = follows ? hunk.first - 1 : hunk.first;
-  if (follows && !is_one_of(mine[at], ";{},(")) ++at;  // beyond the delimiter
+  if (follows && !is_one_of(mine[at], ";{},(") && at + 1 < mine.size()) ++at;  // beyond the delimiter
   range = follows ? widened(mine, at, at) : widened(mine, at, at + 1);
   if (range.first == range.second) range = {at, at + 1};
   return std::string("what comes ") + (follows ? "after " : "before ") + quoted(code, mine, range) +
