@@ -25,11 +25,11 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -460,9 +460,15 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
 // "02.3" of "TODO 02.3: You …" and of "Perhaps: TODO 02.3: You …", which are about a TODO other than the one that is
 // asked about; "" for other sentences.
 std::string todo_at_the_beginning(const std::string& sentence) {
-  static const std::regex kOther(R"(^(?:Perhaps: )?(?:TODO|WRITE) (\d\d\.\w+): )");
-  std::smatch match;
-  return std::regex_search(sentence, match, kOther) ? match[1].str() : "";
+  std::string_view rest = sentence;
+  constexpr std::string_view kPerhaps = "Perhaps: ";
+  if (rest.starts_with(kPerhaps)) rest.remove_prefix(kPerhaps.size());
+  for (const std::string_view kind : {"TODO ", "WRITE "}) {
+    const std::size_t colon = rest.find(": ");
+    if (rest.starts_with(kind) && colon != std::string_view::npos)
+      return std::string(rest.substr(kind.size(), colon - kind.size()));
+  }
+  return "";
 }
 
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
