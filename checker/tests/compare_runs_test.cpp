@@ -802,6 +802,19 @@ TEST_F(Levels, AMistakeInATodoIsOneOfItsRegion) {
   EXPECT_EQ(guided.output.find("You add twice"), std::string::npos) << guided.output;
 }
 
+TEST_F(Levels, TheKnownMistakeDecidesBetweenTodosWhoseCodeIsNotTheSolutions) {
+  std::string code = kGuided;
+  code.replace(code.find("add()"), 5, "sum()").replace(code.find("stop()"), 6, "go()");
+  mine.set_values("probe", 1, {5});  // TODO 02.1
+  verdict(1, {"TODO 02.2 (Add.) is the one to look at"}, sources(code));
+  const std::string seen = compare(sources(code) + " --sightings").output;
+  const std::size_t at = seen.find("sighting: ") + 10;
+  const std::string known =
+      " --fingerprints " + folder_.write("known.txt", "says 02.3-late You stop late.\nrun ddp 2\n02.3-late | " +
+                                                          seen.substr(at, seen.find('\n', at) - at) + "\n");
+  verdict(1, {"TODO 02.3 (Stop.) is the one to look at", "TODO 02.3: You stop late."}, sources(code) + known);
+}
+
 // On a simulated machine, a step must not take longer than the solution's.
 class StepTime : public CompareRuns {
  protected:
