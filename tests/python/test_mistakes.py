@@ -128,6 +128,15 @@ def test_fillings_that_are_up_to_date_stay(tmp_path):
     assert file.stat().st_mtime == 1 and file.read_text() == chapter.code["02.1-sum"]
 
 
+def test_a_program_that_is_not_built_leaves_no_fingerprints(tmp_path):
+    chapter = mistakes.read_chapter("01_single_gpu")
+    runs = make_fingerprints.Runs(chapter, str(tmp_path), str(tmp_path))
+    untested = [c for c in chapter.checks if c.is_bf16 and c.program == "mlp"]  # no filling is compiled for it
+    assert untested and all(runs.of_check(check, check.ranks[0], quick=False) == [] for check in untested)
+    with pytest.raises(SystemExit, match="build the target wrong_01_single_gpu_mlp first"):
+        runs.of_check(next(c for c in chapter.checks if c.program == "mlp"), 1, quick=False)
+
+
 def test_sentences_of_fingerprints_are_renewed():
     assert make_fingerprints.renewed("# head\nsays a old\nrun x\na | y\n", ["says a new", "says b c"]) == (
         "# head\nsays a new\nsays b c\nrun x\na | y\n"
@@ -143,6 +152,7 @@ def test_the_lists_of_the_chapters(name):
     fingerprints = mistakes.read_text(os.path.join(mistakes.MISTAKES, "fingerprints", name + ".txt"))
     said = [line for line in fingerprints.splitlines() if line.startswith("says ")]
     assert said == make_fingerprints.says(mistakes.read_chapter(name)), "run checker/make_fingerprints --says"
+    assert not re.findall(r"[ ('\"]/\w+/\w.*", fingerprints), "fingerprints have no paths of the machine that made them"
 
 
 # ---- the blank level ----

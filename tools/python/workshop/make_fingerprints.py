@@ -79,6 +79,12 @@ class Runs:
         names = [name for name in self.programs if not quick or (name, run.on(ranks)) in self.tested]
         if not names:
             return []
+        # That of another precision has the mistakes only if a test runs them there.
+        program = run.program + ("_bf16" if run.is_bf16 else "")
+        if not os.access(f"{self.build}/fillings/{self.chapter.name}/{program}", os.X_OK):
+            if any(tested == run.on(ranks) for _, tested in self.tested):
+                sys.exit(f"make_fingerprints: build the target wrong_{self.chapter.name}_{program} first")
+            return []
         record = os.path.join(self.folder, "expected.jsonl")
         if self.start(f"{self.build}/solutions/{self.chapter.name}/{run.program}", run, ranks, record):
             sys.exit(f"make_fingerprints: the solution failed\n{mistakes.read_text(record + '.out')}")
