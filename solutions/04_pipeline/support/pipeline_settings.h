@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,15 +102,12 @@ inline Network make_pipeline_network(const PipelineSettings& s, const Options& o
   return network;
 }
 
-// Whether the parts go from stage 0 to the last stage and back, two on each.
+// Whether the parts go from stage 0 to the last stage and back.
 inline bool placed_in_v(const Schedule& schedule) {
-  std::vector<int> held(schedule.stages);
-  int before = 0;
-  for (int stage : schedule.placement) {
-    if (stage < 0 || stage >= schedule.stages || std::abs(stage - before) > 1 || ++held[stage] > 2) return false;
-    before = stage;
+  for (int part = 0; part < schedule.parts(); ++part) {
+    if (schedule.stage_of(part) != std::min(part, schedule.parts() - 1 - part)) return false;
   }
-  return before == 0;
+  return true;
 }
 
 // Returns the schedule that the options select. Ends all ranks with status 1 if it is wrong, because it might hang.
