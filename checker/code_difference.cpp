@@ -23,6 +23,8 @@ using Tokens = std::vector<Token>;
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 bool is_name(const Token& t) { return is_word(t.text[0]) && !std::isdigit(static_cast<unsigned char>(t.text[0])); }
 
+bool same_text(const Token& a, const Token& b) { return a.text == b.text; }
+
 bool is_one_of(const Token& token, std::string_view characters) {
   return token.text.size() == 1 && characters.find(token.text[0]) != std::string_view::npos;
 }
@@ -216,15 +218,14 @@ struct Difference {
   std::vector<Hunk> hunks;
 };
 
-// Local variables have their own names or, if that is more alike, numbers.
-Difference difference(const Todo& todo, Braces braces) {
-  const Tokens mine = in_one_style(without_what_does_not_count(tokens_of(todo.code)), braces);
-  const Tokens solution = in_one_style(without_what_does_not_count(tokens_of(todo.code_in_solution)), braces);
-  constexpr std::size_t kMost = 2000;  // the table above has the product of the two sizes
-  if (mine.empty() || solution.empty() || mine.size() > kMost || solution.size() > kMost)
-    return {mine, solution, {{0, mine.size(), 0, solution.size()}}};  // not compared
+Tokens normalized(const std::string& code, Braces braces) {
+  return in_one_style(without_what_does_not_count(tokens_of(code)), braces);
+}
+
+// Local variables have their own names or, if that is more alike, numbers. Braces do not count.
+Difference difference(const Todo& todo) {
+  const Tokens mine = normalized(todo.code, Braces::none), solution = normalized(todo.code_in_solution, Braces::none);
   Difference as_is{mine, solution, hunks(mine, solution)};
-  if (as_is.hunks.empty()) return as_is;
   Difference with_numbers{renamed(mine), renamed(solution), {}};
   with_numbers.hunks = hunks(with_numbers.mine, with_numbers.solution);
   return changed(with_numbers.hunks) < changed(as_is.hunks) ? with_numbers : as_is;
@@ -285,10 +286,9 @@ std::string quoted(const std::string& code, const Tokens& tokens, Range range) {
 // How often these tokens stand in the list.
 std::ptrdiff_t occurrences(const Tokens& tokens, Range range) {
   const auto at = [&](std::size_t i) { return tokens.begin() + static_cast<std::ptrdiff_t>(i); };
-  const auto same = [](const Token& a, const Token& b) { return a.text == b.text; };
   std::ptrdiff_t count = 0;
   for (std::size_t i = 0; i + range.second - range.first <= tokens.size(); ++i)
-    count += std::equal(at(range.first), at(range.second), at(i), same);
+    count += std::equal(at(range.first), at(range.second), at(i), same_text);
   return count;
 }
 
@@ -325,26 +325,24 @@ bool is_moved(const Difference& d, const Hunk& a, const Hunk& b) {
   if (!a.is_added() || !b.is_missing()) return false;
   const auto at = [](const Tokens& tokens, std::size_t i) { return tokens.begin() + static_cast<std::ptrdiff_t>(i); };
   return std::equal(at(d.mine, a.first), at(d.mine, a.last), at(d.solution, b.first_in_solution),
-                    at(d.solution, b.last_in_solution),
-                    [](const Token& x, const Token& y) { return x.text == y.text; });
+                    at(d.solution, b.last_in_solution), same_text);
 }
 
 }  // namespace
 
 bool is_solutions_code(const Todo& todo) {
-  if (todo.first == 0) return false;
-  const Difference d = difference(todo, Braces::all_that_count);
-  return d.hunks.empty() && !d.mine.empty();
+  const Tokens mine = normalized(todo.code, Braces::all_that_count);
+  const Tokens solution = normalized(todo.code_in_solution, Braces::all_that_count);
+  const auto are_alike = [](const Tokens& a, const Tokens& b) { return std::ranges::equal(a, b, same_text); };
+  return todo.first > 0 && !mine.empty() && (are_alike(mine, solution) || are_alike(renamed(mine), renamed(solution)));
 }
 
 std::string where_code_differs(const std::string& id, const Todo& todo) {
-  const Difference d = difference(todo, Braces::none);
-  constexpr std::size_t kMostHunks = 3;
+  constexpr std::size_t kMostCharacters = 20000, kMostHunks = 3;  // comparing takes time and memory
+  if (todo.code.size() > kMostCharacters || is_solutions_code(todo)) return "";
+  const Difference d = difference(todo);
   if (d.mine.empty() || d.hunks.size() > kMostHunks) return "";
-  if (d.hunks.empty()) {
-    return is_solutions_code(todo) ? ""
-                                   : "Look again at the braces: the rest of " + called(id) + " is as in the solution.";
-  }
+  if (d.hunks.empty()) return "Look again at the braces: the rest of " + called(id) + " is as in the solution.";
   // Otherwise the participant goes another way, which may be as good.
   if (5 * changed(d.hunks) > 2 * std::min(d.mine.size(), d.solution.size())) return "";
   if (d.hunks.size() == 2) {

@@ -155,7 +155,9 @@ class Comparison {
   // The probes that this rank has reached; only known from a journal.
   const std::vector<Probe>& passed_by(int rank) const;
 
+  // Prints the verdict alone.
   int verdict();
+
   // Each of these prints the first difference and returns false, or returns true.
   bool probes_agree();
   bool probe_agrees(std::size_t position);
@@ -223,7 +225,7 @@ class Comparison {
   std::string blamed_;
   bool certain_ = false;
   mutable bool explained_ = false;  // a known mistake was named
-  mutable std::string mistaken_;    // whose mistake that is, if of a TODO other than the one in which it shows
+  mutable std::string mistaken_;    // whose mistake was recognized
   std::string traffic_note_;
   double largest_ = 0;                  // largest relative difference so far
   double error_ = 0;                    // relative difference of the last tensor compared
@@ -271,13 +273,13 @@ std::string Comparison::cause_among(const std::vector<std::string>& ids, const s
 }
 
 void Comparison::blame(std::string id, bool certain) {
-  const bool known = todos_.contains(id);
-  if (!known && !blamed_.empty()) return;
+  const bool is_own = todos_.contains(id);
+  if (!is_own && !blamed_.empty()) return;
   const std::vector<std::string> others = with_other_code();
-  if (known ? !others.empty() && is_solutions_code(todos_.all().at(id)) : others.size() == 1) {
+  if (is_own ? !others.empty() && is_solutions_code(todos_.all().at(id)) : others.size() == 1) {
     const std::string shows_in = std::exchange(id, cause_among(others, id));
     std::printf("%s is the one to look at: %s is the solution's.\n%s", todos_.heading(id).c_str(),
-                known ? ("the code of " + called(shows_in) + ", where it shows,").c_str() : "the code of all others",
+                is_own ? ("the code of " + called(shows_in) + ", where it shows,").c_str() : "the code of all others",
                 todos_.place_line(id).c_str());
     certain = others.size() == 1;
   }
@@ -457,20 +459,6 @@ std::string Comparison::diagnosis(const ProbeKey& key) const {
   return diagnose(symptom(key));
 }
 
-// "02.3" of "TODO 02.3: You …" and of "Perhaps: TODO 02.3: You …", which are about a TODO other than the one that is
-// asked about; "" for other sentences.
-std::string todo_at_the_beginning(const std::string& sentence) {
-  std::string_view rest = sentence;
-  constexpr std::string_view kPerhaps = "Perhaps: ";
-  if (rest.starts_with(kPerhaps)) rest.remove_prefix(kPerhaps.size());
-  for (const std::string_view kind : {"TODO ", "WRITE "}) {
-    const std::size_t colon = rest.find(": ");
-    if (rest.starts_with(kind) && colon != std::string_view::npos)
-      return std::string(rest.substr(kind.size(), colon - kind.size()));
-  }
-  return "";
-}
-
 std::string Comparison::known(const ProbeKey& key, const std::string& todo) const {
   const std::string sentence = known(sighting_of(key), todo);
   if (!sentence.empty() || mine_.complete) return sentence;
@@ -478,10 +466,10 @@ std::string Comparison::known(const ProbeKey& key, const std::string& todo) cons
 }
 
 std::string Comparison::known(const Sighting& seen, const std::string& todo) const {
-  const std::string sentence = known_.sentence(expected_, mine_, seen, todo);
-  explained_ |= !sentence.empty();
-  if (const std::string other = todo_at_the_beginning(sentence); !other.empty()) mistaken_ = other;
-  return sentence;
+  const Recognized mistake = known_.recognize(expected_, mine_, seen, todo);
+  if (!mistake.todo.empty()) mistaken_ = mistake.todo;
+  explained_ |= !mistake.sentence.empty();
+  return mistake.sentence;
 }
 
 Sighting Comparison::sighting_of(const ProbeKey& key) const {
@@ -497,7 +485,7 @@ TodoIds Comparison::settled() const {
 }
 
 void Comparison::explain(const Sighting& seen, bool of_others, const TodoIds& settled) const {
-  const std::string sentence = known_.sentence(expected_, mine_, seen, blamed_, of_others, settled);
+  const std::string sentence = known_.recognize(expected_, mine_, seen, blamed_, of_others, settled).sentence;
   if (sentence.empty()) return;
   explained_ = true;
   std::printf("%s\n", sentence.c_str());

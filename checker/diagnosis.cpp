@@ -89,15 +89,13 @@ std::string not_combined(const Symptom& s) {
   for (std::size_t i = 0; i < m.size(); ++i) {
     if (!(relative_error(m[i], e[i], s.expected.rms()) <= kTolerance)) wrong.push_back(i);
   }
-  if (!wrong.empty() && 2 * wrong.size() < m.size()) {
+  const bool at_the_end = !wrong.empty() && wrong.front() > 0 && wrong.size() == m.size() - wrong.front();
+  if (at_the_end || (!wrong.empty() && 2 * wrong.size() < m.size())) {
     const bool one = wrong.size() == 1;
     return (one ? "Element " + std::to_string(wrong[0]) + " still has"
                 : std::to_string(wrong.size()) + " elements, from " + std::to_string(wrong[0]) + " on, still have") +
            " each rank's own value; the others were combined. Is the count or an offset wrong?";
   }
-  if (!wrong.empty() && wrong.front() > 0 && wrong.size() == m.size() - wrong.front())
-    return "The elements from " + std::to_string(wrong.front()) +
-           " on still have each rank's own value; those before were combined. Is the count too small?";
   return std::string("The ") + (mean ? "mean" : "sum") +
          " over your ranks would be right, but each rank still has its own values: they were not combined. Is the "
          "collective missing, on a different tensor, or not finished when the values are used?";

@@ -351,14 +351,14 @@ std::string KnownMistakes::todo_of_time(const RunRecord& expected, const Sightin
   return known_ ? known_->todo(expected, seen) : "";
 }
 
-std::string KnownMistakes::sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen,
+Recognized KnownMistakes::recognize(const RunRecord& expected, const RunRecord& mine, Sighting seen,
                                     const std::string& todo, bool of_others, const TodoIds& settled) const {
   seen = with_traffic(std::move(seen), mine);
   if (shows_) std::printf("sighting: %s\n", text(seen).c_str());
   const auto mistake = find(expected, seen, todo, settled);
-  if (!mistake || (mistake->todo != todo && !of_others)) return "";
-  return (mistake->certain ? "" : "Perhaps: ") + (mistake->todo == todo ? "" : called(mistake->todo) + ": ") +
-         mistake->sentence;
+  if (!mistake || (mistake->todo != todo && !of_others)) return {};
+  const std::string whose = mistake->todo == todo ? "" : called(mistake->todo) + ": ";
+  return {(mistake->certain ? "" : "Perhaps: ") + whose + mistake->sentence, mistake->todo};
 }
 
 }  // namespace workshop::tools

@@ -95,15 +95,20 @@ class Fingerprints {
   std::map<std::string, std::string> sentences_;  // by the mistake's name
 };
 
+// What to say of a mistake, and whose it is; both are empty if none is recognized.
+struct Recognized {
+  std::string sentence, todo;
+};
+
 // Names the known mistake in a run; prints the run's sightings, to collect fingerprints.
 class KnownMistakes {
  public:
   // An empty file name means that no mistake is known. `shows` prints every sighting.
   KnownMistakes(const std::string& fingerprints, bool shows, const Todos& todos);
 
-  // Returns the sentence of the mistake that looks like this, or "". It begins with the mistake's TODO unless that is
-  // `todo`, which the reader already knows. Without `of_others`, only mistakes of `todo` count.
-  std::string sentence(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
+  // Recognizes the mistake that looks like this. Its sentence begins with its TODO unless that is `todo`, which the
+  // reader already knows. Without `of_others`, only mistakes of `todo` count.
+  Recognized recognize(const RunRecord& expected, const RunRecord& mine, Sighting seen, const std::string& todo = "",
                        bool of_others = true, const TodoIds& settled = {}) const;
 
   // The TODO of the mistake that looks like this, `preferred` if one of its mistakes does; empty if no mistake does, or
