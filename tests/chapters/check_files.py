@@ -26,6 +26,10 @@ def read(path: str) -> str:
         return file.read()
 
 
+def has_text(path: str) -> bool:
+    return os.path.exists(path) and os.path.getsize(path) > 0
+
+
 def is_complete(record: str) -> bool:
     return read(record).count('"type":"end"') == 1
 
@@ -89,7 +93,7 @@ def check_two_runs(ddp: list[str]) -> None:
     before = read("old")
     with subprocess.Popen(endless, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
         try:
-            until(lambda: len(hidden()) == 2 and all(map(read, hidden())), 60, "the first run's files")
+            until(lambda: has_text(".old.lock") and has_text(".new.lock"), 60, "the first run's files")
             for ranks in (1, 2):
                 for option, path in (("--record", "link"), ("--timeline", "folder/../new"), ("--record", "./new")):
                     said = (f"error: another run, process {first.pid} on {os.uname().nodename}, is going to write "
