@@ -222,6 +222,14 @@ Tokens normalized(const std::string& code, Braces braces) {
   return in_one_style(without_what_does_not_count(tokens_of(code)), braces);
 }
 
+// Whether there are more differences with the braces than without them.
+bool braces_differ(const Todo& todo) {
+  const auto differences = [&](Braces braces) {
+    return changed(hunks(normalized(todo.code, braces), normalized(todo.code_in_solution, braces)));
+  };
+  return differences(Braces::all_that_count) > differences(Braces::none);
+}
+
 // Local variables have their own names or, if that is more alike, numbers. Braces do not count.
 Difference difference(const Todo& todo) {
   const Tokens mine = normalized(todo.code, Braces::none), solution = normalized(todo.code_in_solution, Braces::none);
@@ -292,6 +300,13 @@ std::ptrdiff_t occurrences(const Tokens& tokens, Range range) {
   return count;
 }
 
+// What contains the parentheses around some tokens: "1 / f(x)" for the x. The same tokens if there are none.
+Range beyond_parentheses(const Tokens& tokens, Range range) {
+  const bool within = range.first > 0 && range.second < tokens.size() && is_one_of(tokens[range.first - 1], "([") &&
+                      is_one_of(tokens[range.second], ")]");
+  return within ? widened(tokens, range.first - 1, range.second + 1) : range;
+}
+
 // The statement around some tokens.
 Range statement_around(const Tokens& tokens, Range range) {
   while (range.first > 0 && !is_one_of(tokens[range.first - 1], ";{}")) --range.first;
@@ -306,8 +321,13 @@ std::string place(const std::string& code, const Difference& d, const Hunk& hunk
   const bool lacks_statement = hunk.is_missing() && (is_one_of(d.solution[hunk.first_in_solution], ";}") ||
                                                      is_one_of(d.solution[hunk.last_in_solution - 1], ";}"));
   if (range.first < range.second && !lacks_statement) {
-    const std::string argument = which_argument(mine, range);
-    if (argument.empty() && occurrences(mine, range) > 1) range = statement_around(mine, range);
+    std::string argument = which_argument(mine, range);
+    while (argument.empty() && occurrences(mine, range) > 1) {
+      const Range wider = beyond_parentheses(mine, range);
+      if (wider == range) return quoted(code, mine, statement_around(mine, range));
+      range = wider;
+      argument = which_argument(mine, range);
+    }
     return quoted(code, mine, range) + argument;
   }
   const bool begins = hunk.first == 0 || is_one_of(mine[hunk.first - 1], "{}");
@@ -353,17 +373,22 @@ std::string where_code_differs(const std::string& id, const Todo& todo) {
       }
     }
   }
+  // What is missing in one place is often what stands in another: a variable that is not declared but written out.
+  const bool only_missing = std::ranges::all_of(d.hunks, &Hunk::is_missing);
+  const bool none_missing = std::ranges::none_of(d.hunks, &Hunk::is_missing);
+  const bool same_statements = none_missing && std::ranges::none_of(d.hunks, &Hunk::is_added);
   std::vector<std::string> places;
-  for (const bool missing : {false, true}) {
-    for (const Hunk& h : d.hunks) {
-      const std::string next = place(todo.code, d, h);
-      if (h.is_missing() == missing && std::ranges::find(places, next) == places.end()) places.push_back(next);
-    }
+  for (const Hunk& h : d.hunks) {
+    if (h.is_missing() && !only_missing) continue;
+    const std::string next = place(todo.code, d, h);
+    if (std::ranges::find(places, next) == places.end()) places.push_back(next);
   }
   std::string all;
   for (std::size_t i = 0; i < places.size(); ++i)
     all += (i == 0 ? "" : i + 1 < places.size() ? ", " : " and ") + places[i];
-  return "Look again at " + all + ": the rest of " + called(id) + " is as in the solution.";
+  if (!only_missing && !none_missing) return "Look again at " + all + ".";
+  return "Look again at " + all + ": the rest of " + called(id) + " is as in the solution" +
+         (same_statements && braces_differ(todo) ? ", but for the braces." : ".");
 }
 
 }  // namespace workshop::tools

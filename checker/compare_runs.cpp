@@ -98,6 +98,8 @@ class Comparison {
   // Makes this TODO the one to look at. If its code is the solution's, prints that another one is. Call it before the
   // verdict is printed.
   void blame(std::string id, bool certain);
+  // Prints that this TODO is the one to look at, unless blame() has named another one.
+  void say_where_to_look(const std::string& id, const char* why = "") const;
   // The TODOs whose code is not the solution's: one of them must be to blame.
   std::vector<std::string> with_other_code() const;
   // The one of these that is most likely to blame for what shows in a TODO whose code is the solution's.
@@ -270,6 +272,11 @@ std::string Comparison::cause_among(const std::vector<std::string>& ids, const s
     return std::tuple(surely_right.contains(id), !todos_.calls(id, shows_in),
                       ending_ != nullptr ? there > here : right_.contains(id), std::abs(there - here));
   });
+}
+
+void Comparison::say_where_to_look(const std::string& id, const char* why) const {
+  if (id != blamed_ || !todos_.contains(id)) return;
+  std::printf("%s is the one to look at%s.\n%s", todos_.heading(id).c_str(), why, todos_.place_line(id).c_str());
 }
 
 void Comparison::blame(std::string id, bool certain) {
@@ -774,8 +781,7 @@ bool Comparison::probe_agrees(std::size_t position) {
     if (const std::string of_known = known_.todo(expected_, mine_, sighting_of(key), own); todos_.contains(of_known))
       own = of_known;
     blame(own, false);
-    std::printf("%s is the one to look at: it passes on wrong values, or overwrites right ones.\n%s",
-                todos_.heading(own).c_str(), todos_.place_line(own).c_str());
+    say_where_to_look(own, ": it passes on wrong values, or overwrites right ones");
     std::printf("%s  This is the result of %s, here the solution's code with input from your code.\n", details.c_str(),
                 called(key.id).c_str());
   }
@@ -844,7 +850,7 @@ bool Comparison::losses_agree() {
         id = of_known;
       if (!id.empty()) {
         blame(id, false);
-        std::printf("%s is the one to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+        say_where_to_look(id);
       }
       std::printf("The %s of step %d on replica %d differs: yours %s, expected %s.\n", name, expected.step,
                   expected.replica, text(mine.*loss).c_str(), text(expected.*loss).c_str());
@@ -862,8 +868,7 @@ bool Comparison::losses_agree() {
   const std::string of_known = known_.todo(expected_, mine_, seen);
   const std::string id = todos_.contains(of_known) ? of_known : loop_of_program();
   blame(id, false);
-  if (!id.empty())
-    std::printf("%s is the one to look at.\n%s", todos_.heading(id).c_str(), todos_.place_line(id).c_str());
+  say_where_to_look(id);
   std::printf("Your run recorded %zu losses, expected %zu: is the number of steps or replicas wrong?\n",
               mine_.losses.size(), theirs.size());
   explain(seen);

@@ -136,12 +136,29 @@ std::string quantities(const Symptom& s, double factor) {
   return found.empty() ? "" : found + " here.";
 }
 
+// A few equal values may match an unrelated tensor by chance.
+bool telling(const Values& values) {
+  return values.size() > 2 && std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end();
+}
+
+// Numbers that lie close together also have nearly one quotient.
+std::string constant_difference(const Symptom& s) {
+  const Values &m = s.mine.values, &e = s.expected.values;
+  if (m.size() != e.size() || !telling(e) || same(m, e)) return "";
+  const double off = m[0] - e[0];
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    if (!(std::abs(m[i] - e[i] - off) <= kTolerance * std::abs(off))) return "";
+  }
+  return "Every value is " + rounded(std::abs(off)) + (off < 0 ? " smaller" : " larger") +
+         " than what is expected: is something added, or left out? Or are these other values?";
+}
+
 std::string constant_factor(const Symptom& s) {
   const Values &m = s.mine.values, &e = s.expected.values;
   const double squares = std::inner_product(e.begin(), e.end(), e.begin(), 0.0);
   if (m.size() != e.size() || !(squares > 0)) return "";
   const double factor = std::inner_product(m.begin(), m.end(), e.begin(), 0.0) / squares;
-  if (!same(m, scaled(e, factor))) return "";
+  if (!same(m, scaled(e, factor)) || !constant_difference(s).empty()) return "";
   const double tolerance = m.size() < 3 ? 1e-6 : kTolerance;  // any two numbers have some quotient
   const auto is = [&](double value) { return std::abs(factor - value) <= tolerance * std::abs(value); };
   const std::string ranks = std::to_string(s.world), known = quantities(s, factor);
@@ -186,11 +203,6 @@ std::string another_rank(const Symptom& s) {
 std::string stale(const Symptom& s) {
   if (s.expected_before == nullptr || !same(s.mine.values, s.expected_before->values)) return "";
   return "These are the right values of the step before: not updated, or read before the update finished.";
-}
-
-// A few equal values may match an unrelated tensor by chance.
-bool telling(const Values& values) {
-  return values.size() > 2 && std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end();
 }
 
 // The right values of something else: a different ring step, micro-batch or unit, or the input of the operation.
@@ -392,7 +404,8 @@ std::string only_a_part(const Symptom& s) {
   if (count < 1 || m.size() < 4 || wrong == right.end() || std::find(wrong, right.end(), true) != right.end())
     return "";
   // As many as a number of elements would give that is taken for one of bytes.
-  const bool bytes = std::abs(static_cast<double>(count) * sizeof(float) - s.expected.size()) < sizeof(float);
+  const bool bytes =
+      count > 1 && std::abs(static_cast<double>(count) * sizeof(float) - s.expected.size()) < sizeof(float);
   return "The first " + std::to_string(count) + " of " + std::to_string(m.size()) +
          " values are right and all others wrong: is a count or an offset wrong?" +
          (bytes ? " NCCL counts elements; cudaMemcpy and cudaMemset count bytes." : "");
@@ -404,8 +417,9 @@ std::string reordered(const Symptom& s) {
   std::ranges::sort(m);
   std::ranges::sort(e);
   if (m.size() < 2 || !same(m, e)) return "";
-  return std::string("These are the right values in a different order: an offset, ") +
-         (s.world > 1 ? "a chunk or the order of the ranks" : "a stride or an index") + " is wrong.";
+  return std::string("These are the right values in a different order: is an offset, ") +
+         (s.world > 1 ? "a chunk or the order of the ranks" : "a stride or an index") +
+         " wrong, or were two exchanged?";
 }
 
 }  // namespace
@@ -427,8 +441,9 @@ std::string bracketed(const std::vector<long>& list) {
 
 std::string diagnose(const Symptom& symptom) {
   if (symptom.expected.integers) return diagnose_integers(symptom);
-  for (const auto check : {not_a_number, zeros, nearly, not_combined, constant_factor, another_rank, stale, elsewhere,
-                           transposed, only_a_part, reordered, shifted, kept_or_lost, same_in_every_row, wrong_part}) {
+  for (const auto check :
+       {not_a_number, zeros, nearly, not_combined, constant_factor, another_rank, stale, elsewhere, transposed,
+        only_a_part, reordered, shifted, kept_or_lost, same_in_every_row, constant_difference, wrong_part}) {
     const std::string sentence = check(symptom);
     if (!sentence.empty()) return sentence;
   }

@@ -85,6 +85,12 @@ TEST(CodeDifference, WhatStandsInSeveralPlacesIsQuotedWithItsStatement) {
             "Look again at 'from = (rank + 1) % world': the rest of TODO 02.1 is as in the solution.");
 }
 
+TEST(CodeDifference, WhatStandsInSeveralPlacesIsQuotedWithWhatContainsItsParentheses) {
+  EXPECT_EQ(where("launch(add, k, values, picked + r * k, 1.0f / static_cast<float>(ranks), k);\n", "(ranks)", "(k)"),
+            "Look again at '1.0f / static_cast<float>(k)', argument 5 of launch(): the rest of TODO 02.1 is as in the "
+            "solution.");
+}
+
 TEST(CodeDifference, AStatementIsQuotedWhole) {
   EXPECT_EQ(where(kLoop, "  add(", "  wait(x);\n  add("),
             "Look again at 'wait(x);': the rest of TODO 02.1 is as in the solution.");
@@ -94,6 +100,18 @@ TEST(CodeDifference, AStatementIsQuotedWhole) {
   EXPECT_EQ(where(kLoop + kCall + "CHECK(f(a));\n" + kCall, "CHECK(f(a));\n", ""),
             "Look again at what comes after 'NCCL_CHECK(ncclBroadcast(p.value, p.value, p.count(), kReal, 0, comm, "
             "stream))', where something is missing: the rest of TODO 02.1 is as in the solution.");
+}
+
+// What is missing is often only written in a different way.
+TEST(CodeDifference, WhatIsMissingBesidesIsNotQuoted) {
+  EXPECT_EQ(where_code_differs("02.1", todo("send(in + rank * n); receive(out + rank * n); " + kCall,
+                                            "const int at = to * n; send(in + at); receive(out + at); " + kCall)),
+            "Look again at 'in + rank * n' and 'out + rank * n'.");
+}
+
+TEST(CodeDifference, BracesThatDiffer) {
+  EXPECT_EQ(where_code_differs("02.1", todo("for (;;) { a(); b(1); }" + kCall, "for (;;) { a(); } b(2); " + kCall)),
+            "Look again at '1': the rest of TODO 02.1 is as in the solution, but for the braces.");
 }
 
 TEST(CodeDifference, SaysWhatStandsElsewhere) {

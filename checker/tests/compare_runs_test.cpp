@@ -411,6 +411,13 @@ TEST_F(CompareRuns, OnlyThePartThatTheCountCovers) {
   verdict(1, {"The first 2 of 6 values are right"});
 }
 
+// 200/203, 201/204 and 202/205 are nearly equal.
+TEST_F(CompareRuns, TheSameDifferenceEverywhere) {
+  for (Record* run : {&expected, &mine}) run->set_values("probe", 2, {203, 204, 205});
+  mine.set_values("probe", 2, {200, 201, 202});
+  verdict(1, {"Every value is 3 smaller than what is expected"});
+}
+
 TEST_F(CompareRuns, AnotherOrder) {
   mine.set_values("probe", 2, {4, 5, 6, 1, -2, 3});
   verdict(1, {"right values in a different order"});
@@ -861,7 +868,7 @@ TEST_F(StepTime, TheWaitIsNamed) {
       {"TODO 02.2 (Wait.): the right numbers, but a step takes longer than it needs to.\n  at 02_ddp/ddp.cu:5\n"
        "  On the simulated machine compute=2M: yours 0.02 ms, the solution's 0.01 ms\n"
        "  Stream 'compute' waits for stream 'communication' in cudaStreamWaitEvent(compute, done) at 02_ddp/ddp.cu:6: "
-       "3 ms per step, expected 1 ms\n"},
+       "3 ms per step, with evaluations, expected 1 ms\n"},
       sources());
 }
 
@@ -882,7 +889,8 @@ TEST_F(StepTime, ALateHostIsToBlameWhereItWaits) {
   stall(mine, "host", "cudaStreamSynchronize(communication)", "02_ddp/ddp.cu:3", "communication", 0.006);
   verdict(1,
           {"TODO 02.1 (Send.)", "  The host waits for stream 'communication' in cudaStreamSynchronize(communication)",
-           "  Stream 'compute' is idle because the host enqueues its work late: 2 ms per step, expected 0 ms"},
+           "  Stream 'compute' is idle because the host enqueues its work late: 2 ms per step, with evaluations, "
+           "expected 0 ms"},
           sources());
 }
 
@@ -912,7 +920,8 @@ TEST_F(StepTime, AHostThatWaitsInSynchronizeIsWrongWhoeverCallsIt) {
   stall(mine, "host", "cudaStreamSynchronize(stream_)", "device/device.h:137", "communication", 0.006);
   verdict(1,
           {"Your program: the right numbers, but the host waits where it should run ahead.\n"
-           "  The host waits for stream 'communication' in Stream::synchronize(): 3 ms per step, expected 0 ms\n"},
+           "  The host waits for stream 'communication' in Stream::synchronize(): 3 ms per step, with evaluations, "
+           "expected 0 ms\n"},
           sources());
 }
 
