@@ -120,9 +120,12 @@ const SelfTest keys_ahead([](const Options& options, cudaStream_t stream) {
   sum_over_blocks(blas, kHeads, in, head, 1, 2, kHeads.positions, BlockDropout{});
 });
 
-// Due to rounding, the sum of all probabilities may be at or below the number that is drawn.
-const SelfTest draw_beyond_the_sum([](const Options& options, cudaStream_t) {
-  if (!options.gpt.generate.empty()) next_token({0, 0, 0}, 1, 1);
+// Due to rounding, the sum of all probabilities may be at or below the number that is drawn. In the second call, the
+// probability of the first token is that number, and no more.
+const SelfTest rare_draws([](const Options& options, cudaStream_t) {
+  if (options.gpt.generate.empty()) return;
+  next_token({0, 0, 0}, 1, 1);
+  next_token({0, 0}, 1, 0.5);
 });
 
 }  // namespace
