@@ -42,7 +42,8 @@ void check_bounds(const char* call, const ByteRange& range, int device) {
   if (range.begin == nullptr) out_of_bounds(call, range, "is NULL");
   const std::uint64_t releases = released_blocks.load(std::memory_order_acquire);
   const std::optional<MemoryBlock> block = find_block(range.begin);
-  if (!block && range.on_device) out_of_bounds(call, range, "is memory of the host or of no allocation: no device can reach it");
+  if (!block && range.on_device)
+    out_of_bounds(call, range, "is memory of the host or of no allocation: no device can reach it");
   if (!block) return;
   if (device != kAnyDevice && !block->is_on(device)) {
     out_of_bounds(call, range,
