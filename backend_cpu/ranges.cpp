@@ -43,7 +43,7 @@ void check_bounds(const char* call, const ByteRange& range, int device) {
   const std::uint64_t releases = released_blocks.load(std::memory_order_acquire);
   const std::optional<MemoryBlock> block = find_block(range.begin);
   if (!block && range.on_device)
-    out_of_bounds(call, range, "is memory of the host or of no allocation: no device can reach it");
+    out_of_bounds(call, range, "is memory of the host, or outside of every allocation: no device can reach it");
   if (!block) return;
   if (device != kAnyDevice && !block->is_on(device)) {
     out_of_bounds(call, range,

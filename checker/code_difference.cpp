@@ -388,7 +388,7 @@ std::string where_code_differs(const std::string& id, const Todo& todo) {
     all += (i == 0 ? "" : i + 1 < places.size() ? ", " : " and ") + places[i];
   if (!only_missing && !none_missing) return "Look again at " + all + ".";
   return "Look again at " + all + ": the rest of " + called(id) + " is as in the solution" +
-         (same_statements && braces_differ(todo) ? ", but for the braces." : ".");
+         (same_statements && braces_differ(todo) ? ", except for the braces." : ".");
 }
 
 }  // namespace workshop::tools

@@ -149,8 +149,8 @@ std::string constant_difference(const Symptom& s) {
   for (std::size_t i = 0; i < m.size(); ++i) {
     if (!(std::abs(m[i] - e[i] - off) <= kTolerance * std::abs(off))) return "";
   }
-  return "Every value is " + rounded(std::abs(off)) + (off < 0 ? " smaller" : " larger") +
-         " than what is expected: is something added, or left out? Or are these other values?";
+  return std::string("Every value is too ") + (off < 0 ? "small" : "large") + " by " + rounded(std::abs(off)) +
+         ": was something added or left out, or are these different values altogether?";
 }
 
 std::string constant_factor(const Symptom& s) {

@@ -89,7 +89,7 @@ std::string described(const Excess& excess, bool has_steps) {
   const Stall& stall = *excess.stall;
   const std::string who = excess.on == "host" ? "The host" : "Stream '" + excess.on + "'";
   const int digits = milliseconds(excess.mine) == milliseconds(excess.expected) ? 8 : 4;
-  const std::string times = milliseconds(excess.mine, digits) + (has_steps ? " per step, with evaluations" : "") +
+  const std::string times = milliseconds(excess.mine, digits) + (has_steps ? " per step, including evaluations" : "") +
                             ", expected " + milliseconds(excess.expected, digits) + "\n";
   if (stall.call.empty()) return "  " + who + " is idle because the host enqueues its work late: " + times;
   const std::string call = is_in_synchronize(stall) ? "Stream::synchronize()"

@@ -111,7 +111,7 @@ TEST(CodeDifference, WhatIsMissingBesidesIsNotQuoted) {
 
 TEST(CodeDifference, BracesThatDiffer) {
   EXPECT_EQ(where_code_differs("02.1", todo("for (;;) { a(); b(1); }" + kCall, "for (;;) { a(); } b(2); " + kCall)),
-            "Look again at '1': the rest of TODO 02.1 is as in the solution, but for the braces.");
+            "Look again at '1': the rest of TODO 02.1 is as in the solution, except for the braces.");
 }
 
 TEST(CodeDifference, SaysWhatStandsElsewhere) {

@@ -415,7 +415,7 @@ TEST_F(CompareRuns, OnlyThePartThatTheCountCovers) {
 TEST_F(CompareRuns, TheSameDifferenceEverywhere) {
   for (Record* run : {&expected, &mine}) run->set_values("probe", 2, {203, 204, 205});
   mine.set_values("probe", 2, {200, 201, 202});
-  verdict(1, {"Every value is 3 smaller than what is expected"});
+  verdict(1, {"Every value is too small by 3:"});
 }
 
 TEST_F(CompareRuns, AnotherOrder) {
@@ -868,7 +868,7 @@ TEST_F(StepTime, TheWaitIsNamed) {
       {"TODO 02.2 (Wait.): the right numbers, but a step takes longer than it needs to.\n  at 02_ddp/ddp.cu:5\n"
        "  On the simulated machine compute=2M: yours 0.02 ms, the solution's 0.01 ms\n"
        "  Stream 'compute' waits for stream 'communication' in cudaStreamWaitEvent(compute, done) at 02_ddp/ddp.cu:6: "
-       "3 ms per step, with evaluations, expected 1 ms\n"},
+       "3 ms per step, including evaluations, expected 1 ms\n"},
       sources());
 }
 
@@ -889,7 +889,7 @@ TEST_F(StepTime, ALateHostIsToBlameWhereItWaits) {
   stall(mine, "host", "cudaStreamSynchronize(communication)", "02_ddp/ddp.cu:3", "communication", 0.006);
   verdict(1,
           {"TODO 02.1 (Send.)", "  The host waits for stream 'communication' in cudaStreamSynchronize(communication)",
-           "  Stream 'compute' is idle because the host enqueues its work late: 2 ms per step, with evaluations, "
+           "  Stream 'compute' is idle because the host enqueues its work late: 2 ms per step, including evaluations, "
            "expected 0 ms"},
           sources());
 }
@@ -918,11 +918,12 @@ TEST_F(StepTime, AHostThatWaitsForEachCallMayWaitNoLonger) {
 TEST_F(StepTime, AHostThatWaitsInSynchronizeIsWrongWhoeverCallsIt) {
   mine.line("host", 0)["synchronizations"] = 4;
   stall(mine, "host", "cudaStreamSynchronize(stream_)", "device/device.h:137", "communication", 0.006);
-  verdict(1,
-          {"Your program: the right numbers, but the host waits where it should run ahead.\n"
-           "  The host waits for stream 'communication' in Stream::synchronize(): 3 ms per step, with evaluations, "
-           "expected 0 ms\n"},
-          sources());
+  verdict(
+      1,
+      {"Your program: the right numbers, but the host waits where it should run ahead.\n"
+       "  The host waits for stream 'communication' in Stream::synchronize(): 3 ms per step, including evaluations, "
+       "expected 0 ms\n"},
+      sources());
 }
 
 TEST_F(StepTime, OfAnotherMachineIsNotCompared) {
